@@ -18,8 +18,8 @@ class CacheOptions:
             "Memory for the KV cache, for example 512MiB.",
             absent="fitted to the model",
             details=(
-                "In bytes, or as text. By default ``max_batch`` full contexts fit, in at most a quarter of the "
-                "machine's memory."
+                "In bytes, or as text. By default ``max_batch`` full contexts fit, in at most a "
+                "quarter of the machine's memory."
             ),
         ),
     ] = None
@@ -37,7 +37,7 @@ class CacheOptions:
         bool,
         Option(
             "Reuse the KV cache of earlier requests for prompts with the same prefix.",
-            details=("The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's length."),
+            details="The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's length.",
         ),
     ] = False
     prompt_cache: Annotated[

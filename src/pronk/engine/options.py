@@ -54,8 +54,8 @@ class DraftingOptions:
     calibration: Annotated[
         bool | str | Path,
         Option(
-            "Start from the acceptance statistics of earlier requests of this process, and from those of this file, "
-            "if it exists.",
+            "Start from the acceptance statistics of earlier requests of this process, and from "
+            "those of this file, if it exists.",
             details="No text is kept. ``llm.calibration.save()`` writes the file.",
         ),
     ] = True

@@ -62,16 +62,16 @@ class ModelOptions:
     weight_cache: Annotated[
         bool | str | Path,
         Option(
-            "Keep the packed weights of a GGUF file, for faster starts, in ~/.cache/pronk/weights or in this folder. "
-            "Their file is as large as the model's.",
+            "Keep the packed weights of a GGUF file, for faster starts, in ~/.cache/pronk/weights "
+            "or in this folder. Their file is as large as the model's.",
             details="Later loads map it, without packing, and share the memory.",
         ),
     ] = False
     context: Annotated[
         int | None,
         Option(
-            "Maximum number of tokens of a text, prompt and output. It selects the rotations of models with longrope, "
-            "such as Phi-4-mini.",
+            "Maximum number of tokens of a text, prompt and output. It selects the rotations of "
+            "models with longrope, such as Phi-4-mini.",
             low=1,
             absent="that of the model",
         ),
@@ -93,28 +93,30 @@ class ModelOptions:
             low=1,
             high=64,
             details=(
-                "They share this machine's cores, and end with :meth:`close` or the deletion of the object. Under "
-                "``torchrun``, in all processes but the first, the constructor serves the first one and then exits."
+                "They share this machine's cores, and end with :meth:`close` or the deletion of "
+                "the object. Under ``torchrun``, in all processes but the first, the constructor "
+                "serves the first one and then exits."
             ),
         ),
     ] = 1
     parallel: Annotated[
         str,
         Option(
-            "Split of the work among workers. tree: branches of the draft tree. tensor: heads and columns of the "
-            "model.",
+            "Split of the work among workers. tree: branches of the draft tree. tensor: heads and "
+            "columns of the model.",
             choices=PARALLEL,
             details=(
-                '``"tree"`` gives each worker a copy of the model and is used when it is faster; the text is the '
-                'same. With ``"tensor"``, the text depends on the number of workers, but not on the drafter.'
+                '``"tree"`` gives each worker a copy of the model and is used when it is faster; '
+                'the text is the same. With ``"tensor"``, the text depends on the number of '
+                "workers, but not on the drafter."
             ),
         ),
     ] = "tree"
     kernels: Annotated[
         str,
         Option(
-            "CPU kernels. auto: the fastest that this processor supports; or amx, avx512_bf16, avx512, avx2 or "
-            "portable. torch: torch's operators, with the extra torch.",
+            "CPU kernels. auto: the fastest that this processor supports; or amx, avx512_bf16, "
+            "avx512, avx2 or portable. torch: torch's operators, with the extra torch.",
             details='With ``"torch"``, the text may depend on the batch and the drafter.',
         ),
     ] = "auto"

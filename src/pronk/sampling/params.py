@@ -79,8 +79,8 @@ class SamplingParams:
         Option(
             "Texts that are never generated.",
             details=(
-                "They are banned as the tokenizer writes them with and without a leading space; other token "
-                "sequences with the same text are not caught."
+                "They are banned as the tokenizer writes them with and without a leading space; "
+                "other token sequences with the same text are not caught."
             ),
         ),
     ] = ()
@@ -89,8 +89,9 @@ class SamplingParams:
         Option(
             "Stop before these texts.",
             details=(
-                "They are not part of the output, and ignored before ``min_tokens`` tokens. They may contain names "
-                "of special tokens, such as ``<|im_end|>``, which have no text in the output."
+                "They are not part of the output, and ignored before ``min_tokens`` tokens. They "
+                "may contain names of special tokens, such as ``<|im_end|>``, which have no text "
+                "in the output."
             ),
         ),
     ] = ()
@@ -121,13 +122,15 @@ class SamplingParams:
     rule: Annotated[
         Rule,
         Option(
-            "Acceptance of draft tokens when sampling. coupled: same seed, same text, whatever the drafter. "
-            "rejection, block: only the distribution is the same; see docs/concepts.md.",
+            "Acceptance of draft tokens when sampling. coupled: same seed, same text, whatever "
+            "the drafter. rejection, block: only the distribution is the same; see "
+            "docs/concepts.md.",
             details=(
-                'Greedy decoding is the same under all rules. Under ``"coupled"``, the target samples without '
-                'looking at the draft tokens. ``"rejection"`` accepts draft tokens one by one with the probability '
-                "that preserves the target's distribution; the tokens depend on the seed and on the draft tokens. "
-                '``"block"`` tries the draft tokens of a chain together, and accepts at least as many on average.'
+                'Greedy decoding is the same under all rules. Under ``"coupled"``, the target '
+                'samples without looking at the draft tokens. ``"rejection"`` accepts draft '
+                "tokens one by one with the probability that preserves the target's distribution; "
+                'the tokens depend on the seed and on the draft tokens. ``"block"`` tries the '
+                "draft tokens of a chain together, and accepts at least as many on average."
             ),
         ),
     ] = "coupled"
@@ -165,11 +168,13 @@ class SamplingParams:
     guide_mode: Annotated[
         GuideMode,
         Option(
-            "Tokens that the guide allows no alternative to. forced: proposed as draft tokens, at no cost. plain: "
-            "not proposed; the text is the same. jump: appended without a forward pass.",
+            "Tokens that the guide allows no alternative to. forced: proposed as draft tokens, at "
+            "no cost. plain: not proposed; the text is the same. jump: appended without a forward "
+            "pass.",
             details=(
-                'With ``"jump"``, these tokens are as the tokenizer writes the text, have no log-probabilities, and '
-                "the model does not choose among several end-of-text tokens."
+                'With ``"jump"``, these tokens are as the tokenizer writes the text, have no '
+                "log-probabilities, and the model does not choose among several end-of-text "
+                "tokens."
             ),
         ),
     ] = "forced"
