@@ -223,9 +223,10 @@ def expansion(llm: LLM, seconds: float) -> float:
     params = SamplingParams(max_tokens=64)
     from pronk.cache.blocks import BlockTable  # noqa: PLC0415 - used by this measurement only
     from pronk.drafting import DraftContext  # noqa: PLC0415
+    from pronk.sampling.logits_processors import TokenContext  # noqa: PLC0415
     from pronk.sampling.sampler import Sampler  # noqa: PLC0415
 
-    context = DraftContext(None, [1], 60, 120, params, Sampler(params, 0, [1], size), BlockTable())
+    context = DraftContext(None, [1], 60, 120, params, Sampler(params, 0, TokenContext([1]), size), BlockTable())
     cape, spent = llm.get_proposer("cape"), []
     assert isinstance(cape, CapeProposer)
     for _ in range(200):

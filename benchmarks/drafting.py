@@ -26,6 +26,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
 from pronk.drafting.policy import RequestPolicy
 from pronk.models.cost_model import CostCurve
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
 
@@ -83,7 +84,7 @@ def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) 
     state = drafter.start(text[:prompt])
     start, seconds, drafted, right, length = perf_counter() - began, [], 0, 0, prompt
     for _ in range(STEPS):
-        sampler, block_table = Sampler(params, 0, (), vocab), BlockTable(length=length - 1)
+        sampler, block_table = Sampler(params, 0, TokenContext(()), vocab), BlockTable(length=length - 1)
         policy.set_prices(COSTS, 1, math.inf)
         context = DraftContext(state, text[:length], 60, 127, params, sampler, block_table, policy)
         began = perf_counter()

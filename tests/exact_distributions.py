@@ -18,6 +18,7 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.sampling import verify
 from pronk.sampling.acceptance import acceptance_rule
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler as PronkSampler
 from pronk.sampling.tree import TokenTree
@@ -159,7 +160,7 @@ class OracleSampler(PronkSampler):
     """A sampler with a :class:`Source` and a table of distributions; a row of logits names its node."""
 
     def __init__(self, rule: Any, source: Source, p: Table, text: String, paths: Sequence[String]) -> None:
-        super().__init__(SamplingParams(temperature=1.0, rule=rule), 0, [0, *text], p.vocab)
+        super().__init__(SamplingParams(temperature=1.0, rule=rule), 0, TokenContext([0, *text]), p.vocab)
         self.source, self.p, self.paths, self.ordered = source, p, paths, True
 
     def distribution(self, logits: Array) -> Array:

@@ -609,6 +609,42 @@ def test_prose() -> None:
     assert {module: faults for module, faults in found.items() if faults} == {}
 
 
+MAX_PARAMETERS = 8  # of a function, without self: values that belong together are one parameter
+
+
+def long_signatures(path: Path) -> Iterator[str]:
+    """Yield the names of functions with more than ``MAX_PARAMETERS`` parameters."""
+    for node in nodes(path):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        given = node.args
+        names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        rest = [each for each in (given.vararg, given.kwarg) if each is not None]
+        if len(names) + len(rest) - (names[:1] in (["self"], ["cls"])) > MAX_PARAMETERS:
+            yield node.name
+
+
+def test_functions_have_few_parameters() -> None:
+    """A function of the engine takes options as one value; on the command line, each is a parameter."""
+    engine = [path for path in MODULES if relative(path).split("/")[0] not in {*GUESTS, "cli"}]
+    found = {relative(path): [*long_signatures(path)] for path in engine}
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("def f(a, b, c, d, /, e, *, g, h, i): ...", []),
+        ("def f(a, b, c, d, /, e, *, g, h, i, j): ...", ["f"]),
+        ("async def f(self, a, b, c, d, e, g, h, **options): ...", []),
+        ("async def f(self, a, b, c, d, e, g, h, *given, **options): ...", ["f"]),
+    ],
+)
+def test_long_signatures_are_found(line: str, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text(line, encoding="utf-8")
+    assert [*long_signatures(tmp_path / "new.py")] == found
+
+
 def test_class_names_are_unique() -> None:
     """No public class name is defined in two modules."""
     homes: dict[str, list[str]] = {}

@@ -25,7 +25,9 @@ from pronk.checkpoint.config import ConvolutionConfig, MixtureConfig, ModelConfi
 from pronk.checkpoint.rope import RopeConfig
 from pronk.drafting import Proposer
 from pronk.drafting.autoregressive import Autoregressive
+from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
+from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request, RequestResult, Speculation
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
@@ -39,6 +41,7 @@ from pronk.models.kernels import load_kernels
 from pronk.models.linear import AnyWeight, Linear, LinearFactory, Norm, StackedLinear, WeightLayout, choose_linear
 from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.models.program import KVSource
+from pronk.sampling.logits_processors import BannedTokens, TokenContext
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -361,7 +364,7 @@ def make_engine(
         costs: fixed costs of forward passes, by which the engine drops draft tokens; ``None``: keep all draft tokens.
         kind: class of the KV cache.
         runner: makes the model runner; ``None``: a runner in this process.
-        options: options of the engine.
+        options: options of the engine, of :class:`BatchOptions` and of :class:`Target`.
     """
     dtype = decoder.embedding.dtype
     packed = decoder.backend.exact
@@ -371,7 +374,10 @@ def make_engine(
     if pool.prefix_cache is not None:
         pool.prefix_cache.attach(pool.allocator)
     made = None if runner is None else runner(decoder, pool)
-    engine = Engine(decoder, pool, runner=made, **({} if costs is None else {"budget": True}), **options)
+    of_batch = {name: options.pop(name) for name in ("max_batch", "max_wait", "prefill_chunk") if name in options}
+    of_target = {name: options.pop(name) for name in ("tokenizer", "folder", "clock") if name in options}
+    target = Target(decoder, pool, runner=made, **of_target)
+    engine = Engine(target, BatchOptions(**of_batch), **({} if costs is None else {"budget": True}), **options)
     if costs is not None:
         set_costs(engine, costs)
     return engine
@@ -451,9 +457,11 @@ def make_request(
     guide = None if params.guide is None else ToyFollower(vocab, stop_token_ids)
     if guide is not None and drafter is not None and params.guide_mode == "forced":
         drafter = with_forced(drafter)
-    banned: dict[str, Any] = {"stop_token_ids": sorted(stop_token_ids), "bad_words": bad_words}
+    banned = BannedTokens(sorted(stop_token_ids), bad_words)
     budget = [] if params.thinking_budget is None else [ThinkingBudget(params.thinking_budget, THOUGHTS, prompt)]
-    sampler = Sampler(params, seed, tokens, vocab, **banned, kernels=kernels(), processors=budget, guide=guide)
+    sampler = Sampler(
+        params, seed, TokenContext(tokens), vocab, banned=banned, kernels=kernels(), processors=budget, guide=guide
+    )
     stops = params.stops
     text = TextStream(toy_tokenizer(vocab), prompt, stops, params.min_tokens) if stops else NullText()
     speculation = Speculation(drafter or Autoregressive())

@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, Unpack
 
 from pronk.base.arrays import Array
 from pronk.base.checks import check_integer, check_number
@@ -34,6 +34,7 @@ from pronk.base.keywords import check_keywords, known_keywords
 from pronk.base.quantities import count_text
 from pronk.drafting import Drafter
 from pronk.engine.engine_thread import EngineThread, PendingRequests
+from pronk.engine.options import ScheduleOptions
 from pronk.engine.outputs import Choice, Completion, Piece
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request import Request
@@ -45,6 +46,7 @@ from pronk.text.chat.answers import AnswerCalls
 from pronk.text.chat.messages import Messages, TemplateOptions
 
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 # Threads for what depends on the size of a request: reading its body and prompts, and writing its reply. Their Python
 # code runs while no other code does, the event loop's included, so that the loop waits for each busy thread in turn.
@@ -199,7 +201,7 @@ _LLM_OPTIONS = tuple(inspect.signature(LLM).parameters)
 _Schedule = tuple[int, float | None, bytes, str]
 
 
-def _schedule(priority: int, deadline: float | None, salt: bytes, tenant: str) -> _Schedule:
+def _schedule(*, priority: int = 0, deadline: float | None = None, salt: bytes = b"", tenant: str = "") -> _Schedule:
     """Check the options of a call that begins now; ``deadline`` is in seconds from now."""
     check_integer("priority", priority, -(2**31), 2**31)
     if deadline is not None:
@@ -208,6 +210,14 @@ def _schedule(priority: int, deadline: float | None, salt: bytes, tenant: str) -
         msg = f"salt: expected bytes, found {salt!r}; encode the text"
         raise OptionError(msg)
     return priority, None if deadline is None else perf_counter() + deadline, salt, tenant
+
+
+def _scheduled(method: Method) -> Method:
+    """Show the keywords of :func:`_schedule`, which a method takes as ``**schedule``, in its signature."""
+    *parameters, _ = inspect.signature(method).parameters.values()
+    keywords = inspect.signature(_schedule).parameters.values()
+    method.__signature__ = inspect.Signature([*parameters, *keywords])  # type: ignore[attr-defined]
+    return method
 
 
 @asynccontextmanager
@@ -302,6 +312,7 @@ class AsyncLLM:
         counts = {f"disk_{name}": count for name, count in asdict(prompts.store.counts).items()}
         return load._replace(disk_hits=prompts.num_hits, **counts)
 
+    @_scheduled
     async def stream(
         self,
         prompt: Prompt,
@@ -309,10 +320,7 @@ class AsyncLLM:
         *,
         drafter: str | Drafter | None = None,
         adapter: str | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        tenant: str = "",
+        **schedule: Unpack[ScheduleOptions],
     ) -> AsyncGenerator[Piece]:
         """Continue one prompt and yield each token; closing the iterator or cancellation aborts the request.
 
@@ -334,13 +342,13 @@ class AsyncLLM:
             DeadlineError: the deadline has passed.
             PronkError: see :meth:`~pronk.llm.LLM.generate`.
         """
-        options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
-        steps = self.steps([prompt], params, **options, deadline=deadline, salt=salt, tenant=tenant)
+        steps = self.steps([prompt], params, drafter=drafter, adapter=adapter, **schedule)
         async with aclosing(steps):
             async for pieces in steps:
                 for piece in pieces:
                     yield piece
 
+    @_scheduled
     async def generate(
         self,
         prompt: Prompt,
@@ -348,15 +356,12 @@ class AsyncLLM:
         *,
         drafter: str | Drafter | None = None,
         adapter: str | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        tenant: str = "",
+        **schedule: Unpack[ScheduleOptions],
     ) -> Completion:
         """Continue one prompt; arguments and errors are those of :meth:`stream`."""
-        options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
-        return await _collect(self.stream(prompt, params, **options, deadline=deadline, salt=salt, tenant=tenant))
+        return await _collect(self.stream(prompt, params, drafter=drafter, adapter=adapter, **schedule))
 
+    @_scheduled
     async def stream_chat(
         self,
         messages: Messages,
@@ -365,29 +370,27 @@ class AsyncLLM:
         drafter: str | Drafter | None = None,
         adapter: str | None = None,
         template_options: TemplateOptions | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        tenant: str = "",
+        **schedule: Unpack[ScheduleOptions],
     ) -> AsyncGenerator[Piece]:
         """Answer a conversation and yield each token.
 
         Arguments and errors are those of :meth:`~pronk.llm.LLM.chat` and :meth:`stream`.
         """
-        _schedule(priority, deadline, salt, tenant)  # raises errors before the conversation is rendered
-        start = perf_counter()
+        _schedule(**schedule)  # raises errors before the conversation is rendered
+        deadline, start = schedule.get("deadline"), perf_counter()
         render = partial(self.llm.chat_ids, messages, template_options=template_options)
         async with time_limit(deadline):
-            job = self.executor.submit(tenant, render, size=_conversation_size(messages))
+            job = self.executor.submit(schedule.get("tenant", ""), render, size=_conversation_size(messages))
             ids = await asyncio.wrap_future(job)
-        left = None if deadline is None else max(0.0, deadline - (perf_counter() - start))
-        options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "priority": priority}
+        if deadline is not None:
+            schedule["deadline"] = max(0.0, deadline - (perf_counter() - start))
         params = recommended_params(self.llm.config) if params is None else params
-        pieces = self.stream(ids, params, **options, deadline=left, salt=salt, tenant=tenant)
+        pieces = self.stream(ids, params, drafter=drafter, adapter=adapter, **schedule)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
+    @_scheduled
     async def chat(
         self,
         messages: Messages,
@@ -396,20 +399,19 @@ class AsyncLLM:
         drafter: str | Drafter | None = None,
         adapter: str | None = None,
         template_options: TemplateOptions | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        tenant: str = "",
+        **schedule: Unpack[ScheduleOptions],
     ) -> Completion:
         """Answer a conversation; arguments and errors are those of :meth:`stream_chat`."""
-        options: dict[str, Any] = {"drafter": drafter, "adapter": adapter, "template_options": template_options}
-        options |= {"priority": priority, "deadline": deadline, "salt": salt, "tenant": tenant}
-        return await _collect(self.stream_chat(messages, params, **options))
+        pieces = self.stream_chat(
+            messages, params, drafter=drafter, adapter=adapter, template_options=template_options, **schedule
+        )
+        return await _collect(pieces)
 
     async def choose(self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None) -> Choice:
         """Return the log-probabilities of given continuations, like :meth:`~pronk.llm.LLM.choose`."""
         return await asyncio.to_thread(self.llm.choose, prompt, options, adapter=adapter)
 
+    @_scheduled
     async def steps(
         self,
         prompts: Sequence[Prompt],
@@ -417,12 +419,9 @@ class AsyncLLM:
         *,
         drafter: str | Drafter | None = None,
         adapter: str | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        tenant: str = "",
         given: Mapping[int, Sequence[Piece]] | None = None,
         calls: AnswerCalls | None = None,
+        **schedule: Unpack[ScheduleOptions],
     ) -> AsyncGenerator[list[Piece]]:
         """Continue several prompts; yield one list per decoding step, with the new tokens of all samples.
 
@@ -436,7 +435,8 @@ class AsyncLLM:
         one, whatever the drafter.
         """
         (params,) = params_per_prompt(params, 1)
-        schedule = _schedule(priority, deadline, salt, tenant)
+        scheduling = _schedule(**schedule)
+        deadline, tenant = schedule.get("deadline"), schedule.get("tenant", "")
         if given and params.prompt_logprobs is not None:
             msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
             raise OptionError(msg)
@@ -448,10 +448,11 @@ class AsyncLLM:
                     await asyncio.wrap_future(admission.until(compiling))
                 job = self.executor.submit(tenant, create, size=sum(map(_length, prompts)))
                 requests = await asyncio.wrap_future(admission.until(job))
-            async with aclosing(self._run(requests, schedule)) as steps:
+            async with aclosing(self._run(requests, scheduling)) as steps:
                 async for pieces in steps:
                     yield pieces
 
+    @_scheduled
     async def embed(
         self,
         texts: Sequence[Prompt],
@@ -460,17 +461,15 @@ class AsyncLLM:
         dimensions: int | None = None,
         normalize: bool = True,
         adapter: str | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        tenant: str = "",
+        **schedule: Unpack[ScheduleOptions],
     ) -> Array:
         """Return an embedding per text, with options of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`.
 
         A text counts as a sample. Of many texts, ``MAX_EMBEDDED`` run at a time, and the others wait for them.
         """
         options = EmbeddingOptions(pooling, dimensions, normalize)
-        schedule = _schedule(priority, deadline, salt, tenant)
+        scheduling = _schedule(**schedule)
+        deadline, tenant = schedule.get("deadline"), schedule.get("tenant", "")
         size = min(len(texts), MAX_EMBEDDED, self._admission.max_per_request)
         with self._admission.hold(size, tenant) as admission:
             requests = list[Request]()
@@ -482,7 +481,7 @@ class AsyncLLM:
                     requests += created
             for first in range(0, len(requests), max(1, size)):
                 running = requests[first : first + size]
-                async for _ in self._run(dict(enumerate(running)), schedule):
+                async for _ in self._run(dict(enumerate(running)), scheduling):
                     pass  # embeddings have no tokens
             poolers = [request.pooler for request in requests]
             width = self.llm.config.hidden_size

@@ -48,6 +48,7 @@ from pronk.models.linear import WeightLayout as WeightLayout
 from pronk.models.model_runner import ForwardResult as ForwardResult
 from pronk.models.model_runner import ModelRunner as ModelRunner
 from pronk.models.program import KVSource as KVSource
+from pronk.models.program import OutputRange as OutputRange
 from pronk.models.program import Program as Program
 from pronk.models.program import output_range as output_range
 from pronk.models.program_rows import ProgramRows as ProgramRows

@@ -1,13 +1,14 @@
 from pronk.cli.console import TerminalOutput as TerminalOutput
 from pronk.cli.console import prepare as prepare
+from pronk.cli.declared import one_model as one_model
 from pronk.cli.options import Progress as Progress
 from pronk.cli.options import given_options as given_options
 from pronk.cli.options import model_options as model_options
-from pronk.cli.options import one_model as one_model
-from pronk.cli.options import option as option
-from pronk.cli.options import panel as panel
 from pronk.cli.options import sampling_params as sampling_params
+from pronk.cli.options import serving_options as serving_options
 from pronk.cli.options import shares as shares
+from pronk.cli.panels import option as option
+from pronk.cli.panels import panel as panel
 from pronk.cli.progress import INTERRUPTED as INTERRUPTED
 from pronk.cli.progress import Status as Status
 from pronk.cli.progress import announce as announce

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, cast, overload
 
 from pronk.base.arrays import INT8, Array
-from pronk.base.checks import check_choice, check_flag, check_integer, check_number
 from pronk.base.keywords import known_keywords
+from pronk.base.options import takes
 from pronk.cache.budget import KVBudget
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.checkpoint.hub.recommendations import add_known_sampling
 from pronk.drafting import Drafter, Proposer, make_drafter
 from pronk.drafting.acceptance_stats import AcceptanceFile
 from pronk.drafting.proposer_cache import ProposerCache
+from pronk.drafting.target import Target
 from pronk.engine.engine import Engine, prefill_size
+from pronk.engine.options import LLMOptions
 from pronk.engine.outputs import Choice, Completion, Piece
 from pronk.engine.pooling import EmbeddingOptions, Pooling
 from pronk.engine.request_factory import RequestFactory, params_per_prompt
-from pronk.engine.scheduler import MAX_WAIT
 from pronk.engine.scoring import score
 from pronk.engine.workers import is_launched, start_workers
 from pronk.kernels.threads import set_threads
@@ -62,130 +63,51 @@ class LLM:
         target: target to bind a drafter to; ``Suffix().bind(llm.target)`` creates a new :class:`Proposer`.
     """
 
-    def __init__(  # noqa: PLR0913 - independent options
-        self,
-        model: str | Path | None = None,
-        *,
-        drafter: str | Drafter = "auto",
-        adapters: Mapping[str, str | Path] | None = None,
-        device: str = "cpu",
-        dtype: str = "auto",
-        weights: str = "plain",
-        weight_cache: bool | str | Path = False,
-        context: int | None = None,
-        kv_memory: str | int | None = None,
-        kv_dtype: str = "auto",
-        prefix_cache: bool = False,
-        prompt_cache: str | Path | None = None,
-        prompt_cache_size: str | int | None = None,
-        max_batch: int = 16,
-        max_wait: float = MAX_WAIT,
-        prefill_chunk: int | Literal["window"] = 512,
-        threads: int | None = None,
-        workers: int = 1,
-        parallel: str = "tree",
-        kernels: str = "auto",
-        budget: Literal["auto", "all"] = "auto",
-        calibration: bool | str | Path = True,
-        progress: Callable[[int, int], None] | None = None,
-        check: Callable[[RequestFactory], None] | None = None,
-    ) -> None:
+    @takes(LLMOptions)
+    def __init__(self, options: LLMOptions) -> None:
         """Load a model.
 
-        Args:
-            model: folder, GGUF file, or name as in :mod:`pronk.checkpoint.hub.names`; ``None`` is
-                ``smollm2``, after ``pronk pull``.
-            drafter: name, name with options, or object (see :mod:`pronk.drafting`). ``"auto"`` stores no text for
-                later requests.
-            adapters: folders of LoRA adapters that PEFT has saved, by name; calls choose one with ``adapter``, and rows
-                of other requests keep their bits (:mod:`pronk.models.adapters`).
-            device: ``"cpu"``, or a torch device, which needs the extra ``torch``.
-            dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype of the checkpoint.
-            weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize the matrices
-                when loading (the LM head always to 8 bits), which makes decoding faster and changes the output.
-            weight_cache: ``True`` or a folder keeps the packed weights of a GGUF file, as large as the model, in
-                ``~/.cache/pronk/weights`` or the folder. Later loads map them, without packing, and share the memory.
-            context: maximum number of tokens of prompt and output; ``None``: the model's. longrope depends on it.
-            kv_memory: size of the KV cache in bytes or as text (``"2GiB"``). The default is the size of ``max_batch``
-                full contexts, at most a quarter of the machine's memory.
-            kv_dtype: ``"auto"`` stores keys and values as computed; ``"int8"`` quantizes those of the target, with a
-                scale per head and token, which needs about half the memory or less and changes the output.
-            prefix_cache: whether later prompts with the same beginning reuse the KV blocks of earlier texts, while
-                memory suffices. The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's length.
-            prompt_cache: folder that keeps these blocks for later processes, too. It includes ``prefix_cache``.
-            prompt_cache_size: maximum size of these blocks, by default "4GiB"; the least recently used are deleted.
-            max_batch: maximum number of requests per forward pass, 1..1024.
-            max_wait: seconds in 0..1e9 after which a tenant of ``AsyncLLM`` that was in no forward pass is in the next
-                one, whatever the batch is full of.
-            prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192; "window": the sliding window.
-            threads: number of CPU threads per process; ``None``: that of cores, divided by ``workers``.
-            workers: number of processes that compute the model, 1..64. They share this machine's cores, and end with
-                :meth:`close` or the deletion of this object. Under ``torchrun``, its processes compute the model: in
-                all but the first, this constructor serves the first process and then exits.
-            parallel: ``"tree"`` gives each worker a copy of the model and distributes the branches of token trees when
-                this is faster; the text is the same. ``"tensor"`` splits attention heads and MLP columns; the text
-                then depends on the number of workers, but not on the drafter.
-            kernels: ``"auto"`` (the CPU's widest instruction set), an instruction set such as ``"avx2"``, or
-                ``"torch"`` (the extra ``torch``), with which the text may depend on the batch and the drafter.
-            budget: ``"auto"`` drafts what maximizes expected tokens per second, and limits the time that speculation
-                may lose. ``"all"`` verifies every draft token, whatever measured times say. The text is the same.
-            calibration: whether new requests start with the acceptance rates of earlier requests; no text is kept. A
-                path is a file from which to load the rates, if it exists, and in which to save them.
-            progress: receives the number of bytes loaded so far, and the total.
-            check: called once the tokenizer is loaded and before the weights are; may raise an error about a request.
         Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option is out of range.
         """
-        check_integer("max_batch", max_batch, 1, 1024)
-        check_number("max_wait", max_wait, 0.0, 1e9)
-        set_threads(threads, workers, divide=not is_launched(workers))
-        check_choice("budget", budget, ("auto", "all"))
-        check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
-        check_flag("prefix_cache", prefix_cache)
-        self.drafter = make_drafter(drafter)
-        self.path = resolve_model(model, progress=progress)
-        opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None  # read once for config, tokenizer, weights
-        config = add_known_sampling(read_config(self.path, opened, context))
-        num_prefilled = prefill_size(prefill_chunk, config)
-        self.adapters = Adapters(adapters, config, workers)
+        workers = options.workers
+        set_threads(options.threads, workers, divide=not is_launched(workers))
+        self.drafter = make_drafter(options.drafter)
+        self.path = resolve_model(options.model, progress=options.progress)
+        # Opened once for config, tokenizer and weights.
+        opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None
+        config = add_known_sampling(read_config(self.path, opened, options.context))
+        options = replace(options, prefill_chunk=prefill_size(options.prefill_chunk, config))
+        self.adapters = Adapters(options.adapters, config, workers)
         self.tokenizer = Tokenizer.load(self.path, config.vocab_size, opened)
         self.config = self.tokenizer.add_end_tokens(config)
-        self.calibration = AcceptanceFile.open(calibration, self.path)
-        self.dtype, self.workers = parse_dtype(dtype, self.config), workers
-        backend = choose_backend(kernels, device, self.config, self.dtype)
+        self.calibration = AcceptanceFile.open(options.calibration, self.path)
+        self.dtype = parse_dtype(options.dtype, self.config)
+        self.workers = workers
+        backend = choose_backend(options.kernels, options.device, self.config, self.dtype)
         self.device, self.kernels = backend.device, backend.name
         self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
-        if check is not None:
-            check(self.request_factory)
-        is_split = parallel == "tensor" and workers > 1
+        if options.check is not None:
+            options.check(self.request_factory)
+        is_split = options.parallel == "tensor" and workers > 1
+        source = self.path if opened is None else opened
         cacheable = None if opened is None or not backend.exact or is_split else opened.identity
-        weight_file = WeightCache.open(weight_cache, cacheable)
+        weight_file = WeightCache.open(options.weight_cache, cacheable)
         self._prompt_cache = open_prompt_cache(
-            prompt_cache, prompt_cache_size, opened or self.path, self.config, backend, split=is_split, weights=weights
+            options, source, self.config, backend, split=is_split, weights=options.weights
         )
-        kv_budget = KVBudget(kv_memory, max_batch, workers, backend.memory)
-        self._team = start_workers(
-            workers,
-            parallel,
-            self.config,
-            backend.kernels,
-            context=context,
-            model=self.path,
-            dtype=self.dtype,
-            weights=weights,
-            kv_dtype=kv_dtype,
-        )
+        kv_budget = KVBudget(options.kv_memory, options.max_batch, workers, backend.memory)
+        self._team = start_workers(options, self.path, self.dtype, self.config, backend.kernels)
         with ExitStack() as on_error:
             on_error.callback(self._team.end)
             decoder = load_decoder(
-                self.path,
+                source,
                 self.config,
                 dtype=self.dtype,
                 backend=backend,
-                weights=weights,
+                weights=options.weights,
                 split=self._team.split,
-                opened=opened,
                 cache=weight_file,
-                on_progress=progress,
+                on_progress=options.progress,
             )
             self.adapters.attach(decoder)
             make_cache, pool = backend.make_cache, self._team.pool
@@ -193,23 +115,18 @@ class LLM:
                 self._team.shard_config,
                 backend.compute_dtype(self.dtype),
                 make_cache if pool is None else partial(make_cache, cache_class=pool),
-                INT8 if kv_dtype == "int8" else None,
-                share_prefixes=prefix_cache or self._prompt_cache is not None,
+                INT8 if options.kv_dtype == "int8" else None,
+                share_prefixes=options.prefix_cache or self._prompt_cache is not None,
             )
             if self._prompt_cache is not None:
                 self._prompt_cache.attach(cache)
+            runner = self._team.make_runner(decoder, cache)
+            target = Target(decoder, cache, tokenizer=self.tokenizer, budget=kv_budget, folder=self.path, runner=runner)
             self.engine = Engine(
-                decoder,
-                cache,
-                max_batch=max_batch,
-                max_wait=max_wait,
-                prefill_chunk=num_prefilled,
-                budget=budget == "auto",
-                tokenizer=self.tokenizer,
-                kv_budget=kv_budget,
-                folder=self.path,
+                target,
+                options,
+                budget=options.budget == "auto",
                 acceptance_stats=self.calibration.stats,
-                runner=self._team.make_runner(decoder, cache),
             )
             self.target, self.exact = self.engine.target, self.engine.exact
             self._proposers = ProposerCache(self.target, self.drafter)

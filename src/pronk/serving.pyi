@@ -3,6 +3,7 @@ from pronk.async_llm import AdmissionLimit as AdmissionLimit
 from pronk.async_llm import EngineLoad as EngineLoad
 from pronk.async_llm import split_prompts as split_prompts
 from pronk.async_llm import time_limit as time_limit
+from pronk.engine.options import LLMOptions as LLMOptions
 from pronk.engine.request import Request as Request
 from pronk.engine.request_factory import RequestFactory as RequestFactory
 from pronk.engine.request_factory import params_per_prompt as params_per_prompt
@@ -21,3 +22,4 @@ from pronk.sampling.defaults import sampling_values as sampling_values
 from pronk.sampling.params import Rule as Rule
 from pronk.text.guide import MAX_SIZE as MAX_SIZE
 from pronk.text.guide import GuideKind as GuideKind
+from pronk.text.guide import GuideMode as GuideMode

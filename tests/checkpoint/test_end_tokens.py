@@ -67,9 +67,7 @@ def test_folder(model: str, special: bool) -> None:
     expected = [name for i, name in enumerate(names) if i in ends]
     if "<|endoftext|>" not in names:
         expected.insert(0, "<|endoftext|>")  # of ``byte_tokenizer``
-    config = llama_config(
-        hidden=8, layers=1, heads=1, kv_heads=1, mlp=8, vocab=400, context=8, bos_id=None, eos_ids=(7, 5)
-    )
+    config = llama_config(hidden=8, layers=1, heads=1, kv_heads=1, mlp=8, vocab=400, context=8, eos_ids=(7, 5))
     found = Tokenizer(backend).add_end_tokens(config).eos_ids
     assert found[:2] == (7, 5)
     assert {backend.id_to_token(token) for token in found[2:]} == {*expected}

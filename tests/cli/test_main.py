@@ -187,8 +187,6 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
         "prompt_cache_size": "1GiB",
         "kv_dtype": "int8",
         "kernels": "portable",
-        "max_batch": 16,
-        "prefix_cache": False,
         "calibration": False,
         "budget": "all",
         "progress": None,
@@ -549,7 +547,7 @@ def test_usage_errors_are_one_line_with_a_hint(run: Run, args: list[str], expect
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--max-tokens", "0"], ["max_tokens", "0"]),
+        (["--max-tokens", "0"], ["--max-tokens", "0"]),
         (["--temperature", "nan"], ["temperature", "nan"]),
         (["--logit-bias", "7"], ["logit_bias", "ID=VALUE", "'7'"]),
         (["--logit-bias", "7=101"], ["logit_bias", "101"]),

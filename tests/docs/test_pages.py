@@ -12,7 +12,10 @@ from types import ModuleType
 
 import pytest
 
+from pronk import SamplingParams
+from pronk.base import declared_options
 from pronk.drafting import REGISTRY, make_drafter
+from pronk.serving import LLMOptions
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "benchmarks", "src", "models", "data", "tests")
@@ -181,3 +184,7 @@ def test_make_docs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (ROOT / "build" / "site" / "methods" / "suffix" / "index.html").exists()
+    page = (ROOT / "build" / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    for option in (*declared_options(LLMOptions), *declared_options(SamplingParams)):
+        assert f">{option}<" in page, "the signature and the text of each option"
+    assert "Annotated" not in page

@@ -24,6 +24,7 @@ from pronk.models.forward_job import Segment
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.sampling.tree import TokenTree
@@ -304,7 +305,7 @@ def text(seed: int, length: int) -> list[int]:
 
 def sampler_at(request: Request, tokens: Sequence[int]) -> Sampler:
     """Return a new sampler with the request's options and seed, for the token after ``tokens``."""
-    return Sampler(request.params, request.seed, list(tokens), VOCAB, num_prompt=len(request.prompt))
+    return Sampler(request.params, request.seed, TokenContext(list(tokens), len(request.prompt)), VOCAB)
 
 
 def context(

@@ -17,6 +17,7 @@ from pronk.drafting.from_text._suffix_store import SuffixStore
 from pronk.drafting.policy import RequestPolicy
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostCurve
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
@@ -88,7 +89,10 @@ def context(
 ) -> DraftContext[Any]:
     """Return the context of a text, whose last ``drafted`` tokens are another drafter's draft tokens."""
     params, text = params or SamplingParams(), list(tokens)
-    sampler, block_table = Sampler(params, params.seed or 0, text, vocab), BlockTable(length=len(text) - 1 - drafted)
+    sampler, block_table = (
+        Sampler(params, params.seed or 0, TokenContext(text), vocab),
+        BlockTable(length=len(text) - 1 - drafted),
+    )
     return DraftContext(state, text, depth, nodes, params, sampler, block_table, **more)
 
 

@@ -21,6 +21,7 @@ from pronk.drafting.registry import DRAFTERS
 from pronk.drafting.shared.side_cache import SideLane
 from pronk.models.forward_job import Segment
 from pronk.models.model_runner import ForwardJob
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
@@ -70,7 +71,7 @@ class Stage:
     ) -> DraftContext:
         """Return the context of a request, whose last ``drafted`` tokens are another drafter's draft tokens."""
         params = SamplingParams()
-        sampler = Sampler(params, 0, tokens, VOCAB)
+        sampler = Sampler(params, 0, TokenContext(tokens), VOCAB)
         block_table = self._table(state, tokens, len(tokens) - 1 - drafted)
         return DraftContext(state, list(tokens), max_depth, max_nodes, params, sampler, block_table)
 

@@ -14,7 +14,9 @@ from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 from pronk.cache.budget import KVBudget
 from pronk.drafting import Drafter
 from pronk.drafting.from_draft.draft_model import ModelProposer
+from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
+from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
@@ -165,6 +167,6 @@ def test_draft_caches_share_prefixes_if_the_target_does() -> None:
     for shares in (True, False):
         budget = KVBudget("4MB", 4)
         cache = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache, share_prefixes=shares)
-        engine = Engine(decoder, cache, kv_budget=budget)
+        engine = Engine(Target(decoder, cache, budget=budget), BatchOptions())
         (model,) = within(drafter("draft_model", ()).bind(engine.target), ModelProposer)
         assert (model.draft.runner.cache.prefix_cache is not None) == shares

@@ -26,6 +26,7 @@ from pronk.engine.request_step import OutputProcessor
 from pronk.models.decoder import Decoder
 from pronk.models.forward_job import Segment
 from pronk.models.model_runner import ForwardJob, ForwardResult
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.noise import rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -85,7 +86,7 @@ def distribution_of(name: str) -> Array:
     decoder = tiny_decoder(vocab=SMALL)
     joint = np.ones((SMALL,) * 3)
     for output in ((), *product(range(SMALL)), *product(range(SMALL), repeat=2)):
-        made = Sampler(OPTIONS[name], 0, PROMPT, SMALL)
+        made = Sampler(OPTIONS[name], 0, TokenContext(PROMPT), SMALL)
         for token in output:
             made.advance(token)
         logits = logits_of(decoder, [*PROMPT, *output], len(PROMPT))[-1]

@@ -10,6 +10,7 @@ from engine.cases import ENDS, MIXED, PROMPTS, ask, assert_same, drafter, params
 from pronk.base.arrays import FLOAT32
 from pronk.base.errors import OptionError
 from pronk.engine.request import Request
+from pronk.sampling.logits_processors import BannedTokens, TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget
@@ -86,7 +87,7 @@ def test_masks_follow_the_context(budget: int, opened: bool) -> None:
 
     def sampler_after(output: Sequence[int]) -> Sampler:
         made = ThinkingBudget(budget, THOUGHTS, prompt, output)
-        return Sampler(SamplingParams(), 0, [*prompt, *output], 64, num_prompt=3, processors=[made])
+        return Sampler(SamplingParams(), 0, TokenContext([*prompt, *output], 3), 64, processors=[made])
 
     sampler = sampler_after([])
     path, forced = list[int](), 0
@@ -117,7 +118,14 @@ def test_masks_follow_the_context(budget: int, opened: bool) -> None:
 def test_a_banned_end_marker_is_an_error() -> None:
     def sampler(output: Sequence[int], bad_words: Sequence[Sequence[int]]) -> Sampler:
         made = ThinkingBudget(1, THOUGHTS, [1, 3], output)
-        return Sampler(SamplingParams(), 0, [1, 3, *output], 64, num_prompt=2, bad_words=bad_words, processors=[made])
+        return Sampler(
+            SamplingParams(),
+            0,
+            TokenContext([1, 3, *output], 2),
+            64,
+            banned=BannedTokens(bad_words=bad_words),
+            processors=[made],
+        )
 
     logits = np.zeros(64, np.float32)
     for output, bad_words, token in (([7], [[5]], 5), ([7, 5], [[5, 50]], 50)):
@@ -132,7 +140,7 @@ def test_a_banned_end_marker_is_an_error() -> None:
 def test_markers_may_be_parts_of_tokens() -> None:
     texts = ["x", "a <thi", "nk>b", "</", "think", "> c", "d", "</think>", "<think>"]
     markers = ThinkingMarkers("<think>", "</think>", (7,), texts.__getitem__, repeats=True)
-    sampler = Sampler(SamplingParams(), 0, [0], 9, processors=[ThinkingBudget(2, markers, [0])])
+    sampler = Sampler(SamplingParams(), 0, TokenContext([0]), 9, processors=[ThinkingBudget(2, markers, [0])])
     logits = np.zeros(9, np.float32)
 
     def finite(*tokens: int) -> list[int]:
@@ -152,7 +160,7 @@ def test_text_with_a_marker_is_no_thought() -> None:
     """Only an answer that begins with the marker, perhaps after white space, has thoughts."""
     texts = ["\n", "a", "<thi", "nk>", "b", "</think>", "<think>"]
     markers = ThinkingMarkers("<think>", "</think>", (5,), texts.__getitem__)
-    sampler = Sampler(SamplingParams(), 0, [0], 7, processors=[ThinkingBudget(1, markers, [1])])
+    sampler = Sampler(SamplingParams(), 0, TokenContext([0]), 7, processors=[ThinkingBudget(1, markers, [1])])
     logits = np.zeros(7, np.float32)
 
     def forced(*tokens: int) -> bool:

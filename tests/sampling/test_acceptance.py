@@ -16,7 +16,7 @@ from chi_square import p_value_of
 from exact_distributions import Same, String, Table, without
 from pronk.base.arrays import Array
 from pronk.sampling.acceptance import acceptance_rule
-from pronk.sampling.logits_processors import Penalties
+from pronk.sampling.logits_processors import Penalties, TokenContext
 from pronk.sampling.noise import draft_noise, gumbel_noise, rejection_noise, rejection_uniform, trial_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -110,7 +110,7 @@ def drafted(seed: int, text: String, setting: Setting, noise: Noise = draft_nois
 def text_of(rule: Any, seed: int, setting: Setting, noise: Noise) -> String:
     """Return the first ``setting.length`` tokens of a text."""
     text: String = ()
-    sampler = Sampler(SAMPLED[rule], seed, PROMPT, setting.vocab)
+    sampler = Sampler(SAMPLED[rule], seed, TokenContext(PROMPT), setting.vocab)
     while len(text) < setting.length:
         tree = drafted(seed, text, setting, noise)
         paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
@@ -168,7 +168,7 @@ def test_each_step_needs_new_draft_noise() -> None:
 def test_greedy_is_the_argmax(rule: Any) -> None:
     dice = np.random.default_rng(0)
     for options in ({}, {"repetition_penalty": 1.5}, {"logit_bias": {3: 1.0}}):
-        sampler, other = (Sampler(SamplingParams(rule=rule, **options), 0, [1, 2], 8) for _ in range(2))
+        sampler, other = (Sampler(SamplingParams(rule=rule, **options), 0, TokenContext([1, 2]), 8) for _ in range(2))
         logits = dice.standard_normal((4, 8), np.float32)
         tokens = [0]
         for row in logits[:3]:
@@ -185,7 +185,7 @@ def test_greedy_is_the_argmax(rule: Any) -> None:
 def test_coupled_rule_ignores_draft_distributions() -> None:
     scores = np.log(BROAD.p[()])
     for seed in range(50):
-        sampler = Sampler(SamplingParams(temperature=1.0), seed, PROMPT, BROAD.vocab)
+        sampler = Sampler(SamplingParams(temperature=1.0), seed, TokenContext(PROMPT), BROAD.vocab)
         tree = drafted(seed, (), BROAD)
         found = verify_tree(tree, acceptance_rule(sampler, tree, np.stack([scores] * len(tree))))
         for place, token in enumerate(found.tokens, len(PROMPT)):
@@ -196,7 +196,7 @@ def test_coupled_rule_ignores_draft_distributions() -> None:
 def test_penalties_at_a_node_count_its_ancestors_only(rule: Any) -> None:
     options = {"temperature": 1.0, "presence_penalty": 1.0, "repetition_penalty": 1.3}
     for seed in range(30):
-        sampler, seen = Sampler(SamplingParams(rule=rule, **options), seed, PROMPT, BROAD.vocab), []
+        sampler, seen = Sampler(SamplingParams(rule=rule, **options), seed, TokenContext(PROMPT), BROAD.vocab), []
         tree = drafted(seed, (), BROAD)
         original = sampler.distribution
 

@@ -9,6 +9,7 @@ import pytest
 from chi_square import p_value
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.noise import gumbel_noise, rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
@@ -130,7 +131,7 @@ def draws(count: int, **options: Any) -> list[int]:
     """Return draft tokens of ``count`` seeds at the same position of the same text."""
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
     params = SamplingParams(**{"temperature": 1.0, "rule": "rejection", **options})
-    return [draft_token(Sampler(params, seed, (1, 2), 4), logits, 1).token for seed in range(count)]
+    return [draft_token(Sampler(params, seed, TokenContext((1, 2)), 4), logits, 1).token for seed in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from pronk.base.arrays import Array
-from pronk.sampling.logits_processors import BadWords, LogitBias, MinTokens, Penalties, TokenContext, make_processors
+from pronk.sampling.logits_processors import (
+    BadWords,
+    BannedTokens,
+    LogitBias,
+    MinTokens,
+    Penalties,
+    TokenContext,
+    make_processors,
+)
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from tiny_models import context_of
@@ -37,7 +45,7 @@ VOCAB = 8
 def test_processors_of_options(options: dict[str, Any], made: list[type]) -> None:
     params = SamplingParams(**options)
     words = [[3]] if params.bad_words else []
-    found = make_processors(params, TokenContext([1, 2]), VOCAB, stop_token_ids=(7,), bad_words=words)
+    found = make_processors(params, TokenContext([1, 2]), VOCAB, BannedTokens((7,), words))
     assert [type(each) for each in found] == made
 
 
@@ -84,7 +92,7 @@ class RecordingProcessor:
 def test_processors_follow_the_context() -> None:
     dice, text, recorder = random.Random(1), [1, 2], RecordingProcessor()
     logits = np.random.default_rng(1).random(VOCAB, np.float32)
-    sampler = Sampler(SamplingParams(), 0, text, VOCAB, processors=[recorder])
+    sampler = Sampler(SamplingParams(), 0, TokenContext(text), VOCAB, processors=[recorder])
     for _ in range(200):
         with sampler.after([dice.randrange(VOCAB) for _ in range(dice.randrange(3))]):
             sampler.choose(logits)
@@ -103,7 +111,7 @@ def test_processors_follow_the_context() -> None:
 @pytest.mark.parametrize("verb", ["advance", "rollback"])
 def test_a_processor_that_failed_halfway_is_not_used_again(verb: str) -> None:
     text, recorder = [1, 2], RecordingProcessor()
-    sampler = Sampler(SamplingParams(), 0, text, VOCAB, processors=[recorder])
+    sampler = Sampler(SamplingParams(), 0, TokenContext(text), VOCAB, processors=[recorder])
     recorder.raises = verb
     with pytest.raises(ArithmeticError, match=verb), sampler.after([3, 4]):
         pass
@@ -117,7 +125,7 @@ def test_a_processor_that_failed_halfway_is_not_used_again(verb: str) -> None:
 
 def test_a_mask_that_raises_changes_no_state() -> None:
     recorder = RecordingProcessor()
-    sampler = Sampler(SamplingParams(), 0, [1, 2], VOCAB, processors=[recorder])
+    sampler = Sampler(SamplingParams(), 0, TokenContext([1, 2]), VOCAB, processors=[recorder])
     recorder.raises = "mask"
     with pytest.raises(ArithmeticError, match="mask"):
         sampler.choose(np.zeros(VOCAB, np.float32))
@@ -149,7 +157,7 @@ def test_processors_may_return_arrays_of_other_types(options: dict[str, Any]) ->
     found = set()
     for convert in (np.asarray, np.ndarray.tolist, np.float64, torch.from_numpy):
         processors = [ForeignProcessor(convert), ForeignProcessor(convert)]
-        sampler = Sampler(SamplingParams(**options), 0, [1, 2], VOCAB, processors=processors)
+        sampler = Sampler(SamplingParams(**options), 0, TokenContext([1, 2]), VOCAB, processors=processors)
         draft_token = sampler.draft_token(logits, 1)
         assert draft_token is not None
         assert draft_token.token == sampler.choose(logits) != 3
@@ -177,7 +185,7 @@ def test_processors_keep_their_argument() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1e-300, 1.0])
 def test_tiny_penalties_give_finite_logits(temperature: float) -> None:
     params = SamplingParams(repetition_penalty=5e-324, temperature=temperature)
-    sampler = Sampler(params, 0, [1, 2], VOCAB)
+    sampler = Sampler(params, 0, TokenContext([1, 2]), VOCAB)
     logits = np.linspace(-3.0, 3.0, VOCAB, dtype=np.float32)
     assert np.isfinite(sampler.scores(logits)).all()
     assert sampler.choose(logits) in range(VOCAB)

@@ -18,6 +18,7 @@ from chi_square import p_value
 from exact_distributions import VOCAB, ExactDistribution, Source, String, Table, largest_error, outputs
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
+from pronk.sampling.logits_processors import BannedTokens, TokenContext
 from pronk.sampling.noise import block_uniform, draft_noise, gumbel_noise, rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -146,7 +147,9 @@ def test_certain_and_impossible_tokens() -> None:
 
 
 def sampler(seed: int, vocab: int = 8, **options: Any) -> Sampler:
-    return Sampler(SamplingParams(rule="rejection", **options), seed, [1, 2], vocab, stop_token_ids=(3, 17))
+    return Sampler(
+        SamplingParams(rule="rejection", **options), seed, TokenContext([1, 2]), vocab, banned=BannedTokens((3, 17))
+    )
 
 
 @pytest.mark.parametrize("options", [option for option in OPTIONS if option.get("temperature")], ids=str)

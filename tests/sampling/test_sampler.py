@@ -12,7 +12,7 @@ import pytest
 from chi_square import p_value
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
-from pronk.sampling.logits_processors import BadWords, Penalties
+from pronk.sampling.logits_processors import BadWords, BannedTokens, Penalties, TokenContext
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import NotFiniteError, Sampler, token_logprobs
@@ -30,7 +30,9 @@ def sampler(
     prompt: Sequence[int] = (1, 2), seed: int = 0, vocab: int = VOCAB, kernels: Kernels | None = None, **options: Any
 ) -> Sampler:
     bad = BAD_WORDS if options.get("bad_words") else ()
-    return Sampler(SamplingParams(**options), seed, prompt, vocab, stop_token_ids=ENDS, bad_words=bad, kernels=kernels)
+    return Sampler(
+        SamplingParams(**options), seed, TokenContext(prompt), vocab, banned=BannedTokens(ENDS, bad), kernels=kernels
+    )
 
 
 def random_logits(dice: np.random.Generator | int) -> Array:

@@ -25,6 +25,11 @@ from pronk.base.files.text import read_text as read_text
 from pronk.base.interrupts import end_with_parent as end_with_parent
 from pronk.base.interrupts import uninterrupted as uninterrupted
 from pronk.base.keywords import known_keywords as known_keywords
+from pronk.base.options import DeclaredOption as DeclaredOption
+from pronk.base.options import Option as Option
+from pronk.base.options import check_options as check_options
+from pronk.base.options import declared_options as declared_options
+from pronk.base.options import documented as documented
 from pronk.base.quantities import count_text as count_text
 from pronk.base.quantities import number_texts as number_texts
 from pronk.base.quantities import size_texts as size_texts

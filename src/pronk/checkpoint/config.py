@@ -219,8 +219,7 @@ def llama_config(
     mlp: int,
     vocab: int,
     context: int,
-    bos_id: int | None,
-    eos_ids: tuple[int, ...],
+    eos_ids: tuple[int, ...] = (),
 ) -> ModelConfig:
     """Return the configuration of a new Llama to train, with tied embeddings and bfloat16 weights."""
     head_dim = hidden // heads
@@ -238,7 +237,7 @@ def llama_config(
         rope=RopeConfig(head_dim),
         windows=(None,) * layers,
         tied=True,
-        bos_id=bos_id,
+        bos_id=None,
         eos_ids=eos_ids,
         dtype="bfloat16",
     )

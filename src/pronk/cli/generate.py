@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pronk.cli.options import Progress, given_options, model_options, option, sampling_params, shares
+from pronk.cli.options import Progress, given_options, model_options, sampling_params, shares
+from pronk.cli.panels import option
 from pronk.cli.progress import interruptible
 from pronk.cli.values import only_adapter, read_prompt
 

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 import typer
 
 from pronk.base.checks import close_choices
+from pronk.base.errors import OptionError
 
 _KINDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", Path: "a path"}
 
@@ -40,10 +41,14 @@ def usage_message(error: typer.TyperException) -> str:
 def _explain_value(error: typer.TyperException) -> str:
     """Return the message for a value of the wrong kind or out of range; empty for other errors."""
     parameter = getattr(error, "param", None)
-    problems: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's, with the rejected values
-    if parameter is None or not problems:
+    if parameter is None:
         return ""
     name = max(parameter.opts, key=len)
+    if isinstance(error.__cause__, OptionError):  # of a declared option: its name and what was expected
+        return f"{name}:{str(error.__cause__).partition(':')[2]}"
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's, with the rejected values
+    if not problems:
+        return ""
     return f"{name}: expected {_expected(parameter)}, found {problems[0]['input']!r:.80}"
 
 

@@ -8,7 +8,7 @@ import typer
 
 from pronk.base.errors import PronkError, refuse
 from pronk.base.quantities import size_texts
-from pronk.cli.options import option
+from pronk.cli.panels import option
 from pronk.cli.progress import interruptible
 
 if TYPE_CHECKING:

@@ -6,23 +6,66 @@ here; typer converts all other values and reports mistakes.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, get_args, get_origin
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 # Texts that are converted here; typer also accepts 1_000, 1e3 or nan.
 _NUMBERS = {int: re.compile(r"-?[0-9]{1,18}"), float: re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")}
 
 
+class _PlainParameter:
+    """Mixin of an option or argument that converts plain values itself."""
+
+    def __init__(self, parameter: Any) -> None:
+        """Make a parameter that is ``parameter`` but for the conversion of its values."""
+        vars(self).update(vars(parameter))
+
+    def process_value(self, ctx: Any, value: Any) -> Any:
+        """Return the value as the parameter's type; typer converts other values, and its errors are raised."""
+        parameter: Any = self
+        converted = self._convert(value)
+        if converted is None and (value is not None or parameter.required):
+            return super().process_value(ctx, value)  # type: ignore[misc]
+        return converted if parameter.callback is None else parameter.callback(ctx, self, converted)
+
+    def _convert(self, value: Any) -> Any:
+        """Return a plain value as the parameter's type; ``None`` if typer has to judge it, or there is none."""
+        parameter: Any = self
+        kind = parameter.type_descriptor.annotation
+        if get_origin(kind) is not list:
+            return _convert(kind, value, parameter.min, parameter.max)
+        (item_kind,) = get_args(kind)
+        items = [_convert(item_kind, item, parameter.min, parameter.max) for item in value or ()]
+        return None if None in items else items
+
+
+class _PlainOption(_PlainParameter, TyperOption):
+    """An option that converts plain values itself."""
+
+
+class _PlainArgument(_PlainParameter, TyperArgument):
+    """An argument that converts plain values itself."""
+
+
+def _plain(parameter: Any) -> Any:
+    """Return the parameter with a conversion of its own, if typer converts it."""
+    if isinstance(parameter, TyperOption):
+        return _PlainOption(parameter)
+    return _PlainArgument(parameter) if isinstance(parameter, TyperArgument) else parameter
+
+
 class _PlainParams:
     """Mixin of a command that converts plain values of its options itself."""
 
+    def __init__(self, *arguments: Any, params: Sequence[Any] | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, params=[*map(_plain, params or ())], **settings)  # type: ignore[call-arg]
+
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, each with a converter unless typer has already made one."""
+        """Return the parameters, ``--help`` without the type that typer shows."""
         parameters: list[Any] = [*super().get_params(ctx)]  # type: ignore[misc]
         for parameter in parameters:
-            if getattr(parameter, "_runtime_param", parameter) is None:
-                parameter._runtime_param = _Converter(parameter.type_descriptor.annotation)  # noqa: SLF001
             if parameter.name == "help":
                 parameter.metavar = ""  # typer shows <bool>
         return parameters
@@ -34,27 +77,6 @@ class PlainCommand(_PlainParams, TyperCommand):
 
 class PlainGroup(_PlainParams, TyperGroup):
     """A group of commands that converts plain values of its options itself."""
-
-
-class _Converter:
-    """Converter of one parameter to the type ``kind``, in place of typer's ``RuntimeParam``."""
-
-    def __init__(self, kind: Any) -> None:
-        self.kind = kind
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value as the parameter's type; the errors are typer's."""
-        if value is None and get_origin(self.kind) is not list:
-            return None
-        if isinstance(value, (list, tuple)) and get_origin(self.kind) is list:
-            (item_kind,) = get_args(self.kind)
-            plain = [_convert(item_kind, item, param.min, param.max) for item in value]
-        else:
-            plain = [_convert(self.kind, value, param.min, param.max)]
-        if None not in plain:
-            return plain if get_origin(self.kind) is list else plain[0]
-        param._runtime_param = None  # noqa: SLF001 - typer makes its own converter
-        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
 def _convert(kind: Any, value: Any, low: float | None, high: float | None) -> Any:

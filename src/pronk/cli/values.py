@@ -75,6 +75,11 @@ def read_prompt(
     return read_text(Path(prompt_file), "prompt-file")
 
 
+def parse_switch(value: str) -> bool | str:
+    """Return a flag for ``on`` and ``off``, and any other text, a path, as it is."""
+    return {"on": True, "off": False}.get(value, value)
+
+
 def parse_adapters(pairs: list[str]) -> dict[str, str]:
     """Parse ``["sql=./sql-lora"]`` into ``{"sql": "./sql-lora"}``; raise an OptionError if a name repeats."""
     adapters: dict[str, str] = {}

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from threading import RLock
-from time import perf_counter
+from dataclasses import replace
 from traceback import clear_frames
 from typing import Any, Literal
 
@@ -20,75 +18,65 @@ from pronk.base.checks import check_integer
 from pronk.base.errors import CacheFullError, OptionError, PronkError
 from pronk.base.interrupts import interruptible, uninterrupted
 from pronk.cache.blocks import BlockTable
-from pronk.cache.budget import KVBudget
-from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.drafting.acceptance_stats import AcceptanceStats
 from pronk.drafting.proposer import Outcome
 from pronk.drafting.target import Target
+from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request, Token
 from pronk.engine.request_step import OutputProcessor, plan_step
-from pronk.engine.scheduler import MAX_WAIT, Scheduler
+from pronk.engine.scheduler import Scheduler
 from pronk.engine.speculator import Speculator
 from pronk.models.adapters import Adapter, cache_salt
-from pronk.models.decoder import Decoder
 from pronk.models.forward_job import ForwardJob, Segment
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.stateless import Logits
 from pronk.sampling.tree import TokenTree
-from pronk.text.tokenizer import Tokenizer
 
 
 class Engine:
     """Decodes many requests together, one forward pass per step; thread-safe."""
 
-    def __init__(  # noqa: PLR0913 - independent options
+    def __init__(
         self,
-        decoder: Decoder,
-        cache: PagedCache,
+        target: Target,
+        batch: BatchOptions,
         *,
-        max_batch: int = 16,
-        prefill_chunk: int = 512,
         max_tree: int = 128,
-        max_wait: float = MAX_WAIT,
         budget: bool = False,
-        tokenizer: Tokenizer | None = None,
-        kv_budget: KVBudget | None = None,
-        folder: Path | None = None,
         acceptance_stats: AcceptanceStats | None = None,
-        runner: ModelRunner | None = None,
-        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Build an engine around a loaded model and its KV cache.
 
         Args:
-            decoder: target model.
-            cache: KV cache of the target.
-            max_batch: maximum number of requests per forward pass.
-            prefill_chunk: maximum number of prompt tokens per forward pass.
+            target: target model; without a runner, it gets one in this process. Its clock gives the time in seconds,
+                for statistics, measured costs, turns and deadlines.
+            batch: limits of a forward pass; ``prefill_chunk`` is a number.
             max_tree: maximum number of rows per decoding request and forward pass.
-            max_wait: seconds after which a tenant that was in no forward pass gets a turn.
-            budget: whether to draft only what is expected to pay (see ``speculation.policy``).
-            tokenizer: tokenizer of the target, for drafters that map token ids to text.
-            kv_budget: memory that ``cache`` was allocated from; the KV caches of draft models take their share of it.
-            folder: folder of the target's checkpoint, for drafters that were trained for this checkpoint.
+            budget: whether to draft only what is expected to pay (see ``drafting.policy``).
             acceptance_stats: acceptance rates shared by all requests; ``None`` keeps them per request.
-            runner: runs the forward passes; ``None`` is a runner in this process.
-            clock: returns the time in seconds, for statistics, measured costs, turns and deadlines.
         """
-        self.runner = runner or ModelRunner(decoder, cache, clock=clock)
-        self.cache = cache
+        assert isinstance(batch.prefill_chunk, int), "expected the number of tokens, see prefill_size()"
+        decoder, clock = target.decoder, target.clock
+        self.cache = cache = target.cache
+        self.runner = target.runner or ModelRunner(decoder, cache, clock=clock)
+        self.target = replace(target, runner=self.runner)
         # Whether the logits of a row are bit-equal for every batch and every token tree around the row.
         self.exact = self.runner.exact
-        window, costs = decoder.config.window, self.runner.cost_model
         self.scheduler = Scheduler(
-            cache, window, max_batch, prefill_chunk, max_tree, costs, max_wait=max_wait, clock=clock
+            cache,
+            decoder.config.window,
+            batch.max_batch,
+            batch.prefill_chunk,
+            max_tree,
+            self.runner.cost_model,
+            max_wait=batch.max_wait,
+            clock=clock,
         )
         self.speculator = Speculator(self.runner, budget=budget, stats=acceptance_stats)
         self.output_processor = OutputProcessor(cache, clock)
-        self.lock = RLock()
-        self.target = Target(decoder, cache, tokenizer, kv_budget, folder, self.lock, runner=self.runner, clock=clock)
+        self.lock = target.lock
         self._stepping = False
 
     def add(self, request: Request) -> None:

@@ -17,7 +17,7 @@ from pronk.engine.request import Request, RequestResult, Speculation
 from pronk.kernels.library import Kernels
 from pronk.models.adapters import Adapter
 from pronk.models.model_runner import ModelRunner
-from pronk.sampling.logits_processors import LogitsProcessor
+from pronk.sampling.logits_processors import BannedTokens, LogitsProcessor, TokenContext
 from pronk.sampling.noise import derive_seed, random_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -211,11 +211,9 @@ class RequestFactory:
         request_sampler = sampler(
             params,
             seed,
-            tokens,
+            TokenContext(tokens, len(prompt)),
             self.config.vocab_size,
-            num_prompt=len(prompt),
-            stop_token_ids=sorted(stop_token_ids),
-            bad_words=self._bad_words(params),
+            banned=BannedTokens(sorted(stop_token_ids), self._bad_words(params)),
             kernels=self.kernels,
             processors=[*thinking, *processors],
             guide=None if grammar is None else grammar.new_processor(output, one_end=params.guide_mode == "jump"),

@@ -41,14 +41,13 @@ from pronk.cache.paged import PagedCache
 from pronk.engine.block_plan import BlockPlan, BlockPlanner, max_length
 from pronk.engine.disk_reads import DiskReads
 from pronk.engine.fair_share import FairShare
+from pronk.engine.options import MAX_WAIT
 from pronk.engine.request import AdmissionRefusal, Request
 from pronk.models.cost_model import CostModel
 
 # The *reserve* is the fraction of the running requests' future blocks that is kept free, 0..1. It is increased by 1/8
 # after each preemption for lack of blocks, and multiplied by 0.99 in each step.
 _RESERVE_INCREASE, _RESERVE_DECAY = 1 / 8, 0.99
-
-MAX_WAIT = 2.0  # default of ``Scheduler.max_wait``
 
 
 class ScheduledRequest(NamedTuple):

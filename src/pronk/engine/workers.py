@@ -8,21 +8,19 @@ in :mod:`pronk.parallel`. It is called with the arguments of :func:`start_worker
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
-from pronk.base.checks import check_choice
+from pronk.base.arrays import DType
 from pronk.base.errors import OptionError
 from pronk.base.guests import load_guest
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ModelConfig
+from pronk.engine.options import LLMOptions
 from pronk.kernels.library import Kernels
 from pronk.models.decoder import Decoder
 from pronk.models.model_runner import ModelRunner
 from pronk.models.split import TensorSplit
-
-# Choices of the option ``parallel``: split the branches of token trees, or the heads and columns of
-# each layer.
-PARALLEL = ("tree", "tensor")
 
 _LAUNCHED = "TORCHELASTIC_RUN_ID"  # variable that ``torch.distributed.is_torchelastic_launched`` looks for
 
@@ -79,21 +77,21 @@ class SingleProcess:
         """Do nothing: no processes were started."""
 
 
-def start_workers(workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **options: Any) -> Workers:
+def start_workers(
+    options: LLMOptions, model: Path, dtype: DType, config: ModelConfig, kernels: Kernels | None
+) -> Workers:
     """Start the processes of a model, or join those that ``torchrun`` has started.
 
-    ``options`` are ``model``, ``dtype``, ``context``, ``weights`` and ``kv_dtype`` of
-    :class:`~pronk.llm.LLM`.
-    Raises ``OptionError`` if ``workers`` is above 1 without compiled kernels (with torch, a row's
-    bits depend on the batch) or without torch (whose processes exchange messages), too large for
-    tensor parallelism, or not the number of processes that ``torchrun`` launched.
+    ``model`` and ``dtype`` are what the options of these names mean. Raises ``OptionError`` if ``workers`` is above 1
+    without compiled kernels (with torch, a row's bits depend on the batch) or without torch (whose processes exchange
+    messages), too large for tensor parallelism, or not the number of processes that ``torchrun`` launched.
     """
-    check_choice("parallel", parallel, PARALLEL)
+    workers = options.workers
     if workers == 1:
         return SingleProcess(config)
     if kernels is None:
         msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
         raise OptionError(msg)
     start = load_guest("pronk.workers", "processes", "workers")
-    started: Workers = start(workers, parallel, config, kernels, **options)
+    started: Workers = start(options, model, dtype, config, kernels)
     return started

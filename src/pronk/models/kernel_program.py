@@ -17,7 +17,7 @@ from pronk.kernels.structures import NUM_ROPE_TABLES, CAdapter, CDraftChain, COp
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.linear import Experts
-from pronk.models.program import KVSource, Program, output_range
+from pronk.models.program import KVSource, OutputRange, Program, output_range
 from pronk.models.program_rows import ProgramRows
 
 _EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE, _CONVOLVE = range(8)  # kinds of operations (``pronk_kind``)
@@ -145,11 +145,10 @@ class KernelProgram(Program):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
-        scale: float | None = None,
-        cap: float | None = None,
+        output: OutputRange | None = None,
     ) -> None:
         op = self._append(_LINEAR)
-        op.scale, op.cap = output_range(linear, scale, cap)
+        op.scale, op.cap = output or output_range(linear)
         op.input, op.output = _BUFFERS[source], _BUFFERS[to]
         op.residual, op.wanted = int(residual), int(only_logits_rows)
         op.activation = _ACTIVATIONS[activation]

@@ -190,8 +190,7 @@ def _check_layer(
 
 def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
     """Return the config of a checked layer, and the shapes of its weights."""
-    shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
-    config = llama_config(**shape, bos_id=None, eos_ids=())
+    config = llama_config(hidden=64, layers=1, heads=4, kv_heads=2, mlp=96, vocab=32, context=128)
     sizes: dict[str, tuple[int, ...]] = {"out": (64, 64), "up": (2 * 96, 64), "down": (64, 96)}
     if kind == "convolution":
         sizes |= {"gates": (3 * 64, 64), "filter": (64, _TAPS)}

@@ -15,15 +15,13 @@ from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.weight_cache import WeightCache
+from pronk.models.options import WEIGHTS
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 
 if TYPE_CHECKING:
     from pronk.models.backend import AnyMatrix, Backend, Matrix
 
-
-# Values of the option ``weights``: as in the checkpoint, or quantized to 8 or 4 bits when the model is loaded.
-WEIGHTS = ("plain", "int8", "int4")
 
 AnyWeight = Array | QuantizedMatrix | BlockMatrix  # a weight ``[outputs, inputs]`` in a form that checkpoints have
 

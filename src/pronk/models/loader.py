@@ -123,30 +123,31 @@ def parse_dtype(name: str, config: ModelConfig) -> DType:
 
 
 def load_decoder(
-    folder: Path,
+    source: Path | GgufCheckpoint,
     config: ModelConfig,
     *,
     dtype: DType,
     backend: Backend,
     weights: str = "plain",
     split: TensorSplit | None = None,
-    opened: GgufCheckpoint | None = None,
     cache: WeightCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Return a decoder with the weights of a model folder or GGUF file, packed by ``backend``.
 
+    ``source`` is the path, or an open GGUF file.
+
     An unquantized embedding and learned positions are views of the mapped file, with the file's dtype.
     For ``weights``, see :func:`~pronk.models.linear.choose_linear`. ``split`` selects the shard of this process in
-    tensor parallelism. ``opened`` is the GGUF file, if it is open already. ``cache`` has packed weights of earlier
-    loads, and is saved if it lacked some. ``on_progress`` receives the number of bytes read so far, and the total.
+    tensor parallelism. ``cache`` has packed weights of earlier loads, and is saved if it lacked some. ``on_progress``
+    receives the number of bytes read so far, and the total.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or quantized in a format
             that tensor parallelism cannot split.
         OptionError: ``weights`` is unknown, or quantizes without kernels.
     """
-    checkpoint = opened or open_checkpoint(folder)
+    checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     linear = choose_linear(backend, weights, checkpoint.release, cache)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
@@ -167,7 +168,7 @@ def load_decoder(
         cache.save()
     notes = [*inventory.notes, *placer.notes]
     if notes:
-        warnings.warn(f"{folder.name}: {'; '.join(notes)}", stacklevel=2)
+        warnings.warn(f"{checkpoint.folder.name}: {'; '.join(notes)}", stacklevel=2)
     return decoder
 
 

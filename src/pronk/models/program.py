@@ -42,6 +42,13 @@ from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.models.program_rows import ProgramRows
 
 
+class OutputRange(NamedTuple):
+    """Scale and soft cap of a linear layer's outputs."""
+
+    scale: float = 1.0
+    cap: float = 0.0  # 0: none
+
+
 class KVSource(NamedTuple):
     """The keys and values that an attention reads: a layer of the model's cache, or of another model's.
 
@@ -116,7 +123,13 @@ class Program(ABC):
         """Append ``stream += scale · norm(source Wᵀ + b)``; for ``partial``, see ``attention``."""
         scale = config.residual_scale
         if norm is None:
-            self.linear(linear, source=source, to="logits" if partial else "stream", residual=not partial, scale=scale)
+            self.linear(
+                linear,
+                source=source,
+                to="logits" if partial else "stream",
+                residual=not partial,
+                output=OutputRange(scale),
+            )
             return
         assert not partial, "expected no norm after a sum over processes"
         buffer = "B" if source == "A" else "A"
@@ -184,15 +197,14 @@ class Program(ABC):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
-        scale: float | None = None,
-        cap: float | None = None,
+        output: OutputRange | None = None,
     ) -> None:
         """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``, or ``to += …`` with ``residual``.
 
         ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"``, ``"scores"`` or ``"logits"``. ``linear`` may
         be :class:`~pronk.models.linear.Experts`, of which each row uses those of the last :meth:`route`. With
         ``only_logits_rows``, only the rows of :meth:`ProgramRows.select_logits_rows` are computed. A gated layer yields
-        ``activation(gate) · up``. ``cap`` is a soft cap. Scale and cap are by default those of ``linear``.
+        ``activation(gate) · up``. ``scale`` and the soft cap are those of ``output``, by default those of ``linear``.
         """
 
     @abstractmethod
@@ -237,7 +249,6 @@ class Program(ABC):
         """
 
 
-def output_range(linear: Any, scale: float | None, cap: float | None) -> tuple[float, float]:
-    """Return scale and soft cap (0: none) of a linear layer's outputs; ``None``: those of ``linear``."""
-    scale = getattr(linear, "scale", 1.0) if scale is None else scale
-    return scale, (getattr(linear, "cap", None) if cap is None else cap) or 0.0
+def output_range(linear: Any) -> OutputRange:
+    """Return scale and soft cap of a linear layer; those of packed weights are 1 and none."""
+    return OutputRange(getattr(linear, "scale", 1.0), getattr(linear, "cap", None) or 0.0)

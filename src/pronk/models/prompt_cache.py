@@ -10,6 +10,7 @@ from pronk import __version__
 from pronk.base.errors import OptionError, refuse
 from pronk.cache.block_store import BlockStore
 from pronk.cache.budget import parse_memory
+from pronk.cache.options import CacheOptions
 from pronk.cache.prompt_cache import PromptCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, file_identity
@@ -20,8 +21,7 @@ _READ_BYTES = 1 << 24  # bytes of a file that are read at a time
 
 
 def open_prompt_cache(
-    folder: str | Path | None,
-    size: str | int | None,
+    options: CacheOptions,
     model: Path | GgufCheckpoint,
     config: ModelConfig,
     backend: Backend,
@@ -29,15 +29,15 @@ def open_prompt_cache(
     split: bool,
     **settings: object,
 ) -> PromptCache | None:
-    """Return the prompt cache that the options ``prompt_cache`` and ``prompt_cache_size`` of LLM ask for.
+    """Return the prompt cache that the options ask for; ``None`` without one.
 
-    A ``folder`` of ``None`` means no prompt cache, a ``size`` of ``None`` 4 GiB. ``model`` is the folder of the
-    checkpoint, or its opened GGUF file. ``split``: whether several processes share the heads, so that no process has
-    whole blocks. ``settings`` are other options on which keys and values depend.
+    ``model`` is the folder of the checkpoint, or its opened GGUF file. ``split``: whether several processes share the
+    heads, so that no process has whole blocks. ``settings`` are other options on which keys and values depend.
 
     Raises:
         OptionError: an option is malformed, the folder is not writable, or the model's blocks cannot be stored.
     """
+    folder, size = options.prompt_cache, options.prompt_cache_size
     if folder is None:
         if size is not None:
             msg = f"prompt_cache_size: expected prompt_cache with it, found {size!r} alone; name a folder"

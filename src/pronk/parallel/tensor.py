@@ -27,6 +27,7 @@ from pronk.backends import (
     Decoder,
     ForwardJob,
     LayerExecutor,
+    OutputRange,
     PackedMatrix,
     PagedCache,
     Program,
@@ -238,10 +239,8 @@ class TensorParallelExecutor(LayerExecutor):
             elif stage == "keep":
                 program.store_hidden(index + 1)
             else:
-                scale, cap = decoder.config.logits_scale, decoder.config.logits_cap
-                program.linear(
-                    self._own_head, norm=decoder.norm, to="logits", only_logits_rows=True, scale=scale, cap=cap
-                )
+                output = OutputRange(decoder.config.logits_scale, decoder.config.logits_cap or 0.0)
+                program.linear(self._own_head, norm=decoder.norm, to="logits", only_logits_rows=True, output=output)
             return program
 
         return self._cached_program((stage, index), make)

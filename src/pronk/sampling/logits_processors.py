@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,6 +17,16 @@ from pronk.sampling.params import SamplingParams
 
 # Largest absolute value of a logit after penalties: divided by the lowest temperature, it does not overflow float32.
 _MAX_LOGIT = 1e8
+
+
+class BannedTokens(NamedTuple):
+    """Token ids that a request's options ban."""
+
+    stop_token_ids: Sequence[int] = ()  # end the text; banned until ``min_tokens``
+    bad_words: Sequence[Sequence[int]] = ()  # sequences that are never completed
+
+
+NOTHING_BANNED = BannedTokens()
 
 
 class TokenContext:
@@ -162,9 +172,7 @@ def make_processors(
     params: SamplingParams,
     context: TokenContext,
     vocab_size: int,
-    *,
-    stop_token_ids: Sequence[int] = (),
-    bad_words: Sequence[Sequence[int]] = (),
+    banned: BannedTokens = NOTHING_BANNED,
 ) -> list[LogitsProcessor]:
     """Return the processors for a request's options, in order of application."""
     processors: list[LogitsProcessor] = []
@@ -172,8 +180,8 @@ def make_processors(
         processors.append(Penalties(params, context, vocab_size))
     if params.logit_bias:
         processors.append(LogitBias(params.logit_bias))
-    if bad_words:
-        processors.append(BadWords(bad_words, context))
-    if params.min_tokens and stop_token_ids:
-        processors.append(MinTokens(params.min_tokens, stop_token_ids, context))
+    if banned.bad_words:
+        processors.append(BadWords(banned.bad_words, context))
+    if params.min_tokens and banned.stop_token_ids:
+        processors.append(MinTokens(params.min_tokens, banned.stop_token_ids, context))
     return processors

@@ -1,14 +1,13 @@
 """Sampling parameters of a request."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pronk.base.checks import check_choice, check_flag, check_integer, check_number
+from pronk.base.checks import check_integer, check_number
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
+from pronk.base.options import Option, check_options, documented
 from pronk.text.guide import Guide, GuideMode
 
 Rule = Literal["coupled", "rejection", "block"]
@@ -19,83 +18,172 @@ _MAX_LOGPROBS = 64
 
 
 @known_keywords
+@documented
 @dataclass(frozen=True)
 class SamplingParams:
-    """Options of a request. Every drafter honours every option, or an error names the option.
+    """Options of a request. Every drafter honours every option, or an error names the option."""
 
-    Attributes:
-        max_tokens: maximum number of tokens to generate, at least 1.
-        min_tokens: minimum number of tokens to generate: end-of-text and stop tokens are banned until then.
-        temperature: divisor of the logits, in [0, 100]; 0 is greedy.
-        top_k: number of likeliest tokens to keep; 0 keeps all.
-        top_p: cumulative probability of the likeliest tokens to keep, in (0, 1].
-        min_p: minimum probability to keep, relative to the likeliest token's, in [0, 1].
-        repetition_penalty: for tokens in prompt or output, divisor of positive logits and factor of negative logits,
-            in (0, 100].
-        presence_penalty: value subtracted from the logit of each token in the output, in [-2, 2].
-        frequency_penalty: value subtracted from a token's logit for each occurrence in the output, in [-2, 2].
-        logit_bias: token id to a value in [-100, 100] that is added to its logit.
-        bad_words: texts never to generate, as the tokenizer writes them with and without a leading space. Other token
-            sequences with the same text are not caught.
-        stop: texts that end the generation and are not part of the output; ignored before ``min_tokens`` tokens. They
-            may contain names of special tokens, such as ``<|im_end|>``, which have no text in the output.
-        stop_token_ids: token ids that end the generation; part of ``token_ids``, not of the text.
-        thinking_budget: maximum number of tokens of thoughts, before the model's end marker of thinking is forced;
-            ``None`` sets no limit.
-        ignore_eos: whether to continue after end-of-text.
-        seed: integer in [0, 2**63 - 1]; ``None`` draws a random one, which the result has in its ``seed``.
-        rule: acceptance of draft tokens when sampling; greedy decoding is the same under all rules. ``"coupled"``: the
-            target samples without looking at the draft tokens, so the same seed gives the same tokens with every
-            drafter. ``"rejection"``: draft tokens are accepted one by one with the probability that preserves the
-            target's distribution; the tokens depend on the seed and on the draft tokens. ``"block"``: like rejection,
-            but the draft tokens of a chain are tried together, and at least as many are accepted on average.
-        n: number of independent samples of the prompt, in [1, 1024]; sample 0 has ``seed``, the others derived seeds.
-        logprobs: number of likeliest tokens, in [0, 64], whose log-probabilities are reported for each output token,
-            besides that of the token itself; ``None`` reports none.
-        prompt_logprobs: like ``logprobs``, for the tokens of the prompt.
-        logprob_token_ids: token ids whose log-probabilities are reported for each output token; needs ``logprobs``.
-        guide: required form of the text. Log-probabilities are those of the model before the guide's mask.
-        guide_mode: treatment of forced text: text at places where the guide allows exactly one continuation.
-            ``"forced"``: proposed as draft tokens and verified by the model. ``"plain"``: generated token by token,
-            with the same result. ``"jump"``: appended as the tokenizer writes it, without running the model; the tokens
-            have no log-probabilities, and the model does not choose among several end-of-text tokens.
-    """
-
-    max_tokens: int = 128
-    min_tokens: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
-    bad_words: Sequence[str] = ()
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    thinking_budget: int | None = None
-    ignore_eos: bool = False
-    seed: int | None = None
-    rule: Rule = "coupled"
-    n: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: Sequence[int] = ()
-    guide: Guide | None = None
-    guide_mode: GuideMode = "forced"
+    max_tokens: Annotated[int, Option("Maximum number of tokens to generate.", low=1)] = 128
+    min_tokens: Annotated[
+        int,
+        Option(
+            "Minimum number of tokens before the text may end, at most max_tokens.",
+            low=0,
+            details="End-of-text and stop tokens are banned until then.",
+        ),
+    ] = 0
+    temperature: Annotated[
+        float,
+        Option(
+            "0 takes the most likely token; higher is more random.",
+            low=0.0,
+            high=100.0,
+            details="It divides the logits.",
+        ),
+    ] = 0.0
+    top_k: Annotated[int, Option("Sample from this many most likely tokens; 0 is all tokens.", low=0)] = 0
+    top_p: Annotated[
+        float,
+        Option(
+            "Sample from the most likely tokens that together reach this probability.",
+            low=0.0,
+            high=1.0,
+            exclusive_min=True,
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float, Option("Drop tokens below this fraction of the highest probability.", low=0.0, high=1.0)
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Option(
+            "Above 1 makes tokens of the prompt and the generated text less likely.",
+            low=0.0,
+            high=100.0,
+            exclusive_min=True,
+            details="It divides positive logits and multiplies negative ones.",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Option("Subtracted once from the logit of each token in the generated text.", low=-2.0, high=2.0)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Option("Subtracted from a token's logit for each occurrence in the generated text.", low=-2.0, high=2.0),
+    ] = 0.0
+    logit_bias: Annotated[
+        Mapping[int, float] | None, Option("Values in -100..100 to add to the logits of token ids.")
+    ] = None
+    bad_words: Annotated[
+        Sequence[str],
+        Option(
+            "Texts that are never generated.",
+            details=(
+                "They are banned as the tokenizer writes them with and without a leading space; "
+                "other token sequences with the same text are not caught."
+            ),
+        ),
+    ] = ()
+    stop: Annotated[
+        str | Sequence[str],
+        Option(
+            "Stop before these texts.",
+            details=(
+                "They are not part of the output, and ignored before ``min_tokens`` tokens. They "
+                "may contain names of special tokens, such as ``<|im_end|>``, which have no text "
+                "in the output."
+            ),
+        ),
+    ] = ()
+    stop_token_ids: Annotated[
+        Sequence[int],
+        Option("Stop after these token ids.", details="They are part of ``token_ids``, not of the text."),
+    ] = ()
+    thinking_budget: Annotated[
+        int | None,
+        Option(
+            "Maximum number of tokens that the model thinks before it answers.",
+            low=0,
+            absent="no limit",
+            details="Then the model's end marker of thinking is forced.",
+        ),
+    ] = None
+    ignore_eos: Annotated[bool, Option("Continue after the end-of-text token.")] = False
+    seed: Annotated[
+        int | None,
+        Option(
+            "Same seed, same text.",
+            low=0,
+            high=MAX_SEED,
+            absent="random, and reported",
+            details="The result has it in its ``seed``.",
+        ),
+    ] = None
+    rule: Annotated[
+        Rule,
+        Option(
+            "Acceptance of draft tokens when sampling. coupled: same seed, same text, whatever "
+            "the drafter. rejection, block: only the distribution is the same; see "
+            "docs/concepts.md.",
+            details=(
+                'Greedy decoding is the same under all rules. Under ``"coupled"``, the target '
+                'samples without looking at the draft tokens. ``"rejection"`` accepts draft '
+                "tokens one by one with the probability that preserves the target's distribution; "
+                'the tokens depend on the seed and on the draft tokens. ``"block"`` tries the '
+                "draft tokens of a chain together, and accepts at least as many on average."
+            ),
+        ),
+    ] = "coupled"
+    n: Annotated[
+        int,
+        Option(
+            "Number of independent samples.",
+            low=1,
+            high=1024,
+            details="Sample 0 has ``seed``, the others derived seeds.",
+        ),
+    ] = 1
+    logprobs: Annotated[
+        int | None,
+        Option(
+            "Report log-probabilities of each generated token and of this many most likely ones.",
+            low=0,
+            high=_MAX_LOGPROBS,
+            absent="none",
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Option("Like logprobs, for the tokens of the prompt.", low=0, high=_MAX_LOGPROBS, absent="none"),
+    ] = None
+    logprob_token_ids: Annotated[Sequence[int], Option("With logprobs, report these token ids, too.")] = ()
+    guide: Annotated[
+        Guide | None,
+        Option(
+            "Required form of the text.",
+            absent="none",
+            details="Log-probabilities are those of the model before the guide's mask.",
+        ),
+    ] = None
+    guide_mode: Annotated[
+        GuideMode,
+        Option(
+            "Tokens that the guide allows no alternative to. forced: proposed as draft tokens, at "
+            "no cost. plain: not proposed; the text is the same. jump: appended without a forward "
+            "pass.",
+            details=(
+                'With ``"jump"``, these tokens are as the tokenizer writes the text, have no '
+                "log-probabilities, and the model does not choose among several end-of-text "
+                "tokens."
+            ),
+        ),
+    ] = "forced"
 
     def __post_init__(self) -> None:
-        for name, minimum, maximum in _INTEGERS:
-            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
-                check_integer(name, getattr(self, name), minimum, maximum)
-        for name, lower, upper, excludes_lower in _NUMBERS:
-            check_number(name, getattr(self, name), lower, upper, exclusive_min=excludes_lower)
+        check_options(self)
         if self.min_tokens > self.max_tokens:
             msg = f"min_tokens: expected at most max_tokens = {self.max_tokens}, found {self.min_tokens}"
             raise OptionError(msg)
-        check_flag("ignore_eos", self.ignore_eos)
-        check_choice("rule", self.rule, get_args(Rule))
         _check_bias(self.logit_bias)
         for name in ("stop_token_ids", "logprob_token_ids"):
             for token in _check_list(name, getattr(self, name)):
@@ -144,32 +232,7 @@ class SamplingParams:
         return values
 
 
-# (option, minimum, maximum); None: no maximum.
-_INTEGERS: tuple[tuple[str, int, int | None], ...] = (
-    ("max_tokens", 1, None),
-    ("min_tokens", 0, None),
-    ("top_k", 0, None),
-    ("n", 1, 1024),
-    ("thinking_budget", 0, None),
-    ("seed", 0, MAX_SEED),
-    ("logprobs", 0, _MAX_LOGPROBS),
-    ("prompt_logprobs", 0, _MAX_LOGPROBS),
-)
-_MAY_BE_NONE = ("thinking_budget", "seed", "logprobs", "prompt_logprobs")
-
-# (option, lower bound, upper bound, whether the lower bound itself is refused).
-_NUMBERS: tuple[tuple[str, float, float, bool], ...] = (
-    ("temperature", 0.0, 100.0, False),
-    ("top_p", 0.0, 1.0, True),
-    ("min_p", 0.0, 1.0, False),
-    ("repetition_penalty", 0.0, 100.0, True),
-    ("presence_penalty", -2.0, 2.0, False),
-    ("frequency_penalty", -2.0, 2.0, False),
-)
-
-
 def _check_guide(params: SamplingParams) -> None:
-    check_choice("guide_mode", params.guide_mode, get_args(GuideMode))
     if params.guide is None:
         return
     if not isinstance(params.guide, Guide):

@@ -20,7 +20,14 @@ from pronk.base.errors import GuideError, OptionError
 from pronk.base.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
 from pronk.sampling.draft_token import DraftIds, DraftToken, argmax_token
-from pronk.sampling.logits_processors import GuideProcessor, LogitsProcessor, TokenContext, make_processors
+from pronk.sampling.logits_processors import (
+    NOTHING_BANNED,
+    BannedTokens,
+    GuideProcessor,
+    LogitsProcessor,
+    TokenContext,
+    make_processors,
+)
 from pronk.sampling.noise import (
     block_uniform,
     draft_noise,
@@ -55,33 +62,30 @@ class Sampler:
         self,
         params: SamplingParams,
         seed: int,
-        text: Sequence[int],
+        context: TokenContext,
         vocab_size: int,
         *,
-        num_prompt: int | None = None,
-        stop_token_ids: Sequence[int] = (),
-        bad_words: Sequence[Sequence[int]] = (),
+        banned: BannedTokens = NOTHING_BANNED,
         kernels: Kernels | None = None,
         processors: Sequence[LogitsProcessor] = (),
         guide: GuideProcessor | None = None,
     ) -> None:
-        """Create a sampler for the token after ``text``, the request's own list of committed tokens.
+        """Create a sampler for the token after the committed tokens of ``context``.
 
-        The first ``num_prompt`` tokens of ``text`` are the prompt, by default all. ``stop_token_ids`` end the text.
-        ``bad_words`` are token sequences that are never completed. Logits processors apply in this order: those made
-        from ``params``, ``processors``, ``guide``. ``guide`` has already consumed ``text``. If no processor or
-        truncation applies, ``kernels`` sample the tokens.
+        Logits processors apply in this order: those made from ``params`` and ``banned``, ``processors``, ``guide``.
+        ``guide`` has already consumed the committed tokens. If no processor or truncation applies, ``kernels`` sample
+        the tokens.
         """
         self.params, self.seed, self._vocab_size = params, seed, vocab_size
-        self.context = TokenContext(text, num_prompt)
-        made = make_processors(params, self.context, vocab_size, stop_token_ids=stop_token_ids, bad_words=bad_words)
+        self.context = context
+        made = make_processors(params, context, vocab_size, banned)
         self.guide = guide
         self.processors: tuple[LogitsProcessor, ...] = (*made, *processors, *([] if guide is None else [guide]))
         self.kernels = None if self.processors or params.truncates else kernels
         self._stateless = StatelessSampler(0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE), seed)
         # The equivalent stateless sampler; ``None`` if sampling needs more than logits, seed and position.
         self.stateless_sampler = None if self.kernels is None or params.rejects else self._stateless
-        self.trial_seed = trial_seed(seed, text[: self.context.num_prompt]) if params.rejects else seed
+        self.trial_seed = trial_seed(seed, context.committed[: context.num_prompt]) if params.rejects else seed
         self._failure: Exception | None = None
 
     def advance(self, token: int) -> None:

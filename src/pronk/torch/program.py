@@ -15,6 +15,7 @@ from pronk.backends import (
     KVSource,
     MixtureConfig,
     ModelConfig,
+    OutputRange,
     PagedCache,
     Program,
     ProgramRows,
@@ -154,10 +155,9 @@ class TorchProgram(Program):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
-        scale: float | None = None,
-        cap: float | None = None,
+        output: OutputRange | None = None,
     ) -> None:
-        factor, limit = output_range(linear, scale, cap)
+        factor, limit = output or output_range(linear)
         normalize = self._norm(norm)
         multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
         activate = ACTIVATIONS[activation]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf, nan
 from pathlib import Path
 from statistics import fmean
@@ -143,4 +143,4 @@ def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[st
 
 def model_config(shape: ModelShape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:
     """Return the configuration of a decoder of this shape."""
-    return llama_config(**asdict(shape), bos_id=bos_id, eos_ids=eos_ids)
+    return replace(llama_config(**asdict(shape), eos_ids=eos_ids), bos_id=bos_id)

@@ -11,6 +11,7 @@ from drafting.drafting import bound, watch_draft
 from drafting.from_draft.drafts import draft_folder
 from engine.cases import text
 from pronk.engine.request import Request
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.noise import trial_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -61,9 +62,12 @@ def test_prompts_with_one_seed_have_different_trial_seeds() -> None:
     assert len({trial_seed(seed, prompt) for seed in (0, 7) for prompt in ((1, 2, 3), (1, 2), (3, 2, 1))}) == 6
     assert all(0 <= trial_seed(2**63 - 1, [token]) < 2**63 for token in range(50))
     rejecting = SamplingParams(temperature=1.0, rule="rejection")
-    assert Sampler(rejecting, 7, [1, 2], 9).trial_seed != Sampler(rejecting, 7, [2, 1], 9).trial_seed
+    assert (
+        Sampler(rejecting, 7, TokenContext([1, 2]), 9).trial_seed
+        != Sampler(rejecting, 7, TokenContext([2, 1]), 9).trial_seed
+    )
     coupled = SamplingParams(temperature=1.0)
-    assert Sampler(coupled, 7, [1, 2], 9).seed == Sampler(coupled, 7, [2, 1], 9).seed == 7
+    assert Sampler(coupled, 7, TokenContext([1, 2]), 9).seed == Sampler(coupled, 7, TokenContext([2, 1]), 9).seed == 7
 
 
 def test_a_draft_does_not_learn_from_another_drafts_tokens() -> None:

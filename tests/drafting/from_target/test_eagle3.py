@@ -43,7 +43,9 @@ from pronk.drafting import Proposer, make_drafter
 from pronk.drafting.from_target._eagle_runner import EagleRunner
 from pronk.drafting.from_target.eagle3 import Eagle3Proposer
 from pronk.drafting.shared.chain import Chain
+from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
+from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request
 from pronk.models.cost_model import CostCurve
 from pronk.models.decoder import Decoder
@@ -282,7 +284,7 @@ def test_reading_a_text_is_measured(prompts: list[list[int]]) -> None:
 def test_the_features_take_memory_while_the_head_exists() -> None:
     decoder, budget = bigram_decoder(), KVBudget("4MB", 4)
     cache_ = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache)
-    engine = Engine(decoder, cache_, kv_budget=budget)
+    engine = Engine(Target(decoder, cache_, budget=budget), BatchOptions())
     plain = cache_.bytes_per_token
     proposer = make_drafter(copying("eagle3")).bind(engine.target)
     (model,) = proposer.models

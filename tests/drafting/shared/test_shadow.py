@@ -12,6 +12,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.drafting.acceptance_stats import SourceRates
 from pronk.drafting.policy import RequestPolicy
 from pronk.drafting.proposer import DraftContext
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from tiny_models import VOCAB, kernels, make_engine, make_request, run, tiny_decoder
@@ -36,7 +37,7 @@ def stateless(
     params = SamplingParams(max_tokens=10_000, **options)
     made = context(state, tokens, params=params, vocab=VOCAB, policy=policy or RequestPolicy())
     made.sampler = Sampler(  # type: ignore[arg-type]
-        params, params.seed or 0, made.tokens, VOCAB, num_prompt=num_prompt, kernels=kernels()
+        params, params.seed or 0, TokenContext(made.tokens, num_prompt), VOCAB, kernels=kernels()
     )
     assert made.sampler.stateless_sampler is not None
     return made

@@ -61,7 +61,7 @@ def test_a_plot(run: Any, tmp_path: Path) -> None:
         (("--plot", "missing/folder/steps.svg"), "plot: expected a file in a folder that exists"),
         (("--drafter", "nobody"), "found 'nobody'"),
         (("--calibration", "."), "calibration: expected a file that pronk has written"),
-        (("--max-tokens", "0"), "max_tokens"),
+        (("--max-tokens", "0"), "--max-tokens"),
     ],
 )
 def test_mistakes(run: Any, options: tuple[str, ...], message: str) -> None:

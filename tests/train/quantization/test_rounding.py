@@ -22,9 +22,7 @@ def some_weight(outputs: int = 24, inputs: int = 96) -> Array:
 
 
 def shape(hidden: int, mlp: int, heads: int = 2) -> ModelConfig:
-    return llama_config(
-        hidden=hidden, layers=1, heads=heads, kv_heads=1, mlp=mlp, vocab=8, context=8, bos_id=None, eos_ids=(0,)
-    )
+    return llama_config(hidden=hidden, layers=1, heads=heads, kv_heads=1, mlp=mlp, vocab=8, context=8, eos_ids=(0,))
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16])

@@ -27,9 +27,9 @@ from pronk.drafting.shared.vocabulary.translation import Translation
 from pronk.drafting.target import Target
 from pronk.models.choice import open_torch
 from pronk.models.decoder import forward_weights
-from pronk.models.linear import WEIGHTS
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.model_runner import ModelRunner
+from pronk.models.options import WEIGHTS
 from pronk.models.resolve import resolve_model
 from pronk.sampling.tree import TokenTree
 from pronk.text.tokenizer import Tokenizer

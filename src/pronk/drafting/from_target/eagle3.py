@@ -31,8 +31,8 @@ from pronk.drafting.shared.stepwise import MAX_COUNTED, StepwiseDrafter, Stepwis
 from pronk.drafting.step_value import Offer
 from pronk.drafting.target import Target
 from pronk.drafting.trie import Trie
-from pronk.models.linear import WEIGHTS
 from pronk.models.loader import describe_architecture
+from pronk.models.options import WEIGHTS
 from pronk.models.resolve import resolve_model
 from pronk.sampling.draft_token import DraftIds
 from pronk.sampling.tree import TokenTree

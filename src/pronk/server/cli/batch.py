@@ -12,7 +12,7 @@ from rich.console import Console
 from pronk import OptionError
 from pronk.base import refuse
 from pronk.base.checks import require_extra
-from pronk.commands import Progress, announce, interruptible, model_options, option, shares, status_bar
+from pronk.commands import Progress, announce, interruptible, option, serving_options, shares, status_bar
 from pronk.server.cli.replicas import ReplicaOptions
 from pronk.server.cli.serve import SERVER_MODULES
 
@@ -21,20 +21,16 @@ if TYPE_CHECKING:
     from pronk.server.batch import BatchOutput
 
 
-@shares(load=model_options, options=model_options, replication=ReplicaOptions)
+@shares(load=serving_options, options=serving_options, replication=ReplicaOptions)
 def batch(
-    load: "Callable[[Progress | None, int, bool], LLM]",
-    options: "Callable[[int, bool], dict[str, Any]]",
+    load: "Callable[[Progress | None], LLM]",
+    options: "Callable[[], dict[str, Any]]",
     replication: Callable[[], ReplicaOptions],
     source: Annotated[
         Path, typer.Argument(help="File of requests, one per line, in OpenAI's batch format.", metavar="IN")
     ],
     target: Annotated[Path, typer.Argument(help="File for the answers, one per line.", metavar="OUT")],
     *,
-    max_batch: Annotated[int, option("Maximum number of requests in one forward pass.", min=1, max=1024)] = 32,
-    prefix_cache: Annotated[
-        bool, option("Reuse the KV cache of earlier requests for prompts with the same prefix.")
-    ] = True,
     name: Annotated[str | None, option("Name of the model in requests.", show_default="name of its folder")] = None,
 ) -> None:
     r"""Answer a file of requests.
@@ -69,14 +65,14 @@ def batch(
             f"interrupted; the same command continues with the requests that have no answer in {target}"
         ):
             if replicas := replication():
-                cluster = replicas.connect(screen, options(max_batch, prefix_cache))
+                cluster = replicas.connect(screen, options())
                 with cluster as (path, plan), _progress_bar(done, len(ids)) as progress:
                     from pronk.server.replicas.batch import run_on_replicas
 
                     refused = run_on_replicas(plan, name or model_label(path), read_batch(source), answers, progress)
             else:
                 with screen.loading() as bar:
-                    llm = load(bar, max_batch, prefix_cache)
+                    llm = load(bar)
                 with _progress_bar(done, len(ids)) as progress:
                     refused = _run_in_process(llm, name or model_label(llm.path), source, answers, progress)
     screen.say(f"{len(ids) - done} answers in {target}" + (f", {refused} of them refusals" if refused else ""))

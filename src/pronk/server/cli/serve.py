@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pronk import OptionError
 from pronk.base import count_text, read_text, refuse
 from pronk.base.checks import refuse_choice, require_extra
-from pronk.commands import model_options, one_model, panel, shares
+from pronk.commands import one_model, panel, serving_options, shares
 from pronk.server.cli.replicas import ReplicaOptions
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 _models, _server, _limit = panel("Models"), panel("Server"), panel("Limits")
 
 
-@shares(options=model_options, replication=ReplicaOptions, without=("model",))
+@shares(options=serving_options, replication=ReplicaOptions, without=("model",))
 def serve(
-    options: "Callable[[int, bool], dict[str, Any]]",
+    options: "Callable[[], dict[str, Any]]",
     replication: Callable[[], ReplicaOptions],
     *,
     model: Annotated[
@@ -84,18 +84,6 @@ def serve(
         ),
     ] = None,
     page: Annotated[bool, _server("Serve a chat page at /.")] = True,
-    prefix_cache: Annotated[
-        bool, _server("Reuse the KV cache of earlier requests for prompts with the same prefix.")
-    ] = True,
-    max_batch: Annotated[int, _server("Maximum number of requests in one forward pass.", min=1, max=1024)] = 32,
-    max_wait: Annotated[
-        float,
-        _server(
-            "Seconds after which a key that waits for others is in the next forward pass, whatever they sent.",
-            min=0.0,
-            max=1e9,
-        ),
-    ] = 2.0,
     access_log: Annotated[bool, _server("Log one line per request, without its text.")] = False,
     drain: Annotated[float, _server("Seconds that running requests have to finish after SIGTERM.", min=0.0)] = 60.0,
     max_requests: Annotated[int, _limit("Maximum number of running and waiting samples.", min=1)] = 256,
@@ -148,7 +136,7 @@ def serve(
         seconds=timeout,
     )
     screen = TerminalOutput()
-    replicas, llm_options = replication(), options(max_batch, prefix_cache) | {"max_wait": max_wait}
+    replicas, llm_options = replication(), options()
     settings = ServerSettings(
         name=name or "",
         keys=keys,

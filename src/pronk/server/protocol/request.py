@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
+from typing import Annotated, Any, ClassVar, Protocol, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -25,11 +25,11 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pronk import Completion, Guide, GuideError, OptionError, Piece, PronkError, SamplingParams
-from pronk.base import SMALL_JOB, count_text
+from pronk.base import SMALL_JOB, count_text, declared_options
 from pronk.server.errors import ApiError, name_once, to_api_error
 from pronk.server.protocol.fields import ObjectFields, Path, read_fields, rows_of, summarize
 from pronk.server.settings import RequestLimits
-from pronk.serving import GuideKind
+from pronk.serving import GuideKind, GuideMode, Rule
 from pronk.text import AnswerCalls
 
 GUIDE_KINDS = get_args(GuideKind)  # names of the arguments of ``Guide``
@@ -232,6 +232,13 @@ class StreamOptions(RequestBody):
     continuous_usage_stats: bool = False  # field of vLLM, whose benchmark clients always set it
 
 
+def _sampling_field(name: str) -> Any:
+    """Return a field that may be missing, in the range of the option of ``SamplingParams``."""
+    option = declared_options(SamplingParams)[name].option
+    bounds: dict[str, Any] = {"gt" if option.exclusive_min else "ge": option.low, "le": option.high}
+    return Field(None, **bounds)
+
+
 class TextRequest(RequestBody):
     """Options of a request for text. ``None`` selects the default, like a missing field.
 
@@ -242,27 +249,27 @@ class TextRequest(RequestBody):
     places: ClassVar[Sequence[str]] = ("text",)
 
     model: Text | None = None
-    temperature: float | None = Field(None, ge=0.0, le=100.0)
+    temperature: float | None = _sampling_field("temperature")
     do_sample: bool | None = Field(None, description="Whether the temperature is above 0.")
-    top_p: float | None = Field(None, ge=0.0, le=1.0)
+    top_p: float | None = Field(None, ge=0.0, le=1.0)  # 0 is allowed, see params()
     top_k: TopK | None = None
-    min_p: float | None = Field(None, ge=0.0, le=1.0)
-    n: int | None = Field(None, ge=1)
+    min_p: float | None = _sampling_field("min_p")
+    n: int | None = Field(None, ge=1)  # at most that of the limits
     seed: int | None = Field(None, ge=-_NUM_SEEDS, lt=2 * _NUM_SEEDS)
     stop: StopTexts | None = None
     stop_token_ids: Ids | None = None
     bad_words: BadWords | None = None
-    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
+    presence_penalty: float | None = _sampling_field("presence_penalty")
+    frequency_penalty: float | None = _sampling_field("frequency_penalty")
+    repetition_penalty: float | None = _sampling_field("repetition_penalty")
     logit_bias: dict[str, float] | None = None
-    min_tokens: int | None = Field(None, ge=0)
+    min_tokens: int | None = _sampling_field("min_tokens")
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     drafter: Text | None = Field(None, min_length=1, max_length=256)
-    rule: Literal["coupled", "rejection", "block"] | None = None
-    guide_mode: Literal["forced", "plain", "jump"] | None = None
+    rule: Rule | None = None
+    guide_mode: GuideMode | None = None
     priority: int | None = Field(None, ge=-1000, le=1000)
     cache_salt: Text | None = Field(None, min_length=1, max_length=1024)
     leaps: bool | None = Field(None, description="Report id, text, drafter and step of each streamed token.")
@@ -358,20 +365,7 @@ class TextRequest(RequestBody):
 
         The service has replaced missing options by those that are recommended for the model.
         """
-        unchanged = (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "n",
-            "min_tokens",
-            "ignore_eos",
-            "rule",
-            "stop",
-            "guide_mode",
-        )
-        penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-        given = {name: value for name in (*unchanged, *penalties) if (value := getattr(self, name)) is not None}
+        given = {name: value for name in _UNCHANGED if (value := getattr(self, name)) is not None}
         if given.get("top_p") == 0.0:  # as in OpenAI's API: the likeliest token alone
             given |= {"top_p": 1.0, "top_k": 1}
         return SamplingParams(
@@ -383,6 +377,14 @@ class TextRequest(RequestBody):
             **given,
             **options,
         )
+
+
+# Options of SamplingParams that are fields of requests with the same values.
+_UNCHANGED = [
+    name
+    for name in declared_options(SamplingParams)
+    if name in TextRequest.model_fields and name not in {"seed", "stop_token_ids", "bad_words", "logit_bias"}
+]
 
 
 class Reply(Protocol):

@@ -24,6 +24,7 @@ from pronk.drafting.shared.side_cache import SideLane
 from pronk.engine.engine import Engine
 from pronk.models.forward_job import Segment
 from pronk.models.model_runner import ForwardJob
+from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
@@ -79,7 +80,7 @@ class Stage:
         return table
 
     def context(self, text: Sequence[int], table: BlockTable, lane: SideLane | None = None) -> DraftContext[SideLane]:
-        sampler = Sampler(SamplingParams(max_tokens=60), 0, list(text), VOCAB)
+        sampler = Sampler(SamplingParams(max_tokens=60), 0, TokenContext(list(text)), VOCAB)
         return DraftContext(lane or SideLane(), list(text), 20, 40, SamplingParams(max_tokens=60), sampler, table)
 
     def begin(self, contexts: Sequence[DraftContext[SideLane]], rows: int) -> list[HeadDraft]:

@@ -97,7 +97,7 @@ class GlideShape:
 
     def config(self, target: ModelConfig) -> ModelConfig:
         """Return the module's configuration: a Llama with the target's vocabulary and context length."""
-        return llama_config(
+        config = llama_config(
             hidden=self.hidden,
             layers=self.layers,
             heads=self.heads,
@@ -105,9 +105,9 @@ class GlideShape:
             mlp=self.mlp,
             vocab=target.vocab_size,
             context=target.context,
-            bos_id=target.bos_id,
             eos_ids=target.eos_ids,
         )
+        return replace(config, bos_id=target.bos_id)
 
 
 class _CrossAttention(Attention):

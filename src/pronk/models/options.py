@@ -1,0 +1,122 @@
+"""Options of a model: what is loaded, and what computes it."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pronk.base.options import Option, documented
+
+# As in the checkpoint, or quantized to 8 or 4 bits when the model is loaded.
+WEIGHTS = ("plain", "int8", "int4")
+# Split the branches of token trees, or the heads and columns of each layer.
+PARALLEL = ("tree", "tensor")
+
+
+@documented
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options of a model."""
+
+    model: Annotated[
+        str | Path | None,
+        Option(
+            "Name as in pronk pull (smollm2, owner/name, owner/name:Q4_K_M), folder with a checkpoint, or GGUF file.",
+            absent="smollm2",
+            details="Names are those of :mod:`pronk.checkpoint.hub.names`.",
+        ),
+    ] = None
+    _: KW_ONLY
+    adapters: Annotated[
+        Mapping[str, str | Path] | None,
+        Option(
+            "LoRA adapters in folders of PEFT, by name.",
+            details=(
+                "Calls choose one with ``adapter``; rows of other requests keep their bits "
+                "(:mod:`pronk.models.adapters`)."
+            ),
+        ),
+    ] = None
+    device: Annotated[
+        str,
+        Option(
+            "Device that the model runs on, for example cpu or cuda.",
+            details="A torch device needs the extra ``torch``.",
+        ),
+    ] = "cpu"
+    dtype: Annotated[
+        str,
+        Option(
+            "Data type: auto (that of the checkpoint), float32, bfloat16 or float16.",
+            choices=("auto", "float32", "bfloat16", "float16"),
+        ),
+    ] = "auto"
+    weights: Annotated[
+        str,
+        Option(
+            "plain: as stored in the checkpoint. int8, int4: quantized while loading, smaller and faster.",
+            choices=WEIGHTS,
+            details="Quantized, the output changes; the LM head always has 8 bits.",
+        ),
+    ] = "plain"
+    weight_cache: Annotated[
+        bool | str | Path,
+        Option(
+            "Keep the packed weights of a GGUF file, for faster starts, in ~/.cache/pronk/weights "
+            "or in this folder. Their file is as large as the model's.",
+            details="Later loads map it, without packing, and share the memory.",
+        ),
+    ] = False
+    context: Annotated[
+        int | None,
+        Option(
+            "Maximum number of tokens of a text, prompt and output. It selects the rotations of "
+            "models with longrope, such as Phi-4-mini.",
+            low=1,
+            absent="that of the model",
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Option(
+            "Number of threads to compute with, per process.",
+            low=1,
+            high=4096,
+            absent="number of cores",
+            details="The workers share the cores.",
+        ),
+    ] = None
+    workers: Annotated[
+        int,
+        Option(
+            "Number of processes that compute the model together, started by pronk or by torchrun.",
+            low=1,
+            high=64,
+            details=(
+                "They share this machine's cores, and end with :meth:`close` or the deletion of "
+                "the object. Under ``torchrun``, in all processes but the first, the constructor "
+                "serves the first one and then exits."
+            ),
+        ),
+    ] = 1
+    parallel: Annotated[
+        str,
+        Option(
+            "Split of the work among workers. tree: branches of the draft tree. tensor: heads and "
+            "columns of the model.",
+            choices=PARALLEL,
+            details=(
+                '``"tree"`` gives each worker a copy of the model and is used when it is faster; '
+                'the text is the same. With ``"tensor"``, the text depends on the number of '
+                "workers, but not on the drafter."
+            ),
+        ),
+    ] = "tree"
+    kernels: Annotated[
+        str,
+        Option(
+            "CPU kernels. auto: the fastest that this processor supports; or amx, avx512_bf16, "
+            "avx512, avx2 or portable. torch: torch's operators, with the extra torch.",
+            details='With ``"torch"``, the text may depend on the batch and the drafter.',
+        ),
+    ] = "auto"
