@@ -17,14 +17,11 @@ from pronk.base.options import DeclaredOption, declared_options
 from pronk.cli.generate import generate
 from pronk.cli.options import NOT_ON_THE_COMMAND_LINE
 from pronk.engine.options import LLMOptions
-from pronk.server.cli.serve import serve
 
 # Options with another name on the command line, where each value is given by itself.
 NAMES = {"adapters": "adapter"}
 # Options that only a command for many requests has.
 SERVED = {"max_batch", "max_wait", "prefix_cache"}
-# Defaults of ``pronk serve`` for many requests.
-SERVED_DEFAULTS = {"max_batch": 32, "prefix_cache": True}
 # Defaults that the command line writes in another way.
 WRITTEN: dict[str, Any] = {"weight_cache": "off", "calibration": "on"}
 REPEATABLE = ("model", "adapters", "logit_bias", "bad_words", "stop", "stop_token_ids", "logprob_token_ids")
@@ -40,7 +37,7 @@ def options_of(command: Any) -> Mapping[str, Any]:
     return {each.name: each for each in get_command(app).params}
 
 
-GENERATE, SERVE = options_of(generate), options_of(serve)
+GENERATE = options_of(generate)
 
 
 def test_every_option_is_declared_or_a_reason_is_given() -> None:
@@ -49,8 +46,7 @@ def test_every_option_is_declared_or_a_reason_is_given() -> None:
     assert all(each.default is not MISSING for each in fields(LLMOptions))
     assert NOT_ON_THE_COMMAND_LINE.keys() < declared_options(LLMOptions).keys()
     assert all(NOT_ON_THE_COMMAND_LINE.values())
-    hidden = {name for name in NOT_ON_THE_COMMAND_LINE if name in {*GENERATE, *SERVE}}
-    assert hidden == set()
+    assert not NOT_ON_THE_COMMAND_LINE.keys() & GENERATE.keys()
 
 
 def assert_same(declared: DeclaredOption, shown: Any, default: object) -> None:
@@ -70,8 +66,6 @@ def test_options_of_a_model_are_those_of_the_library(name: str) -> None:
         assert shown not in GENERATE
     else:
         assert_same(declared, GENERATE[shown], default)
-    if name != "model":  # several in ``pronk serve``
-        assert_same(declared, SERVE[shown], SERVED_DEFAULTS.get(name, default))
     arguments = (LLM.__init__.__doc__ or "").partition("Args:")[2]
     assert f"{name}: {declared.option.help.split()[0]}" in arguments
 
@@ -84,14 +78,22 @@ def test_options_of_a_request_are_those_of_the_library(name: str) -> None:
 
 @pytest.mark.parametrize(
     "declared",
-    [each for each in (*OF_LLM.values(), *OF_A_REQUEST.values()) if each.option.low is not None],
+    [
+        each
+        for each in (*OF_LLM.values(), *OF_A_REQUEST.values())
+        if each.option.low is not None and each.name not in SERVED
+    ],
     ids=lambda each: each.name,
 )
 def test_ranges_are_checked_before_the_model_is_loaded(declared: DeclaredOption, command: Command) -> None:
     """The message names the option as it was typed."""
+    check_range(declared, command, "generate", "x")
+
+
+def check_range(declared: DeclaredOption, command: Command, *words: str) -> None:
+    """A value below the range ends a command at once."""
     low = declared.option.low
     assert low is not None
-    words = ["serve"] if declared.name in SERVED else ["generate", "x"]
     flag = f"--{declared.name.replace('_', '-')}"
     code, out, err = command(*words, "--model", "no such folder", flag, low - 1)
     assert (code, out) == (2, "")

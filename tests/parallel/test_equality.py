@@ -57,7 +57,7 @@ def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.M
     assert len(made.workers) == 2
     assert made.num_shared_passes > 5 or name in WITH_EARLY_ROWS
     assert fetched[True] == 0
-    if not got[0].capabilities.logits:
+    if not got[0].speculation.capabilities.logits:
         assert (fetched[False] > 0) == (made.num_shared_passes > 0)
 
 
