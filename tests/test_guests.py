@@ -138,7 +138,6 @@ def test_an_unregistered_guest() -> None:
 ALONE = """
 import importlib, pkgutil, sys
 import pronk
-from engine_copy import GUESTS
 from pronk import LLM, Guide, SamplingParams
 from pronk.cli.main import main
 from pronk.drafting.registry import DRAFTERS

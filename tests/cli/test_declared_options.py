@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
@@ -17,6 +19,7 @@ from pronk.base.options import DeclaredOption, declared_options
 from pronk.cli.generate import generate
 from pronk.cli.options import NOT_ON_THE_COMMAND_LINE
 from pronk.engine.options import LLMOptions
+from waiting import HUNG
 
 # Options with another name on the command line, where each value is given by itself.
 NAMES = {"adapters": "adapter"}
@@ -103,3 +106,22 @@ def check_range(declared: DeclaredOption, command: Command, *words: str) -> None
 
 def test_data_types_are_those_of_checkpoints() -> None:
     assert declared_options(LLMOptions)["dtype"].choices == ("auto", *DTYPES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--help"], 0, "Generate text that continues a prompt."),
+        (["generate", "--help"], 0, "--threads"),
+        (["generate", "x", "--model", "./none", "--threads", "2", "--top-p", "0.5", "--stop", "a"], 2, "./none"),
+        (["generate", "x", "--threads", "0"], 2, "--threads: expected an integer in 1..4096, found 0"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_plain_values_need_no_pydantic(arguments: list[str], code: int, text: str) -> None:
+    """Its import takes longer than all of ``--help``."""
+    program = "import sys; sys.modules['pydantic'] = None; from pronk.cli.main import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HUNG, check=False)
+    assert done.returncode == code, done.stderr
+    assert text in done.stdout + done.stderr

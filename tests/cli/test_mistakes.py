@@ -34,8 +34,6 @@ WRONG = [
     (["generate", "x", "--threads", 0], "--threads: expected an integer in 1..4096, found 0"),
     (["generate", "x", "--top-p", 0], "--top-p: expected a number above 0 and at most 1, found 0.0"),
     (["generate", "x", "--n", 5000], "--n: expected an integer in 1..1024, found 5000"),
-    (["bench", "--batch", 2000], "--batch: expected an integer in 1..1024, found '2000'"),
-    (["bench", "--temperature", -1], "--temperature: expected a number in 0..100, found '-1'"),
     (["generate", "x", "--stop-token-ids", "a"], "--stop-token-ids: expected an integer, found 'a'"),
     (["generate", "x", "--seed"], "--seed: expected a value after it, found none"),
     (["generate", "x", "--echo=1"], "--echo: expected no value, found one"),

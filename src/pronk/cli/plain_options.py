@@ -61,14 +61,14 @@ class _PlainParams:
 
     def __init__(self, *arguments: Any, params: Sequence[Any] | None = None, **settings: Any) -> None:
         super().__init__(*arguments, params=[*map(_plain, params or ())], **settings)  # type: ignore[call-arg]
+        self._help: Any = None
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, ``--help`` without the type that typer shows."""
-        parameters: list[Any] = [*super().get_params(ctx)]  # type: ignore[misc]
-        for parameter in parameters:
-            if parameter.name == "help":
-                parameter.metavar = ""  # typer shows <bool>
-        return parameters
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option ``--help``, always the same object, without the type that typer shows."""
+        if self._help is None:
+            self._help = _plain(super().get_help_option(ctx))  # type: ignore[misc]
+            self._help.metavar = ""  # typer shows <bool>
+        return self._help
 
 
 class PlainCommand(_PlainParams, TyperCommand):

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from pronk.drafting.proposer import Drafter
     from pronk.engine.request_factory import RequestFactory
 
-# Seconds after which a tenant that was in no forward pass is in the next one: by then, a waiting
-# text is more noticeable than a slower one.
-MAX_WAIT = 2.0
+MAX_WAIT = 2.0  # default of ``max_wait``, in seconds
 
 
 @documented
@@ -42,7 +40,7 @@ class BatchOptions:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class DraftingOptions:
-    """Options of speculation; none of them changes a text."""
+    """Options of speculation: the drafter, and which of its draft tokens are verified."""
 
     drafter: Annotated[
         "str | Drafter",
