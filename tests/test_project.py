@@ -655,6 +655,28 @@ def test_class_names_are_unique() -> None:
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
+MAX_CHAIN = 3  # classes of pronk on the longest chain of inheritance of a class for drafting
+
+
+def chain_length(cls: type) -> int:
+    """Return the number of pronk's classes on the longest chain of inheritance that ends with ``cls``."""
+    return max(map(chain_length, cls.__bases__), default=0) + cls.__module__.startswith("pronk.")
+
+
+def test_drafters_are_composed_not_inherited() -> None:
+    paths = [path for folder in ("drafting", "lab/drafters") for path in (SOURCE / folder).rglob("*.py")]
+    names = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in paths}
+    classes = {
+        cls
+        for name in names
+        for cls in vars(importlib.import_module(name.removesuffix(".__init__"))).values()
+        if isinstance(cls, type) and cls.__module__ in names
+    }
+    lengths = {cls.__qualname__: chain_length(cls) for cls in classes}
+    assert {name: length for name, length in lengths.items() if length > MAX_CHAIN} == {}
+    assert (lengths["Drafter"], lengths["Proposer"], lengths["Eagle3Proposer"]) == (1, 2, 3)
+
+
 def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["dynamic"] == ["version"]  # read from pronk/__init__.py

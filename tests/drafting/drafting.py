@@ -15,7 +15,7 @@ from oracle import dense_logits
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
-from pronk.drafting.shared.draft import DraftRunner
+from pronk.drafting.shared.draft_runner import DraftRunner
 from pronk.drafting.step_value import ChainPrice
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -192,19 +192,19 @@ class Pass:
 
 def watch_draft(draft: DraftRunner) -> list[Pass]:
     """Record the forward passes of ``draft``, whose pool gets a strict allocator."""
-    passes, lanes, lane = list[Pass](), [], draft.make_lane
+    passes, caches, make_cache = list[Pass](), [], draft.make_cache
     forward, grow = draft.runner.forward, draft.runner.draft_chain
     allocator = draft.runner.cache.allocator
     draft.runner.cache.allocator = StrictAllocator(allocator.num_blocks, allocator.block_size)
     if draft.runner.cache.prefix_cache is not None:
         draft.runner.cache.prefix_cache.attach(draft.runner.cache.allocator)
 
-    def watched_lane() -> Any:
-        lanes.append(lane())
-        return lanes[-1]
+    def watched_cache() -> Any:
+        caches.append(make_cache())
+        return caches[-1]
 
     def texts_of(job: ForwardJob, more: int = 0) -> list[tuple[int, ...]]:
-        (own,) = [each for each in lanes if each.block_table is job.segment.block_table]
+        (own,) = [each for each in caches if each.block_table is job.segment.block_table]
         assert own.block_table.length == len(own.tokens)
         tree, places = job.segment.tree, len(own.block_table.blocks) * draft.runner.cache.block_size
         assert own.block_table.length + len(tree) + more <= places, "the request has no KV slots for its rows"
@@ -230,7 +230,7 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
 
     draft.runner.forward = watched  # type: ignore[method-assign]
     draft.runner.draft_chain = watched_growth  # type: ignore[method-assign]
-    draft.make_lane = watched_lane  # type: ignore[method-assign]
+    draft.make_cache = watched_cache  # type: ignore[method-assign]
     return passes
 
 
@@ -238,7 +238,7 @@ def assert_no_blocks(drafter: Proposer[Any]) -> None:
     """Check that no request holds a block of the caches of a drafter's models."""
     assert drafter.models
     for model in drafter.models:
-        owners = (getattr(model, name, None) for name in ("side_cache", "runner"))
+        owners = (getattr(model, name, None) for name in ("module", "runner"))
         owner: Any = next((each for each in owners if each is not None), model)
         allocator = owner.cache.allocator
         assert allocator.num_free == allocator.num_blocks

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from drafting.helpers import VOCAB
-from pronk.drafting import DraftContext, Outcome
-from pronk.drafting.shared.chain import Chain, ChainProposer, Stop
+from pronk.drafting import Chain, DraftContext, Proposer, States, Stop
 from pronk.sampling.sampler import DraftToken
 from pronk.sampling.tree import TokenTree
 
@@ -23,17 +23,20 @@ def drafted(token: int, confidence: float, *others: int, vocab: int = VOCAB) -> 
 
 
 @dataclass(frozen=True)
-class Scripted(ChainProposer[None]):
+class Scripted(Proposer[States]):
     """Proposes ``script`` for every text."""
 
     name = "scripted"
 
     script: tuple[DraftToken, ...] = ()
 
-    def start(self, prompt: Sequence[int]) -> None:
-        """Return no state."""
+    def as_chains(self) -> Self:
+        return self
 
-    def chains(self, contexts: Sequence[DraftContext[None]], stop: Stop | None = None) -> list[Chain]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
+        return [chain.tree() for chain in self.chains(contexts)]
+
+    def chains(self, contexts: Sequence[DraftContext[States]], stops: Sequence[Stop] | None = None) -> list[Chain]:
         chains = [Chain(context, self.name) for context in contexts]
         for number, chain in enumerate(chains):
             for each in self.script:
@@ -43,12 +46,9 @@ class Scripted(ChainProposer[None]):
                 chain.origin.append((self.name, 0))
                 chain.cumulative_confidence.append((chain.cumulative_confidence or [1.0])[-1] * each.confidence)
                 chain.gains.append((chain.gains or [1.0])[-1] * each.confidence)
-                if stop is not None and stop(number, chain):
+                if stops is not None and stops[number](chain):
                     break
         return chains
-
-    def observe(self, outcome: Outcome[None]) -> None:
-        """Ignore the outcome."""
 
     def drafted(self, tree: TokenTree) -> list[int]:
         return [node for node in range(1, len(tree)) if tree.origin and tree.origin[node][0] == self.name]

@@ -18,7 +18,7 @@ from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Drafter, Outcome, Proposer, make_drafter
 from pronk.drafting.registry import DRAFTERS
-from pronk.drafting.shared.side_cache import SideLane
+from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.models.forward_job import Segment
 from pronk.models.model_runner import ForwardJob
 from pronk.sampling.logits_processors import TokenContext
@@ -133,9 +133,9 @@ def replay(stage: Stage, tokens: Sequence[int], prompt: int, dice: random.Random
 def same(a: Any, b: Any) -> bool:
     """Whether two states are equal; states are nested dataclasses, containers and arrays.
 
-    Lanes are equal: a lane makes a proposal cheaper and does not change it.
+    Caches are equal: a cache makes a proposal cheaper and does not change it.
     """
-    if isinstance(a, SideLane):
+    if isinstance(a, DraftCache):
         return type(a) is type(b)
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and np.array_equal(a, b)

@@ -22,7 +22,6 @@ from pronk.drafting.autoregressive import Autoregressive
 from pronk.drafting.proposer import bind_proposer
 from pronk.drafting.proposer_cache import ProposerCache
 from pronk.drafting.registry import DRAFTERS
-from pronk.drafting.shared.chain import ChainDrafter
 from tiny_models import make_engine, tiny_decoder, tiny_module
 from waiting import HUNG, eventually
 
@@ -239,10 +238,13 @@ class Returns(Drafter):
         return self.made
 
 
-class ReturnsChains(Returns, ChainDrafter):
+class ReturnsChains(Returns):
     """A drafter of chains that returns a given object instead of a proposer."""
 
     name = "returns_chains"
+
+    def as_chains(self) -> Drafter:
+        return self
 
 
 class Unbindable(Autoregressive):
@@ -275,7 +277,7 @@ class Unbindable(Autoregressive):
         ),
         (
             Threshold((ReturnsChains(PromptLookup()),)),
-            "drafter returns_chains: expected bind.. to return a ChainProposer",
+            r"drafter prompt_lookup: expected bind\(\) to return a proposer with a method chains, found PromptLookup",
         ),
         (Unbindable(), r"drafter autoregressive: expected bind\(\) to return a Proposer, found NoneType"),
     ],

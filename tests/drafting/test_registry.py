@@ -13,25 +13,19 @@ FILE = '''
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pronk.drafting.proposer import DraftContext, Outcome, Proposer
+from pronk.drafting.proposer import DraftContext, Proposer, States
 from pronk.sampling.tree import TokenTree
 
 
 @dataclass(frozen=True)
-class Echo(Proposer[None]):
+class Echo(Proposer[States]):
     """Proposes the last token ``times`` times."""
 
     name = "echo"
 
     times: int = 3
 
-    def start(self, prompt: Sequence[int]) -> None:
-        return None
-
-    def observe(self, outcome: Outcome[None]) -> None:
-        pass
-
-    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         return [TokenTree.chain([c.tokens[-1]] * (1 + min(self.times, c.max_nodes))) for c in contexts]
 '''
 

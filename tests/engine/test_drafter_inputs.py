@@ -129,7 +129,7 @@ def test_keys_and_values_can_be_read() -> None:
 def test_first_layers_run_on_their_own(cut: int, *, packed: bool) -> None:
     decoder = tiny_decoder(windows=(None, None, None), packed=packed)
     cache = make_cache(decoder.config, FLOAT32, packed=packed)
-    executor, block_table = LayerExecutor(decoder, cache, None), BlockTable()
+    executor, block_table = LayerExecutor(decoder, cache), BlockTable()
     cache.prepare(block_table, 12)
     job = ForwardJob(Segment(block_table, TokenTree.chain(range(12))), range(0), 12)
     first, no_logits = executor.run([job], cut, range(cut + 1))

@@ -75,7 +75,7 @@ def test_figures_are_those_of_the_engine(
 def test_a_drafter_that_raises_has_no_figures(
     teacher: Teacher, draft_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: ModelProposer, contexts: object, stop: object = None) -> None:
+    def fail(self: ModelProposer, contexts: object, stops: object = None) -> None:
         raise RuntimeError
 
     monkeypatch.setattr(ModelProposer, "chains", fail)

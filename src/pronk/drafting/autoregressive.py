@@ -6,23 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pronk.base.keywords import known_keywords
-from pronk.drafting.proposer import Capabilities, DraftContext, Outcome, Proposer
+from pronk.drafting.proposer import Capabilities, DraftContext, Proposer, States
 from pronk.sampling.tree import TokenTree
 
 
 @known_keywords
 @dataclass(frozen=True)
-class Autoregressive(Proposer[None]):
+class Autoregressive(Proposer[States]):
     """Drafter that never proposes draft tokens; it has no options."""
 
     name = "autoregressive"
     capabilities = Capabilities(proposes=False, observes_all_steps=False)
 
-    def start(self, prompt: Sequence[int]) -> None:
-        """Return ``None``: the proposer has no state."""
-
-    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-
-    def observe(self, outcome: Outcome[None]) -> None:
-        """Do nothing: the proposer has no state."""

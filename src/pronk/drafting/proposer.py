@@ -1,19 +1,22 @@
 """The interface of drafters.
 
-A :class:`Drafter` holds options. :meth:`Drafter.bind` makes a :class:`Proposer` for a target model. The proposer
-proposes one token tree per request (``propose``) and receives the verification result of each step (``observe``). It
-may keep state per request. The state must be a function of the committed tokens and the outcomes, so that equal
-histories give equal states; ``propose`` must not change the state. A proposer affects the number of forward passes and,
-under the coupled rule, never the text. If a proposer raises an exception, the request continues without draft tokens.
+A :class:`Drafter` holds options. :meth:`Drafter.bind` makes a :class:`Proposer` for a target model.
+The proposer proposes one token tree per request (``propose``) and receives the verification result
+of each step (``observe``). It may keep state per request, and it may combine other proposers, its
+``parts``. The state must be a function of the committed tokens and the outcomes, so that equal
+histories give equal states; ``propose`` must not change the state. A proposer affects the number of
+forward passes and, under the coupled rule, never the text. If a proposer raises an exception, the
+request continues without draft tokens.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
@@ -28,18 +31,23 @@ from pronk.sampling.tree import TokenTree
 State = TypeVar("State")
 Other = TypeVar("Other")
 
-# Former to present attribute names of proposers. The engine ignores former names, so a proposer with one is refused.
+# State of a proposer with parts for one request: the state of each part, in order, then perhaps its
+# own.
+States = tuple[Any, ...]
+
+# Former to present attribute names of proposers. The engine ignores former names, so a proposer
+# with one is refused.
 _FORMER_ATTRIBUTES = {
     "needs": "capabilities",
     "listens": "capabilities.observes_all_steps",
     "chooses": "capabilities.self_budgeting",
     "insists": "capabilities.bypass_budget",
     "give_way": "on_preempt",
-    "expands": "proposes_tree",
     "proposes": "capabilities.proposes",
 }
 
-# Former fields of DraftContext and Outcome and what to use instead, for the message when a drafter reads a former one.
+# Former fields of DraftContext and Outcome and what to use instead, for the message when a drafter
+# reads a former one.
 _FORMER_FIELDS = {
     "costs": "policy",
     "prune_unprofitable": "policy",
@@ -68,13 +76,17 @@ class Capabilities:
 
     Attributes:
         hidden: numbers of the layers to report in ``Outcome.hidden``, from 1 (the first layer).
-        logits: whether to fill ``Outcome.logits``, also for nodes that are not ``TokenTree.acceptable``.
-        proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft tokens.
-        observes_all_steps: whether ``observe`` is also called for steps in which the proposer was not asked; if False,
-            the proposer finds the tokens of these steps in the next context.
-        self_budgeting: whether ``propose`` decides by ``DraftContext.policy`` itself what pays, as combinations of
-            drafters do; if False, ``propose`` is called only if it is expected to pay.
-        bypass_budget: whether ``propose`` is called and all draft tokens are verified regardless of cost.
+        logits: whether to fill ``Outcome.logits``, also for nodes that are not
+            ``TokenTree.acceptable``.
+        proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft
+            tokens.
+        observes_all_steps: whether ``observe`` is also called for steps in which the proposer was
+            not asked; if False, the proposer finds the tokens of these steps in the next context.
+        self_budgeting: whether ``propose`` decides by ``DraftContext.policy`` itself what pays, as
+            combinations of drafters do; if False, ``propose`` is called only if it is expected to
+            pay.
+        bypass_budget: whether ``propose`` is called and all draft tokens are verified regardless of
+            cost.
     """
 
     hidden: tuple[int, ...] = ()
@@ -91,18 +103,22 @@ class DraftContext(_FormerFields, Generic[State]):
 
     Attributes:
         state: return value of :meth:`Proposer.start`.
-        tokens: read-only text so far; the last token is the root of the tree to propose. If a composite proposer calls
-            this one, the text may end with draft tokens of the composite proposer.
+        tokens: read-only text so far; the last token is the root of the tree to propose. If a
+            composite proposer calls this one, the text may end with draft tokens of the composite
+            proposer.
         max_depth: maximum depth of a draft token.
         max_nodes: maximum number of draft tokens.
         params: sampling options of the request.
-        sampler: the request's sampler, positioned after ``tokens``; it samples draft tokens by the request's options.
-            A proposer that advances the sampler must roll it back.
+        sampler: the request's sampler, positioned after ``tokens``; it samples draft tokens by the
+            request's options. A proposer that advances the sampler must roll it back.
         block_table: target's KV blocks, which hold all committed tokens but the last.
-        policy: acceptance rates of the request's draft tokens, and the value of further ones in this step.
-        salt: hashed into the keys of prefix caches, so that only requests with equal salts share cached blocks.
-        draws: whether to draw draft tokens at random under the rejection and block rules. False if a composite proposer
-            selects from the proposal, because the selected tokens would no longer have the drafter's distribution.
+        policy: acceptance rates of the request's draft tokens, and the value of further ones in
+            this step.
+        salt: hashed into the keys of prefix caches, so that only requests with equal salts share
+            cached blocks.
+        draws: whether to draw draft tokens at random under the rejection and block rules. False if
+            a composite proposer selects from the proposal, because the selected tokens would no
+            longer have the drafter's distribution.
     """
 
     state: State
@@ -130,20 +146,23 @@ class DraftContext(_FormerFields, Generic[State]):
 class Outcome(_FormerFields, Generic[State]):
     """Verification result of one request's tree; read-only.
 
-    Under the rejection and block rules (``params.rejects``) the result depends on the request's random numbers. Another
-    request may have the same seed, hence the same numbers. Draft tokens must be independent of these numbers, so an
-    outcome must not affect proposals for other requests.
+    Under the rejection and block rules (``params.rejects``) the result depends on the request's
+    random numbers. Another request may have the same seed, hence the same numbers. Draft tokens
+    must be independent of these numbers, so an outcome must not affect proposals for other
+    requests.
 
     Attributes:
         state: the proposer's state of the request.
         tree: verified tree: the proposal, from which the engine may have removed nodes.
         path: accepted nodes in order, without the root.
-        committed: tokens added to the text: those of ``path``, the bonus token, and the tokens forced by the guide
-            (``guide_mode="jump"``). Tokens after the end of the text are left out.
+        committed: tokens added to the text: those of ``path``, the bonus token, and the tokens
+            forced by the guide (``guide_mode="jump"``). Tokens after the end of the text are left
+            out.
         position: position of the tree's root in the text, from 0.
         params: sampling options of the request.
         logits: ``[nodes, vocab]`` if requested, else ``None``.
-        hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; ``{}`` if not requested.
+        hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; ``{}`` if
+            not requested.
         policy: that of the context, which knows the sources that were asked in this step.
     """
 
@@ -172,8 +191,9 @@ def _with_state(original: Any, state: Any, changes: Mapping[str, Any]) -> Any:
 class Drafter(ABC):
     """Options of a drafting method.
 
-    A new drafting method is one file and one line in the registry (:mod:`pronk.drafting.registry`). Equal options share
-    one proposer per model, so a drafter must be hashable, like a frozen dataclass.
+    A new drafting method is one file and one line in the registry (:mod:`pronk.drafting.registry`).
+    Equal options share one proposer per model, so a drafter must be hashable, like a frozen
+    dataclass.
 
     Attributes:
         name: name in the registry, on the command line and in messages.
@@ -187,7 +207,8 @@ class Drafter(ABC):
 
         Raises:
             OptionError: the options do not fit the target.
-            CheckpointError: a file of the drafter, such as a draft model, a table or a datastore, cannot be loaded.
+            CheckpointError: a file of the drafter, such as a draft model, a table or a datastore,
+                cannot be loaded.
         """
 
     def find_default(self, target: Target) -> Path | None:  # noqa: ARG002 - for overrides
@@ -197,12 +218,21 @@ class Drafter(ABC):
         """
         return None
 
+    def as_chains(self) -> Drafter | None:
+        """Return the options with which this method proposes chains, the object itself if it has them.
+
+        ``None`` if the method has no such options. The drafters ``cape`` and ``threshold`` wrap a
+        drafter of chains, whose proposer has a method ``chains``
+        (:mod:`pronk.drafting.shared.chain`).
+        """
+        return None
+
     def for_adapter(self) -> Drafter | None:
         """Return the options of a proposer for the requests of one adapter; ``None``: one proposer serves all.
 
-        A drafter that keeps texts of other requests overrides this method: texts of another adapter would be a worse
-        source of draft tokens, and would show in response times. A proposer that a caller passes in place of its
-        options serves all adapters.
+        A drafter that keeps texts of other requests overrides this method: texts of another adapter
+        would be a worse source of draft tokens, and would show in response times. A proposer that a
+        caller passes in place of its options serves all adapters.
         """
         return None
 
@@ -210,28 +240,48 @@ class Drafter(ABC):
 class Proposer(Drafter, Generic[State]):
     """A drafter bound to a target model.
 
-    A drafting method with neither a model nor memory across requests may subclass ``Proposer`` alone: ``bind`` returns
-    the proposer itself.
+    A drafting method with neither a model nor memory across requests may subclass ``Proposer``
+    alone: ``bind`` returns the proposer itself. Only :meth:`propose` is abstract: a proposer of its
+    own, without parts, has the state ``()``.
 
     Attributes:
         capabilities: needed inputs and behaviour; set on the class or on the object.
         target: bound model; ``None`` if the proposer works with any model.
-        models: models from :meth:`~pronk.drafting.target.Target.load_shared`, for inner proposers too.
+        model_name: folder or Hub id of the drafter's own model, if the options name one.
+        models: models from :meth:`~pronk.drafting.target.Target.load_shared`, those of the parts
+            included.
+        parts: the proposers that this one combines, set by :meth:`set_parts`. They are started,
+            informed and stopped together with it.
     """
 
     capabilities: Capabilities = Capabilities()
     target: Target | None = None
+    model_name: str | None = None
     models: tuple[object, ...] = ()
+    parts: tuple[Proposer[Any], ...] = ()
 
     @property
     def source(self) -> str:
         """Name in ``TokenTree.origin`` and in the statistics; different for each draft model."""
-        return self.name
+        return self.name if self.model_name is None else f"{self.name} {Path(self.model_name).name}"
 
     @property
     def chain_source(self) -> str:
         """Name in the statistics of draft tokens that are drafted one by one, without siblings."""
         return self.source
+
+    def set_parts(self, parts: Sequence[Proposer[Any]]) -> None:
+        """Set ``parts``, and ``models`` and ``capabilities`` to all that the parts have and need."""
+        self.parts = tuple(parts)
+        self.models = tuple(model for part in self.parts for model in part.models)
+        needs = [part.capabilities for part in self.parts]
+        self.capabilities = Capabilities(
+            hidden=tuple(sorted({layer for each in needs for layer in each.hidden})),
+            logits=any(each.logits for each in needs),
+            proposes=any(each.proposes for each in needs),
+            observes_all_steps=any(each.observes_all_steps for each in needs),
+            self_budgeting=all(each.self_budgeting for each in needs),
+        )
 
     def chain_price(self, context: DraftContext[State]) -> ChainPrice | None:  # noqa: ARG002 - for overrides
         """Return the price of draft tokens that are drafted one by one; ``None`` for other proposers."""
@@ -240,53 +290,90 @@ class Proposer(Drafter, Generic[State]):
     def shadow(self, context: DraftContext[State]) -> bool:  # noqa: ARG002 - for overrides
         """Count the drafter's choices at the last tokens of the text, instead of proposing.
 
-        The counts go to its acceptance rates. A drafter with a model learns more by one forward pass over tokens that
-        are known than by draft tokens. Return False if it cannot, or if fewer than 16 tokens are unread; it is then
-        asked for draft tokens.
+        The counts go to its acceptance rates. A drafter with a model learns more by one forward
+        pass over tokens that are known than by draft tokens. Return False if it cannot, or if fewer
+        than 16 tokens are unread; it is then asked for draft tokens.
         """
         return False
 
     def bind(self, target: Target) -> Self:
-        """Return the proposer itself; raise ``OptionError`` if the proposer is bound to another model."""
+        """Return the proposer itself; raise ``OptionError`` if it or a part is bound to another model."""
         if self.target is not None and self.target is not target:
             msg = f"drafter {self.name}: expected its own model, found another; bind the options to the other model"
             raise OptionError(msg)
+        for part in self.parts:
+            part.bind(target)
         return self
 
-    @abstractmethod
     def start(self, prompt: Sequence[int]) -> State:
-        """Return a request's initial state; a resumed request has its earlier output at the end of ``prompt``."""
+        """Return a request's initial state; a resumed request has its earlier output at the end of ``prompt``.
+
+        By default the states of all parts. If a part raises an error, the ones before it are
+        stopped.
+        """
+        states: list[Any] = []
+        try:
+            for part in self.parts:
+                states.append(part.start(prompt))  # noqa: PERF401 - the started ones are stopped after an error
+        except BaseException:
+            with suppress(Exception):
+                self.stop(cast("State", tuple(states)))
+            raise
+        return cast("State", tuple(states))
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
         """Return one tree per context, with the last token of ``context.tokens`` as the root.
 
-        After an exception the requests continue without draft tokens. Whether an exception occurs must not depend on
-        randomly drawn tokens: the draft tokens of the other steps would not have the distribution ``TokenTree.probs``.
+        After an exception the requests continue without draft tokens. Whether an exception occurs
+        must not depend on randomly drawn tokens: the draft tokens of the other steps would not have
+        the distribution ``TokenTree.probs``.
         """
 
-    @abstractmethod
     def observe(self, outcome: Outcome[State]) -> None:
-        """Receive the verification result of one request in one step.
+        """Receive the verification result of one request in one step; by default all parts receive it.
 
-        Not called after steps in which the proposer was not asked, unless it ``observes_all_steps``.
+        Not called after steps in which the proposer was not asked, unless it
+        ``observes_all_steps``.
         """
+        for part, state in self._states_of_parts(outcome.state):
+            part.observe(outcome.with_state(state))
 
     def on_preempt(self, state: State) -> None:
         """Release the KV blocks that a preempted request holds in the proposer's own caches.
 
-        The request resumes later or stops. If it resumes, its proposals must be the same as without the preemption.
+        The request resumes later or stops. If it resumes, its proposals must be the same as without
+        the preemption.
         """
+        for part, part_state in self._states_of_parts(state):
+            part.on_preempt(part_state)
 
     def stop(self, state: State) -> None:
-        """Release the resources of a request that has ended."""
+        """Release the resources of a request that has ended.
+
+        By default every part is stopped, in order, even if one raises an error; then the first
+        error is raised.
+        """
+        errors = []
+        for part, part_state in self._states_of_parts(state):
+            try:
+                part.stop(part_state)
+            except Exception as error:  # noqa: BLE001 - raised after the other parts have stopped
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _states_of_parts(self, state: Any) -> Iterator[tuple[Proposer[Any], Any]]:
+        """Yield each part with its state; there are fewer states after an error in :meth:`start`."""
+        return zip(self.parts, state if self.parts else (), strict=False)
 
 
 def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
     """Return ``drafter.bind(target)``; check that it is a proposer without former attribute names.
 
     Raises:
-        OptionError: the options do not fit the target, or the result is no :class:`Proposer` or has a former attribute.
+        OptionError: the options do not fit the target, or the result is no :class:`Proposer` or has
+            a former attribute.
     """
     proposer: object = drafter.bind(target)
     name = getattr(drafter, "name", type(drafter).__name__)
@@ -308,7 +395,8 @@ def ask(
 ) -> None:
     """Ask a source for the requests where that is worthwhile; the policies of the contexts take its trees.
 
-    ``check`` returns a proposed tree if it is valid, and raises an error otherwise; then no policy takes a tree.
+    ``check`` returns a proposed tree if it is valid, and raises an error otherwise; then no policy
+    takes a tree.
     """
     reasons = [(context, context.policy.reason(proposer, context)) for context in contexts]
     asked = [(context, reason) for context, reason in reasons if reason is not None]
@@ -333,8 +421,8 @@ def observe(
 ) -> None:
     """Pass an outcome to a source that was asked in this step, or that observes all steps.
 
-    The duration is a part of the price of the source's proposals. ``part`` is the index of the source's state in that
-    of a composite, whose outcome this is.
+    The duration is a part of the price of the source's proposals. ``part`` is the index of the
+    source's state in that of a composite, whose outcome this is.
     """
     asked = outcome.policy.was_asked(proposer)
     if asked or proposer.capabilities.observes_all_steps:

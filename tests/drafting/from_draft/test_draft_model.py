@@ -29,7 +29,8 @@ from drafting.kernel_calls import burning
 from drafting.trees import TreeDrafter, off_chain
 from pronk.drafting.combined.merged import Merged
 from pronk.drafting.from_draft.draft_model import ModelProposer
-from pronk.drafting.shared.draft import MAX_UNREAD, DraftLane, DraftRunner
+from pronk.drafting.shared.draft_cache import DraftCache
+from pronk.drafting.shared.draft_runner import MAX_UNREAD, DraftRunner
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.logits_processors import Penalties
 from pronk.sampling.params import SamplingParams
@@ -125,12 +126,12 @@ def test_requests_share_forward_passes() -> None:
     )
 
 
-def assert_fresh(draft: DraftRunner, lane: DraftLane, oracle: Dense, held: Sequence[int]) -> None:
-    """Check that a request's draft cache ``lane`` has the bits of a cache that has just read ``held``."""
-    assert lane.tokens == list(held)
-    assert lane.block_table.length == len(held)
-    assert lane.tree is None
-    for got, want in zip(kept_rows(draft.runner, lane.block_table), oracle.rows(held), strict=True):
+def assert_fresh(draft: DraftRunner, cache: DraftCache, oracle: Dense, held: Sequence[int]) -> None:
+    """Check that a request's ``cache`` has the bits of a cache that has just read ``held``."""
+    assert cache.tokens == list(held)
+    assert cache.block_table.length == len(held)
+    assert cache.tree is None
+    for got, want in zip(kept_rows(draft.runner, cache.block_table), oracle.rows(held), strict=True):
         assert np.array_equal(got, want)
 
 
@@ -156,14 +157,14 @@ def test_the_cache_equals_one_that_has_just_read_the_text(noise: float) -> None:
     assert_no_blocks(drafter)
 
 
-WITH_LANES = {
+WITH_CACHES = {
     "chain": spec(FAIR),
     "threshold": f"threshold({spec(FAIR)})",
 }
 SLOW_TARGET = CostCurve(1e3, 1.0, 0.0)  # costs of a target that is so slow that every draft token pays
 
 
-def lane_of(state: Any) -> DraftLane:
+def cache_of(state: Any) -> DraftCache:
     """Return the draft model's cache in the state of a drafter, which may wrap the draft model."""
     while isinstance(state, tuple):
         state = state[0]
@@ -171,10 +172,10 @@ def lane_of(state: Any) -> DraftLane:
 
 
 @pytest.mark.parametrize("count", [40, 150])
-@pytest.mark.parametrize("kind", WITH_LANES)
-def test_a_lane_that_lacks_much_begins_anew_near_the_end_of_the_text(kind: str, count: int) -> None:
+@pytest.mark.parametrize("kind", WITH_CACHES)
+def test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(kind: str, count: int) -> None:
     """Its proposals are those of a draft model for which the text begins there."""
-    drafter = bound(WITH_LANES.get(kind, kind))
+    drafter = bound(WITH_CACHES.get(kind, kind))
 
     def propose(tokens: Sequence[int], state: Any, **more: Any) -> TokenTree:
         asked = context(drafter, tokens, state=state, nodes=8, params=SamplingParams(temperature=0.0), **more)
@@ -185,20 +186,20 @@ def test_a_lane_that_lacks_much_begins_anew_near_the_end_of_the_text(kind: str, 
     tokens = text(3, 20)
     state = drafter.start(tokens)
     propose(tokens, state)  # without a policy, which knows no costs of the draft model yet
-    lane = lane_of(state)
-    assert lane.start == 0
+    cache = cache_of(state)
+    assert cache.start == 0
     tokens = [*tokens, *text(4, count)]
     skipped = len(tokens) - 1 - MAX_UNREAD if count > MAX_UNREAD else 0
     for _ in range(3):
         tree = propose(tokens, state, policy=priced(SLOW_TARGET))
-        assert lane.start == skipped
+        assert cache.start == skipped
         fresh = propose(tokens[skipped:], drafter.start([]))
         assert (tree.tokens, tree.parents) == (fresh.tokens, fresh.parents)
         tokens = [*tokens, *text(5, 2)]
     propose(tokens, state)
-    assert lane.start == skipped  # a lane is used as it is where no policy counts costs
+    assert cache.start == skipped  # a cache is used as it is where no policy counts costs
     drafter.stop(state)
-    assert lane.start == 0
+    assert cache.start == 0
 
 
 def test_without_a_policy_the_whole_text_is_read() -> None:

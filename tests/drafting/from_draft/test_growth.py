@@ -11,7 +11,7 @@ from drafting.from_draft.test_draft_model import spec as model
 from pronk.checkpoint import rope
 from pronk.drafting import DraftContext
 from pronk.drafting.shared.chain import Chain
-from pronk.drafting.shared.draft import DraftRunner
+from pronk.drafting.shared.draft_runner import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.params import SamplingParams

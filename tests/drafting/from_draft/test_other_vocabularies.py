@@ -113,13 +113,13 @@ def test_the_drafts_prefix_cache_uses_its_own_tokens(llm: LLM, tmp_path: Path) -
     assert got.stats.cached_tokens > 100
     proposer = caching.get_proposer(spec)
     assert isinstance(proposer, ModelProposer)
-    lane = proposer.start([])
+    cache = proposer.start([])
     ids = caching.request_factory.encode_prompt(prompts[-1])
-    (pending,) = proposer.draft.align_lanes([context(lane, ids)])
+    (pending,) = proposer.draft.align([context(cache, ids)])
     assert pending is not None
-    assert len(lane.tokens) > 100
+    assert len(cache.tokens) > 100
     assert len(pending) < 64
-    proposer.stop(lane)
+    proposer.stop(cache)
 
 
 def test_padded_embeddings_are_ignored(llm: LLM, tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ def test_chains_equal_the_formulas(
     """A request alone is drafted in one call of the kernels; requests together, a pass for each token of all."""
     calls, draft_chain = list[Chain](), EagleRunner.draft_chain
 
-    def counted(runner: EagleRunner, chain: Chain, is_complete: Any) -> None:
-        draft_chain(runner, chain, is_complete)
+    def counted(runner: EagleRunner, chain: Chain) -> None:
+        draft_chain(runner, chain)
         calls.append(chain)
 
     monkeypatch.setattr(EagleRunner, "draft_chain", counted)

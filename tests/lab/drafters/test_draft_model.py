@@ -15,8 +15,8 @@ WITH_LANES = {
 
 @pytest.mark.parametrize("count", [40, 150])
 @pytest.mark.parametrize("kind", WITH_LANES)
-def test_a_lane_that_lacks_much_begins_anew_near_the_end_of_the_text(kind: str, count: int) -> None:
-    draft_model.test_a_lane_that_lacks_much_begins_anew_near_the_end_of_the_text(WITH_LANES[kind], count)
+def test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(kind: str, count: int) -> None:
+    draft_model.test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(WITH_LANES[kind], count)
 
 
 @pytest.mark.parametrize("length", [30, 62, 63, 64, 80])

@@ -1,7 +1,7 @@
 """GLIDE beside a target: the draft model's logits, which depend on the target's KV cache."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,11 @@ from drafting.helpers import within
 from lab.drafters.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
 from pronk.base.arrays import Array
 from pronk.base.errors import CheckpointError, OptionError
-from pronk.drafting import Proposer, make_drafter
+from pronk.drafting import DraftContext, Proposer, make_drafter
 from pronk.drafting.from_draft.draft_model import ModelProposer
 from pronk.drafting.shared.chain import Chain
-from pronk.drafting.shared.draft import DraftLane, DraftRunner
+from pronk.drafting.shared.draft_cache import DraftCache
+from pronk.drafting.shared.draft_runner import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.sampling.tree import TokenTree
@@ -53,30 +54,34 @@ def record_rows(draft: DraftRunner) -> list[DraftRow]:
     """Record all rows that the draft computes from now on."""
     notes, feed, branch, grow = list[DraftRow](), draft.forward_tokens, draft.forward_trees, draft.draft_chain
 
-    def note(lane: Any, text: list[int], logits: Array) -> None:
-        notes.append(
-            DraftRow(text, lane.target_block_table.length, lane.target_block_table.num_released * 16, logits.copy())
-        )
+    def note(context: DraftContext[DraftCache], text: list[int], logits: Array) -> None:
+        table = context.block_table
+        notes.append(DraftRow(text, table.length, table.num_released * 16, logits.copy()))
 
-    def fed(lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Array]:
-        rows = feed(lanes, tokens)
-        for lane, row in zip(lanes, rows, strict=True):
-            note(lane, list(lane.tokens), row)
+    def fed(contexts: Sequence[DraftContext[DraftCache]], tokens: Sequence[Sequence[int]]) -> list[Array]:
+        rows = feed(contexts, tokens)
+        for context, row in zip(contexts, rows, strict=True):
+            note(context, list(context.state.tokens), row)
         return rows
 
-    def branched(lanes: Sequence[DraftLane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]) -> list[Array]:
-        rows = branch(lanes, trees, leads)
-        for lane, tree, new in zip(lanes, trees, rows, strict=True):
+    def branched(
+        contexts: Sequence[DraftContext[DraftCache]],
+        trees: Sequence[TokenTree],
+        leads: Sequence[Sequence[int]],
+    ) -> list[Array]:
+        rows = branch(contexts, trees, leads)
+        for context, tree, new in zip(contexts, trees, rows, strict=True):
             for node, row in zip(range(len(tree) - len(new), len(tree)), new, strict=True):
-                note(lane, [*lane.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(node))], row)
+                path = [tree.tokens[i] for i in tree.path(node)]
+                note(context, [*context.state.tokens, tree.tokens[0], *path], row)
         return rows
 
-    def grown(chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
+    def grown(chain: Chain) -> None:
         assert chain.context.params.greedy, "with noise the scores are no logits"
         text = list(chain.context.tokens)
-        grow(chain, is_complete)
+        grow(chain)
         for number, drafted in enumerate(chain.draft_tokens):
-            note(chain.context.state, text + chain.tokens[:number], drafted.scores)
+            note(chain.context, text + chain.tokens[:number], drafted.scores)
 
     draft.forward_tokens, draft.forward_trees, draft.draft_chain = fed, branched, grown  # type: ignore[method-assign]
     return notes
@@ -168,7 +173,7 @@ def test_only_several_layers_compute_accepted_draft_tokens_again() -> None:
         passes = watch_draft(model_of(drafter.inner))
         (request,) = decode(engine, drafter, PROMPTS[:1])
         assert request.stats.accepted > 8
-        texts = [text for each in passes for lane in each.texts for text in lane]
+        texts = [text for each in passes for rows_of_one in each.texts for text in rows_of_one]
         rows[layers] = (len(texts), len(set(texts)))
     assert rows[1][0] == rows[1][1]
     assert rows[2][0] > rows[2][1]

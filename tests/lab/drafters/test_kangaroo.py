@@ -69,7 +69,7 @@ def test_rows_of_drafting_and_of_the_target(calm: float, eta: float, monkeypatch
     """
     decoder = calm_decoder(calm=calm)
     engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
-    rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).early_exit.side_cache
+    rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).early_exit.module
     assert beside is not None
     own = Calls(beside.cache, monkeypatch)
     request = make_request(text(0, 50), SamplingParams(max_tokens=40, seed=0, temperature=0.7), drafter)
@@ -184,7 +184,7 @@ def test_no_draft_tokens_without_free_blocks() -> None:
     decoder = calm_decoder()
     for blocks in (0, 2, 3):
         engine, drafter = watched(decoder, named(decoder))
-        beside = kangaroo_of(drafter).early_exit.side_cache
+        beside = kangaroo_of(drafter).early_exit.module
         assert beside is not None
         beside.cache.resize(blocks)
         one, other = decode(engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)

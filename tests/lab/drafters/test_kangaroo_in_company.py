@@ -175,7 +175,7 @@ def test_an_interrupted_forward_pass_changes_no_text(made: str, *, after: bool, 
     for at in (0, 1, 4, 8) if own else (1, 2, 5, 8, 11):
         engine = make_engine(decoder)
         drafter = make_drafter(made.format(named(decoder))).bind(engine.target)
-        beside = kangaroo_of(drafter).early_exit.side_cache
+        beside = kangaroo_of(drafter).early_exit.module
         assert beside is not None
         params = SamplingParams(max_tokens=16, seed=1, temperature=0.8, frequency_penalty=0.6)
         requests = [make_request(prompt, params, drafter) for prompt in PROMPTS]

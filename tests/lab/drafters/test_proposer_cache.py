@@ -34,7 +34,10 @@ def test_proposers_list_their_models(name: str) -> None:
             Cape((ReturnsChains(None),)),
             "drafter returns_chains: expected bind.. to return a Proposer, found NoneType",
         ),
-        (Cape((ReturnsChains(PromptLookup()),)), "drafter returns_chains: expected bind.. to return a ChainProposer"),
+        (
+            Cape((ReturnsChains(PromptLookup()),)),
+            r"drafter prompt_lookup: expected bind\(\) to return a proposer with a method chains, found PromptLookup",
+        ),
     ],
     ids=["staged", "cape", "chains of cape"],
 )

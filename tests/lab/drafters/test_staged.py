@@ -209,13 +209,13 @@ def test_moved_rows_have_the_bits_of_a_new_draft_cache() -> None:
         path = tree.path(leaf)
         moved += path != tuple(range(1, len(path) + 1))
         tokens = [*tokens, *(tree.tokens[node] for node in path), number]
-        lane = state[0]
-        (pending,) = draft.align_lanes([context(drafter, tokens, state=lane)])
-        assert lane.tokens + pending == tokens
+        cache = state[0]
+        (pending,) = draft.align([context(drafter, tokens, state=cache)])
+        assert cache.tokens + pending == tokens
         assert 1 <= len(pending) <= 3
         for layer in range(2):
-            got = read_kv(draft.runner.cache, layer, lane.block_table)
-            want = dense(FAIR).rows(lane.tokens)[2 * layer : 2 * layer + 2]
+            got = read_kv(draft.runner.cache, layer, cache.block_table)
+            want = dense(FAIR).rows(cache.tokens)[2 * layer : 2 * layer + 2]
             for one, other in zip(got, want, strict=True):
                 assert np.array_equal(one, other)
     assert moved > 2

@@ -18,9 +18,9 @@ from pronk.base.keywords import known_keywords
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.drafting.from_outputs.recycling import Recycling
 from pronk.drafting.from_text.suffix import Suffix
-from pronk.drafting.proposer import DraftContext, Drafter, Outcome, Proposer, ask, bind_proposer, observe
+from pronk.drafting.proposer import DraftContext, Drafter, Outcome, Proposer, States, ask, bind_proposer, observe
 from pronk.drafting.registry import make_drafter
-from pronk.drafting.shared.composite import Composite, CompositeProposer, States
+from pronk.drafting.shared.composite import Composite
 from pronk.drafting.target import Target
 from pronk.models.resolve import all_pairs, find_pairs
 from pronk.sampling.tree import TokenTree
@@ -84,18 +84,19 @@ def _heads() -> Iterator[Drafter]:
 
 def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:
     """Return the names of proposers and, recursively, of their parts."""
-    parts = [part for each in proposers if isinstance(each, CompositeProposer) for part in each.parts]
+    parts = [part for each in proposers for part in each.parts]
     return {each.name for each in proposers} | (_names(parts) if parts else set())
 
 
-class AutoProposer(CompositeProposer):
+class AutoProposer(Proposer[States]):
     """Asks several sources, each where it pays."""
 
     name = Auto.name
 
     def __init__(self, options: Auto, parts: Sequence[Proposer[Any]], target: Target) -> None:
-        super().__init__([part for part in parts if part.capabilities.proposes])
-        self.options, self.target, self.clock = options, target, target.clock
+        self.set_parts([part for part in parts if part.capabilities.proposes])
+        self.options = options
+        self.clock = target.clock
         wrapped = [part.capabilities for part in self.parts]
         logits = any(each.logits and each.observes_all_steps for each in wrapped)  # others get them if asked
         self.capabilities = replace(self.capabilities, logits=logits, self_budgeting=True)

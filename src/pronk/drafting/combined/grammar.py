@@ -19,8 +19,8 @@ from typing import Any
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
 from pronk.drafting.from_text.suffix import Suffix
-from pronk.drafting.proposer import DraftContext, Drafter, Proposer
-from pronk.drafting.shared.composite import Composite, CompositeProposer, States
+from pronk.drafting.proposer import DraftContext, Drafter, Proposer, States
+from pronk.drafting.shared.composite import Composite
 from pronk.drafting.target import Target
 from pronk.sampling.grammar_pruning import visit
 from pronk.sampling.tree import TokenTree, TokenView
@@ -47,13 +47,13 @@ class Grammar(Composite):
         return GrammarProposer(wrapped)
 
 
-class GrammarProposer(CompositeProposer):
+class GrammarProposer(Proposer[States]):
     """Proposer of forced tokens, and of a wrapped drafter's draft tokens between them."""
 
     name = Grammar.name
 
     def __init__(self, wrapped: Proposer[Any]) -> None:
-        super().__init__((wrapped,))
+        self.set_parts([wrapped])
         self.wrapped = wrapped
         self.capabilities = replace(self.capabilities, proposes=True)
 

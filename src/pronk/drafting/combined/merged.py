@@ -15,8 +15,8 @@ from pronk.base.checks import check_integer
 from pronk.base.keywords import known_keywords
 from pronk.drafting.from_outputs.recycling import Recycling
 from pronk.drafting.from_text.suffix import Suffix
-from pronk.drafting.proposer import DraftContext, Drafter, Proposer
-from pronk.drafting.shared.composite import Composite, CompositeProposer, States
+from pronk.drafting.proposer import DraftContext, Drafter, Proposer, States
+from pronk.drafting.shared.composite import Composite
 from pronk.drafting.target import Target
 from pronk.drafting.trie import Trie
 from pronk.sampling.tree import TokenTree
@@ -51,13 +51,13 @@ class Merged(Composite):
         return MergedProposer(self.bind_parts(target), self.num_nodes)
 
 
-class MergedProposer(CompositeProposer):
+class MergedProposer(Proposer[States]):
     """Proposer that merges the trees of several drafters."""
 
     name = Merged.name
 
     def __init__(self, parts: Sequence[Proposer[Any]], num_nodes: int) -> None:
-        super().__init__(parts)
+        self.set_parts(parts)
         self.num_nodes = num_nodes
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
@@ -82,10 +82,13 @@ class FirstOf(Composite):
         return FirstOfProposer(self.bind_parts(target))
 
 
-class FirstOfProposer(CompositeProposer):
+class FirstOfProposer(Proposer[States]):
     """Proposer that returns, for each request, the tree of the first drafter that has draft tokens."""
 
     name = FirstOf.name
+
+    def __init__(self, parts: Sequence[Proposer[Any]]) -> None:
+        self.set_parts(parts)
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]

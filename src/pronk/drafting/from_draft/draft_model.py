@@ -1,29 +1,37 @@
 """A second, smaller model proposes chains (Leviathan et al. 2023, Chen et al. 2023).
 
-The draft model generates up to ``num_tokens`` draft tokens, one forward pass each, which all requests share. Tokens
-that entered the text since the last proposal are run in one pass (:mod:`pronk.drafting.shared.draft`).
+The draft model generates up to ``num_tokens`` draft tokens, one forward pass each, which all
+requests share. Tokens that entered the text since the last proposal are run in one pass
+(:mod:`pronk.drafting.shared.draft_runner`).
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Self
 
-from pronk.base.arrays import Array
-from pronk.base.checks import check_choice, check_number
+from pronk.base.checks import check_choice, check_integer, check_number, check_path
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.hub.clone_models import clone_model
-from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.chain import Chain, Stop, extend_chains
-from pronk.drafting.shared.draft import DraftLane, DraftRunner
-from pronk.drafting.shared.side_cache import open_pool
-from pronk.drafting.shared.stepwise import MAX_COUNTED, MIN_COUNTED, StepwiseDrafter, StepwiseProposer
+from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Proposer
+from pronk.drafting.shared.chain import Chain, Stop
+from pronk.drafting.shared.draft_cache import DraftCache, open_pool
+from pronk.drafting.shared.draft_runner import DraftRunner
+from pronk.drafting.shared.stepwise import (
+    MAX_COUNTED,
+    MIN_COUNTED,
+    begin_chains,
+    can_count,
+    count_choices,
+    price_chain,
+)
 from pronk.drafting.shared.vocabulary.translation import Translation
+from pronk.drafting.step_value import ChainPrice
 from pronk.drafting.target import Target
 from pronk.models.choice import open_torch
 from pronk.models.decoder import forward_weights
@@ -36,89 +44,97 @@ from pronk.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class ModelDrafter(StepwiseDrafter):
+class ModelDrafter(Drafter):
     """Options shared by the drafters that run a small decoder with a KV cache of its own.
 
     Attributes:
-        model: folder or Hub id of the draft model. ``None`` selects a model in the folder ``models`` of a clone of this
-            repository. For ``draft_model`` this is ``pronk-tiny-draft``; it needs a target with the same vocabulary.
-        num_tokens: most draft tokens of a chain, 1..64. By default the target verifies 8 rows: the root and 7 tokens.
-        min_confidence: a chain ends after its first token with a lower confidence, 0..1; 0 turns the rule off. The
-            confidence is the draft model's largest probability. Under the coupled rule it includes the noise of the
-            request's seed (:mod:`pronk.drafting.from_draft.threshold`).
+        model: folder or Hub id of the draft model. ``None`` selects a model in the folder
+            ``models`` of a clone of this repository. For ``draft_model`` this is
+            ``pronk-tiny-draft``; it needs a target with the same vocabulary.
+        num_tokens: most draft tokens of a chain, 1..64. By default the target verifies 8 rows: the
+            root and 7 tokens.
+        min_confidence: a chain ends after its first token with a lower confidence, 0..1; 0 turns
+            the rule off. The confidence is the draft model's largest probability. Under the coupled
+            rule it includes the noise of the request's seed
+            (:mod:`pronk.drafting.from_draft.threshold`).
     """
 
+    model: str | None = None
+    num_tokens: int = 7
     min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_path(f"{self.name}: model", self.model)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
         check_number(f"{self.name}: min_confidence", self.min_confidence, 0, 1)
+
+    def as_chains(self) -> Self:
+        return self
 
     @abstractmethod
     def open(self, target: Target) -> DraftRunner:
         """Load the model, once for all drafters of the target with the same model and weights.
 
-        Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if the vocabularies cannot be
-        translated, or there is no default for this target.
+        Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if the
+        vocabularies cannot be translated, or there is no default for this target.
         """
 
     def bind(self, target: Target) -> ModelProposer:
         return ModelProposer(self, self.open(target))
 
 
-class ModelProposer(StepwiseProposer[DraftLane]):
-    """Proposes chains of draft tokens; ``draft`` holds the draft model with its KV cache, and runs it."""
+class ModelProposer(Proposer[DraftCache]):
+    """Proposes chains of draft tokens; ``draft`` holds the draft model with its KV pool, and runs it."""
 
-    options: ModelDrafter
+    capabilities = Capabilities(observes_all_steps=False)
 
     def __init__(self, options: ModelDrafter, draft: DraftRunner) -> None:
-        super().__init__(options, draft, draft.runner.cache)
+        self.options = options
         self.draft = draft
+        self.name = options.name
+        self.target = draft.target
+        self.models = (draft,)
+        self.model_name = options.model
 
-    def start(self, prompt: Sequence[int]) -> DraftLane:  # noqa: ARG002 - the first proposal reads it
-        return self.draft.make_lane()
+    def start(self, prompt: Sequence[int]) -> DraftCache:  # noqa: ARG002 - the first proposal reads it
+        return self.draft.make_cache()
 
-    def ends(self, chain: Chain) -> bool:
+    def stop(self, state: DraftCache) -> None:
+        state.release()
+
+    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
+
+    def chains(self, contexts: Sequence[DraftContext[DraftCache]], stops: Sequence[Stop] | None = None) -> list[Chain]:
+        """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""
+        chains = begin_chains(self, contexts, self.options.num_tokens, self._is_unsure, stops)
+        self.draft.draft_chains([chain for chain in chains if not chain.is_full])
+        return chains
+
+    def propose(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[TokenTree]:
+        return [chain.tree() for chain in self.chains(contexts)]
+
+    def _is_unsure(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence < self.options.min_confidence
 
-    def is_complete(self, stop: Stop | None, number: int, chain: Chain) -> bool:
-        return not self.draft.num_free_positions(chain.context.state) or super().is_complete(stop, number, chain)
-
-    def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
-        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
-            own = [chains[number] for number in numbers]
-            if not own[0].draft_tokens:  # first round: all chains are empty
-                return self.draft.forward_texts([chain.context for chain in own])
-            tokens = [self.draft.to_draft_ids(chain.tokens[-1:]) for chain in own]
-            return self.draft.forward_tokens([chain.context.state for chain in own], tokens)
-
-        if len(chains) == 1:
-            ((number, chain),) = chains.items()
-            if self.draft.supports_draft_chain(chain.context):
-                self.draft.draft_chain(chain, partial(is_complete, number))
-                return
-        extend_chains(chains, next_logits, is_complete)
-
-    def shadow(self, context: DraftContext[DraftLane]) -> bool:
-        lane = context.state
-        num_unread = context.root - lane.start - len(lane.tokens) - len(lane.tree or ())
-        if lane.reencoder is not None or not self.can_count(context, num_unread):
+    def shadow(self, context: DraftContext[DraftCache]) -> bool:
+        cache = context.state
+        if cache.reencoder is not None or not can_count(context, context.root - cache.num_read):
             return False
-        (unread,) = self.draft.align_lanes([context])
+        (unread,) = self.draft.align([context])
         if unread is None:
             return False
         if len(unread) > MAX_COUNTED + 1:
-            self.draft.forward_tokens([lane], [unread[: -MAX_COUNTED - 1]])
+            self.draft.forward_tokens([context], [unread[: -MAX_COUNTED - 1]])
             unread = unread[-MAX_COUNTED - 1 :]
-        skipped = MIN_COUNTED if lane.start and not lane.tokens else 0
-        first = lane.start + len(lane.tokens) + 1  # index in the text of the token after the first unread one
-        (logits,) = self.draft.forward_trees([lane], [TokenTree.chain(unread[:-1])], [[]])
-        self.count_choices(context, logits[skipped:], first + skipped)
+        skipped = MIN_COUNTED if cache.start and not cache.tokens else 0
+        first = cache.start + len(cache.tokens) + 1  # index in the text of the token after the first unread one
+        (logits,) = self.draft.forward_trees([context], [TokenTree.chain(unread[:-1])], [[]])
+        count_choices(self.source, context, logits[skipped:], first + skipped)
         return True
 
-    def num_unread(self, context: DraftContext[DraftLane]) -> int:
+    def chain_price(self, context: DraftContext[DraftCache]) -> ChainPrice | None:
         unread = max(0, len(context.tokens) - 1 - context.state.num_committed)
-        return min(unread, self.draft.max_unread or unread)
+        return price_chain(self.draft, context, min(unread, self.draft.max_unread or unread))
 
 
 @known_keywords
@@ -128,7 +144,8 @@ class DraftModel(ModelDrafter):
 
     Attributes:
         dtype: dtype of the weights; ``"auto"`` is the checkpoint's.
-        weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for :class:`~pronk.llm.LLM`.
+        weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for
+            :class:`~pronk.llm.LLM`.
     """
 
     name = "draft_model"

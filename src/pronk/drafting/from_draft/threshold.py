@@ -1,26 +1,32 @@
 """Threshold decoding: end a chain where the drafter's confidence falls below an adaptive threshold.
 
-The rule is that of the code of the survey *How to make LLMs go fast* (section "Threshold decoding"), with the formulas
-in ``docs/methods/threshold.md``. ``c_i`` is the product of the confidences of the first ``i`` draft tokens
-(:class:`~pronk.sampling.draft_token.DraftToken`). The survey's text uses the last accepted token instead: c_k, with
-c_0 = 1 (``toward="accepted"``). This makes chains shorter: the measured speed is within 5 % of that of the best fixed
-length if the drafter is expensive, and 6 to 23 % lower if a draft token costs 1.3 % of a forward pass of the target.
+The rule is that of the code of the survey *How to make LLMs go fast* (section "Threshold
+decoding"), with the formulas in ``docs/methods/threshold.md``. ``c_i`` is the product of the
+confidences of the first ``i`` draft tokens (:class:`~pronk.sampling.draft_token.DraftToken`). The
+survey's text uses the last accepted token instead: c_k, with c_0 = 1 (``toward="accepted"``). This
+makes chains shorter: the measured speed is within 5 % of that of the best fixed length if the
+drafter is expensive, and 6 to 23 % lower if a draft token costs 1.3 % of a forward pass of the
+target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
 
 from pronk.base.checks import check_choice, check_integer, check_number
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
-from pronk.drafting.from_draft._wrapper import Wrapper, WrapperProposer
-from pronk.drafting.proposer import DraftContext, Outcome
-from pronk.drafting.shared.chain import Chain, Stop
-from pronk.drafting.shared.composite import States
-from pronk.drafting.shared.side_cache import common_prefix_length
+from pronk.drafting.from_draft.draft_model import DraftModel
+from pronk.drafting.proposer import DraftContext, Drafter, Outcome, Proposer, States, bind_proposer
+from pronk.drafting.shared.chain import Chain, Stop, chains_of
+from pronk.drafting.shared.common_prefix import common_prefix_length
+from pronk.drafting.shared.composite import Composite, check_wraps_chains
+from pronk.drafting.step_value import ChainPrice
 from pronk.drafting.target import Target
+from pronk.sampling.tree import TokenTree
 
 
 @dataclass
@@ -36,22 +42,24 @@ class _ThresholdState:
 
 @known_keywords
 @dataclass(frozen=True)
-class Threshold(Wrapper):
+class Threshold(Composite):
     """Options of threshold decoding.
 
     Attributes:
-        parts: the inner drafter, ``draft_model`` by default. Its own options that end chains are ignored.
+        parts: the inner drafter, ``draft_model`` by default. Its own options that end chains are
+            ignored.
         max_tokens: most draft tokens of a chain, 1..64.
         threshold: initial threshold, within ``lowest .. highest``.
         boost: decrease of the threshold when all tokens were accepted, 0..1.
         lowest: smallest threshold, 0..1.
         highest: largest threshold, 0..1.
-        toward: which c_i the threshold moves towards after a rejection: that of the first rejected token
-            (``"rejected"``) or of the last accepted token (``"accepted"``).
+        toward: which c_i the threshold moves towards after a rejection: that of the first rejected
+            token (``"rejected"``) or of the last accepted token (``"accepted"``).
     """
 
     name = "threshold"
 
+    parts: tuple[Drafter, ...] = field(default_factory=lambda: (DraftModel(),))
     max_tokens: int = 16
     threshold: float = 0.4
     boost: float = 0.1
@@ -60,7 +68,7 @@ class Threshold(Wrapper):
     toward: str = "rejected"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_wraps_chains(self)
         check_integer(f"{self.name}: max_tokens", self.max_tokens, 1, 64)
         for option in ("boost", "lowest", "highest"):
             check_number(f"{self.name}: {option}", getattr(self, option), 0, 1)
@@ -70,26 +78,51 @@ class Threshold(Wrapper):
         check_number(f"{self.name}: threshold", self.threshold, self.lowest, self.highest)
         check_choice(f"{self.name}: toward", self.toward, ("accepted", "rejected"))
 
+    def as_chains(self) -> Self:
+        return self
+
     def bind(self, target: Target) -> ThresholdProposer:
-        return ThresholdProposer(self, self.bind_inner(target))
+        return ThresholdProposer(self, bind_proposer(self.parts[0], target))
 
 
-class ThresholdProposer(WrapperProposer):
+class ThresholdProposer(Proposer[States]):
     """Proposes the inner drafter's chains, each ended by the request's threshold."""
 
     name = Threshold.name
-    options: Threshold
+
+    def __init__(self, options: Threshold, inner: Proposer[Any]) -> None:
+        self.set_parts([inner])
+        self.options = options
+        self.inner = inner
+        self.capabilities = inner.capabilities
+        self._inner_chains = chains_of(inner)
+
+    @property
+    def chain_source(self) -> str:
+        return self.inner.chain_source
+
+    def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
+        return self.inner.chain_price(context.with_state(context.state[0]))
+
+    def shadow(self, context: DraftContext[States]) -> bool:
+        return self.inner.shadow(context.with_state(context.state[0]))
 
     def start(self, prompt: Sequence[int]) -> States:
         return (*super().start(prompt), _ThresholdState(self.options.threshold))
 
-    def chains(self, contexts: Sequence[DraftContext[States]], stop: Stop | None = None) -> list[Chain]:
+    def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
+        return [chain.tree() for chain in self.chains(contexts)]
+
+    def chains(self, contexts: Sequence[DraftContext[States]], stops: Sequence[Stop] | None = None) -> list[Chain]:
 
         def is_complete(number: int, chain: Chain) -> bool:
             is_below = chain.cumulative_confidence[-1] < contexts[number].state[1].threshold
-            return is_below or (stop is not None and stop(number, chain))
+            return is_below or (stops is not None and stops[number](chain))
 
-        chains = self.inner.chains(self.inner_contexts(contexts, self.options.max_tokens), is_complete)
+        own_stops = [partial(is_complete, number) for number in range(len(contexts))]
+        most = self.options.max_tokens
+        inner = [each.with_state(each.state[0], max_depth=min(each.max_depth, most)) for each in contexts]
+        chains = self._inner_chains(inner, own_stops)
         for context, chain in zip(contexts, chains, strict=True):
             state = context.state[1]
             state.root_position = len(context.tokens) - 1

@@ -1,22 +1,24 @@
 """Forward passes of a trained head (EAGLE-3 or MTP) over texts and draft tokens.
 
-Row ``i`` of the head's KV cache is made of the feature of position ``i`` and the embedding of token ``i + 1``. The last
-token of a text has no feature yet: the target computes it in the pass that verifies the draft tokens::
+Row ``i`` of the head's KV cache is made of the feature of position ``i`` and the embedding of token
+``i + 1``. The last token of a text has no feature yet: the target computes it in the pass that
+verifies the draft tokens::
 
     text       a  b  c  d          the target has computed a b c, and d is the root of the tree of draft tokens
     rows       ab bc cd            the last row predicts the token after d
     drafts     x  y                their rows have the head's own output instead of a feature: (cd) x, (x) y
 
-If the text ends with another drafter's draft tokens, they get rows of the head's output, too, and the proposal begins
-below them.
-Rows of draft tokens are dropped after the proposal. If the tokens are accepted, they get rows with true features. The
-target's KV cache keeps the features, so that a request with a cached prefix, or after a preemption, has all its rows.
+If the text ends with another drafter's draft tokens, they get rows of the head's output, too, and
+the proposal begins below them. Rows of draft tokens are dropped after the proposal. If the tokens
+are accepted, they get rows with true features. The target's KV cache keeps the features, so that a
+request with a cached prefix, or after a preemption, has all its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,8 +27,9 @@ from pronk.base.interrupts import uninterrupted
 from pronk.cache.blocks import BlockTable
 from pronk.drafting.from_target.modules.eagle import EagleHead, HeadFeature
 from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.chain import Chain
-from pronk.drafting.shared.side_cache import CHUNK, SideLane, SideLanes
+from pronk.drafting.shared.chain import Chain, draft_chains
+from pronk.drafting.shared.draft_cache import DraftCache
+from pronk.drafting.shared.module_runner import CHUNK, ModuleRunner
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import forward_weights
@@ -35,7 +38,10 @@ from pronk.models.program_rows import ProgramRows
 from pronk.sampling.draft_token import DraftToken
 from pronk.sampling.tree import TokenTree
 
-# A request's KV slots, the tree of its rows after the cached ones, and the number of nodes that are computed already.
+Key = TypeVar("Key", bound=Hashable)
+
+# A request's KV slots, the tree of its rows after the cached ones, and the number of nodes that are
+# computed already.
 _Segment = tuple[BlockTable, TokenTree, int]
 
 _MAX_ROWS = 4  # rows per request, above which a pass is measured as one that reads a text
@@ -48,14 +54,14 @@ class HeadDraft:
     Draft tokens of another drafter at the end of the text are the first nodes below it.
 
     Attributes:
-        context: the request. The lane has all rows of its text but the last.
+        context: the request. Its cache has all rows of the text but the last.
         tokens: for each node, the token whose embedding its row has.
         parents: for each node, its parent; -1 for the root.
         outputs: for each computed node, the head's output ``[hidden]``.
         logits: for each computed node, the logits ``[draft vocab]`` of the token after it.
     """
 
-    context: DraftContext[SideLane]
+    context: DraftContext[DraftCache]
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     outputs: list[Array] = field(default_factory=list)
@@ -68,26 +74,48 @@ class HeadDraft:
         return len(self.tokens) - 1
 
 
-class EagleRunner(SideLanes):
+class EagleRunner:
     """Runs a head for several requests in shared passes, by two programs; that of part 0 has no logits.
 
-    As long as this object exists, the target's cache keeps the feature of every token. Raises ``OptionError`` if there
-    is no memory for the features or for the head's KV cache.
+    As long as this object exists, the target's cache keeps the feature of every token. Raises
+    ``OptionError`` if there is no memory for the features or for the head's KV cache.
     """
 
     def __init__(self, target: Target, head: EagleHead) -> None:
-        super().__init__(target, head.config, lambda part, program: head.compile_pass(program, logits=part == 1))
+        self.target = target
         self.head = head
+        self.module = ModuleRunner(
+            target, head.config, lambda part, program: head.compile_pass(program, logits=part == 1)
+        )
         self.feature = HeadFeature(head, target.decoder, target.cache.dtype)
         target.keep_hidden(self.feature, self)
         self.cost_model = CostModel()
         self.relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
 
-    def begin(self, contexts: Mapping[int, DraftContext[SideLane]], rows: int) -> dict[int, HeadDraft]:
+    def draft_chains(self, chains: Sequence[Chain]) -> None:
+        """Draft the tokens of empty chains; the state of each context is the request's cache."""
+        if len(chains) == 1 and self.supports_draft_chain(chains[0].context):
+            self.draft_chain(chains[0])
+            return
+        most = max([chain.max_tokens for chain in chains], default=0)
+        drafts = self.begin({chain: chain.context for chain in chains}, most)
+
+        def next_logits(incomplete: Sequence[Chain]) -> list[Array]:
+            own = [drafts[chain] for chain in incomplete]
+            if incomplete[0].draft_tokens:  # otherwise all chains are empty
+                for chain, draft in zip(incomplete, own, strict=True):
+                    draft.add(len(draft.outputs) - 1, chain.tokens[-1])
+                self.extend(own)
+            return [draft.logits[-1] for draft in own]
+
+        draft_chains([*drafts], next_logits, self.head.draft_ids)
+        self.end([*drafts.values()])
+
+    def begin(self, contexts: Mapping[Key, DraftContext[DraftCache]], rows: int) -> dict[Key, HeadDraft]:
         """Run the missing rows of all texts; return the drafts by the keys of ``contexts``.
 
-        The last node of a draft has the logits after the text. ``rows`` is the most rows of draft tokens per request.
-        Requests that cannot draft in this step are left out.
+        The last node of a draft has the logits after the text. ``rows`` is the most rows of draft
+        tokens per request. Requests that cannot draft in this step are left out.
         """
         drafts = {key: HeadDraft(context) for key, context in contexts.items() if self._reserve(context, rows)}
         if drafts:
@@ -101,19 +129,19 @@ class EagleRunner(SideLanes):
             self.extend([draft for draft, _ in live])
         return drafts
 
-    def read(self, context: DraftContext[SideLane], most: int) -> tuple[Array, int] | None:
-        """Run the rows of a text that its lane lacks, but for the last row.
+    def read(self, context: DraftContext[DraftCache], most: int) -> tuple[Array, int] | None:
+        """Run the rows of a text that its cache lacks, but for the last row.
 
-        Returns the logits of the last ``most`` of these rows, and the index in the text of the token that the first of
-        them predicts; ``None`` if the request cannot draft in this step.
+        Returns the logits of the last ``most`` of these rows, and the index in the text of the
+        token that the first of them predicts; ``None`` if the request cannot draft in this step.
         """
         if not self._reserve(context, 1):
             return None
-        draft, lane, stop = HeadDraft(context), context.state, context.block_table.length - 1
-        while (count := min(CHUNK, stop - most - len(lane.tokens))) > 0:
+        draft, cache, stop = HeadDraft(context), context.state, context.block_table.length - 1
+        while (count := min(CHUNK, stop - most - len(cache.tokens))) > 0:
             self._read_rows(draft, count)
-        first = len(lane.tokens) + 2
-        return self._read_rows(draft, stop - len(lane.tokens), logits=True), first
+        first = len(cache.tokens) + 2
+        return self._read_rows(draft, stop - len(cache.tokens), logits=True), first
 
     def extend(self, drafts: Sequence[HeadDraft]) -> None:
         """Run the new nodes of all drafts; each must have one."""
@@ -130,34 +158,34 @@ class EagleRunner(SideLanes):
             draft.outputs += [*rows]
             draft.logits += [*scores]
 
-    def supports_draft_chain(self, context: DraftContext[SideLane]) -> bool:
+    def supports_draft_chain(self, context: DraftContext[DraftCache]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        if not self.head.backend.drafts_chains or self.rope.dynamic:
+        if not self.head.backend.drafts_chains or self.module.rope.dynamic:
             return False
         return context.sampler.stateless_sampler is not None and len(context.tokens) == context.root + 1
 
-    def draft_chain(self, chain: Chain, is_complete: Callable[[Chain], bool]) -> None:
-        """Append draft tokens to ``chain`` in one call of the kernels, until ``is_complete`` returns True."""
+    def draft_chain(self, chain: Chain) -> None:
+        """Append draft tokens to an empty chain in one call of the kernels, until it is complete."""
         context = chain.context
         if not self._reserve(context, chain.max_tokens):
             return
-        draft, lane, clock = HeadDraft(context), context.state, self.target.clock
-        while context.block_table.length - len(lane.tokens) > CHUNK:
+        draft, cache, clock = HeadDraft(context), context.state, self.target.clock
+        while context.block_table.length - len(cache.tokens) > CHUNK:
             self._read_rows(draft, CHUNK)
         start_time = clock()
         tokens, features = self._next_rows(draft, CHUNK)
-        packed = ProgramRows().set_segments([(lane.block_table, TokenTree.chain(tokens), 0)], tokens)
-        packed.rotate(self.rope, num_extra=chain.max_tokens)
+        packed = ProgramRows().set_segments([(cache.block_table, TokenTree.chain(tokens), 0)], tokens)
+        packed.rotate(self.module.rope, num_extra=chain.max_tokens)
         packed.select_logits_rows(range(len(tokens) - 1, len(tokens)))
 
         def append(token: DraftToken) -> bool:
             if not chain.draft_tokens and len(tokens) > _MAX_ROWS:
                 self.cost_model.learn_prompt(len(tokens), clock() - start_time)
-            return chain.append_and_go_on(token, is_complete)
+            return chain.append_and_go_on(token)
 
         with context.sampler.after(), uninterrupted():
             num_passes = draft_chain(
-                self.program(1),
+                self.module.program(1),
                 packed,
                 features,
                 context.sampler,
@@ -166,24 +194,25 @@ class EagleRunner(SideLanes):
                 on_token=append,
                 ids=self.head.draft_ids,
             )
-            lane.append(tokens)
+            cache.append(tokens)
         seconds = clock() - start_time
         if len(tokens) <= _MAX_ROWS:
-            self.cost_model.learn(1, lane.block_table.length, seconds / num_passes, plain=True)
+            self.cost_model.learn(1, cache.block_table.length, seconds / num_passes, plain=True)
 
     def end(self, drafts: Sequence[HeadDraft]) -> None:
         """Drop the rows of draft tokens, and keep the last row of each text."""
         for draft in drafts:
             draft.context.state.append(draft.tokens[:1])
 
-    def _reserve(self, context: DraftContext[SideLane], rows: int) -> bool:
-        """Do :meth:`reserve_again` for the rows of a text; a text of one token has none."""
-        # The lane's token of row i is text token i + 1. Token 0 also determines the rows, but has no row of its own.
+    def _reserve(self, context: DraftContext[DraftCache], rows: int) -> bool:
+        """Do :meth:`ModuleRunner.reserve_again` for the rows of a text; a text of one token has none."""
+        # The cache's token of row i is text token i + 1. Token 0 also determines the rows, but has
+        # no row of its own.
         salt = context.salt + int(context.tokens[0]).to_bytes(4, "little")
-        return self.reserve_again(replace(context, tokens=context.tokens[1:], salt=salt), rows)
+        return self.module.reserve_again(replace(context, tokens=context.tokens[1:], salt=salt), rows)
 
     def _run_texts(self, drafts: Sequence[HeadDraft]) -> None:
-        """Run the rows of the texts that the lanes lack; the last row of each becomes its draft's root."""
+        """Run the rows of the texts that the caches lack; the last row of each becomes its draft's root."""
         for draft in drafts:
             while draft.context.block_table.length - len(draft.context.state.tokens) > CHUNK:
                 self._read_rows(draft, CHUNK)
@@ -219,14 +248,15 @@ class EagleRunner(SideLanes):
     ) -> tuple[Array, Array]:
         """Run rows of several requests, one segment per request.
 
-        Each row has the embedding of a token and a feature. ``features`` ``[rows, hidden]`` is overwritten with the
-        outputs. Returns the outputs, and the logits ``[wanted, draft vocab]`` of the rows with the indices ``wanted``.
+        Each row has the embedding of a token and a feature. ``features`` ``[rows, hidden]`` is
+        overwritten with the outputs. Returns the outputs, and the logits ``[wanted, draft vocab]``
+        of the rows with the indices ``wanted``.
         """
         start_time = self.target.clock()
         packed = ProgramRows().set_segments(segments, tokens)
-        packed.rotate(self.rope)
+        packed.rotate(self.module.rope)
         logits = np.empty((packed.select_logits_rows(wanted), self.head.head.out_features), FLOAT32)
-        self.program(int(len(logits) > 0)).run(packed, features, logits)
+        self.module.program(int(len(logits) > 0)).run(packed, features, logits)
         seconds, context = self.target.clock() - start_time, sum(table.length for table, _, _ in segments)
         if len(tokens) > _MAX_ROWS * len(segments):
             self.cost_model.learn_prompt(len(tokens), seconds)

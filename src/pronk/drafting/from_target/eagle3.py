@@ -1,22 +1,22 @@
 """EAGLE-3 (Li et al. 2025) and MTP heads: one light layer on the target's hidden states.
 
-:mod:`pronk.drafting.from_target.modules.eagle` has the formulas. MTP heads are part of some checkpoints; EAGLE-3 heads
-are trained afterwards. The two kinds differ only in their input. With ``num_nodes`` the proposal is a tree by the rule
-of EAGLE-2 (Li et al. 2024, section 4.1): at each depth, the ``beam`` likeliest nodes by the product of the head's
-probabilities get children, in one pass of the head; in the end, the draft tokens of largest gain are proposed.
+:mod:`pronk.drafting.from_target.modules.eagle` has the formulas. MTP heads are part of some
+checkpoints; EAGLE-3 heads are trained afterwards. The two kinds differ only in their input. With
+``num_nodes`` the proposal is a tree by the rule of EAGLE-2 (Li et al. 2024, section 4.1): at each
+depth, the ``beam`` likeliest nodes by the product of the head's probabilities get children, in one
+pass of the head; in the end, the draft tokens of largest gain are proposed.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
-from pronk.base.arrays import Array
-from pronk.base.checks import check_choice, check_integer
+from pronk.base.checks import check_choice, check_integer, check_path
 from pronk.base.errors import CheckpointError, ConfigError, OptionError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.tensors import Checkpoint, read_json
@@ -24,11 +24,18 @@ from pronk.drafting.acceptance_stats import SourceRates
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafting.from_target.modules.eagle_names import find_mtp_names
-from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.chain import Chain, Stop, extend_chains
-from pronk.drafting.shared.side_cache import SideLane
-from pronk.drafting.shared.stepwise import MAX_COUNTED, StepwiseDrafter, StepwiseProposer
-from pronk.drafting.step_value import Offer
+from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Proposer
+from pronk.drafting.shared.chain import Chain, Stop
+from pronk.drafting.shared.draft_cache import DraftCache
+from pronk.drafting.shared.stepwise import (
+    MAX_COUNTED,
+    begin_chains,
+    can_count,
+    count_choices,
+    first_token_pays,
+    price_chain,
+)
+from pronk.drafting.step_value import ChainPrice, Offer
 from pronk.drafting.target import Target
 from pronk.drafting.trie import Trie
 from pronk.models.loader import describe_architecture
@@ -43,43 +50,47 @@ _PACKAGED = Path(__file__).parents[2] / "heads"  # folders of the heads that com
 
 @known_keywords
 @dataclass(frozen=True)
-class Eagle3(StepwiseDrafter):
+class Eagle3(Drafter):
     """Options of EAGLE-3.
 
     Attributes:
-        model: folder or Hub id of a head, in the layouts of EAGLE, SpecForge, speculators or DeepSpec. ``None`` is the
-            folder ``eagle3`` in the target's folder, or the head that comes with pronk for this architecture.
+        model: folder or Hub id of a head, in the layouts of EAGLE, SpecForge, speculators or
+            DeepSpec. ``None`` is the folder ``eagle3`` in the target's folder, or the head that
+            comes with pronk for this architecture.
         num_tokens: most draft tokens of a path, 1..64.
         num_nodes: most draft tokens of a tree, 1..127; ``None`` proposes chains.
-        beam: number of nodes of each depth that get children, and of children of a node, 1..16; for trees only.
-        weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for :class:`~pronk.llm.LLM`.
+        beam: number of nodes of each depth that get children, and of children of a node, 1..16; for
+            trees only.
+        weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for
+            :class:`~pronk.llm.LLM`.
     """
 
     name = "eagle3"
 
+    model: str | None = None
     num_tokens: int = 6
     num_nodes: int | None = None
     beam: int = 4
     weights: str = "plain"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_path(f"{self.name}: model", self.model)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
         if self.num_nodes is not None:
             check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
         check_integer(f"{self.name}: beam", self.beam, 1, 16)
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
 
-    @property
-    def proposes_tree(self) -> bool:
-        return self.num_nodes is not None
+    def as_chains(self) -> Self:
+        return replace(self, num_nodes=None)
 
     def find_default(self, target: Target) -> Path | None:
         """Return the folder of the default head, or ``None`` if there is none."""
         folder = None if target.folder is None else target.folder / _FOLDER
         if folder is not None and (folder / "config.json").is_file():
             return folder
-        # A packaged head is used whatever the weights: quantizations and fine-tunes of its target accept many of its
-        # draft tokens, and the policy does not ask a head that does not pay.
+        # A packaged head is used whatever the weights: quantizations and fine-tunes of its target
+        # accept many of its draft tokens, and the policy does not ask a head that does not pay.
         architecture = describe_architecture(target.decoder.config)
         for config in sorted(_PACKAGED.glob("*/config.json")):
             if read_json(config, ConfigError)["pronk"]["target"]["architecture"] == architecture:
@@ -122,41 +133,37 @@ class Mtp(Eagle3):
         return None
 
 
-class Eagle3Proposer(StepwiseProposer[SideLane]):
+class Eagle3Proposer(Proposer[DraftCache]):
     """Proposes chains or trees; ``runner`` runs the head."""
 
-    options: Eagle3
+    capabilities = Capabilities(observes_all_steps=False)
 
     def __init__(self, options: Eagle3, runner: EagleRunner) -> None:
-        super().__init__(options, runner, runner.cache)
+        self.options = options
         self.runner = runner
+        self.name = options.name
+        self.target = runner.target
+        self.models = (runner,)
+        self.model_name = options.model
 
-    def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
-        if len(chains) == 1:
-            ((number, chain),) = chains.items()
-            if self.runner.supports_draft_chain(chain.context):
-                self.runner.draft_chain(chain, partial(is_complete, number))
-                return
-        most = max([chain.max_tokens for chain in chains.values()], default=0)
-        drafts = self.runner.begin({number: chain.context for number, chain in chains.items()}, most)
+    def start(self, prompt: Sequence[int]) -> DraftCache:  # noqa: ARG002 - the first proposal reads it
+        return self.runner.module.make_cache()
 
-        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
-            own = [drafts[number] for number in numbers]
-            if chains[numbers[0]].draft_tokens:  # otherwise all chains are empty
-                for number, draft in zip(numbers, own, strict=True):
-                    draft.add(len(draft.outputs) - 1, chains[number].tokens[-1])
-                self.runner.extend(own)
-            return [draft.logits[-1] for draft in own]
+    def stop(self, state: DraftCache) -> None:
+        state.release()
 
-        empty = {number: chains[number] for number in drafts}
-        extend_chains(empty, next_logits, is_complete, self.runner.head.draft_ids)
-        self.runner.end([*drafts.values()])
+    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
-    def propose(self, contexts: Sequence[DraftContext[SideLane]]) -> list[TokenTree]:
+    def chains(self, contexts: Sequence[DraftContext[DraftCache]], stops: Sequence[Stop] | None = None) -> list[Chain]:
+        chains = begin_chains(self, contexts, self.options.num_tokens, stops=stops)
+        self.runner.draft_chains([chain for chain in chains if not chain.is_full])
+        return chains
+
+    def propose(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[TokenTree]:
         if self.options.num_nodes is None:
-            return super().propose(contexts)
+            return [chain.tree() for chain in self.chains(contexts)]
         trees = [Chain(context, self.source).tree() for context in contexts]  # without draft tokens
-        active = {number: context for number, context in enumerate(contexts) if self.begins(context)}
+        active = {number: context for number, context in enumerate(contexts) if first_token_pays(self, context)}
         drafts = self.runner.begin(active, self.options.num_tokens * self.options.beam)
         ids = self.runner.head.draft_ids
         searches = {number: _Search(draft, self.options, self.source, ids) for number, draft in drafts.items()}
@@ -170,13 +177,13 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         self.runner.end([*drafts.values()])
         return trees
 
-    def shadow(self, context: DraftContext[SideLane]) -> bool:
-        if not self.can_count(context, context.root - 1 - len(context.state.tokens)):
+    def shadow(self, context: DraftContext[DraftCache]) -> bool:
+        if not can_count(context, context.root - 1 - len(context.state.tokens)):
             return False
         read = self.runner.read(context, MAX_COUNTED)
         if read is None:
             return False
-        self.count_choices(context, *read, self.runner.head.draft_ids)
+        count_choices(self.source, context, *read, self.runner.head.draft_ids)
         return True
 
     def _pays(self, search: _Search) -> bool:
@@ -194,8 +201,9 @@ class Eagle3Proposer(StepwiseProposer[SideLane]):
         more = Offer.of([*gains, *(gain * rate for gain, *_ in search.best)], price.curve, requests)
         return more.tokens * (now.seconds + drafting) > now.tokens * (more.seconds + more_drafting)
 
-    def num_unread(self, context: DraftContext[SideLane]) -> int:
-        return max(0, context.block_table.length - len(context.state.tokens) - 1)
+    def chain_price(self, context: DraftContext[DraftCache]) -> ChainPrice | None:
+        num_unread = max(0, context.block_table.length - len(context.state.tokens) - 1)
+        return price_chain(self.runner, context, num_unread)
 
 
 @dataclass
@@ -205,8 +213,8 @@ class _Search:
     Attributes:
         draft: rows of the nodes that get children.
         depth: depth of the deepest nodes.
-        best: the likeliest nodes of this depth: gain, probability, node of ``trie``, parent's node in ``draft``,
-            tokens of the path.
+        best: the likeliest nodes of this depth: gain, probability, node of ``trie``, parent's node
+            in ``draft``, tokens of the path.
     """
 
     draft: HeadDraft
@@ -222,7 +230,8 @@ class _Search:
         self.max_nodes = min(self.options.num_nodes or 0, context.max_nodes)
         self._max_depth = min(self.options.num_tokens, context.max_depth)
         self._rates = context.policy.acceptance.source(self.source)
-        # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of the path.
+        # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of
+        # the path.
         self._level: list[tuple[int, int, float, tuple[int, ...]]] = [(len(self.draft.outputs) - 1, 0, 1.0, ())]
 
     def expand(self) -> bool:

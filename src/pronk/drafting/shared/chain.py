@@ -1,24 +1,27 @@
-"""Base classes of drafters that propose a chain: draft tokens in sequence, without siblings.
+"""Chains: draft tokens in sequence, without siblings.
 
-Each token is sampled from the drafter's own distribution with the request's sampling options. Under the coupled
-acceptance rule the draft token is drawn with the same random numbers as the target's token at this position.
+Each token is sampled from the drafter's own distribution with the request's sampling options. Under
+the coupled acceptance rule the draft token is drawn with the same random numbers as the target's
+token at this position.
+
+A proposer of chains has a method ``chains(contexts, stops=None)``, so that ``cape`` and
+``threshold`` can wrap it (:func:`chains_of`). Its drafter returns itself from
+:meth:`~pronk.drafting.proposer.Drafter.as_chains`.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 from pronk.base.arrays import Array
+from pronk.base.errors import OptionError
 from pronk.base.interrupts import is_interrupt_pending
 from pronk.drafting.acceptance_stats import SourceRates
-from pronk.drafting.proposer import DraftContext, Drafter, Proposer
+from pronk.drafting.proposer import DraftContext, Proposer
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.tree import Origin, TokenTree
-
-State = TypeVar("State")
 
 
 class Chain:
@@ -26,15 +29,31 @@ class Chain:
 
     Attributes:
         context: the request, as passed to ``propose``.
-        draft_tokens: the tokens so far, each with the drafter's scores of all tokens and its confidence.
-        gains: for each token, the estimated probability that it and all tokens before it are accepted.
+        source: :attr:`Proposer.source` of the drafter.
+        max_tokens: largest number of draft tokens, by default the smaller of the request's limits
+            of depth and nodes.
+        draft_tokens: the tokens so far, each with the drafter's scores of all tokens and its
+            confidence.
+        gains: for each token, the estimated probability that it and all tokens before it are
+            accepted.
         cumulative_confidence: for each token, the product of the confidences up to it.
-        origin: for each token, the pair of :attr:`Proposer.source` and its confidence in thousandths, 1..999.
+        origin: for each token, the pair of :attr:`Proposer.source` and its confidence in
+            thousandths, 1..999.
     """
 
-    def __init__(self, context: DraftContext[Any], source: str) -> None:
+    def __init__(
+        self,
+        context: DraftContext[Any],
+        source: str,
+        stop: Stop | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        """Create an empty chain, which ends after a token for which ``stop`` returns True."""
+        limit = min(context.max_depth, context.max_nodes)
         self.context = context
         self.source = source
+        self.max_tokens = limit if max_tokens is None else min(limit, max_tokens)
+        self._stop = stop
         self.draft_tokens: list[DraftToken] = []
         self.gains: list[float] = []
         self.cumulative_confidence: list[float] = []
@@ -49,10 +68,9 @@ class Chain:
         """Whether the chain has ``max_tokens`` tokens."""
         return len(self) >= self.max_tokens
 
-    @property
-    def max_tokens(self) -> int:
-        """Largest number of draft tokens: the smaller of the request's limits of depth and of nodes."""
-        return min(self.context.max_depth, self.context.max_nodes)
+    def is_complete(self) -> bool:
+        """Return whether no further token is wanted."""
+        return self.is_full or (self._stop is not None and self._stop(self))
 
     @property
     def tokens(self) -> list[int]:
@@ -88,13 +106,13 @@ class Chain:
         self.origin.append((self.source, kind))
         self.gains.append(last_gain * self._rates.rate(kind, len(self.draft_tokens)))
 
-    def append_and_go_on(self, draft_token: DraftToken, is_complete: Callable[[Chain], bool]) -> bool:
+    def append_and_go_on(self, draft_token: DraftToken) -> bool:
         """Append a draft token of a chain by the kernels; return whether to draft another one.
 
         KeyboardInterrupt cannot pass through the kernels, so after Ctrl-C the chain ends.
         """
         self.append(draft_token)
-        return not (is_interrupt_pending() or self.is_full or is_complete(self))
+        return not (is_interrupt_pending() or self.is_complete())
 
     def tree(self) -> TokenTree:
         """Return the chain as a tree below the request's last token."""
@@ -103,55 +121,42 @@ class Chain:
         return TokenTree(tokens, parents, probs=self.distributions, gain=gain, origin=origin)
 
 
-# Callback ``stop(index, chain)``: returns whether the chain of ``contexts[index]`` is complete.
-Stop = Callable[[int, Chain], bool]
+# Callback ``stop(chain)``: returns whether a chain with one more token is complete.
+Stop = Callable[[Chain], bool]
+
+# Callback ``chains(contexts, stops)``: returns a chain for each context. ``stops``, one for each
+# context, replace the drafter's own rules and limits that end chains.
+DraftChains = Callable[[Sequence[DraftContext[Any]], Sequence[Stop] | None], list[Chain]]
+
+# Callback ``next_logits(chains)``: returns the drafter's logits ``[draft vocab]`` after each chain;
+# ``None`` ends it.
+NextLogits = Callable[[Sequence[Chain]], Sequence[Array | None]]
 
 
-class ChainDrafter(Drafter):
-    """Options of a drafter that proposes chains."""
-
-    @property
-    def proposes_tree(self) -> bool:
-        """Whether proposals have siblings; if so, ``cape`` and ``threshold`` cannot wrap this drafter."""
-        return False
-
-
-class ChainProposer(Proposer[State], ChainDrafter):
-    """Base of proposers of chains; subclasses implement :meth:`chains`."""
-
-    @abstractmethod
-    def chains(self, contexts: Sequence[DraftContext[State]], stop: Stop | None = None) -> list[Chain]:
-        """Return a chain for each context; ``stop`` replaces the drafter's own rule that ends chains.
-
-        A drafter with a forward pass per draft token (such as a draft model) also ends a chain where the next token
-        would cost more time than it saves (``DraftContext.policy``).
-        """
-
-    def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
-        return [chain.tree() for chain in self.chains(contexts)]
-
-
-def extend_chains(
-    chains: Mapping[int, Chain],
-    next_logits: Callable[[Sequence[int]], Sequence[Array | None]],
-    is_complete: Callable[[int, Chain], bool],
-    ids: DraftIds | None = None,
-) -> None:
+def draft_chains(chains: Sequence[Chain], next_logits: NextLogits, ids: DraftIds | None = None) -> None:
     """Add one token per round to every incomplete one of the empty ``chains``, until all are complete.
 
-    ``next_logits``, given keys of ``chains``, returns the drafter's logits ``[draft vocab]`` after each of these
-    chains; ``None`` ends a chain. ``is_complete``, given a key and that chain, returns whether the chain is complete.
     ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
     """
-    incomplete = [number for number, chain in chains.items() if not chain.is_full]
+    incomplete = [chain for chain in chains if not chain.is_full]
     with ExitStack() as stack:
-        for chain in chains.values():
+        for chain in chains:
             stack.enter_context(chain.context.sampler.after())
         while incomplete:
-            all_logits = next_logits(incomplete)
-            incomplete = [
-                number
-                for number, logits in zip(incomplete, all_logits, strict=True)
-                if logits is not None and chains[number].append_from_logits(logits, ids)
+            scores = next_logits(incomplete)
+            extended = [
+                chain
+                for chain, logits in zip(incomplete, scores, strict=True)
+                if logits is not None and chain.append_from_logits(logits, ids)
             ]
-            incomplete = [i for i in incomplete if not chains[i].is_full and not is_complete(i, chains[i])]
+            incomplete = [chain for chain in extended if not chain.is_complete()]
+
+
+def chains_of(proposer: Proposer[Any]) -> DraftChains:
+    """Return the method ``chains`` of a proposer; raise OptionError if there is none."""
+    chains: DraftChains | None = getattr(proposer, "chains", None)
+    if chains is None:
+        found = f"found {type(proposer).__name__}; add it, or leave out the drafter around {proposer.name}"
+        msg = f"drafter {proposer.name}: expected bind() to return a proposer with a method chains, {found}"
+        raise OptionError(msg)
+    return chains

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pronk import Drafter, DraftModel, OptionError, TokenTree
+from pronk import Drafter, DraftModel, OptionError, Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_integer
-from pronk.drafting import Composite, CompositeProposer, DraftContext, ModelDrafter, ModelProposer, States, Target, Trie
+from pronk.drafting import Composite, DraftContext, ModelDrafter, ModelProposer, States, Target, Trie
 from pronk.lab.drafters.cached_tree import CachedTree, compute_new_nodes
 
 
@@ -58,14 +58,15 @@ class Beam(Composite):
         return BeamProposer(self, model.bind(target))
 
 
-class BeamProposer(CompositeProposer):
+class BeamProposer(Proposer[States]):
     """Proposes the final hypotheses as one tree; ``model`` is the draft model's proposer."""
 
     name = Beam.name
 
     def __init__(self, options: Beam, model: ModelProposer) -> None:
-        super().__init__((model,))
-        self.options, self.model = options, model
+        self.set_parts([model])
+        self.options = options
+        self.model = model
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         model, options = self.model, self.options

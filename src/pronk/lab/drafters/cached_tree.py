@@ -1,8 +1,9 @@
 """Token trees in a draft model's KV cache, grown by the drafters ``beam`` and ``staged``.
 
-Both drafters add nodes to the tree, compute all new nodes in one forward pass of the draft model, and read its
-probabilities of the next token after each node. The proposed tree is a different one: it may lack unlikely nodes of the
-cached tree, and it has leaves that the draft model has not computed.
+Both drafters add nodes to the tree, compute all new nodes in one forward pass of the draft model,
+and read its probabilities of the next token after each node. The proposed tree is a different one:
+it may lack unlikely nodes of the cached tree, and it has leaves that the draft model has not
+computed.
 """
 
 from __future__ import annotations
@@ -11,22 +12,33 @@ from collections.abc import Sequence
 
 from pronk import TokenTree
 from pronk.base.arrays import Array
-from pronk.drafting import DraftContext, DraftLane, DraftRunner, DraftToken, ModelProposer, States, Trie
+from pronk.drafting import (
+    DraftCache,
+    DraftContext,
+    DraftRunner,
+    DraftToken,
+    ModelProposer,
+    States,
+    Trie,
+    first_token_pays,
+)
 
 
 class CachedTree(Trie):
     """Token tree (the target's ids, without gains) below one request's text in the draft's KV cache.
 
     Attributes:
-        context: the request; ``context.state`` is its lane (:mod:`pronk.drafting.shared.draft`).
-        pending_text: tokens of the text before the root that are not in the KV cache yet, as ids of the draft model's
-            vocabulary. The first forward pass computes these tokens; from then on the list is empty.
+        context: the request; ``context.state`` is its cache
+            (:mod:`pronk.drafting.shared.draft_runner`).
+        pending_text: tokens of the text before the root that are not in the KV cache yet, as ids of
+            the draft model's vocabulary. The first forward pass computes these tokens; from then on
+            the list is empty.
         draft_ids: token id of each node in the draft model's vocabulary.
         logits: for each computed node, the draft model's logits ``[vocab]`` after it.
     """
 
-    def __init__(self, draft: DraftRunner, context: DraftContext[DraftLane], missing: Sequence[int]) -> None:
-        """Create the root; ``missing`` are the draft's ids of all tokens not in the lane, the root's last."""
+    def __init__(self, draft: DraftRunner, context: DraftContext[DraftCache], missing: Sequence[int]) -> None:
+        """Create the root; ``missing`` are the draft's ids of all tokens not in the cache, the root's last."""
         super().__init__(context.tokens[-1])
         self.context = context
         self.pending_text = list(missing[:-1])
@@ -39,8 +51,8 @@ class CachedTree(Trie):
     def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[States]]) -> dict[int, CachedTree]:
         """Return ``{index: new tree}`` of the requests that draft; ``model`` is the composite's first part."""
         own_contexts = [context.with_state(context.state[0]) for context in contexts]
-        active = {index: context for index, context in enumerate(own_contexts) if model.begins(context)}
-        missing_tokens = model.draft.align_lanes([*active.values()])
+        active = {index: context for index, context in enumerate(own_contexts) if first_token_pays(model, context)}
+        missing_tokens = model.draft.align([*active.values()])
         return {
             index: cls(model.draft, context, missing)
             for (index, context), missing in zip(active.items(), missing_tokens, strict=True)
@@ -50,9 +62,9 @@ class CachedTree(Trie):
     @property
     def num_free_nodes(self) -> int:
         """Number of nodes that can still be added, by free KV slots and by the limits in ``context``."""
-        max_size, lane = self.context.max_depth + self.context.max_nodes + 1, self.context.state
-        num_slots = len(lane.block_table.blocks) * self._draft.runner.cache.block_size
-        return min(max_size, num_slots - len(lane.tokens) - len(self.pending_text)) - len(self)
+        max_size, cache = self.context.max_depth + self.context.max_nodes + 1, self.context.state
+        num_slots = len(cache.block_table.blocks) * cache.pool.block_size
+        return min(max_size, num_slots - len(cache.tokens) - len(self.pending_text)) - len(self)
 
     def add_node(self, parent: int, token: int) -> int | None:
         """Return the child of ``parent`` with the target's token id ``token``; add it if it is new.
@@ -88,7 +100,7 @@ class CachedTree(Trie):
 def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
     """Compute the new nodes of all trees in one forward pass of the draft; each tree needs a new node."""
     own_trees = [TokenTree(tuple(tree.draft_ids), tuple(tree.parents)) for tree in trees]
-    rows = draft.forward_trees([tree.context.state for tree in trees], own_trees, [tree.pending_text for tree in trees])
+    rows = draft.forward_trees([tree.context for tree in trees], own_trees, [tree.pending_text for tree in trees])
     for tree, new_rows in zip(trees, rows, strict=True):
         tree.logits.extend(new_rows)
         tree.pending_text = []

@@ -1,30 +1,44 @@
 """CAPE: a chain plus siblings of its tokens, more siblings at lower confidence (Du et al. 2024, 4.2).
 
-At each position of a chain the ``K`` likeliest tokens other than the chain's token become siblings of that token
-(``docs/methods/cape.md``). Siblings are leaves, so they cost the drafter no forward pass. The chain's nodes come first,
-as in the paper ::
+At each position of a chain the ``K`` likeliest tokens other than the chain's token become siblings
+of that token (``docs/methods/cape.md``). Siblings are leaves, so they cost the drafter no forward
+pass. The chain's nodes come first, as in the paper ::
 
     the ┬─ cat ┬─ sat ── on         node    0    1    2    3    4    5    6
         ├─ dog └─ ran               token   the  cat  sat  on   dog  man  ran
         └─ man                      parent       0    1    2    0    0    1
 
-Under the rejection and block rules, the chain's token is drawn from the drafter's distribution. The siblings are not
-drawn but the likeliest of the other tokens, so the rules treat a sibling as a distribution with all mass on one token.
-The confidence that selects ``K`` is that of :class:`~pronk.sampling.draft_token.DraftToken`.
+Under the rejection and block rules, the chain's token is drawn from the drafter's distribution. The
+siblings are not drawn but the likeliest of the other tokens, so the rules treat a sibling as a
+distribution with all mass on one token. The confidence that selects ``K`` is that of
+:class:`~pronk.sampling.draft_token.DraftToken`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from pronk import TokenTree
+from pronk import Drafter, DraftModel, Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_choice, check_integer
-from pronk.drafting import Chain, DraftContext, SourceRates, States, Stop, Target, Wrapper, WrapperProposer
+from pronk.drafting import (
+    Chain,
+    ChainPrice,
+    Composite,
+    DraftContext,
+    SourceRates,
+    States,
+    Target,
+    bind_proposer,
+    chains_of,
+    check_wraps_chains,
+)
 
-# Table of appendix A. Entry i, for confidences in [i / 10, (i + 1) / 10), is K + 1: the paper counts the chain's token.
+# Table of appendix A. Entry i, for confidences in [i / 10, (i + 1) / 10), is K + 1: the paper
+# counts the chain's token.
 _FINE_COUNTS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2)
 
 # K as a function of the confidence, for each value of the option ``sizes``.
@@ -36,51 +50,70 @@ _SIBLING_COUNTS: dict[str, Callable[[float], int]] = {
 
 @known_keywords
 @dataclass(frozen=True)
-class Cape(Wrapper):
+class Cape(Composite):
     """Options of CAPE.
 
     Attributes:
         parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
-        sizes: table that gives K: ``"paper"`` is the table of section 4.2, ``"fine"`` the table of appendix A. A number
-            in 1..16 is K at every confidence.
-        max_nodes: most draft tokens of a tree, 1..127; siblings of the chain's last tokens are left out first.
+        sizes: table that gives K: ``"paper"`` is the table of section 4.2, ``"fine"`` the table of
+            appendix A. A number in 1..16 is K at every confidence.
+        max_nodes: most draft tokens of a tree, 1..127; siblings of the chain's last tokens are left
+            out first.
     """
 
     name = "cape"
-    proposes_tree = True  # a chain with siblings is a tree
 
+    parts: tuple[Drafter, ...] = field(default_factory=lambda: (DraftModel(),))
     sizes: str | int = "paper"
     max_nodes: int = 32
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_wraps_chains(self)
         if isinstance(self.sizes, str):
             check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIBLING_COUNTS))
         else:
             check_integer(f"{self.name}: sizes", self.sizes, 1, 16)
         check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
 
+    def as_chains(self) -> Drafter:
+        return self.parts[0]  # a chain with siblings is a tree
+
     def bind(self, target: Target) -> CapeProposer:
-        return CapeProposer(self, self.bind_inner(target))
+        return CapeProposer(self, bind_proposer(self.parts[0], target))
 
 
-class CapeProposer(WrapperProposer):
+class CapeProposer(Proposer[States]):
     """Proposes the inner drafter's chains with siblings."""
 
     name = Cape.name
-    options: Cape
-    proposes_tree = True  # a chain with siblings is a tree
+
+    def __init__(self, options: Cape, inner: Proposer[Any]) -> None:
+        self.set_parts([inner])
+        self.options = options
+        self.inner = inner
+        self.capabilities = inner.capabilities
+        self._inner_chains = chains_of(inner)
 
     @property
     def source(self) -> str:
         """Drafter name in ``TokenTree.origin`` for the siblings, such as ``cape(draft_model)``."""
         return f"{self.name}({self.inner.source})"
 
-    def chains(self, contexts: Sequence[DraftContext[States]], stop: Stop | None = None) -> list[Chain]:
-        return self.inner.chains(self.inner_contexts(contexts, self.options.max_nodes), stop)
+    @property
+    def chain_source(self) -> str:
+        return self.inner.chain_source
+
+    def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
+        return self.inner.chain_price(context.with_state(context.state[0]))
+
+    def shadow(self, context: DraftContext[States]) -> bool:
+        return self.inner.shadow(context.with_state(context.state[0]))
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        return [self.expand(chain) for chain in self.chains(contexts)]
+        most = self.options.max_nodes
+        inner = [each.with_state(each.state[0], max_depth=min(each.max_depth, most)) for each in contexts]
+        chains = self._inner_chains(inner, None)
+        return [self.expand(chain) for chain in chains]
 
     def expand(self, chain: Chain) -> TokenTree:
         rates = chain.context.policy.acceptance.source(self.source)

@@ -1,8 +1,9 @@
 """Jacobi decoding (Santilli et al. 2023): solve for the next tokens by fixed-point iteration.
 
-The target's output after position p is the draft token for position p + 1 in the next forward pass. The chain ends at
-the end of a block of ``num_tokens`` positions. This is algorithm 2 of the lookahead paper (Fu et al. 2024). In
-Gauss-Seidel decoding every accepted token adds a new position. ``docs/methods/jacobi.md`` has an example.
+The target's output after position p is the draft token for position p + 1 in the next forward pass.
+The chain ends at the end of a block of ``num_tokens`` positions. This is algorithm 2 of the
+lookahead paper (Fu et al. 2024). In Gauss-Seidel decoding every accepted token adds a new position.
+``docs/methods/jacobi.md`` has an example.
 """
 
 from __future__ import annotations
@@ -57,35 +58,24 @@ class Jacobi(Proposer[JacobiState]):
         return JacobiState(tuple(prompt))
 
     def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
-        return [self._build_chain(context) for context in contexts]
+        return [
+            build_chain(self.name, context, self._num_left(context.state, len(context.tokens))) for context in contexts
+        ]
 
     def observe(self, outcome: Outcome[JacobiState]) -> None:
-        """Store the next draft tokens: the target's likeliest tokens, even if the request samples."""
-        state, first = outcome.state, outcome.position + 1
-        state.end = self._block_end(state, first)  # as in ``propose``, which must not change the state
-        if outcome.logits is not None:  # the main chain, without a composite drafter's branches
-            outputs = top_tokens(outcome, 1, range(outcome.tree.main_chain))
-            state.start, state.draft_tokens = first, tuple(token for (token,) in outputs)
+        """Store the next draft tokens and the end of the block; ``propose`` changes no state."""
+        first = outcome.position + 1
+        outcome.state.end = first + self._num_left(outcome.state, first)
+        store_outputs(outcome)
 
-    def _build_chain(self, context: DraftContext[JacobiState]) -> TokenTree:
-        first = len(context.tokens)
-        count = min(self._block_end(context.state, first) - first, context.max_depth, context.max_nodes)
-        trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
-        rates = context.policy.acceptance.source(self.name, _PRIORS)
-        for index in range(count):
-            kind = min(index, _NUM_RATES - 1)  # depth - 1
-            gain *= rates.rate(kind, index + 1)
-            node = trie.add(node, context.state.draft_token(first + index), gain, (self.name, kind))
-        return trie.tree(count)
-
-    def _block_end(self, state: JacobiState, first: int) -> int:
-        """Return the position after the current block; ``first`` is the position after the root."""
-        return state.end if first < state.end else first + self.num_tokens
+    def _num_left(self, state: JacobiState, first: int) -> int:
+        """Return the number of positions of the block from ``first`` on; at its end, those of a new block."""
+        return state.end - first if first < state.end else self.num_tokens
 
 
 @known_keywords
 @dataclass(frozen=True)
-class GaussSeidel(Jacobi):
+class GaussSeidel(Proposer[JacobiState]):
     """Options and proposer of Gauss-Seidel decoding.
 
     Attributes:
@@ -93,6 +83,39 @@ class GaussSeidel(Jacobi):
     """
 
     name = "gauss_seidel"
+    capabilities = Capabilities(logits=True)
 
-    def _block_end(self, state: JacobiState, first: int) -> int:  # noqa: ARG002 - every step begins a block
-        return first + self.num_tokens
+    num_tokens: int = 7
+
+    def __post_init__(self) -> None:
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
+
+    def start(self, prompt: Sequence[int]) -> JacobiState:
+        return JacobiState(tuple(prompt))
+
+    def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
+        return [build_chain(self.name, context, self.num_tokens) for context in contexts]
+
+    def observe(self, outcome: Outcome[JacobiState]) -> None:
+        store_outputs(outcome)
+
+
+def build_chain(source: str, context: DraftContext[JacobiState], num_tokens: int) -> TokenTree:
+    """Return the chain of the target's last outputs for the next ``num_tokens`` positions."""
+    first = len(context.tokens)
+    count = min(num_tokens, context.max_depth, context.max_nodes)
+    trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
+    rates = context.policy.acceptance.source(source, _PRIORS)
+    for index in range(count):
+        kind = min(index, _NUM_RATES - 1)  # depth - 1
+        gain *= rates.rate(kind, index + 1)
+        node = trie.add(node, context.state.draft_token(first + index), gain, (source, kind))
+    return trie.tree(count)
+
+
+def store_outputs(outcome: Outcome[JacobiState]) -> None:
+    """Store the next draft tokens: the target's likeliest tokens."""
+    if outcome.logits is not None:  # the main chain, without a composite drafter's branches
+        outputs = top_tokens(outcome, 1, range(outcome.tree.main_chain))
+        outcome.state.start = outcome.position + 1
+        outcome.state.draft_tokens = tuple(token for (token,) in outputs)

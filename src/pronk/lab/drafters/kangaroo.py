@@ -10,35 +10,39 @@ layers are stored in the target's KV slot of the token, where later tokens of th
 The paper's target then continues from these rows (section 3.2). Here the target verifies the chain
 in an ordinary forward pass, which computes these rows again.
 
-An adapter with attention has a KV cache of its own (:mod:`pronk.drafting.shared.side_cache`). The
-adapter reads the outputs of layer ``l``, which the target's cache keeps for every token. Tokens that
-the adapter did not draft (the prompt, bonus tokens, other drafters' tokens) are run through the
-adapter at the next proposal.
+An adapter with attention has a KV cache of its own (:mod:`pronk.drafting.shared.module_runner`).
+The adapter reads the outputs of layer ``l``, which the target's cache keeps for every token. Tokens
+that the adapter did not draft (the prompt, bonus tokens, other drafters' tokens) are run through
+the adapter at the next proposal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from pronk import TokenTree
+from pronk import Drafter, Proposer, TokenTree
 from pronk.backends import BlockTable, ForwardJob, ModelRunner, Program, ProgramRows, Segment
 from pronk.base import known_keywords
 from pronk.base.arrays import Array
-from pronk.base.checks import check_number
+from pronk.base.checks import check_integer, check_number, check_path
 from pronk.drafting import (
+    Capabilities,
     Chain,
+    ChainPrice,
     CostModel,
-    SideCache,
-    SideLane,
-    StepwiseDrafter,
-    StepwiseProposer,
+    DraftCache,
+    DraftContext,
+    ModuleRunner,
     Stop,
     Target,
     TokenView,
-    extend_chains,
+    begin_chains,
+    draft_chains,
+    price_chain,
 )
 from pronk.lab.drafters.modules.files import read_trained_drafter
 from pronk.lab.drafters.modules.kangaroo import KangarooAdapter, KangarooShape
@@ -63,10 +67,13 @@ class ExitDraft:
 
 
 class EarlyExit:
-    """Owns the adapter and its KV pool; drafts for several requests in shared forward passes.
+    """Owns the adapter; drafts for several requests in shared forward passes.
 
-    As long as this object exists, the target's cache also stores the output of layer ``exit_layer`` for every token.
-    Raises ``OptionError`` if there is no memory for the outputs of layer ``exit_layer``.
+    ``module`` is the adapter with its KV pool; ``None`` if the adapter has no attention.
+
+    As long as this object exists, the target's cache also stores the output of layer ``exit_layer``
+    for every token. Raises ``OptionError`` if there is no memory for the outputs of layer
+    ``exit_layer``.
     """
 
     def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
@@ -75,22 +82,33 @@ class EarlyExit:
         self.exit_layer = adapter.shape.exit_layer
         self.runner = target.runner or ModelRunner(target.decoder, target.cache)
         has_attention = adapter.shape.has_attention
-        self.side_cache = SideCache(target, adapter.config, adapter.compile_part) if has_attention else None
+        self.module = ModuleRunner(target, adapter.config, adapter.compile_part) if has_attention else None
         target.keep_hidden(self.exit_layer, self)
         self.cost_model = CostModel()
         self.relative_size = self.exit_layer / len(target.decoder.layers)
         self._program: Program | None = None
 
+    def draft_chains(self, chains: Sequence[Chain]) -> None:
+        """Draft the tokens of empty chains; the state of each context is the request's cache, if any."""
+        drafts = {chain: ExitDraft(chain) for chain in chains}
+        drafts = {chain: draft for chain, draft in drafts.items() if self.reserve(draft)}
+
+        def next_logits(incomplete: Sequence[Chain]) -> Sequence[Array | None]:
+            return list(self.next_logits([drafts[chain] for chain in incomplete]))
+
+        draft_chains([*drafts], next_logits)
+
     def reserve(self, draft: ExitDraft) -> bool:
-        """Allocate the chain's slots in the adapter's cache; return False if it or the target's lacks slots."""
+        """Allocate the chain's slots in the adapter's pool; return False if it or the target's lacks slots."""
         context, max_tokens = draft.chain.context, draft.chain.max_tokens
         if self.target.cache.allocator.num_missing(draft.block_table, len(context.tokens) + max_tokens) > 0:
             return False  # the scheduler has allocated too few slots in the target's cache
-        if self.side_cache is None:
+        if self.module is None:
             return True
-        # Drop the text's last token, to run it again: the first draft token needs the adapter's output for it.
-        del context.state.tokens[len(context.tokens) - 1 :]
-        return self.side_cache.reserve(context, max_tokens)
+        # Drop the text's last token, to run it again: the first draft token needs the adapter's
+        # output for it.
+        context.state.rollback(len(context.tokens) - 1)
+        return self.module.reserve(context, max_tokens)
 
     def next_logits(self, drafts: Sequence[ExitDraft]) -> Array:
         """Run the new tokens of each chain; return the logits ``[drafts, vocab]`` of its next draft token."""
@@ -103,12 +121,12 @@ class EarlyExit:
         outputs = self.runner.run_first_layers(jobs, self.exit_layer)
         for draft, job in zip(drafts, jobs, strict=True):
             draft.num_computed = len(job.segment.tree)
-        if self.side_cache is None:
+        if self.module is None:
             hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
         else:
             contexts, texts = [draft.chain.context for draft in drafts], [draft.text for draft in drafts]
             stops = [len(text) for text in texts]
-            hidden = self.side_cache.run_texts(contexts, texts, stops, self.exit_layer, lambda x, apply: apply(0, x))
+            hidden = self.module.run_texts(contexts, texts, stops, self.exit_layer, lambda x, apply: apply(0, x))
         logits = (self.adapter.head or self.target.decoder.head).logits(hidden)
         context = sum(draft.block_table.length for draft in drafts)
         self.cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True)
@@ -127,24 +145,29 @@ class EarlyExit:
 
 @known_keywords
 @dataclass(frozen=True)
-class Kangaroo(StepwiseDrafter):
+class Kangaroo(Drafter):
     """Options of Kangaroo.
 
     Attributes:
-        model: folder written by ``pronk train kangaroo``, or a Hub id. ``None`` is ``models/pronk-tiny-kangaroo`` of a
-            clone of the repository, which fits only pronk-tiny.
+        model: folder written by ``pronk train kangaroo``, or a Hub id. ``None`` is
+            ``models/pronk-tiny-kangaroo`` of a clone of the repository, which fits only pronk-tiny.
         num_tokens: most draft tokens of a chain, 1..64; gamma in the paper.
         eta: a chain ends after a token of at most this confidence, 0..1; 0 turns the rule off.
     """
 
     name = "kangaroo"
 
+    model: str | None = None
     num_tokens: int = 6
     eta: float = 0.6
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_path(f"{self.name}: model", self.model)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
         check_number(f"{self.name}: eta", self.eta, 0, 1)
+
+    def as_chains(self) -> Self:
+        return self
 
     def bind(self, target: Target) -> KangarooProposer:
         trained = read_trained_drafter(self.name, self.model, "pronk-tiny-kangaroo", target)
@@ -155,24 +178,41 @@ class Kangaroo(StepwiseDrafter):
         return KangarooProposer(self, target.load_shared(trained.folder, self.name, load=load_early_exit))
 
 
-class KangarooProposer(StepwiseProposer[SideLane]):
+class KangarooProposer(Proposer[DraftCache | None]):
     """Proposes chains; ``early_exit`` runs the target's first layers and the adapter."""
 
-    options: Kangaroo
+    capabilities = Capabilities(observes_all_steps=False)
 
     def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
-        side_cache = early_exit.side_cache
-        super().__init__(options, early_exit, None if side_cache is None else side_cache.cache)
+        self.options = options
         self.early_exit = early_exit
+        self.name = options.name
+        self.target = early_exit.target
+        self.models = (early_exit,)
+        self.model_name = options.model
 
-    def ends(self, chain: Chain) -> bool:
+    def start(self, prompt: Sequence[int]) -> DraftCache | None:  # noqa: ARG002 - the first proposal reads it
+        module = self.early_exit.module
+        return None if module is None else module.make_cache()
+
+    def stop(self, state: DraftCache | None) -> None:
+        if state is not None:
+            state.release()
+
+    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
+
+    def chain_price(self, context: DraftContext[DraftCache | None]) -> ChainPrice | None:
+        return price_chain(self.early_exit, context)
+
+    def chains(
+        self, contexts: Sequence[DraftContext[DraftCache | None]], stops: Sequence[Stop] | None = None
+    ) -> list[Chain]:
+        chains = begin_chains(self, contexts, self.options.num_tokens, self._is_unsure, stops)
+        self.early_exit.draft_chains([chain for chain in chains if not chain.is_full])
+        return chains
+
+    def propose(self, contexts: Sequence[DraftContext[DraftCache | None]]) -> list[TokenTree]:
+        return [chain.tree() for chain in self.chains(contexts)]
+
+    def _is_unsure(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence <= self.options.eta
-
-    def draft_chains(self, chains: Mapping[int, Chain], is_complete: Stop) -> None:
-        drafts = {number: ExitDraft(chain) for number, chain in chains.items()}
-        drafts = {number: draft for number, draft in drafts.items() if self.early_exit.reserve(draft)}
-
-        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
-            return list(self.early_exit.next_logits([drafts[number] for number in numbers]))
-
-        extend_chains({number: chains[number] for number in drafts}, next_logits, is_complete)

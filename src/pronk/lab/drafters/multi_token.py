@@ -1,35 +1,36 @@
 """Multi-token heads: one forward pass drafts several tokens (Gloeckle et al. 2024, Stern et al. 2018).
 
-The input of the heads is the output of one of the target's layers at a token ``c``. The target itself predicts the next
-token, ``d``, from ``c``'s row, and the heads predict the tokens after ``d`` (blockwise parallel decoding). All heads of
-all requests run in one forward pass. Transformer heads attend to their own keys and values of the earlier tokens, in a
-KV cache of their own (:mod:`pronk.drafting.shared.side_cache`).
+The input of the heads is the output of one of the target's layers at a token ``c``. The target
+itself predicts the next token, ``d``, from ``c``'s row, and the heads predict the tokens after
+``d`` (blockwise parallel decoding). All heads of all requests run in one forward pass. Transformer
+heads attend to their own keys and values of the earlier tokens, in a KV cache of their own
+(:mod:`pronk.drafting.shared.module_runner`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
-from pronk import OptionError, TokenTree
+from pronk import Drafter, OptionError, Proposer, TokenTree
 from pronk.backends import Program, ProgramRows
 from pronk.base import known_keywords
 from pronk.base.arrays import Array
-from pronk.base.checks import check_integer
+from pronk.base.checks import check_integer, check_path
 from pronk.drafting import (
     Apply,
+    Capabilities,
     Chain,
+    DraftCache,
     DraftContext,
-    LaneDrafter,
-    LaneProposer,
-    SideCache,
-    SideLane,
+    ModuleRunner,
     Stop,
     Target,
-    extend_chains,
+    draft_chains,
 )
 from pronk.lab.drafters.modules.files import read_trained_drafter
 from pronk.lab.drafters.modules.heads import HeadsShape, MultiTokenHeads
@@ -40,17 +41,18 @@ _DEFAULT_FOLDER = "pronk-tiny-multi-token"  # folder in ``models`` of a clone of
 _MAX_HEADS = 63
 
 
-class _HeadsRunner(SideCache):
+class _HeadsRunner:
     """Owns the heads and their KV pool; runs the heads for several requests in shared forward passes."""
 
     def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
-        super().__init__(target, heads.config, heads.compile_part)
+        self.target = target
         self.heads = heads
+        self.module = ModuleRunner(target, heads.config, heads.compile_part)
         self.layer = heads.shape.layer
         self._unembeddings: dict[int, Program] = {}  # by head: the program of its norm and unembedding
         target.keep_hidden(self.layer, self)
 
-    def next_logits(self, contexts: Sequence[DraftContext[SideLane]], count: int) -> Array:
+    def next_logits(self, contexts: Sequence[DraftContext[DraftCache]], count: int) -> Array:
         """Run ``count`` heads on all tokens not yet cached; return logits ``[requests, count, vocab]``."""
 
         def forward(x: Array, apply: Apply) -> Array:
@@ -58,7 +60,7 @@ class _HeadsRunner(SideCache):
             return np.stack([outputs[index] for index in range(count)], axis=1)
 
         texts, stops = [each.tokens for each in contexts], [each.block_table.length for each in contexts]
-        last = self.run_texts(contexts, texts, stops, self.layer, forward)  # ``[requests, heads, hidden]``
+        last = self.module.run_texts(contexts, texts, stops, self.layer, forward)  # ``[requests, heads, hidden]``
         return np.stack([self._head_logits(head, last[:, head]) for head in range(count)], axis=1)
 
     def _head_logits(self, head: int, rows: Array) -> Array:
@@ -76,26 +78,30 @@ class _HeadsRunner(SideCache):
 
 @known_keywords
 @dataclass(frozen=True)
-class MultiToken(LaneDrafter):
+class MultiToken(Drafter):
     """Options of multi-token heads.
 
     Attributes:
-        model: folder written by ``pronk train heads`` or ``pronk train lm --future-tokens``, or a Hub id. ``None`` is
-            the folder ``heads`` in the target's folder or, if that is missing, ``models/pronk-tiny-multi-token`` in a
-            clone of the repository, which fits only pronk-tiny.
-        num_tokens: number of heads used, which is the most draft tokens of a path, 1..63; ``None`` is all heads.
-        tree: shape of the proposal. With ``None`` it is a chain. With a number of nodes, 1..127, it is the tree of that
-            size that is likeliest by the heads' probabilities in the step. With paths of ranks, as in
-            ``((0,), (1,), (0, 0))``, it is the same tree in every step (:mod:`~pronk.lab.drafters.rank_tree`).
+        model: folder written by ``pronk train heads`` or ``pronk train lm --future-tokens``, or a
+            Hub id. ``None`` is the folder ``heads`` in the target's folder or, if that is missing,
+            ``models/pronk-tiny-multi-token`` in a clone of the repository, which fits only
+            pronk-tiny.
+        num_tokens: number of heads used, which is the most draft tokens of a path, 1..63; ``None``
+            is all heads.
+        tree: shape of the proposal. With ``None`` it is a chain. With a number of nodes, 1..127, it
+            is the tree of that size that is likeliest by the heads' probabilities in the step. With
+            paths of ranks, as in ``((0,), (1,), (0, 0))``, it is the same tree in every step
+            (:mod:`~pronk.lab.drafters.rank_tree`).
     """
 
     name = "multi_token"
 
+    model: str | None = None
     num_tokens: int | None = None
     tree: int | tuple[Ranks, ...] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_path(f"{self.name}: model", self.model)
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
         object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # converts lists to tuples
@@ -121,42 +127,54 @@ class MultiToken(LaneDrafter):
 
         return MultiTokenProposer(self, target.load_shared(trained.folder, self.name, load=load_runner))
 
-    @property
-    def proposes_tree(self) -> bool:
-        return self.tree is not None
+    def as_chains(self) -> Self:
+        return replace(self, tree=None)
 
 
-class MultiTokenProposer(LaneProposer[SideLane]):
+class MultiTokenProposer(Proposer[DraftCache]):
     """Proposes chains or trees of the heads' tokens; ``runner`` runs the heads."""
 
-    options: MultiToken
+    capabilities = Capabilities(observes_all_steps=False)
 
     def __init__(self, options: MultiToken, runner: _HeadsRunner) -> None:
-        super().__init__(options, runner, runner.target, runner.cache)
+        self.options = options
         self.runner = runner
+        self.name = options.name
+        self.target = runner.target
+        self.models = (runner,)
+        self.model_name = options.model
 
-    def chains(self, contexts: Sequence[DraftContext[SideLane]], stop: Stop | None = None) -> list[Chain]:
+    def start(self, prompt: Sequence[int]) -> DraftCache:  # noqa: ARG002 - the first proposal reads it
+        return self.runner.module.make_cache()
+
+    def stop(self, state: DraftCache) -> None:
+        state.release()
+
+    on_preempt = stop  # for a preempted request, the next proposal fills new blocks
+
+    def chains(self, contexts: Sequence[DraftContext[DraftCache]], stops: Sequence[Stop] | None = None) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
 
-        ``stop`` is a wrapper's rule that ends chains: with it, all heads run and the option ``num_tokens`` is ignored.
+        ``stops`` are a wrapper's rules that end chains: with them, all heads run and the option
+        ``num_tokens`` is ignored.
         """
         num_heads = self.runner.heads.shape.num_heads
-        count = num_heads if stop is not None else self.options.num_tokens or num_heads
-        chains = [Chain(context, self.source) for context in contexts]
-        rows = self._run_heads(contexts, count)
+        count = num_heads if stops is not None else self.options.num_tokens or num_heads
+        chains = [
+            Chain(context, self.source, None if stops is None else stops[number], count)
+            for number, context in enumerate(contexts)
+        ]
+        rows = {chains[number]: logits for number, logits in self._run_heads(contexts, count).items()}
 
-        def next_logits(numbers: Sequence[int]) -> Sequence[Array | None]:
-            return [rows[number][len(chains[number])] for number in numbers]
+        def next_logits(incomplete: Sequence[Chain]) -> Sequence[Array | None]:
+            return [rows[chain][len(chain)] for chain in incomplete]
 
-        def is_complete(number: int, chain: Chain) -> bool:
-            return len(chain) >= count or (stop is not None and stop(number, chain))
-
-        extend_chains({number: chains[number] for number in rows}, next_logits, is_complete)
+        draft_chains([*rows], next_logits)
         return chains
 
-    def propose(self, contexts: Sequence[DraftContext[SideLane]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[TokenTree]:
         if self.options.tree is None:
-            return super().propose(contexts)
+            return [chain.tree() for chain in self.chains(contexts)]
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         num_heads = self.runner.heads.shape.num_heads
         max_depth = num_heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
@@ -164,13 +182,13 @@ class MultiTokenProposer(LaneProposer[SideLane]):
             trees[number] = draft_tree(contexts[number], logits, [self.source] * len(logits), self.options.tree)
         return trees
 
-    def _run_heads(self, contexts: Sequence[DraftContext[SideLane]], count: int) -> dict[int, Array]:
+    def _run_heads(self, contexts: Sequence[DraftContext[DraftCache]], count: int) -> dict[int, Array]:
         """Return ``{index into contexts: logits [count, vocab]}``, without requests that cannot draft."""
         active = {
             number: context
             for number, context in enumerate(contexts)
             # Draft tokens of another drafter, at the end of the text, have no hidden states.
-            if len(context.tokens) - 1 <= context.root and self.runner.reserve_again(context, 0)
+            if len(context.tokens) - 1 <= context.root and self.runner.module.reserve_again(context, 0)
         }
         logits = self.runner.next_logits([*active.values()], count) if active else ()
         return dict(zip(active, logits, strict=True))

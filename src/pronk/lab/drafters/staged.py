@@ -25,7 +25,6 @@ from pronk.base.checks import check_integer
 from pronk.drafting import (
     ChainPrice,
     Composite,
-    CompositeProposer,
     DraftContext,
     Frontier,
     ModelDrafter,
@@ -187,14 +186,16 @@ class Staged(Composite):
         return StagedProposer(self, model.bind(target), bind_proposer(rest[0] if rest else PromptLookup(), target))
 
 
-class StagedProposer(CompositeProposer):
+class StagedProposer(Proposer[States]):
     """Grows trees with the draft of ``model``; ``smaller_proposer`` proposes nodes to compute in advance."""
 
     name = Staged.name
 
     def __init__(self, options: Staged, model: ModelProposer, smaller_proposer: Proposer[Any]) -> None:
-        super().__init__((model, smaller_proposer))
-        self.options, self.model, self.smaller_proposer = options, model, smaller_proposer
+        self.set_parts([model, smaller_proposer])
+        self.options = options
+        self.model = model
+        self.smaller_proposer = smaller_proposer
 
     def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
         return self.model.chain_price(context.with_state(context.state[0]))

@@ -20,7 +20,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import load_head
 from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.side_cache import SideLane
+from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.engine.engine import Engine
 from pronk.models.forward_job import Segment
 from pronk.models.model_runner import ForwardJob
@@ -79,11 +79,17 @@ class Stage:
             cache.commit(table, range(len(tree)))
         return table
 
-    def context(self, text: Sequence[int], table: BlockTable, lane: SideLane | None = None) -> DraftContext[SideLane]:
-        sampler = Sampler(SamplingParams(max_tokens=60), 0, TokenContext(list(text)), VOCAB)
-        return DraftContext(lane or SideLane(), list(text), 20, 40, SamplingParams(max_tokens=60), sampler, table)
+    def make_cache(self) -> DraftCache:
+        return self.runner.module.make_cache()
 
-    def begin(self, contexts: Sequence[DraftContext[SideLane]], rows: int) -> list[HeadDraft]:
+    def context(
+        self, text: Sequence[int], table: BlockTable, cache: DraftCache | None = None
+    ) -> DraftContext[DraftCache]:
+        params = SamplingParams(max_tokens=60)
+        sampler = Sampler(params, 0, TokenContext(list(text)), VOCAB)
+        return DraftContext(cache or self.make_cache(), list(text), 20, 40, params, sampler, table)
+
+    def begin(self, contexts: Sequence[DraftContext[DraftCache]], rows: int) -> list[HeadDraft]:
         return [*self.runner.begin(dict(enumerate(contexts)), rows).values()]
 
 
@@ -105,8 +111,8 @@ def test_steps_and_trees_equal_the_formulas(name: str, tmp_path: Path) -> None:
     head = random_head(form)
     stage = Stage(write_head(head, tmp_path, layout), form.kind)
     reference = Reference(head, tiny_module(windows=WINDOWS))
-    lane, text = SideLane(), TEXT[:14]
-    (draft,) = stage.begin([stage.context(text, stage.compute(text, (5,)), lane)], 20)
+    cache, text = stage.make_cache(), TEXT[:14]
+    (draft,) = stage.begin([stage.context(text, stage.compute(text, (5,)), cache)], 20)
     check(stage, draft.logits[0], reference.logits(text))
     # 0 ┬ 1 ┬ 3 ─ 5
     #   │   └ 4
@@ -120,10 +126,10 @@ def test_steps_and_trees_equal_the_formulas(name: str, tmp_path: Path) -> None:
     for node in range(1, len(tree)):
         check(stage, draft.logits[node], reference.logits(text, [tree.tokens[i] for i in tree.path(node)]))
     stage.runner.end([draft])
-    assert lane.tokens == text[1:]
+    assert cache.tokens == text[1:]
     # The next step, after two accepted tokens and a bonus token: rows with true features replace those of draft tokens.
     longer = [*text, 3, 9, 40]
-    (again,) = stage.begin([stage.context(longer, stage.compute(longer), lane)], 20)
+    (again,) = stage.begin([stage.context(longer, stage.compute(longer), cache)], 20)
     check(stage, again.logits[0], reference.logits(longer))
 
 
@@ -164,8 +170,8 @@ def test_reading_gives_the_logits_of_all_rows_but_the_last(most: int, tmp_path: 
     """These are the choices that a shadow pass counts; the next proposal is as without them."""
     head = random_head(EAGLE)
     stage = Stage(write_head(head, tmp_path), "eagle3")
-    reference, lane = Reference(head, tiny_module(windows=WINDOWS)), SideLane()
-    asked = stage.context(TEXT, stage.compute(TEXT), lane)
+    reference, cache = Reference(head, tiny_module(windows=WINDOWS)), stage.make_cache()
+    asked = stage.context(TEXT, stage.compute(TEXT), cache)
     found = stage.runner.read(asked, most)
     assert found is not None
     logits, first = found
@@ -181,13 +187,13 @@ def test_draft_tokens_of_another_drafter_get_rows(tmp_path: Path) -> None:
     head = random_head(EAGLE)
     stage = Stage(write_head(head, tmp_path), "eagle3")
     reference, table = Reference(head, tiny_module(windows=WINDOWS)), stage.compute(TEXT)
-    lanes, tails = [SideLane() for _ in range(3)], [[], [4], [4, 90, 4]]
-    contexts = [stage.context([*TEXT, *tail], table, lane) for tail, lane in zip(tails, lanes, strict=True)]
+    caches, tails = [stage.make_cache() for _ in range(3)], [[], [4], [4, 90, 4]]
+    contexts = [stage.context([*TEXT, *tail], table, cache) for tail, cache in zip(tails, caches, strict=True)]
     drafts = stage.begin(contexts, 4)
     stage.runner.end(drafts)
     for number, tail in enumerate(tails):
         check(stage, drafts[number].logits[-1], reference.logits(TEXT, tail))
-        assert lanes[number].tokens == TEXT[1:]
+        assert caches[number].tokens == TEXT[1:]
 
 
 def test_the_targets_embedding_and_head_are_borrowed_not_copied(tmp_path: Path) -> None:

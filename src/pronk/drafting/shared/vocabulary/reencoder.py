@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pronk.base.errors import PromptError
-from pronk.drafting.shared.side_cache import common_prefix_length
+from pronk.drafting.shared.common_prefix import common_prefix_length
 from pronk.text.spelling import Prefix
 from pronk.text.tokenizer import Tokenizer
 

@@ -1,0 +1,177 @@
+"""Modules that read the target's hidden states at run time: Kangaroo, multi-token and EAGLE-3 heads.
+
+Such a module reads the output of one of the target's layers, one row per token, and attends to its
+own keys and values of the earlier rows. These are in a
+:class:`~pronk.drafting.shared.draft_cache.DraftCache` for each request, which can lack the last
+tokens of the text::
+
+    text         a b c d e       the target has computed a b c d and kept their hidden states, but not yet e
+    cache        a b             the module must still run c and d
+
+Rows of draft tokens follow the text. They stay in the cache if the draft tokens are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pronk.base.arrays import Array
+from pronk.base.errors import CacheFullError
+from pronk.base.interrupts import uninterrupted
+from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.rope import RopeTable
+from pronk.drafting.proposer import DraftContext
+from pronk.drafting.shared.common_prefix import common_prefix_length
+from pronk.drafting.shared.draft_cache import DraftCache, open_pool
+from pronk.drafting.target import Target
+from pronk.models.program import Program
+from pronk.models.program_rows import ProgramRows
+from pronk.sampling.tree import TokenTree
+
+# Maximum number of rows per forward pass over a long text; bounds the memory for activations.
+CHUNK = 512
+
+# Callback ``apply(index, x)``: runs part ``index`` of a module on ``x`` ``[rows, size]``; returns
+# the same shape.
+Apply = Callable[[int, Array], Array]
+
+# Callback ``forward(hidden, apply)``: runs all parts on hidden states ``[rows, size]``; returns
+# ``[rows, …]``.
+Forward = Callable[[Array, Apply], Array]
+
+# Callback ``compile_part(index, program)``: appends the operations of part ``index`` of a module to
+# a program.
+CompilePart = Callable[[int, Program], None]
+
+
+class ModuleRunner:
+    """Owns the KV pool of a module, and runs the module for several requests in shared forward passes.
+
+    The module has several *parts* (such as heads), each with at most one attention layer;
+    ``compile_part`` makes their programs. The pool has the layers that ``config`` describes, one
+    per part.
+
+    Attributes:
+        target: the model whose hidden states the module reads.
+        cache: the module's KV pool.
+        rope: the rotary embedding of the module's positions.
+    """
+
+    def __init__(self, target: Target, config: ModelConfig, compile_part: CompilePart) -> None:
+        self.target = target
+        self.cache = open_pool(target, config)
+        self.rope = RopeTable(config.rope)
+        self._compile_part = compile_part
+        self._programs: dict[tuple[int, int], Program] = {}  # by part, and version of the KV pool
+
+    def make_cache(self) -> DraftCache:
+        """Return the empty cache of a new request."""
+        return DraftCache(self.cache)
+
+    def reserve(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
+        """Drop the cached tokens that differ from the text, and allocate KV slots for the whole text.
+
+        Slots are also allocated for ``extra_rows`` rows after the text. Return False if the pool is
+        full.
+        """
+        cache, text, pool = context.state, context.tokens, self.cache
+        num_rows = context.block_table.length
+        window = pool.config.window
+        if window is None and not cache.tokens:  # with a sliding window, cached prefixes could lack the first rows
+            with uninterrupted():
+                cache.match_prefix(text[:num_rows], context.salt)
+        num_kept = common_prefix_length(cache.tokens, text, cache.num_committed)
+        cache.num_committed = num_rows + 1  # ``text`` may end with draft tokens
+        cache.num_final = num_rows if window is None else 0
+        # The target keeps no hidden states before its sliding window. The module cannot run the
+        # tokens there, so they count as cached.
+        num_released = context.block_table.num_released * self.target.cache.block_size
+        with uninterrupted():
+            cache.tokens[num_kept:] = text[num_kept:num_released]
+            cache.rollback(len(cache.tokens))
+            cache.register_prefix()
+            # The next row is at position ``num_kept`` and sees the ``window - 1`` rows before it.
+            first = num_released if window is None or num_kept < num_released else max(0, num_kept + 1 - window)
+            pool.release_before(cache.block_table, first)
+            if not cache.block_table.blocks:
+                cache.block_table.num_released = num_released // pool.block_size
+            if window is None:  # allocate for all future tokens at once, to get consecutive blocks
+                extra_rows += max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
+            try:
+                pool.prepare(cache.block_table, len(text) + extra_rows)
+            except CacheFullError:
+                return False
+        return True
+
+    def reserve_again(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
+        """Do :meth:`reserve`, and drop the last committed row, whose output gives the first draft token.
+
+        Also return False if no draft token is allowed, or the target has no hidden state of the
+        last row.
+        """
+        num_rows = context.block_table.length
+        num_released = context.block_table.num_released * self.target.cache.block_size
+        if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_released:
+            return False
+        context.state.rollback(num_rows - 1)
+        return self.reserve(context, extra_rows)
+
+    def program(self, part: int) -> Program:
+        """Return the program of a part of the module; compile it once per version of the KV pool."""
+        key = (part, self.cache.version)
+        if key not in self._programs:
+            backend = self.target.decoder.backend
+            program = backend.program(self.cache.config.hidden_size, self.cache.dtype, self.cache)
+            self._compile_part(part, program)
+            self._programs = {old: kept for old, kept in self._programs.items() if old[1] == self.cache.version}
+            self._programs[key] = program
+        return self._programs[key]
+
+    def run_texts(
+        self,
+        contexts: Sequence[DraftContext[DraftCache]],
+        texts: Sequence[Sequence[int]],
+        stops: Sequence[int],
+        layer: int,
+        forward: Forward,
+    ) -> Array:
+        """Run the module on the tokens before ``stops[i]`` of each text that its cache lacks, at least one.
+
+        ``layer`` (from 1) is the target's layer whose output the module reads. The target's cache
+        must have this output for all tokens, and the caches need slots. Long texts are run in
+        chunks. Returns the outputs of ``forward`` for the last tokens, ``[requests, …]``.
+        """
+        for context, text, stop in zip(contexts, texts, stops, strict=True):
+            while stop - len(context.state.tokens) > CHUNK:
+                start = len(context.state.tokens)
+                self._run([context], [text[start : start + CHUNK]], layer, forward)
+        new = [text[len(each.state.tokens) : stop] for each, text, stop in zip(contexts, texts, stops, strict=True)]
+        return self._run(contexts, new, layer, forward)
+
+    def _run(
+        self,
+        contexts: Sequence[DraftContext[DraftCache]],
+        tokens: Sequence[Sequence[int]],
+        layer: int,
+        forward: Forward,
+    ) -> Array:
+        """Run the next tokens of several requests in one forward pass; return the outputs for the last tokens."""
+        caches, hidden = [context.state for context in contexts], list[Array]()
+        for context, cache, new in zip(contexts, caches, tokens, strict=True):
+            start = len(cache.tokens)
+            hidden.append(self.target.cache.read_hidden(layer, context.block_table, start, start + len(new)))
+        segments = [(cache.block_table, TokenTree.chain(new), 0) for cache, new in zip(caches, tokens, strict=True)]
+        packed = ProgramRows().set_segments(segments)
+        packed.rotate(self.rope)
+
+        def apply(index: int, x: Array) -> Array:
+            out = x.copy()
+            self.program(index).run(packed, out)
+            return out
+
+        outputs = forward(np.concatenate(hidden), apply)
+        for cache, new in zip(caches, tokens, strict=True):
+            cache.append(new)
+        return outputs[np.cumsum([len(new) for new in tokens]) - 1]
