@@ -127,6 +127,14 @@ def test_former_modules_are_deprecated_aliases(old: str, new: str, name: str) ->
     assert found is getattr(importlib.import_module(new), name)
 
 
+@pytest.mark.parametrize("name", ["pronk.drafters", "pronk.errors"])
+def test_former_modules_are_no_packages(name: str) -> None:
+    """Otherwise their submodules would be imported a second time, with other classes."""
+    assert not hasattr(importlib.import_module(name), "__path__")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(f"{name}.registry")
+
+
 def test_public_modules_have_the_names_of_their_stubs() -> None:
     names = documented_names()
     modules = [name for name in names if hasattr(importlib.import_module(name), "__all__")]

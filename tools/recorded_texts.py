@@ -249,9 +249,9 @@ def train_heads(folder: Path) -> None:
     """Train every kind of drafter for pronk-tiny, for a few steps, and build a datastore."""
     source, answers, store = folder / "source", folder / "answers", folder / "datastore"
     source.mkdir(parents=True, exist_ok=True)
-    for name in ("llm", "outputs", "errors"):
-        code = (ROOT / "src" / "pronk" / f"{name}.py").read_text(encoding="utf-8")
-        (source / f"{name}.py").write_text(code, encoding="utf-8")
+    for name in ("llm.py", "engine/outputs.py", "base/errors.py"):
+        code = (ROOT / "src" / "pronk" / name).read_text(encoding="utf-8")
+        (source / Path(name).name).write_text(code, encoding="utf-8")
     run_pronk("train", "texts", "--model", "pronk-tiny", "--data", source, "--tokens", "8000", "--out", answers)
     for name, kind in _TRAINED.items():
         if (folder / name / "export").exists():

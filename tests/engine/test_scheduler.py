@@ -474,6 +474,19 @@ def test_a_refusal_is_forgotten_with_a_new_cache() -> None:
     assert [scheduled.request for scheduled in plan.schedule()] == [waits]
 
 
+def test_a_refusal_knows_the_blocks_of_the_cached_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, dice = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1), random.Random(0)
+    large, waits = Fake(44, 4), Fake(30, 4)
+    add(plan, large)
+    advance(plan, plan.schedule(), dice)
+    prefix = large.block_table.blocks[:2]
+    monkeypatch.setattr(plan.cache, "match_prefix", lambda *_: plan.cache.allocator.fork(large.block_table, 2 * BLOCK))
+    add(plan, waits)
+    plan.schedule()
+    assert waits.queueing.refusal is not None
+    assert waits.queueing.refusal.cached_blocks == prefix
+
+
 def test_deadlines() -> None:
     plan = scheduler(max_batch=1)
     late, waits, other = Fake(4, 4, deadline=-1.0), Fake(4, 4, deadline=-1.0), Fake(4, 4, deadline=0.0)

@@ -115,7 +115,9 @@ def preempted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that collects the arrival numbers of preempted requests from now on."""
     found, scheduler = list[int](), llm.engine.scheduler
     preempt = scheduler._preempt
-    monkeypatch.setattr(scheduler, "_preempt", lambda request: (found.append(request.arrival), preempt(request)))
+    monkeypatch.setattr(
+        scheduler, "_preempt", lambda request: (found.append(request.queueing.arrival), preempt(request))
+    )
     return found
 
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import files.test_regular as regular
-
+import base.files.test_regular as regular
 from base.files.test_regular import endless
 from pronk.train.corpus.answers import read_answers
 

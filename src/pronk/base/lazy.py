@@ -37,12 +37,15 @@ def former(name: str, *homes: str) -> Callable[[str], Any]:
     """Return ``__getattr__`` of module ``name``, whose names have moved to ``homes``; its use warns."""
 
     def get(attribute: str) -> Any:
+        msg = f"module {name!r} has no attribute {attribute!r}"
+        # Above all not __path__: the modules of a package would be imported a second time.
+        if attribute.startswith("__") and attribute != "__all__":
+            raise AttributeError(msg)
         for home in homes:
             found = getattr(import_module(home), attribute, None)
             if found is not None:
-                warn(f"{name} is deprecated; use {home}", DeprecationWarning, stacklevel=2)
+                warn(f"{name} is deprecated; use {home}; it will be removed in 0.4", DeprecationWarning, stacklevel=2)
                 return found
-        msg = f"module {name!r} has no attribute {attribute!r}"
         raise AttributeError(msg)
 
     return get

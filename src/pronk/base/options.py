@@ -7,9 +7,9 @@ A declaration is a field of a dataclass, annotated with an :class:`Option`::
     class OvenOptions:
         degrees: Annotated[int, Option("Temperature in Celsius.", low=50, high=300)] = 220
 
-The constructor of such a class, or of one that has its keywords by :func:`takes`, checks values
-with :func:`check_options`. Options of the command line (:mod:`pronk.cli.declared`) and fields of the
-server's requests are made from :func:`declared_options`.
+A class calls :func:`check_options` in ``__post_init__``, or with the values of all its parts. Options
+of the command line (:mod:`pronk.cli.declared`) and ranges of the server's requests are made from
+:func:`declared_options`.
 
 A module that declares options does not import ``annotations`` from ``__future__``, so that the
 annotations are objects; a type that would be slow to import is a text, ``Annotated["Drafter", …]``.
@@ -152,14 +152,10 @@ def declared_options(owner: type) -> dict[str, DeclaredOption]:
         if option is None:
             continue
         default = None if each.default is MISSING else each.default
-        declaring = next(base for base in owner.__mro__ if each.name in _own_annotations(base))
+        declaring = next(base for base in owner.__mro__ if each.name in inspect.get_annotations(base))
         kind, optional = _without_none(kind)
         found[each.name] = DeclaredOption(each.name, kind, optional, default, option, declaring)
     return found
-
-
-def _own_annotations(owner: type) -> dict[str, Any]:
-    return vars(owner).get("__annotations__", {})
 
 
 def _without_none(kind: Any) -> tuple[Any, bool]:

@@ -342,8 +342,8 @@ class Proposer(Drafter, Generic[State]):
     def on_preempt(self, state: State) -> None:
         """Release the KV blocks that a preempted request holds in the proposer's own caches.
 
-        The request resumes later or stops. If it resumes, its proposals must be the same as without
-        the preemption.
+        The request resumes later or stops. If it resumes, its proposals should be those without the
+        preemption; a drafter that skips the beginning of long texts may propose others.
         """
         for part, part_state in self._states_of_parts(state):
             part.on_preempt(part_state)

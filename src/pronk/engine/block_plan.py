@@ -32,7 +32,7 @@ class BlockPlanner:
     max_tree: int  # maximum number of rows per decoding request and forward pass
 
     def plan(self, request: Request) -> BlockPlan:
-        """Return the blocks that a request lacks, running or with a cached prefix alone."""
+        """Return how many blocks a request lacks; a waiting one may hold a cached prefix."""
         allocator = self.cache.allocator
         table = request.block_table
         length = table.length + self._in_window(request.num_pending + 1)
@@ -86,7 +86,7 @@ class BlockPlanner:
         return max(0, min(self.max_tree, num_slots) - 1)
 
     def _in_window(self, length: int) -> int:
-        """Return how many of a text's last ``length`` tokens have blocks at the same time."""
+        """Return ``length``, or less with a sliding window: older tokens have released their blocks."""
         return length if self.window is None else min(length, self.window + self.prefill_chunk + 1)
 
 

@@ -98,7 +98,7 @@ class Engine:
     def step(self) -> None:
         """Run one step: one forward pass over all scheduled requests.
 
-        A failure of a single request is stored in its :attr:`~pronk.engine.request.Request.error` and ends it. An
+        A failure of a single request is stored in its :attr:`~pronk.engine.request.RequestResult.error` and ends it. An
         exception raised here concerns all requests. Raises ``PronkError`` if called during a step.
         """
         with self._exclusive():

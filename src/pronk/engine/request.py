@@ -49,7 +49,7 @@ class Queueing:
     """
 
     arrival: int = 0  # 0, 1, … in order of ``Scheduler.add`` calls
-    since: float | None = None  # when it began to wait; ``None`` before ``Scheduler.add``, unless it arrived earlier
+    since: float | None = None  # when it began to wait; set by ``Scheduler.add``, or before by a caller that held it
     start_order: int | None = None  # 0, 1, … in order of first starts; ``None`` before
     turn_end: float = -inf  # when the turn of its tenant ends
     turn_start: int = 0  # value of ``Request.num_generated`` when the turn began

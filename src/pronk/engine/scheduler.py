@@ -190,7 +190,8 @@ class Scheduler:
         """Return the victims of ``request``, besides ``taken``, of tenants with a larger part of the batch.
 
         They are taken from the tenant with the most requests, and of these from the one that was served most. If the
-        request's tenant has none, it may take a tenant's only request, unless that has a turn without a token yet.
+        request's tenant runs none, the last request of another tenant may be taken, too, unless its
+        turn has no token yet.
         """
         counters = self.fair_share.counters
         victims = list[Request]()
@@ -256,7 +257,7 @@ class Scheduler:
         self._match_prefix(request)
         wanted = self._num_wanted(self.blocks.plan(request))
         if not runs_alone and wanted > self._num_available_blocks(victims):
-            cached_blocks = request.block_table.blocks
+            cached_blocks = [*request.block_table.blocks]
             next_digest = next(iter(request.digests[len(cached_blocks) :]), b"")
             request.queueing.refusal = AdmissionRefusal(cached_blocks, next_digest, self.cache.version)
             self.cache.release(request.block_table)
@@ -380,7 +381,7 @@ class Scheduler:
     ) -> bool:
         """Reserve KV slots for pending tokens, if necessary by preempting other requests, at last ``request``.
 
-        These are later requests without a turn (``first``), or, if ``request`` has one, any without. Return False if
+        Victims have no turn (``first``); if ``request`` has none either, they have started later. Return False if
         ``request`` was preempted. ``tokens_by_request`` are the requests already scheduled.
         """
         if request not in self.running:

@@ -153,10 +153,10 @@ class ModelRunner:
     ) -> int:
         """Draft a chain for one request: one kernel call runs a forward pass per draft token.
 
-        The arguments are those of :func:`pronk.models.layer_executor.draft_chain`. ``job`` is the input of the first
-        forward pass; ``logits_nodes`` is the last node. :meth:`PagedCache.prepare` has allocated slots for all rows.
-        Returns the number of forward passes. The last one gives no draft token if it allows none or has non-finite
-        logits.
+        The other arguments are those of :func:`pronk.models.layer_executor.draft_chain`. ``job`` is the
+        input of the first forward pass; ``logits_nodes`` is the last node.
+        :meth:`PagedCache.prepare` has allocated slots for all rows. Returns the number of forward
+        passes. The last one gives no draft token if it allows none or has non-finite logits.
         """
         start_time = self.clock()
         num_passes = self._executor.draft_chain(job, sampler, max_tokens, on_token)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 from pronk.base import SMALL_JOB
 
-# Python's thresholds; the last one, 10 by default, is the number of partial collections before a
-# full one. Here it only bounds the garbage of a server that never is without a large body.
-_THRESHOLDS = (700, 10, 10_000)
+# Number of partial collections before Python itself makes a full one, 10 by default. It only bounds
+# the garbage of a server that never is without a large body.
+_LAST = 10_000
 _DUE = 1_000  # number of partial collections after which a full one is due
 
 
@@ -25,7 +25,7 @@ def calm_collections() -> Iterator[None]:
     Objects that exist now, such as modules, are no longer visited.
     """
     before = gc.get_threshold()
-    gc.set_threshold(*_THRESHOLDS)
+    gc.set_threshold(*before[:2], _LAST)
     gc.collect()
     gc.freeze()
     try:
@@ -36,7 +36,7 @@ def calm_collections() -> Iterator[None]:
 
 
 class Bodies:
-    """The bodies in memory; after one of them, garbage is collected if it is due and none is large."""
+    """Counts large bodies in memory; when one leaves, runs a due collection if no large one is left."""
 
     def __init__(self) -> None:
         self._num_large = 0

@@ -31,7 +31,7 @@ from train.tiny_modules import tiny_module
 
 CPU = torch.device("cpu")
 # Families with queries that grow with the position, attention sinks or short convolutions, which modules lack.
-REFUSED = ("ministral3", "mistral3", "gpt_oss", "lfm2")
+REFUSED = ("ministral3", "mistral3", "gpt_oss", "granite_swa", "lfm2")
 SUPPORTED = [case for case in CASES if case.family not in REFUSED]
 
 

@@ -1,7 +1,8 @@
 """The KV cache that a drafter with a model of its own has for one request.
 
 A :class:`DraftCache` holds the keys and values of a request's text, in blocks of the drafter's own
-pool. It makes a proposal cheaper and never changes it: rows that it lacks are computed again. ::
+pool. Rows that it lacks are computed again; a new cache may begin in the middle of a long text, and
+proposals can then differ, but not the text. ::
 
     text      a b c d e f g      f and g are new since the last proposal
     start         2              the drafter skipped a and b
@@ -108,7 +109,7 @@ class DraftCache:
             self.pool.commit(self.block_table, path)
             self.append(text[start + num_kept : start + num_kept + len(path)])
         else:
-            self.rollback(min(num_kept, num_wanted))
+            self.rollback(max(0, min(num_kept, num_wanted)))
         self.tree = None
 
     def release(self) -> None:

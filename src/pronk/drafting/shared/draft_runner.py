@@ -134,7 +134,7 @@ class DraftRunner:
             cache, text, num_unchanged = context.state, context.tokens, context.state.num_committed
             with uninterrupted():
                 if not self.keeps_drafts:
-                    cache.rollback(cache.num_committed)
+                    cache.rollback(max(0, cache.num_committed - cache.start))
                     cache.tree = None
                 if cache.reencoder is not None:
                     num_unchanged = cache.reencoder.update(context.tokens, cache.num_committed)
@@ -245,7 +245,7 @@ class DraftRunner:
         return [self.translation.to_target(logits[:]) for logits in result.logits]
 
     def _skip_text(self, cache: DraftCache, length: int) -> None:
-        """Empty a cache that lacks too many of ``length`` tokens, or begins after them."""
+        """Restart a cache that is more than ``max_unread`` tokens behind, at the last ``max_unread`` tokens."""
         most = self.max_unread
         if most is not None and (length - 1 - cache.num_read > most or cache.start >= length):
             cache.begin_at(max(0, length - 1 - most))

@@ -106,7 +106,7 @@ class ModuleRunner:
         return True
 
     def reserve_again(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
-        """Do :meth:`reserve`, and drop the last committed row, whose output gives the first draft token.
+        """Drop the last committed row, whose output gives the first draft token, then do :meth:`reserve`.
 
         Also return False if no draft token is allowed, or the target has no hidden state of the
         last row.
