@@ -22,8 +22,6 @@ FAST_CASES = {
     ("suffix", "guided"),
     ("adversarial", "all"),
 }
-# Drafters with early rows, which workers do not compute.
-WITH_EARLY_ROWS = ("kangaroo", "cape of kangaroo", "merged with trained")
 # Drafters that keep projections in the target's KV cache, which must belong to one process.
 IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree")
 ON_WORKERS = [name for name in {**DRAFTERS, **dict.fromkeys(lab.DRAFTERS)} if name not in IN_ONE_PROCESS]
@@ -55,7 +53,7 @@ def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.M
     assert_same(got, want)
     assert isinstance(made, TreeRunner)
     assert len(made.workers) == 2
-    assert made.num_shared_passes > 5 or name in WITH_EARLY_ROWS
+    assert made.num_shared_passes > 5
     assert fetched[True] == 0
     if not got[0].speculation.capabilities.logits:
         assert (fetched[False] > 0) == (made.num_shared_passes > 0)

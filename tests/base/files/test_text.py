@@ -44,7 +44,13 @@ READERS: dict[str, Reader] = {
 }
 
 
-@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+@pytest.fixture(params=READERS.values(), ids=READERS)
+def reader(request: pytest.FixtureRequest) -> Reader:
+    """A file and what reads it; the tests of guests have their own."""
+    found: Reader = request.param
+    return found
+
+
 def test_a_byte_order_mark_is_not_a_part_of_the_text(reader: Reader, tmp_path: Path) -> None:
     file, text, read = reader
     results = []
@@ -61,10 +67,16 @@ def test_a_byte_order_mark_is_not_a_part_of_the_text(reader: Reader, tmp_path: P
 REFUSING = {name: reader for name, reader in READERS.items() if name not in ("conversation", "JSON of a model")}
 
 
-@pytest.mark.parametrize("reader", REFUSING.values(), ids=REFUSING)
+@pytest.fixture(params=REFUSING.values(), ids=REFUSING)
+def refusing(request: pytest.FixtureRequest) -> Reader:
+    """A file and what reads it, and refuses other encodings."""
+    found: Reader = request.param
+    return found
+
+
 @pytest.mark.parametrize("encoding", OTHER_ENCODINGS)
-def test_other_encodings_are_refused(reader: Reader, encoding: str, tmp_path: Path) -> None:
-    file, text, read = reader
+def test_other_encodings_are_refused(refusing: Reader, encoding: str, tmp_path: Path) -> None:
+    file, text, read = refusing
     path = tmp_path / file
     path.write_bytes(f"\ufeff{text}".encode(encoding) if encoding[-2:] in ("be", "le") else text.encode(encoding))
     with pytest.raises(
@@ -75,9 +87,8 @@ def test_other_encodings_are_refused(reader: Reader, encoding: str, tmp_path: Pa
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("reader", REFUSING.values(), ids=REFUSING)
-def test_other_bytes_are_refused(reader: Reader, tmp_path: Path) -> None:
-    file, text, read = reader
+def test_other_bytes_are_refused(refusing: Reader, tmp_path: Path) -> None:
+    file, text, read = refusing
     path = tmp_path / file
     path.write_bytes(text.replace("é", "e").replace("a-", "ä-").encode("latin-1") + b"\xe9")
     with pytest.raises((OptionError, TokenizerError), match=r"expected text in UTF-8, found byte 0xe\d at position \d"):
