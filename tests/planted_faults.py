@@ -143,9 +143,9 @@ _CACHE = (
     ),
     Fault(
         "blocks are released although the window still needs them",
-        "engine/request_step.py",
-        "request.block_table.length - window + 1)\n",
-        "request.block_table.length - window + 16)\n",
+        "cache/paged.py",
+        "block_table.length - window + 1)\n",
+        "block_table.length - window + 16)\n",
         "engine/test_windows.py",
     ),
     Fault(

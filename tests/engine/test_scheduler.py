@@ -84,8 +84,9 @@ class FakeCache:
 
     block_size, version, prompt_cache = BLOCK, 0, None
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, window: int | None = None) -> None:
         self.allocator = BlockAllocator(num_blocks, BLOCK)
+        self.window = window
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         self.allocator.allocate(block_table, tokens)
@@ -100,8 +101,9 @@ class FakeCache:
     def has_cached_block(self, digest: bytes) -> bool:
         return False
 
-    def release_before(self, block_table: BlockTable, token: int) -> None:
-        self.allocator.release_before(block_table, token)
+    def release_outside_window(self, block_table: BlockTable) -> None:
+        if self.window is not None:
+            self.allocator.release_before(block_table, block_table.length - self.window + 1)
 
     def trim(self, block_table: BlockTable, tokens: int) -> None:
         self.allocator.trim(block_table, tokens)
@@ -119,7 +121,7 @@ def scheduler(
     tree: int = 4,
     clock: Callable[[], float] = Clock(),  # noqa: B008 - it always shows 0
 ) -> Scheduler:
-    return Scheduler(FakeCache(num_blocks), window, max_batch, chunk, tree, clock=clock)  # type: ignore[arg-type]
+    return Scheduler(FakeCache(num_blocks, window), window, max_batch, chunk, tree, clock=clock)  # type: ignore[arg-type]
 
 
 def add(plan: Scheduler, *requests: Fake) -> None:
@@ -145,8 +147,7 @@ def advance(plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Ran
             request.block_table.length += accepted
             if request.tokens - request.length >= request.max_tokens:
                 request.result.finish_reason = "length"
-        if plan.window is not None:
-            plan.cache.allocator.release_before(request.block_table, request.block_table.length - plan.window + 1)
+        plan.cache.release_outside_window(request.block_table)
 
 
 def leave(plan: Scheduler, *, dice: random.Random | None = None) -> None:

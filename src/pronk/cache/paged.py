@@ -327,6 +327,12 @@ class PagedCache:
         """Release the blocks that hold only tokens before ``token``, which have left the sliding window."""
         self._poison_blocks(self.allocator.release_before(block_table, token))
 
+    def release_outside_window(self, block_table: BlockTable) -> None:
+        """Release the blocks whose tokens have left the sliding windows of all layers."""
+        window = self.config.window
+        if window is not None:
+            self.release_before(block_table, block_table.length - window + 1)
+
     def trim(self, block_table: BlockTable, tokens: int) -> None:
         """Release all blocks but those of the first ``tokens`` tokens."""
         self._poison_blocks(self.allocator.trim(block_table, tokens))

@@ -186,7 +186,7 @@ class Engine:
         block_table.adapter = -1 if adapter is None else adapter.number
         for _ in self.scheduler.disk_reads.load(block_table, text, salt, digests):
             pass
-        self.scheduler.release_outside_window(block_table)
+        self.cache.release_outside_window(block_table)
 
         def forward(tree: TokenTree, logits_nodes: range) -> Logits:
             self.cache.prepare(block_table, block_table.length + len(tree))
@@ -200,7 +200,7 @@ class Engine:
                 forward(TokenTree.chain(chunk), range(0))
                 self.cache.commit(block_table, range(len(chunk)))
                 self.cache.cache_blocks(block_table, prompt, salt)
-                self.scheduler.release_outside_window(block_table)
+                self.cache.release_outside_window(block_table)
             return [forward(tree, range(len(tree)))[:].copy() for tree in trees]
         finally:
             self.cache.release(block_table)

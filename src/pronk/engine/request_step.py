@@ -175,8 +175,7 @@ class OutputProcessor:
             request.stats.moved += sum(offset != index for index, offset in enumerate(offsets))
         self.cache.commit(request.block_table, offsets)
         self.cache.cache_blocks(request.block_table, request.tokens, request.cache_salt)
-        if (window := self.cache.config.window) is not None:
-            self.cache.release_before(request.block_table, request.block_table.length - window + 1)
+        self.cache.release_outside_window(request.block_table)
 
     def _append_prompt_logprobs(self, request: Request, logits: Array) -> None:
         """Append the ``prompt_logprobs`` of the tokens after this step's prompt rows, from their ``logits``."""

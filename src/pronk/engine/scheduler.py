@@ -36,7 +36,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from pronk.base.errors import CacheFullError, DeadlineError
-from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.engine.block_plan import BlockPlan, BlockPlanner, max_length
 from pronk.engine.disk_reads import DiskReads
@@ -145,11 +144,6 @@ class Scheduler:
             if request.deadline is not None and now > request.deadline and not request.ended:
                 waited = now - request.start_time
                 request.result.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
-
-    def release_outside_window(self, block_table: BlockTable) -> None:
-        """Release the blocks whose tokens have left the attention window."""
-        if self.window is not None:
-            self.cache.release_before(block_table, block_table.length - self.window + 1)
 
     def _charge_tenant(self, request: Request) -> None:
         """Add to the tenant's counter the tokens that the request has generated since the last call."""
@@ -273,7 +267,7 @@ class Scheduler:
         if self.blocks.can_reserve_all(request):  # so that they are consecutive, if possible
             self.cache.prepare(request.block_table, max_length(request) + self.max_tree)
         self.disk_reads.start(request)
-        self.release_outside_window(request.block_table)
+        self.cache.release_outside_window(request.block_table)
         if request.queueing.start_order is None:
             request.queueing.start_order = next(self._starts)
             self.fair_share.serve(request.tenant, prefilled=self.disk_reads.num_to_compute(request))
@@ -304,7 +298,7 @@ class Scheduler:
             cached = self.cache.match_prefix(request.tokens, request.cache_salt, request.digests)
             request.block_table = cached or request.block_table
         request.block_table.adapter = -1 if request.adapter is None else request.adapter.number
-        self.release_outside_window(request.block_table)
+        self.cache.release_outside_window(request.block_table)
 
     def _num_available_blocks(self, victims: Sequence[Request]) -> int:
         """Count the free blocks, plus those of ``victims``, minus those that other requests need."""
