@@ -15,9 +15,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 class KernelsHook(BuildHookInterface[Any]):
     """Run ``src/pronk/kernels/build.py`` and add its two libraries to the wheel.
 
-    ``make wheels`` sets ``PRONK_LIBRARY`` to compiled kernels, possibly of another platform, and ``PRONK_WHEEL_TAG`` to
-    the tag of their wheel. An empty ``PRONK_LIBRARY`` builds a wheel without kernels. ``PRONK_KERNELS=native`` compiles
-    only the instruction sets of this processor, as ``make demo`` does.
+    ``make wheels`` sets ``PRONK_LIBRARY`` to compiled kernels, possibly of another platform, and
+    ``PRONK_WHEEL_TAG`` to the tag of their wheel. An empty ``PRONK_LIBRARY`` builds a wheel without
+    kernels. ``PRONK_KERNELS=native`` compiles only the instruction sets of this processor, as
+    ``make demo`` does.
     """
 
     PLUGIN_NAME = "custom"
@@ -41,8 +42,10 @@ class KernelsHook(BuildHookInterface[Any]):
                 for file in (library, build.suffix_library(library)):
                     file.unlink(missing_ok=True)
                 self.app.display_warning(
-                    f"pronk is installed without its kernels: {error}. Install a C++ compiler (Debian: apt "
-                    "install g++) and pronk again, or pronk[torch], with which torch computes, slower, not bit-exact."
+                    f"pronk is installed without its kernels: {error}. Install a C++ compiler "
+                    "(Debian: apt "
+                    "install g++) and pronk again, or pronk[torch], with which torch computes, "
+                    "slower, not bit-exact."
                 )
                 return
         if version != "editable":

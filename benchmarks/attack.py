@@ -35,10 +35,12 @@ from typing import Any
 from pronk.lab.bench.machine import describe_hardware
 
 HOST = "127.0.0.1"
-ATTACKER, OTHER = "key-of-the-attacker", "key-of-another-client"
+ATTACKER = "key-of-the-attacker"
+OTHER = "key-of-another-client"
 SECONDS = 10.0  # time limit for the answer to one malformed request
 BODY = 4 * 2**20 - 1000  # bytes of the largest bodies that the server accepts
-NUM_STREAMS, NUM_BODIES = 12, 16
+NUM_STREAMS = 12
+NUM_BODIES = 16
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Attack:
     leaves: bool = False  # close the connection instead of reading the answer
 
 
-def head(*lines: str, route: str = "/v1/completions", version: str = "1.1", key: str = ATTACKER) -> bytes:
+def head(
+    *lines: str, route: str = "/v1/completions", version: str = "1.1", key: str = ATTACKER
+) -> bytes:
     """Return the head of a POST, with further lines."""
     first = [f"POST {route} HTTP/{version}", f"Host: {HOST}", f"Authorization: Bearer {key}"]
     return "\r\n".join([*first, "Content-Type: application/json", *lines, "", ""]).encode("latin-1")
@@ -130,7 +134,10 @@ def bad_requests() -> list[Attack]:
             whole(b'{"prompt": "x", "service_tier": ' + b'{"a":' * 960 + b"1" + b"}" * 960 + b"}"),
             whole(b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
             whole(b'{"messages": ' + b"[" * 960 + b"]" * 960 + b"}", route="/v1/chat/completions"),
-            whole(b'{"input": "x", "metadata": ' + b'{"a":' * 500 + b"1" + b"}" * 500 + b"}", route="/v1/responses"),
+            whole(
+                b'{"input": "x", "metadata": ' + b'{"a":' * 500 + b"1" + b"}" * 500 + b"}",
+                route="/v1/responses",
+            ),
         ],
         "invalid UTF-8 and JSON": [
             whole(b'{"prompt": "\xff\xfe"}'),
@@ -176,7 +183,10 @@ def worst_bodies() -> list[tuple[str, bytes]]:
         ("/v1/chat/completions", fill('{"messages":[', call, "]}", 1_600_000)),
         ("/v1/messages", fill('{"max_tokens":1,"messages":[', turn, "]}", 1_450_000)),
         ("/v1/responses", fill('{"input":[', turn, "]}", 1_450_000)),
-        ("/v1/responses", fill('{"input":"x","max_output_tokens":1,"metadata":{"x":"', "a b", '"}}')),
+        (
+            "/v1/responses",
+            fill('{"input":"x","max_output_tokens":1,"metadata":{"x":"', "a b", '"}}'),
+        ),
         ("/v1/completions", fill('{"prompt":[', "1", "]}")),
         ("/v1/completions", fill('{"prompt":[', "[]", "]}")),
         ("/v1/completions", fill('{"prompt":"', "a b", '"}')),
@@ -184,9 +194,18 @@ def worst_bodies() -> list[tuple[str, bytes]]:
         ("/v1/moderations", fill('{"input":[', '"x"', "]}")),
         ("/tokenize", fill('{"prompt":"', "a b", '"}', 150_000)),
         ("/detokenize", fill('{"tokens":[', "5", "]}")),
-        ("/v1/chat/completions", f'{{"messages":[{turn}],"max_tokens":1,"metadata":{{{fields}}}}}'.encode()),
-        ("/v1/chat/completions", f'{{"messages":[{turn}],"max_tokens":1,"logit_bias":{{{fields}}}}}'.encode()),
-        ("/v1/chat/completions", fill('{"messages":[{"role":"user","content":[', '{"type":"text","text":""}', "]}]}")),
+        (
+            "/v1/chat/completions",
+            f'{{"messages":[{turn}],"max_tokens":1,"metadata":{{{fields}}}}}'.encode(),
+        ),
+        (
+            "/v1/chat/completions",
+            f'{{"messages":[{turn}],"max_tokens":1,"logit_bias":{{{fields}}}}}'.encode(),
+        ),
+        (
+            "/v1/chat/completions",
+            fill('{"messages":[{"role":"user","content":[', '{"type":"text","text":""}', "]}]}"),
+        ),
     ]
 
 
@@ -228,7 +247,9 @@ class Probe:
             connection.close()
 
 
-def request(port: int, method: str, route: str, body: bytes | None = None, timeout: float = 120.0) -> int:
+def request(
+    port: int, method: str, route: str, body: bytes | None = None, timeout: float = 120.0
+) -> int:
     """Return the status of the answer to a request of the attacker."""
     connection = HTTPConnection(HOST, port, timeout=timeout)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ATTACKER}"}
@@ -275,7 +296,14 @@ def answer_to_body(port: int, route: str, body: bytes) -> str:
 @contextmanager
 def unread_streams(port: int, count: int) -> Iterator[None]:
     """Open streams of the attacker that are not read."""
-    body = {"prompt": "x", "max_tokens": 1500, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
+    body = {
+        "prompt": "x",
+        "max_tokens": 1500,
+        "n": 4,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": 20,
+    }
     data = whole(json.dumps(body).encode())
     connections = [socket.socket() for _ in range(count)]
     try:
@@ -309,7 +337,9 @@ def phase(name: str, port: int, process: int, attack: Callable[[], Counter[str]]
     """Run an attack beside the probe; return a row of the report."""
     before = memory(process)
     probe = Probe(port)
-    threads = [threading.Thread(target=run, daemon=True) for run in (probe.ask_health, probe.read_stream)]
+    threads = [
+        threading.Thread(target=run, daemon=True) for run in (probe.ask_health, probe.read_stream)
+    ]
     for thread in threads:
         thread.start()
     wait_until_served(probe)
@@ -333,12 +363,17 @@ def phase(name: str, port: int, process: int, attack: Callable[[], Counter[str]]
     }
 
 
-def run_attacks(port: int, process: int, rounds: int, *, one_per_kind: bool) -> list[dict[str, Any]]:
+def run_attacks(
+    port: int, process: int, rounds: int, *, one_per_kind: bool
+) -> list[dict[str, Any]]:
     """Run all attacks; return the rows of the report."""
-    attacks, bodies, streams = bad_requests(), worst_bodies(), NUM_STREAMS
+    attacks = bad_requests()
+    bodies = worst_bodies()
+    streams = NUM_STREAMS
     if one_per_kind:
         attacks = list({each.kind: each for each in attacks}.values())
-        bodies, streams = bodies[:1], 1
+        bodies = bodies[:1]
+        streams = 1
 
     def idle() -> Counter[str]:
         time.sleep(0.5 if one_per_kind else 5.0)
@@ -372,11 +407,24 @@ def served(model: str, threads: int) -> Iterator[tuple[int, int]]:
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        keys, log = Path(folder) / "keys", Path(folder) / "log"
+        keys = Path(folder) / "keys"
+        log = Path(folder) / "log"
         keys.write_text(f"{ATTACKER}\n{OTHER}\n")
-        words = ["serve", "--model", model, "--threads", str(threads), "--port", str(port), "--api-key-file", str(keys)]
+        words = [
+            "serve",
+            "--model",
+            model,
+            "--threads",
+            str(threads),
+            "--port",
+            str(port),
+            "--api-key-file",
+            str(keys),
+        ]
         with log.open("wb") as file:
-            process = subprocess.Popen([sys.executable, "-m", "pronk", *words], stdout=file, stderr=file)  # noqa: S603 - ours
+            process = subprocess.Popen(  # noqa: S603 - ours
+                [sys.executable, "-m", "pronk", *words], stdout=file, stderr=file
+            )
             try:
                 wait_until_ready(port, process, log)
                 yield port, process.pid
@@ -391,7 +439,9 @@ def served(model: str, threads: int) -> Iterator[tuple[int, int]]:
 def wait_until_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     while not is_ready(port):
         if process.poll() is not None:
-            sys.exit(f"expected pronk serve to run, found that it ended:\n{log.read_text()[-2000:]}")
+            sys.exit(
+                f"expected pronk serve to run, found that it ended:\n{log.read_text()[-2000:]}"
+            )
         time.sleep(0.1)
 
 
@@ -403,9 +453,15 @@ def is_ready(port: int) -> bool:
 
 
 def to_markdown(report: dict[str, Any]) -> str:
-    """Return the report as a table; `tools/docs/blocks.py` writes the same into the threat model."""
+    """Return the report as a table.
+
+    `tools/docs/blocks.py` writes the same into the threat model.
+    """
     lines = [
-        "| attack | answers | `/health`: median, longest | other client: events, longest gap | memory |",
+        (
+            "| attack | answers | `/health`: median, longest | other client: events, "
+            "longest gap | memory |"
+        ),
         "|---|---|---|---|---|",
     ]
     for row in report["rows"]:
@@ -424,16 +480,30 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="pronk-tiny", help="model of the server, as in pronk serve")
-    parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="threads of the server")
-    parser.add_argument("--rounds", type=int, default=1, help="number of times that each request is sent")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="pronk-tiny", help="model of the server, as in pronk serve"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=max(1, (os.cpu_count() or 2) // 2),
+        help="threads of the server",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="number of times that each request is sent"
+    )
     parser.add_argument("--quick", action="store_true", help="one request of each kind")
     parser.add_argument("--out", type=Path, help="write the report to OUT.json and OUT.md")
     parser.add_argument("--host", default=HOST, help=f"address of the server: {HOST} alone")
     options = parser.parse_args()
     if options.host != HOST:
-        sys.exit(f"host: expected {HOST}, found {options.host}; the script attacks a server of its own, and no other")
+        sys.exit(
+            f"host: expected {HOST}, found {options.host}; the script attacks a server of its own, "
+            "and no other"
+        )
     with served(options.model, options.threads) as (port, process):
         rows = run_attacks(port, process, options.rounds, one_per_kind=options.quick)
         answers_after = is_ready(port) and answer_to_body(port, "/v1/completions", SHORT) == "200"
@@ -450,9 +520,13 @@ def main() -> None:
     print(table)
     if options.out is not None:
         options.out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-        command = f"`python benchmarks/attack.py --model {report['model']} --rounds {options.rounds}`"
+        command = (
+            f"`python benchmarks/attack.py --model {report['model']} --rounds {options.rounds}`"
+        )
         about = f"{report['machine']}, {options.threads} threads, {report['date']}: {command}"
-        options.out.with_suffix(".md").write_text(f"# A server under attack\n\n{about}\n\n{table}\n")
+        options.out.with_suffix(".md").write_text(
+            f"# A server under attack\n\n{about}\n\n{table}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@
     python benchmarks/choosing.py --model big --data SUITES --limit 4
     python benchmarks/choosing.py --data SUITES --limit 16
 
-All methods, plain decoding included, decode every prompt interleaved, and the script checks that their outputs are
-equal. The speed of a method on a suite is its tokens per second after the first step, divided by plain decoding's on
-the same prompts. Texts that loop (more than half of their 4-grams occurred before) form a suite of their own. ``auto /
-best`` compares with the single drafter that is best on the suite. A line below the table has the geometric mean of each
-method over the suites, and the ratio of auto to the best of these means. Brackets hold the 90 % interval of resampled
-prompts.
+All methods, plain decoding included, decode every prompt interleaved, and the script checks that
+their outputs are equal. The speed of a method on a suite is its tokens per second after the first
+step, divided by plain decoding's on the same prompts. Texts that loop (more than half of their
+4-grams occurred before) form a suite of their own. ``auto / best`` compares with the single drafter
+that is best on the suite. A line below the table has the geometric mean of each method over the
+suites, and the ratio of auto to the best of these means. Brackets hold the 90 % interval of
+resampled prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from pronk.base.files.results import save_result
 from pronk.lab.bench.metrics import repeated_ngrams
 from pronk.lab.bench.prompts import Prompt, encode, load_suite
 
-PLAIN, AUTO, WITHOUT = "autoregressive", "auto", "auto(bundled=False)"
+PLAIN = "autoregressive"
+AUTO = "auto"
+WITHOUT = "auto(bundled=False)"
 SINGLE = ("suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
 DRAFTS = ("draft_model", "cape(draft_model)", "threshold(draft_model)")
 SUITES = ("humaneval", "gsm8k", "mbpp", "code_edit", "spec_bench")
@@ -51,17 +54,26 @@ class Measured:
 
 
 def measure(
-    llm: LLM, suite: str, prompt: Prompt, place: int, methods: Sequence[str], args: argparse.Namespace
+    llm: LLM,
+    suite: str,
+    prompt: Prompt,
+    place: int,
+    methods: Sequence[str],
+    args: argparse.Namespace,
 ) -> list[Measured]:
     """Decode one prompt with all methods; each round begins with another method."""
     rounds = []
     ids = encode(llm, prompt, chat=False)[-args.most :]
     for number in range(args.rounds):
         shift = (number + place) % len(methods)
-        found, texts = Measured(suite), set[tuple[int, ...]]()
+        found = Measured(suite)
+        texts = set[tuple[int, ...]]()
         for method in (*methods[shift:], *methods[:shift]):
             params = SamplingParams(
-                max_tokens=args.max_tokens, temperature=args.temperature, seed=number, ignore_eos=True
+                max_tokens=args.max_tokens,
+                temperature=args.temperature,
+                seed=number,
+                ignore_eos=True,
             )
             out = llm.generate(ids, params, drafter=method)
             texts.add(tuple(out.token_ids))
@@ -102,29 +114,41 @@ def report(found: Sequence[Measured], auto: str, singles: Sequence[str]) -> None
         low, high = interval(mine, auto, best)
         ratio = speed(mine, auto) / speed(mine, best)
         print(
-            f"| {suite} | {len(mine)} | {speed(mine, auto):.2f} | {speed(mine, best):.2f} | {best} | "
+            f"| {suite} | {len(mine)} | {speed(mine, auto):.2f} | {speed(mine, best):.2f} | {best} "
+            "| "
             f"{ratio:.2f} ({low:.2f} to {high:.2f}) |"
         )
     true = [suite for suite in suites if suite != LOOPS] or suites
     overall = {
-        method: exp(mean(log(speed([e for e in found if e.suite == suite], method)) for suite in true))
+        method: exp(
+            mean(log(speed([e for e in found if e.suite == suite], method)) for suite in true)
+        )
         for method in (auto, *singles)
     }
-    listed = ", ".join(f"{method} {value:.2f}" for method, value in sorted(overall.items(), key=lambda x: -x[1]))
+    listed = ", ".join(
+        f"{method} {value:.2f}" for method, value in sorted(overall.items(), key=lambda x: -x[1])
+    )
     best = max(singles, key=overall.__getitem__)
-    print(f"\nOver all suites: {listed}. {auto} has {overall[auto] / overall[best]:.2f} of the best single drafter.")
+    print(
+        f"\nOver all suites: {listed}. {auto} has {overall[auto] / overall[best]:.2f} of the best "
+        "single drafter."
+    )
 
 
 def main() -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model")
     parser.add_argument("--data", type=Path, required=True, help="folder with the suites")
     parser.add_argument("--suites", nargs="+", default=SUITES)
     parser.add_argument("--limit", type=int, default=4, help="prompts per suite")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--most", type=int, default=1024, help="maximum prompt length in tokens, from the end")
+    parser.add_argument(
+        "--most", type=int, default=1024, help="maximum prompt length in tokens, from the end"
+    )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--json", type=Path, help="file for the measurements")
     args = parser.parse_args()
@@ -132,7 +156,11 @@ def main() -> None:
     singles = [*SINGLE, *DRAFTS]
     methods = [PLAIN, *singles, AUTO, WITHOUT]
     for method in methods:
-        llm.generate("def f(x):\n    return x", SamplingParams(max_tokens=16, ignore_eos=True), drafter=method)
+        llm.generate(
+            "def f(x):\n    return x",
+            SamplingParams(max_tokens=16, ignore_eos=True),
+            drafter=method,
+        )
     found: list[Measured] = []
     for suite in args.suites:
         prompts = load_suite(suite, args.data)

@@ -3,9 +3,9 @@
     python benchmarks/datastore_text.py FOLDER corpus.jsonl
     pronk datastore build datastore corpus.jsonl
 
-FOLDER is the project's data, with train/ and eval/. Half of the text is the standard library of the running Python,
-without files that have a copyright notice of their own. The rest is arithmetic problems and prose. Text that shares 13
-consecutive words with eval/ is left out.
+FOLDER is the project's data, with train/ and eval/. Half of the text is the standard library of the
+running Python, without files that have a copyright notice of their own. The rest is arithmetic
+problems and prose. Text that shares 13 consecutive words with eval/ is left out.
 """
 
 import json
@@ -22,7 +22,12 @@ from pronk.train.corpus.collection import Exclusion
 from pronk.train.corpus.sources import read_python
 
 # Bytes of text per source, about 3.4 per token.
-BYTES = {"python": 360_000, "openai/grade-school-math": 150_000, "mlschmitt/": 100_000, "python/peps": 100_000}
+BYTES = {
+    "python": 360_000,
+    "openai/grade-school-math": 150_000,
+    "mlschmitt/": 100_000,
+    "python/peps": 100_000,
+}
 LONGEST = 6_000
 NOTICE = re.compile("copyright|licen[sc]e|all rights", re.IGNORECASE)
 
@@ -44,12 +49,15 @@ def cut(text: str, dice: random.Random) -> str:
     """Cut up to ``LONGEST`` characters out of a text at a random place, at line ends if there are any."""
     start = dice.randrange(max(1, len(text) - LONGEST))
     part = text[start : start + LONGEST]
-    return part if len(text) <= LONGEST else part[part.find("\n") + 1 : part.rfind("\n") + 1] or part
+    return (
+        part if len(text) <= LONGEST else part[part.find("\n") + 1 : part.rfind("\n") + 1] or part
+    )
 
 
 def main(folder: Path, out: Path) -> None:
     unwanted = Exclusion.from_files(sorted((folder / "eval").glob("*.jsonl*")))
-    dice, chosen = random.Random(0), list[dict[str, str]]()
+    dice = random.Random(0)
+    chosen = list[dict[str, str]]()
     for origin, limit in BYTES.items():
         texts = list(python() if origin == "python" else rows(folder, origin))
         size = 0

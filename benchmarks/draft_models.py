@@ -3,14 +3,16 @@
     python benchmarks/draft_models.py                         # pronk-tiny and its draft model
     python benchmarks/draft_models.py --model BIG --draft D   # other models
 
-Prints tables in Markdown, and one JSON document on the last line. The prompts are easy, mixed or hopeless to predict.
-Plain decoding and all methods decode a prompt interleaved, ``--repeats`` times; the speed of a method is the ratio of
-the sums of best times. Under the coupled rule every output is compared with plain decoding's. ``expected`` is the
-speed-up of a chain of g tokens by Leviathan et al. 2023, (1 - a^(g+1)) / ((1 - a)(g c + 1)), with the measured
-acceptance rate a and the measured cost c of a forward pass of the draft.
+Prints tables in Markdown, and one JSON document on the last line. The prompts are easy, mixed or
+hopeless to predict. Plain decoding and all methods decode a prompt interleaved, ``--repeats``
+times; the speed of a method is the ratio of the sums of best times. Under the coupled rule every
+output is compared with plain decoding's. ``expected`` is the speed-up of a chain of g tokens by
+Leviathan et al. 2023, (1 - a^(g+1)) / ((1 - a)(g c + 1)), with the measured acceptance rate a and
+the measured cost c of a forward pass of the draft.
 
-Hopeless prompts are random digits. A small target that continues them greedily loops soon, so that its text can be
-predicted; at a temperature above 0 the coupled rule gives draft and target the same random numbers.
+Hopeless prompts are random digits. A small target that continues them greedily loops soon, so that
+its text can be predicted; at a temperature above 0 the coupled rule gives draft and target the same
+random numbers.
 """
 
 from __future__ import annotations
@@ -85,17 +87,26 @@ class Method:
 class Bench:
     """Runs methods over prompts, interleaved."""
 
-    def __init__(self, llm: LLM, prompts: dict[str, list[str]], max_tokens: int, repeats: int) -> None:
-        self.llm, self.prompts, self.max_tokens, self.repeats = llm, prompts, max_tokens, repeats
+    def __init__(
+        self, llm: LLM, prompts: dict[str, list[str]], max_tokens: int, repeats: int
+    ) -> None:
+        self.llm = llm
+        self.prompts = prompts
+        self.max_tokens = max_tokens
+        self.repeats = repeats
         self.plain: dict[tuple[str, SamplingParams], list[int]] = {}
 
-    def run(self, methods: Sequence[Method], kind: str, temperature: float, rule: Any = "coupled") -> list[Tally]:
+    def run(
+        self, methods: Sequence[Method], kind: str, temperature: float, rule: Any = "coupled"
+    ) -> list[Tally]:
         """Return the sums of each method."""
         tallies = [Tally() for _ in methods]
         for method in methods:  # loads drafters and warms caches
             self._once("warm up", SamplingParams(4), method)
         for number, prompt in enumerate(self.prompts[kind]):
-            params = SamplingParams(self.max_tokens, temperature=temperature, seed=number, ignore_eos=True, rule=rule)
+            params = SamplingParams(
+                self.max_tokens, temperature=temperature, seed=number, ignore_eos=True, rule=rule
+            )
             best = [float("inf")] * len(methods)
             for turn in range(self.repeats):
                 for which, method in enumerate(methods):
@@ -117,7 +128,9 @@ class Bench:
 
     def _compare(self, prompt: str, params: SamplingParams, tokens: list[int]) -> None:
         if (prompt, params) not in self.plain:
-            self.plain[prompt, params] = self.llm.generate(prompt, params, drafter="autoregressive").token_ids
+            self.plain[prompt, params] = self.llm.generate(
+                prompt, params, drafter="autoregressive"
+            ).token_ids
         if tokens != self.plain[prompt, params]:
             message = "a method changed the output"
             raise SystemExit(message)
@@ -139,33 +152,54 @@ def shown(value: float | None) -> str:
 def lengths(bench: Bench, draft: str, temperature: float, cost: float) -> dict[str, Any]:
     """Print and return the speeds of fixed chain lengths and of the threshold, by kind of text."""
     plain = Method("plain", make_drafter("autoregressive"))
-    fixed = [Method(f"{g} tokens", make_drafter(f"draft_model({draft}num_tokens={g})")) for g in LENGTHS]
+    fixed = [
+        Method(f"{g} tokens", make_drafter(f"draft_model({draft}num_tokens={g})")) for g in LENGTHS
+    ]
     rest = [
         Method("threshold", make_drafter(f"threshold(draft_model({draft[:-2]}))")),
         Method(
             "threshold, accepted",
             make_drafter(f"threshold(draft_model({draft[:-2]}), toward='accepted')"),
         ),
-        Method("threshold, budget auto", make_drafter(f"threshold(draft_model({draft[:-2]}))"), thrifty=True),
-        Method("up to 16, budget auto", make_drafter(f"draft_model({draft}num_tokens=16)"), thrifty=True),
+        Method(
+            "threshold, budget auto",
+            make_drafter(f"threshold(draft_model({draft[:-2]}))"),
+            thrifty=True,
+        ),
+        Method(
+            "up to 16, budget auto",
+            make_drafter(f"draft_model({draft}num_tokens=16)"),
+            thrifty=True,
+        ),
     ]
     methods = [plain, *fixed, *rest]
     found = {kind: bench.run(methods, kind, temperature) for kind in KINDS}
-    rows, ratios = [], {}
+    rows = []
+    ratios = {}
     for which, method in enumerate(methods):
         row = [method.label]
         for kind in KINDS:
-            base, tally = found[kind][0], found[kind][which]
-            ratio, alpha = base.seconds / tally.seconds, tally.alpha
+            base = found[kind][0]
+            tally = found[kind][which]
+            ratio = base.seconds / tally.seconds
+            alpha = tally.alpha
             ratios[kind, method.label] = ratio
             gamma = LENGTHS[which - 1] if 0 < which <= len(LENGTHS) else None
             expected = None
             if gamma is not None and alpha is not None:
                 expected = expected_tokens(alpha, gamma) / (gamma * cost + 1)
-            row += [shown(alpha), shown(tally.tokens / tally.steps), shown(expected), f"**{ratio:.2f}**"]
+            row += [
+                shown(alpha),
+                shown(tally.tokens / tally.steps),
+                shown(expected),
+                f"**{ratio:.2f}**",
+            ]
         rows.append(row)
     rows.append(
-        ["repeated 4-grams", *(cell for k in KINDS for cell in (f"{fmean(found[k][0].loops):.0%}", "", "", ""))]
+        [
+            "repeated 4-grams",
+            *(cell for k in KINDS for cell in (f"{fmean(found[k][0].loops):.0%}", "", "", "")),
+        ]
     )
     head = [cell for kind in KINDS for cell in (f"{kind}: α", "S", "expected", "ratio")]
     table([f"chain, temperature {temperature:g}", *head], rows)
@@ -173,13 +207,18 @@ def lengths(bench: Bench, draft: str, temperature: float, cost: float) -> dict[s
 
 
 def rules(bench: Bench, draft: str) -> dict[str, Any]:
-    """Print and return tokens per forward pass by rule and temperature; the rules give different texts."""
+    """Print and return tokens per forward pass by rule and temperature.
+
+    The rules give different texts.
+    """
     drafter = Method("4 tokens", make_drafter(f"draft_model({draft}num_tokens=4)"))
-    rows, found = [], {}
+    rows = []
+    found = {}
     for temperature in (0.0, 0.6, 1.0):
         for rule in RULES:
             tallies = [bench.run([drafter], kind, temperature, rule)[0] for kind in KINDS]
-            tokens, steps = sum(t.tokens for t in tallies), sum(t.steps for t in tallies)
+            tokens = sum(t.tokens for t in tallies)
+            steps = sum(t.steps for t in tallies)
             alphas = [shown(t.alpha) for t in tallies]
             found[f"{rule}/{temperature:g}"] = tokens / steps
             rows.append([f"{temperature:g}", rule, *alphas, shown(tokens / steps)])
@@ -201,12 +240,19 @@ def trees(bench: Bench, draft: str, temperature: float) -> dict[str, Any]:
         f"staged({model}, autoregressive, num_nodes=15)",
         f"beam({model}, width=4)",
     ]
-    methods = [Method(spec.replace(draft, "").replace(draft[:-2], ""), make_drafter(spec)) for spec in specs]
+    methods = [
+        Method(spec.replace(draft, "").replace(draft[:-2], ""), make_drafter(spec))
+        for spec in specs
+    ]
     found = {kind: bench.run(methods, kind, temperature) for kind in KINDS}
-    rows, ratios = [], {}
+    rows = []
+    ratios = {}
     for which, method in enumerate(methods):
         tallies = [found[kind][which] for kind in KINDS]
-        row = [f"`{method.label}`", shown(sum(t.rows for t in tallies) / max(1, sum(t.steps for t in tallies)))]
+        row = [
+            f"`{method.label}`",
+            shown(sum(t.rows for t in tallies) / max(1, sum(t.steps for t in tallies))),
+        ]
         for kind, tally in zip(KINDS, tallies, strict=True):
             ratio = found[kind][0].seconds / tally.seconds
             ratios[f"{kind}/{method.label}"] = ratio
@@ -219,15 +265,19 @@ def trees(bench: Bench, draft: str, temperature: float) -> dict[str, Any]:
 
 def expansion(llm: LLM, seconds: float) -> float:
     """Return the time of adding CAPE's siblings to a chain, in forward passes of the draft (``seconds``)."""
-    size, generator = llm.config.vocab_size, np.random.default_rng(0)
+    size = llm.config.vocab_size
+    generator = np.random.default_rng(0)
     params = SamplingParams(max_tokens=64)
     from pronk.cache.blocks import BlockTable  # noqa: PLC0415 - used by this measurement only
     from pronk.drafting import DraftContext  # noqa: PLC0415
     from pronk.sampling.logits_processors import TokenContext  # noqa: PLC0415
     from pronk.sampling.sampler import Sampler  # noqa: PLC0415
 
-    context = DraftContext(None, [1], 60, 120, params, Sampler(params, 0, TokenContext([1]), size), BlockTable())
-    cape, spent = llm.get_proposer("cape"), []
+    context = DraftContext(
+        None, [1], 60, 120, params, Sampler(params, 0, TokenContext([1]), size), BlockTable()
+    )
+    cape = llm.get_proposer("cape")
+    spent = []
     assert isinstance(cape, CapeProposer)
     for _ in range(200):
         chain = Chain(context, "draft_model")
@@ -247,7 +297,8 @@ def expansion(llm: LLM, seconds: float) -> float:
 def noise(folder: Path) -> str:
     """Write a copy of pronk-tiny-draft with random matrices; return its folder."""
     shutil.copytree(resolve_model("pronk-tiny-draft"), folder)
-    checkpoint, generator = Checkpoint(folder), np.random.default_rng(0)
+    checkpoint = Checkpoint(folder)
+    generator = np.random.default_rng(0)
     weights = {name: np.array(checkpoint.tensor(name)) for name in checkpoint}
     checkpoint.release()
 
@@ -255,10 +306,15 @@ def noise(folder: Path) -> str:
         weight = weights[piece.name]
         if weight.ndim == 1:
             return weight
-        noise = generator.standard_normal(weight.shape, np.float32) * weight.astype(np.float32).std()
+        noise = (
+            generator.standard_normal(weight.shape, np.float32) * weight.astype(np.float32).std()
+        )
         return noise.astype(weight.dtype)
 
-    entries = [ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype) for name, each in weights.items()]
+    entries = [
+        ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype)
+        for name, each in weights.items()
+    ]
     (folder / "model.safetensors").unlink()
     write_weights(folder, entries, tensor, 10**9, lambda *_: None)
     return str(folder)
@@ -266,22 +322,35 @@ def noise(folder: Path) -> str:
 
 def main() -> None:
     """Print all tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="the target; pronk-tiny by default")
     parser.add_argument("--draft", help="the draft model; pronk-tiny-draft by default")
-    parser.add_argument("--noise", action="store_true", help="use a draft model of the same shape with random weights")
+    parser.add_argument(
+        "--noise",
+        action="store_true",
+        help="use a draft model of the same shape with random weights",
+    )
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit", type=int, default=4, help="prompts per kind")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
     parser.add_argument(
-        "--only", choices=("lengths", "trees", "rules"), nargs="*", default=["lengths", "trees", "rules"]
+        "--only",
+        choices=("lengths", "trees", "rules"),
+        nargs="*",
+        default=["lengths", "trees", "rules"],
     )
     args = parser.parse_args()
-    lines = Path(__file__).with_name("drafting_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (
+        Path(__file__).with_name("drafting_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    )
     records = [json.loads(line) for line in lines]
-    prompts = {kind: [r["prompt"] for r in records if r["kind"] == kind][: args.limit] for kind in KINDS}
+    prompts = {
+        kind: [r["prompt"] for r in records if r["kind"] == kind][: args.limit] for kind in KINDS
+    }
     llm = LLM(args.model, threads=args.threads)
     place = TemporaryDirectory()
     path = noise(Path(place.name) / "noise") if args.noise else args.draft
@@ -289,14 +358,21 @@ def main() -> None:
     drafter = make_drafter(f"draft_model({draft[:-2]})")
     llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
     (model,) = llm.engine.target.shared_models.values()
-    costs, own = llm.engine.speculator.costs, model.runner.cost_model.costs(0)
+    costs = llm.engine.speculator.costs
+    own = model.runner.cost_model.costs(0)
     assert costs is not None
     assert own is not None
     cost = own.at(1) / costs.at(1)
     share = expansion(llm, own.at(1))
     rows = ", ".join(f"{1e3 * costs.at(n):.2f}" for n in (1, 8, 16))
-    print(f"A forward pass of the target over 1 / 8 / 16 rows takes {rows} ms, of the draft {1e3 * own.at(1):.2f} ms:")
-    print(f"c = {cost:.3f}. Expanding 5 tokens by CAPE takes {share:.1%} of a forward pass of the draft.\n")
+    print(
+        f"A forward pass of the target over 1 / 8 / 16 rows takes {rows} ms, of the draft "
+        f"{1e3 * own.at(1):.2f} ms:"
+    )
+    print(
+        f"c = {cost:.3f}. Expanding 5 tokens by CAPE takes {share:.1%} of a forward pass of the "
+        "draft.\n"
+    )
     bench = Bench(llm, prompts, args.max_tokens, args.repeats)
     result: dict[str, Any] = {"cost": cost, "cape_share": share}
     for temperature in args.temperature:

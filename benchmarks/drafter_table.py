@@ -1,10 +1,11 @@
 """One table of every method for one real model: training, tokens per forward pass by task, speed.
 
-    python benchmarks/drafter_table.py MODEL.gguf --prompts spec_bench.jsonl --heads RUNS --out results/drafters
+    python benchmarks/drafter_table.py MODEL.gguf --prompts spec_bench.jsonl --heads RUNS --out
+    results/drafters
 
-``--heads`` is a folder with trained drafters, ``RUNS/KIND/export`` or ``RUNS/KIND``, where KIND is one of ``TRAINED``.
-All methods decode all prompts, interleaved, and must give the same tokens. Times are those of ``priced.py``, unless
-``--wall``; they leave out the first token.
+``--heads`` is a folder with trained drafters, ``RUNS/KIND/export`` or ``RUNS/KIND``, where KIND is
+one of ``TRAINED``. All methods decode all prompts, interleaved, and must give the same tokens.
+Times are those of ``priced.py``, unless ``--wall``; they leave out the first token.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ class Method(NamedTuple):
         for file in self.folder.glob("*.safetensors"):
             with safe_open(file, framework="np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
-                    if name.endswith(".weight_shape"):  # of a quantized matrix, beside its codes and scales
+                    # of a quantized matrix, beside its codes and scales
+                    if name.endswith(".weight_shape"):
                         total += math.prod(tensors.get_tensor(name).tolist())
-                    elif name not in {"d2t", "t2d"} and not name.endswith((".weight_packed", ".weight_scale")):
+                    elif name not in {"d2t", "t2d"} and not name.endswith(
+                        (".weight_packed", ".weight_scale")
+                    ):
                         total += math.prod(tensors.get_slice(name).get_shape())
         return total / 1e6
 
@@ -61,7 +65,8 @@ class Method(NamedTuple):
     def training(self) -> str:
         """Duration and device of the training, and the tokens trained on, from the card."""
         card = "" if self.folder is None else (self.folder / "README.md").read_text()
-        time, tokens = re.search(r"([\d.]+ minutes on \w+)", card), re.search(r"([\d.]+ [MB]) tokens in", card)
+        time = re.search(r"([\d.]+ minutes on \w+)", card)
+        tokens = re.search(r"([\d.]+ [MB]) tokens in", card)
         return ", ".join(found[1] for found in (tokens, time) if found)
 
 
@@ -81,15 +86,22 @@ def per_pass(runs: Sequence[Run]) -> float:
     return sum(run.tokens for run in runs) / max(1, sum(run.steps for run in runs))
 
 
-def rows(prompts: Sequence[Prompt], runs: dict[str, list[Run]], methods: Sequence[Method]) -> list[dict[str, Any]]:
+def rows(
+    prompts: Sequence[Prompt], runs: dict[str, list[Run]], methods: Sequence[Method]
+) -> list[dict[str, Any]]:
     """Return a row for each method: figures by suite, and their geometric means."""
     suites = list(dict.fromkeys(prompt.suite for prompt in prompts))
     found = []
     for method in methods:
-        passes, ratios = dict[str, float](), list[float]()
+        passes = dict[str, float]()
+        ratios = list[float]()
         for suite in suites:
             own, plain = (
-                [run for run, prompt in zip(runs[spec], prompts, strict=True) if prompt.suite == suite]
+                [
+                    run
+                    for run, prompt in zip(runs[spec], prompts, strict=True)
+                    if prompt.suite == suite
+                ]
                 for spec in (method.spec, PLAIN)
             )
             passes[suite] = per_pass(own)
@@ -110,14 +122,30 @@ def rows(prompts: Sequence[Prompt], runs: dict[str, list[Run]], methods: Sequenc
 def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
     """Return the rows as Markdown."""
     suites = [*found[0]["tokens per pass"]]
-    columns = ["method", "M parameters", "training: tokens, duration", *suites, "mean", "× plain", "published, × plain"]
-    lines = [f"T = {temperature}; tokens per forward pass of the target by task", "", f"| {' | '.join(columns)} |"]
+    columns = [
+        "method",
+        "M parameters",
+        "training: tokens, duration",
+        *suites,
+        "mean",
+        "× plain",
+        "published, × plain",
+    ]
+    lines = [
+        f"T = {temperature}; tokens per forward pass of the target by task",
+        "",
+        f"| {' | '.join(columns)} |",
+    ]
     lines.append("|---" * len(columns) + "|")
     for row in found:
         cells = [f"`{row['method']}`", f"{row['parameters']:.1f}" if row["parameters"] else ""]
         cells += [row["training"]]
         cells += [f"{row['tokens per pass'][suite]:.2f}" for suite in suites]
-        cells += [f"{row['mean']:.2f}", f"{row['over plain']:.2f}", PUBLISHED.get(row["method"], "")]
+        cells += [
+            f"{row['mean']:.2f}",
+            f"{row['over plain']:.2f}",
+            PUBLISHED.get(row["method"], ""),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -127,15 +155,22 @@ def main() -> None:
     parser = make_parser(__doc__ or "", per_suite=5)
     parser.add_argument("--heads", type=Path, help="folder with trained drafters")
     options = parser.parse_args()
-    methods, prompts = find_methods(options.heads), read_prompts(options.prompts, options.per_suite)
+    methods = find_methods(options.heads)
+    prompts = read_prompts(options.prompts, options.per_suite)
     llm = LLM(options.model, drafter=PLAIN)
-    tables, cells = [], []
-    for temperature, runs in measure_all(llm, prompts, [PLAIN, *(method.spec for method in methods)], options):
+    tables = []
+    cells = []
+    for temperature, runs in measure_all(
+        llm, prompts, [PLAIN, *(method.spec for method in methods)], options
+    ):
         found = rows(prompts, runs, methods)
         tables.append(table(found, temperature))
         cells.append({"temperature": temperature, "rows": found})
         print(tables[-1], flush=True)
-    more = f"; {len(prompts)} prompts, {options.tokens} tokens each; all methods gave the tokens of plain decoding"
+    more = (
+        f"; {len(prompts)} prompts, {options.tokens} tokens each; all methods gave the tokens of "
+        "plain decoding"
+    )
     write_report(options.out, "Every method on one model", llm, tables, cells, more)
 
 

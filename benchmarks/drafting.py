@@ -3,8 +3,9 @@
     python benchmarks/drafting.py                     # Markdown table
     python benchmarks/drafting.py --vocab 128256      # logits of another width
 
-No target runs: its choices are a given text, Python's standard library in pronk-tiny's tokens. Each step calls
-``propose``, verifies the tree along the text and calls ``observe``. The logits are random.
+No target runs: its choices are a given text, Python's standard library in pronk-tiny's tokens. Each
+step calls ``propose``, verifies the tree along the text and calls ``observe``. The logits are
+random.
 """
 
 from __future__ import annotations
@@ -46,15 +47,20 @@ SPECS = (
 LENGTHS = (512, 4096, 32768)
 STEPS = 200
 
-# Costs of forward passes, 0.04 to 0.08 s with 1 to 16 rows, for drafters that use costs; only the drafter is measured.
+# Costs of forward passes, 0.04 to 0.08 s with 1 to 16 rows, for drafters that use costs; only the
+# drafter is measured.
 COSTS = CostCurve(0.04, 0.8, 0.075)
 
 
 def library_text(llm: LLM, tokens: int) -> list[int]:
     """Return the first ``tokens`` token ids of the standard library's source, largest files first."""
     ids: list[int] = []
-    for path in sorted(Path(argparse.__file__).parent.glob("*.py"), key=lambda p: -p.stat().st_size):
-        ids += llm.tokenizer.encode(path.read_text(encoding="utf-8", errors="replace"), add_special_tokens=False)
+    for path in sorted(
+        Path(argparse.__file__).parent.glob("*.py"), key=lambda p: -p.stat().st_size
+    ):
+        ids += llm.tokenizer.encode(
+            path.read_text(encoding="utf-8", errors="replace"), add_special_tokens=False
+        )
         if len(ids) >= tokens:
             break
     return ids[:tokens]
@@ -62,7 +68,8 @@ def library_text(llm: LLM, tokens: int) -> list[int]:
 
 def accepted(tree: TokenTree, truth: Sequence[int]) -> tuple[int, ...]:
     """Return the nodes of the tree along ``truth``, without the root."""
-    node, path = 0, list[int]()
+    node = 0
+    path = list[int]()
     for token in truth:
         child = tree.child(node, token)
         if child is None:
@@ -72,19 +79,28 @@ def accepted(tree: TokenTree, truth: Sequence[int]) -> tuple[int, ...]:
     return tuple(path)
 
 
-def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) -> tuple[float, list[float], int, int]:
+def drive(
+    drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int
+) -> tuple[float, list[float], int, int]:
     """Run a drafter along a text.
 
     Returns:
         Seconds of ``start``, seconds of each step, number of draft tokens, number of accepted ones.
     """
-    params, generator = SamplingParams(max_tokens=10**6), np.random.default_rng(0)
+    params = SamplingParams(max_tokens=10**6)
+    generator = np.random.default_rng(0)
     noise = generator.standard_normal((128, vocab), np.float32)
-    policy, began = RequestPolicy(), perf_counter()
+    policy = RequestPolicy()
+    began = perf_counter()
     state = drafter.start(text[:prompt])
-    start, seconds, drafted, right, length = perf_counter() - began, [], 0, 0, prompt
+    start = perf_counter() - began
+    seconds = []
+    drafted = 0
+    right = 0
+    length = prompt
     for _ in range(STEPS):
-        sampler, block_table = Sampler(params, 0, TokenContext(()), vocab), BlockTable(length=length - 1)
+        sampler = Sampler(params, 0, TokenContext(()), vocab)
+        block_table = BlockTable(length=length - 1)
         policy.set_prices(COSTS, 1, math.inf)
         context = DraftContext(state, text[:length], 60, 127, params, sampler, block_table, policy)
         began = perf_counter()
@@ -95,13 +111,23 @@ def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) 
         logits = noise[: len(tree)].copy()
         for node in (0, *path):
             logits[node, text[length + tree.depths[node]]] = 99.0
-        outcome = Outcome(state, tree, path, new, length - 1, params, logits if drafter.capabilities.logits else None)
+        outcome = Outcome(
+            state,
+            tree,
+            path,
+            new,
+            length - 1,
+            params,
+            logits if drafter.capabilities.logits else None,
+        )
         began = perf_counter()
         policy.acceptance.propose(drafter.source, (), tree)
         policy.acceptance.advance(new)
         drafter.observe(outcome)
         seconds.append(proposed + perf_counter() - began)
-        length, drafted, right = length + len(new), drafted + tree.num_draft_tokens, right + len(path)
+        length = length + len(new)
+        drafted = drafted + tree.num_draft_tokens
+        right = right + len(path)
     return start, seconds, drafted, right
 
 
@@ -117,21 +143,32 @@ def state_bytes(drafter: Proposer[Any], text: Sequence[int], prompt: int) -> int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafter", action="append", help="repeatable; default: all that need no training")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--drafter", action="append", help="repeatable; default: all that need no training"
+    )
     parser.add_argument("--vocab", type=int, help="width of the logits; default: pronk-tiny's")
-    parser.add_argument("--step", type=float, default=37.0, help="milliseconds of a plain step to compare with")
+    parser.add_argument(
+        "--step", type=float, default=37.0, help="milliseconds of a plain step to compare with"
+    )
     arguments = parser.parse_args()
     llm = LLM(threads=1)
     text = library_text(llm, LENGTHS[-1] + 60 * (STEPS + 2))
-    print(f"| drafter | context | µs per step | steps/s | % of {arguments.step:g} ms | start, ms | state, MiB |")
+    print(
+        f"| drafter | context | µs per step | steps/s | % of {arguments.step:g} ms | start, ms | "
+        "state, MiB |"
+    )
     print("| --- | --: | --: | --: | --: | --: | --: |")
     for spec in arguments.drafter or SPECS:
         for prompt in LENGTHS:
             drafter = make_drafter(spec)
             drafter = drafter.bind(llm.engine.target)
             size = state_bytes(drafter, text, prompt)
-            start, seconds, _, _ = drive(drafter, text, prompt, arguments.vocab or llm.config.vocab_size)
+            start, seconds, _, _ = drive(
+                drafter, text, prompt, arguments.vocab or llm.config.vocab_size
+            )
             step = median(seconds)
             share = 100e3 * step / arguments.step
             cells = (

@@ -3,17 +3,17 @@
     python benchmarks/experts.py                      random model of 1.0 B parameters: 32 experts, 4 per token
     python benchmarks/experts.py --folder /tmp/moe    keep the model, about 2 GB, for later runs
 
-The weights are random and loaded with 4 bits. ``--common`` is the part of all embeddings that tokens share: it lets
-neighbouring tokens choose the same experts, as in real texts. The script prints the overlap that results: the
-probability that two rows choose the same expert.
+The weights are random and loaded with 4 bits. ``--common`` is the part of all embeddings that
+tokens share: it lets neighbouring tokens choose the same experts, as in real texts. The script
+prints the overlap that results: the probability that two rows choose the same expert.
 
     floor   bytes that a token reads, over the bandwidth of reading memory on all threads
     union   time of one row, with the experts that all rows together choose; see ``models/cost_model.py``
     auto    time of plain decoding over that of ``auto``: less than 1 is slower
 
-Drafters of the last part propose 4 tokens per step, each right with the given probability, with a confidence of 1;
-*text*: the drafters that ``auto`` chooses. Figures are medians, with the 10th and 90th percentiles in brackets.
-The last line is one JSON object.
+Drafters of the last part propose 4 tokens per step, each right with the given probability, with a
+confidence of 1; *text*: the drafters that ``auto`` chooses. Figures are medians, with the 10th and
+90th percentiles in brackets. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -50,12 +50,18 @@ POOL = 1 << 24  # number of different random weights
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="folder of the model, written if it does not exist")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder of the model, written if it does not exist"
+    )
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--width", type=int, default=608, help="width of an expert")
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--common", type=float, default=0.35, help="part that all embeddings share, 0 to 1")
+    parser.add_argument(
+        "--common", type=float, default=0.35, help="part that all embeddings share, 0 to 1"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=128, help="length of each text")
@@ -70,10 +76,18 @@ def main() -> None:
 def measure(folder: Path, options: argparse.Namespace) -> None:
     llm = LLM(folder, weights="int4", threads=options.threads, drafter=PLAIN)
     decoder = llm.engine.runner.decoder
-    count, touched = count_parameters(llm.config), forward_weights(decoder)
+    count = count_parameters(llm.config)
+    touched = forward_weights(decoder)
     print(f"{count / 1e6:.0f} M parameters, {touched.nbytes / 1e6:.0f} MB, ", end="")
-    print(f"of which a token reads {touched.floor_bytes / 1e6:.0f} MB; {llm.kernels}, {options.threads} threads")
-    report: dict[str, Any] = {"machine": describe_hardware("cpu"), "kernels": llm.kernels, "threads": options.threads}
+    print(
+        f"of which a token reads {touched.floor_bytes / 1e6:.0f} MB; {llm.kernels}, "
+        f"{options.threads} threads"
+    )
+    report: dict[str, Any] = {
+        "machine": describe_hardware("cpu"),
+        "kernels": llm.kernels,
+        "threads": options.threads,
+    }
     report["passes"] = by_rows(llm, options.rounds)
     report["auto"] = by_drafter(llm, options.tokens, max(2, options.rounds // 5))
     print(json.dumps(report))
@@ -81,7 +95,8 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     """Measure passes over ``ROWS`` rows of random tokens, between readings of memory."""
-    runner, dice = llm.engine.runner, random.Random(0)
+    runner = llm.engine.runner
+    dice = random.Random(0)
     kernels = runner.decoder.backend.kernels
     assert kernels is not None, "expected pronk's kernels, found torch"
     buffer = mapped_zeros((READ_BYTES,), np.dtype(np.uint8))
@@ -105,8 +120,12 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     seconds = {rows: statistics.median(each) for rows, each in took.items()}
     bandwidth = READ_BYTES / seconds[0]
     floor = forward_weights(runner.decoder).floor_bytes / bandwidth
-    model, (share, _) = CostModel(*expert_costs(runner.decoder)), expert_costs(runner.decoder)
-    print(f"bandwidth {bandwidth / 1e9:.1f} GB/s, floor {1e3 * floor:.2f} ms; plain {seconds[1] / floor:.2f} x floor")
+    model = CostModel(*expert_costs(runner.decoder))
+    (share, _) = expert_costs(runner.decoder)
+    print(
+        f"bandwidth {bandwidth / 1e9:.1f} GB/s, floor {1e3 * floor:.2f} ms; plain "
+        f"{seconds[1] / floor:.2f} x floor"
+    )
     print(" rows        ms  [10 %, 90 %]       experts   union ms   x union")
     table_rows = dict[int, dict[str, float]]()
     for rows in ROWS:
@@ -125,7 +144,8 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
 
 def by_drafter(llm: LLM, tokens: int, rounds: int) -> dict[str, list[float]]:
     """Compare drafters with plain decoding, in alternating order; see ``never_slower.py``."""
-    dice, params = random.Random(0), SamplingParams(max_tokens=tokens, temperature=0.8, seed=1, ignore_eos=True)
+    dice = random.Random(0)
+    params = SamplingParams(max_tokens=tokens, temperature=0.8, seed=1, ignore_eos=True)
     prompts = [[dice.randrange(1, llm.config.vocab_size) for _ in range(60)] for _ in range(4)]
     prompt = prompts[0]
     cases = {"text": Case("text", [prompt], params)}
@@ -138,13 +158,18 @@ def by_drafter(llm: LLM, tokens: int, rounds: int) -> dict[str, list[float]]:
     found = dict[str, list[float]]()
     for name, case in cases.items():
         ratios = found[name] = run(llm, case, rounds)
-        print(f"{name:12}{statistics.median(ratios):7.3f} [{min(ratios):.3f}, {max(ratios):.3f}]", flush=True)
+        print(
+            f"{name:12}{statistics.median(ratios):7.3f} [{min(ratios):.3f}, {max(ratios):.3f}]",
+            flush=True,
+        )
     return found
 
 
 def write_model(folder: Path, hidden: int, width: int, layers: int, common: float) -> None:
     """Write a random Qwen3-MoE of 32 experts, of which a token chooses 4."""
-    vocab, head_dim, experts = 320, 128 if hidden % 1024 == 0 else 64, 32
+    vocab = 320
+    head_dim = 128 if hidden % 1024 == 0 else 64
+    experts = 32
     heads = hidden // head_dim
     kv_heads = max(1, heads // 4)
     document = {
@@ -176,7 +201,10 @@ def write_model(folder: Path, hidden: int, width: int, layers: int, common: floa
     shared = generator.standard_normal(hidden, np.float32)
     own = generator.standard_normal((vocab, hidden), np.float32)
     tokens = common**0.5 * shared + (1.0 - common) ** 0.5 * own
-    tensors = {"model.embed_tokens.weight": tokens.astype(ml_dtypes.bfloat16), "model.norm.weight": gains[hidden]}
+    tensors = {
+        "model.embed_tokens.weight": tokens.astype(ml_dtypes.bfloat16),
+        "model.norm.weight": gains[hidden],
+    }
     tensors["lm_head.weight"] = matrix(vocab, hidden, 2.5)
     for layer in range(layers):
         path = f"model.layers.{layer}."
@@ -189,7 +217,11 @@ def write_model(folder: Path, hidden: int, width: int, layers: int, common: floa
         }.items():
             tensors[f"{path}{name}.weight"] = matrix(rows, columns)
         for expert in range(experts):
-            for name, shape in (("gate", (width, hidden)), ("up", (width, hidden)), ("down", (hidden, width))):
+            for name, shape in (
+                ("gate", (width, hidden)),
+                ("up", (width, hidden)),
+                ("down", (hidden, width)),
+            ):
                 tensors[f"{path}mlp.experts.{expert}.{name}_proj.weight"] = matrix(*shape)
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{path}{name}.weight"] = gains[hidden]

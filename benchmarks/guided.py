@@ -3,10 +3,12 @@
     python benchmarks/inflate.py big --layers 24
     python benchmarks/guided.py --model big
 
-*Forms*: all methods decode the same text for each schema, interleaved. Figures are medians of the ratios to plain
-guided decoding of the same schema and round. The script checks that the tokens are equal. *Masks*: microseconds of mask
-and advance per token, for the model's vocabulary and for a synthetic one of 128,000 tokens, and their share of a plain
-step. *choose*: time for 50 alternatives, compared with plain steps.
+*Forms*: all methods decode the same text for each schema, interleaved. Figures are medians of the
+ratios to plain
+guided decoding of the same schema and round. The script checks that the tokens are equal. *Masks*:
+microseconds of mask and advance per token, for the model's vocabulary and for a synthetic one of
+128,000 tokens, and their share of a plain step. *choose*: time for 50 alternatives, compared with
+plain steps.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ SCHEMAS = {
         "summary": {"type": "string", "maxLength": 60},
         "severity": {"enum": ["low", "medium", "high", "critical"]},
         "affected_component": {"enum": ["frontend", "backend", "database", "network"]},
-        "steps_to_reproduce": {"type": "array", "items": {"type": "string", "maxLength": 30}, "maxItems": 3},
+        "steps_to_reproduce": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 30},
+            "maxItems": 3,
+        },
         "reproducible": {"type": "boolean"},
         "estimated_hours": {"type": "integer", "minimum": 0, "maximum": 200},
     },
@@ -89,7 +95,9 @@ METHODS: dict[str, tuple[str, GuideMode]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of forms; 0 skips forms")
     parser.add_argument("--temperature", type=float, default=0.8)
@@ -103,7 +111,12 @@ def main() -> None:
 
 def form(name: str) -> dict[str, object]:
     properties = SCHEMAS[name]
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
 
 
 def prompt(name: str) -> str:
@@ -128,19 +141,27 @@ def forms(llm: LLM, rounds: int, temperature: float) -> float:
             for (seconds, done), (plain, plainly) in zip(runs, found["plain"], strict=True)
         ]
         stats = [done.stats for _, done in runs]
-        tokens, steps = sum(each.generated_tokens for each in stats), sum(each.target_steps for each in stats)
+        tokens = sum(each.generated_tokens for each in stats)
+        steps = sum(each.target_steps for each in stats)
         own = [each.sources["grammar"] for each in stats if "grammar" in each.sources]
         forced = sum(each.accepted for each in own) + sum(each.jumped for each in stats)
         drafted = sum(each.drafted for each in own)
         accepted = f"{sum(each.accepted for each in own) / drafted:.0%}" if drafted else "-"
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-        print(f"| {label} | {spread} | {tokens / steps:.2f} | {forced / tokens:.0%} | {accepted} |", flush=True)
+        print(
+            f"| {label} | {spread} | {tokens / steps:.2f} | {forced / tokens:.0%} | {accepted} |",
+            flush=True,
+        )
         same = all(
-            done.token_ids == plainly.token_ids for (_, done), (_, plainly) in zip(runs, found["plain"], strict=True)
+            done.token_ids == plainly.token_ids
+            for (_, done), (_, plainly) in zip(runs, found["plain"], strict=True)
         )
         assert same, f"{label}: tokens differ from plain guided decoding's"
     compiled = [done.stats.compile_seconds for _, done in found["plain"]]
-    print(f"\ncompiled in {1e3 * min(compiled):.1f} to {1e3 * max(compiled):.1f} ms, once for each schema")
+    print(
+        f"\ncompiled in {1e3 * min(compiled):.1f} to {1e3 * max(compiled):.1f} ms, "
+        "once for each schema"
+    )
     return plain_step(llm)
 
 
@@ -152,11 +173,20 @@ def plain_step(llm: LLM) -> float:
 
 
 def fill(
-    llm: LLM, name: str, method: tuple[str, GuideMode], seed: int, temperature: float, most: int = 160
+    llm: LLM,
+    name: str,
+    method: tuple[str, GuideMode],
+    seed: int,
+    temperature: float,
+    most: int = 160,
 ) -> tuple[float, Completion]:
     drafter, mode = method
     params = SamplingParams(
-        max_tokens=most, temperature=temperature, seed=seed, guide=Guide(json=form(name)), guide_mode=mode
+        max_tokens=most,
+        temperature=temperature,
+        seed=seed,
+        guide=Guide(json=form(name)),
+        guide_mode=mode,
     )
     began = perf_counter()
     done = llm.generate(prompt(name), params, drafter=drafter)
@@ -165,20 +195,27 @@ def fill(
 
 def masks(llm: LLM, step: float) -> None:
     """Print the table of masks, on random texts that the grammars allow."""
-    print("\n| vocabulary | mask and advance, median | slowest | share of a plain step | tokenizer read in |")
+    print(
+        "\n| vocabulary | mask and advance, median | slowest | share of a plain step | tokenizer "
+        "read in |"
+    )
     print("|---|---|---|---|---|")
     large = Tokenizer(made_up(128_000), special_tokens={"eos_token": "<|end|>"})
     for tokenizer, size, ends in (
         (llm.tokenizer, llm.config.vocab_size, llm.config.eos_ids),
         (large, large.vocab_size, large.eos_ids),
     ):
-        grammars, dice, times = Grammars(tokenizer, size, ends), random.Random(0), list[float]()
+        grammars = Grammars(tokenizer, size, ends)
+        dice = random.Random(0)
+        times = list[float]()
         began = perf_counter()
         grammars.compile(Guide(choice=["a"]))
         loaded = perf_counter() - began
         logits = np.random.default_rng(0).standard_normal(size, np.float32)
         for turn in range(12):
-            follower = grammars.compile(Guide(json=form([*SCHEMAS][turn % len(SCHEMAS)]))).new_processor()
+            follower = grammars.compile(
+                Guide(json=form([*SCHEMAS][turn % len(SCHEMAS)]))
+            ).new_processor()
             for _ in range(120):
                 began = perf_counter()
                 masked = follower.mask(logits)
@@ -190,18 +227,23 @@ def masks(llm: LLM, step: float) -> None:
                 follower.advance(token)
                 times.append(seconds + perf_counter() - began)
         median = statistics.median(times)
-        row = f"| {size} | {1e6 * median:.0f} µs | {1e6 * max(times):.0f} µs | {median / step:.2%} |"
+        row = (
+            f"| {size} | {1e6 * median:.0f} µs | {1e6 * max(times):.0f} µs | {median / step:.2%} |"
+        )
         print(row, f"{1e3 * loaded:.0f} ms |", flush=True)
 
 
 def made_up(size: int) -> tokenizers.Tokenizer:
     """Return a byte-level BPE tokenizer of all bytes and random words."""
-    dice, alphabet = random.Random(0), sorted(pre_tokenizers.ByteLevel.alphabet())
+    dice = random.Random(0)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<|end|>": 0} | {character: number for number, character in enumerate(alphabet, 1)}
-    letters, merges = "etaoinshrdlucmfwypvbgkjqxz", list[tuple[str, str]]()
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    merges = list[tuple[str, str]]()
     known = [*letters, "Ġ", *"0123456789{}[]:,\"'_-."]
     while len(vocab) < size:
-        left, right = dice.choice(known), dice.choice(known[: 26 + len(known) // 8])
+        left = dice.choice(known)
+        right = dice.choice(known[: 26 + len(known) // 8])
         if len(left + right) < 14 and left + right not in vocab:
             vocab[left + right] = len(vocab)
             merges.append((left, right))
@@ -214,11 +256,14 @@ def made_up(size: int) -> tokenizers.Tokenizer:
 
 
 def choices(llm: LLM, rounds: int, step: float) -> None:
-    first, second = "red green blue dark light".split(), "house car tree stone apple road list file name sum".split()
+    first = "red green blue dark light".split()
+    second = "house car tree stone apple road list file name sum".split()
     options = [f" {a} {b}" for a in first for b in second]
     text = prompt("order")
     llm.choose(text, options)  # now the prompt is cached, except for its last block
-    forward, passes, times = llm.engine.runner.forward, list[tuple[int, float]](), list[float]()
+    forward = llm.engine.runner.forward
+    passes = list[tuple[int, float]]()
+    times = list[float]()
 
     def watched(jobs: Sequence[ForwardJob], *rest: Any) -> ForwardResult:
         result = forward(jobs, *rest)
@@ -235,10 +280,17 @@ def choices(llm: LLM, rounds: int, step: float) -> None:
     alone = [llm.choose(text, [option]).logprobs[0] for option in options]
     assert list(found.logprobs) == alone, "probabilities differ from those of one option at a time"
     (end, reading), *beyond = passes
-    rows, seconds = " and ".join(str(each) for each, _ in beyond), sum(each for _, each in beyond)
+    rows = " and ".join(str(each) for each, _ in beyond)
+    seconds = sum(each for _, each in beyond)
     median = statistics.median(times)
-    print(f"\nchoose of {len(options)}: {median:.2f} s; the last {end} rows of the prompt take {reading:.2f} s of it,")
-    print(f"and a forward pass over the other {rows} rows takes the time of {seconds / step:.1f} plain steps")
+    print(
+        f"\nchoose of {len(options)}: {median:.2f} s; the last {end} rows of the prompt take "
+        f"{reading:.2f} s of it,"
+    )
+    print(
+        f"and a forward pass over the other {rows} rows takes the time of {seconds / step:.1f} "
+        "plain steps"
+    )
 
 
 if __name__ == "__main__":

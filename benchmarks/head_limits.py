@@ -5,15 +5,17 @@
 
 ``--answers`` takes the held-out questions of the head's training instead of, or besides, prompts.
 
-The target decodes each prompt greedily and alone. Before every token of the text, the head proposes a chain of
-``--depth`` tokens, and its likeliest ``TOP`` next tokens; none of them is verified, so that every position of the text
-counts. Printed per suite, as Markdown:
+The target decodes each prompt greedily and alone. Before every token of the text, the head proposes
+a chain of ``--depth`` tokens, and its likeliest ``TOP`` next tokens; none of them is verified, so
+that every position of the text counts. Printed per suite, as Markdown:
 
-* outside: share of the text's tokens that the draft vocabulary lacks; in brackets, of the rejected first draft tokens.
+* outside: share of the text's tokens that the draft vocabulary lacks; in brackets, of the rejected
+  first draft tokens.
 * top n: share of positions where the text's token is among the head's n likeliest ones.
 * token k: share of positions where draft token k is right, given that those before it are.
 * S: tokens per forward pass of the chain at every position.
-* p: share of positions where the target's probability of its token is above 0.9, and *same* there and elsewhere.
+* p: share of positions where the target's probability of its token is above 0.9, and *same* there
+  and elsewhere.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Recorder(Proposer[Any]):
 
     def __init__(self, llm: LLM, kind: str, head: Path, depth: int) -> None:
         specs = f"num_tokens={depth}", f"num_tokens=1, num_nodes={TOP}, beam={TOP}"
-        self.parts = [make_drafter(f"{kind}(model={str(head)!r}, {spec})").bind(llm.target) for spec in specs]
+        self.parts = [
+            make_drafter(f"{kind}(model={str(head)!r}, {spec})").bind(llm.target) for spec in specs
+        ]
         self.target = llm.target
         self.positions: list[Position] = []
 
@@ -103,35 +107,51 @@ def record(llm: LLM, recorder: Recorder, prompt: Prompt | list[int], tokens: int
         done = llm.generate(prompt, params, drafter=recorder)
     done.stats.check_proposer()
     ids = done.token_ids
-    sure = [scores[token] > np.log(_SURE) for token, scores in zip(ids, done.logprobs or (), strict=True)]
+    sure = [
+        scores[token] > np.log(_SURE)
+        for token, scores in zip(ids, done.logprobs or (), strict=True)
+    ]
     return Text(ids, sure, recorder.positions)
 
 
 def summary(texts: Sequence[Text], draft_ids: set[int] | None, depth: int) -> list[str]:
     """Return the cells of a row."""
-    ranks, outside, sure = list[int](), list[bool](), list[bool]()
-    reached, right = np.zeros(depth + 1, int), list[int]()
+    ranks = list[int]()
+    outside = list[bool]()
+    sure = list[bool]()
+    reached = np.zeros(depth + 1, int)
+    right = list[int]()
     for text in texts:
         for place, position in enumerate(text.positions, 1):
-            token, rest = text.ids[place], text.ids[place:]
+            token = text.ids[place]
+            rest = text.ids[place:]
             ranks.append(position.likeliest.index(token) if token in position.likeliest else TOP)
             outside.append(draft_ids is not None and token not in draft_ids)
             sure.append(text.sure[place])
             if len(rest) >= depth and len(position.chain) == depth:
-                same = np.cumprod([a == b for a, b in zip(position.chain, rest[:depth], strict=True)])
+                same = np.cumprod(
+                    [a == b for a, b in zip(position.chain, rest[:depth], strict=True)]
+                )
                 reached += np.array([1, *same])
                 right.append(int(same.sum()))
-    rank, out, high = np.array(ranks), np.array(outside), np.array(sure)
+    rank = np.array(ranks)
+    out = np.array(outside)
+    high = np.array(sure)
     cells = [str(len(rank)), f"{out.mean():.1%} ({out[rank > 0].mean():.1%})"]
     cells += [f"{(rank < n).mean():.3f}" for n in (1, 2, 4, 8, TOP)]
     cells += [f"{reached[k + 1] / max(1, reached[k]):.2f}" for k in range(depth)]
     cells += [f"{1 + np.mean(right):.2f}"]
-    return [*cells, f"{high.mean():.2f}: {(rank[high] < 1).mean():.2f}, {(rank[~high] < 1).mean():.2f}"]
+    return [
+        *cells,
+        f"{high.mean():.2f}: {(rank[high] < 1).mean():.2f}, {(rank[~high] < 1).mean():.2f}",
+    ]
 
 
 def main() -> None:
     """Print one table per head."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--heads", type=Path, nargs="+", required=True)
     parser.add_argument("--kind", default="eagle3", choices=("eagle3", "mtp"))
@@ -146,19 +166,30 @@ def main() -> None:
         suites.setdefault(prompt.suite, []).append(prompt)
     if options.answers:
         dialogues = [each for each in hold_out(read_answers(options.answers)[1])[1] if each.answers]
-        suites["held-out"] = [each.ids[: each.answers[0][0]] for each in dialogues[: options.per_suite]]
+        suites["held-out"] = [
+            each.ids[: each.answers[0][0]] for each in dialogues[: options.per_suite]
+        ]
     llm = LLM(options.model, drafter="autoregressive", budget="all", threads=1)
     columns = ["suite", "positions", "outside (rejected)", *(f"top {n}" for n in (1, 2, 4, 8, TOP))]
-    columns += [*(f"token {k + 1}" for k in range(options.depth)), "S", f"p > {_SURE}: same, same elsewhere"]
+    columns += [
+        *(f"token {k + 1}" for k in range(options.depth)),
+        "S",
+        f"p > {_SURE}: same, same elsewhere",
+    ]
     for head in options.heads:
         recorder = Recorder(llm, options.kind, head, options.depth)
         print(f"\n{head}\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
         every: list[Text] = []
         for suite, prompts in suites.items():
             texts = [record(llm, recorder, prompt, options.tokens) for prompt in prompts]
-            print(f"| {suite} | {' | '.join(summary(texts, recorder.draft_ids, options.depth))} |", flush=True)
+            print(
+                f"| {suite} | {' | '.join(summary(texts, recorder.draft_ids, options.depth))} |",
+                flush=True,
+            )
             every += texts
-        print(f"| all | {' | '.join(summary(every, recorder.draft_ids, options.depth))} |", flush=True)
+        print(
+            f"| all | {' | '.join(summary(every, recorder.draft_ids, options.depth))} |", flush=True
+        )
 
 
 if __name__ == "__main__":

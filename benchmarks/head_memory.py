@@ -2,10 +2,11 @@
 
     python benchmarks/head_memory.py --vocab 32768 --tokens 4096
 
-Prints a Markdown table, then one JSON line. A peak is the largest number of bytes of all tensors that are alive at the
-same time during a forward and backward pass: weights, gradients, activations, logits. *the language model* has no
-further heads and whole logits. *head by head* has the logits of one chunk at a time, as ``pronk train`` does. *all at
-once* has whole logits of all heads, whose summed losses go backward once.
+Prints a Markdown table, then one JSON line. A peak is the largest number of bytes of all tensors
+that are alive at the same time during a forward and backward pass: weights, gradients, activations,
+logits. *the language model* has no further heads and whole logits. *head by head* has the logits of
+one chunk at a time, as ``pronk train`` does. *all at once* has whole logits of all heads, whose
+summed losses go backward once.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class LiveBytes(TorchDispatchMode):
 
     def _add(self, tensors: Sequence[Tensor]) -> None:
         for storage in (tensor.untyped_storage() for tensor in tensors):
-            key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 - there is no public name
+            key = storage._cdata  # noqa: SLF001 - there is no public name
+            size = storage.nbytes()
             if key not in self._known:
                 self._known.add(key)
                 self.live += size
@@ -74,7 +76,8 @@ def plain_pass(model: FutureModel, tokens: Tensor, _: int) -> None:
 
 def one_by_one(model: FutureModel, tokens: Tensor, count: int) -> None:
     """Train the first ``count`` heads, each forward and backward before the next one."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:].reshape(-1)
+    inputs = tokens[:, :-1]
+    targets = tokens[:, 1:].reshape(-1)
     with torch.autocast("cpu", torch.bfloat16):
         trunk = model.trunk(inputs)
         z = trunk.detach().requires_grad_()
@@ -87,7 +90,8 @@ def one_by_one(model: FutureModel, tokens: Tensor, count: int) -> None:
 
 def all_at_once(model: FutureModel, tokens: Tensor, count: int) -> None:
     """Train the sum of the losses of the first ``count`` heads, with whole logits."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:].reshape(-1)
+    inputs = tokens[:, :-1]
+    targets = tokens[:, 1:].reshape(-1)
     losses = []
     with torch.autocast("cpu", torch.bfloat16):
         z = model.trunk(inputs)
@@ -99,7 +103,11 @@ def all_at_once(model: FutureModel, tokens: Tensor, count: int) -> None:
 
 
 def peak(
-    work: Callable[[FutureModel, Tensor, int], None], shape: ModelShape, tokens: int, length: int, count: int
+    work: Callable[[FutureModel, Tensor, int], None],
+    shape: ModelShape,
+    tokens: int,
+    length: int,
+    count: int,
 ) -> int:
     """Return the peak in bytes of one pass of ``work`` over ``tokens`` in sequences of ``length``."""
     heads = future_shape(shape, max(2, count), "transformer", "parallel", "shared")
@@ -107,7 +115,9 @@ def peak(
     model = FutureModel(model_config(shape, None, ()), heads)
     model.initialize(0)
     used = list(model.parameters() if count > 1 else model.decoder.parameters())
-    text = torch.randint(shape.vocab, (tokens // length, length + 1), generator=torch.Generator().manual_seed(0))
+    text = torch.randint(
+        shape.vocab, (tokens // length, length + 1), generator=torch.Generator().manual_seed(0)
+    )
     with LiveBytes(used) as live:
         work(model, text, count)
     return live.peak
@@ -123,7 +133,9 @@ def measure(shape: ModelShape, tokens: int, length: int) -> list[tuple[str, int,
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hidden", type=int, default=320)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--mlp", type=int, default=832)

@@ -2,13 +2,15 @@
 
     python benchmarks/inflate.py big --layers 24     # 9.7 M model padded to 1.07 B, from pronk-tiny
 
-The figures in benchmarks/results/ use such checkpoints. A real model of the same size is preferable.
+The figures in benchmarks/results/ use such checkpoints. A real model of the same size is
+preferable.
 
-- The residual stream is padded with zeros from hidden size d to D. The mean of squares shrinks by d / D, so the epsilon
-  of a norm is multiplied by d / D and its gain by the root of d / D. Gains are stored in float32, unless D / d is a
-  power of four: then the factor is a power of two, and products are exact in 16 bits.
-- Added heads, MLP units and layers compute random values whose output matrices are zero. The head size does not change,
-  because the scale of the softmax and RoPE depend on the head size.
+- The residual stream is padded with zeros from hidden size d to D. The mean of squares shrinks by d
+  / D, so the epsilon of a norm is multiplied by d / D and its gain by the root of d / D. Gains are
+  stored in float32, unless D / d is a power of four: then the factor is a power of two, and
+  products are exact in 16 bits.
+- Added heads, MLP units and layers compute random values whose output matrices are zero. The head
+  size does not change, because the scale of the softmax and RoPE depend on the head size.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ MODULES: dict[str, tuple[str, str, float | None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, help="folder to write, new or empty")
     parser.add_argument("--source", type=Path, default=tiny_model())
     parser.add_argument("--hidden", type=int, default=2048, help="hidden size")
@@ -66,7 +70,9 @@ def main() -> None:
     parser.add_argument("--intermediate", type=int, default=5632, help="width of the gated MLP")
     options = parser.parse_args()
     try:
-        count = inflate(options.source, options.out, options.hidden, options.layers, options.intermediate)
+        count = inflate(
+            options.source, options.out, options.hidden, options.layers, options.intermediate
+        )
     except PronkError as error:
         sys.exit(f"error: {error}")
     print(f"{options.out}: {count / 1e6:,.1f} M parameters; the size is simulated")
@@ -76,7 +82,8 @@ def inflate(source: Path, out: Path, hidden: int, layers: int, intermediate: int
     """Write the checkpoint ``out``; return its number of parameters.
 
     Raises:
-        PronkError: the source is not a plain Llama checkpoint, the shape does not hold it, or ``out`` is in use.
+        PronkError: the source is not a plain Llama checkpoint, the shape does not hold it, or
+            ``out`` is in use.
     """
     small, raw = read_source(source)
     document = grown_config(raw, small, hidden, layers, intermediate)
@@ -93,10 +100,14 @@ def inflate(source: Path, out: Path, hidden: int, layers: int, intermediate: int
 
 def read_source(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     if (folder / "config.json").is_file():
-        small, raw = read_config(folder), json.loads((folder / "config.json").read_text())
+        small = read_config(folder)
+        raw = json.loads((folder / "config.json").read_text())
         if small.family == "llama" and small.quantization is None and MARK not in raw:
             return small, raw
-    msg = f"source: expected the folder of a Llama checkpoint, neither quantized nor inflated, found {folder}"
+    msg = (
+        "source: expected the folder of a Llama checkpoint, neither quantized nor inflated, "
+        f"found {folder}"
+    )
     raise OptionError(msg)
 
 
@@ -106,14 +117,21 @@ def grown_config(
     """Return ``config.json`` of the large model."""
     group = max(GROUP, small.group)
     heads = hidden // small.head_dim
-    least = {"hidden": small.hidden_size, "layers": small.num_layers, "intermediate": small.intermediate_size}
+    least = {
+        "hidden": small.hidden_size,
+        "layers": small.num_layers,
+        "intermediate": small.intermediate_size,
+    }
     for name, found in (("hidden", hidden), ("layers", layers), ("intermediate", intermediate)):
         if found < least[name]:
             msg = f"{name}: expected at least {least[name]}, the size of the source, found {found}"
             raise OptionError(msg)
     if hidden % (small.head_dim * group) or heads // group < small.num_kv_heads:
         found_heads = f"for {small.num_kv_heads} key/value heads or more"
-        msg = f"hidden: expected a multiple of {small.head_dim * group}, with room {found_heads}, found {hidden}"
+        msg = (
+            f"hidden: expected a multiple of {small.head_dim * group}, with room {found_heads}, "
+            f"found {hidden}"
+        )
         raise OptionError(msg)
     return raw | {
         "hidden_size": hidden,
@@ -127,7 +145,10 @@ def grown_config(
 
 
 def mark(source: Path, small: ModelConfig) -> dict[str, Any]:
-    return {"source": source.resolve().name, "parameters": sum(math.prod(piece.shape) for piece in pieces(small))}
+    return {
+        "source": source.resolve().name,
+        "parameters": sum(math.prod(piece.shape) for piece in pieces(small)),
+    }
 
 
 def pieces(config: ModelConfig) -> list[CheckpointTensor]:
@@ -138,13 +159,17 @@ class LargeWeights:
     """Makes the tensors of the large model, one at a time; equal arguments give equal tensors."""
 
     def __init__(self, checkpoint: Checkpoint, small: ModelConfig, big: ModelConfig) -> None:
-        self.checkpoint, self.big, self.dtype = checkpoint, big, parse_dtype("auto", big)
+        self.checkpoint = checkpoint
+        self.big = big
+        self.dtype = parse_dtype("auto", big)
         self.names = get_family(small.family).names
         self.stored = {self.names.canonical(name): name for name in checkpoint}
         self.places = places(small, big)
         # Layers of the source, spread evenly: 2 in 4 are layers 0 and 3.
         step = max(1, small.num_layers - 1)
-        self.layers = {index * (big.num_layers - 1) // step: index for index in range(small.num_layers)}
+        self.layers = {
+            index * (big.num_layers - 1) // step: index for index in range(small.num_layers)
+        }
         self.shrink = math.sqrt(small.hidden_size / big.hidden_size)
         self.random = np.random.default_rng(0)
 
@@ -155,7 +180,10 @@ class LargeWeights:
         return ShardEntry(piece, prefix + piece.name, FLOAT32 if rounded else self.dtype)
 
     def tensor(self, piece: CheckpointTensor) -> Array:
-        """Return a tensor of the large model; those of added layers have no weights of the source."""
+        """Return a tensor of the large model.
+
+        Those of added layers have no weights of the source.
+        """
         layer, module = module_of(piece.name)
         rows, columns, filling = MODULES[module]
         dtype = self.entry(piece).dtype
@@ -163,7 +191,11 @@ class LargeWeights:
         if filling is None:
             made[:] = self.random.standard_normal(piece.shape, np.float32) * np.float32(0.02)
         if layer is None or layer in self.layers:
-            name = piece.name if layer is None else re.sub(r"\d+", str(self.layers[layer]), piece.name, count=1)
+            name = (
+                piece.name
+                if layer is None
+                else re.sub(r"\d+", str(self.layers[layer]), piece.name, count=1)
+            )
             source = self.checkpoint.tensor(self.stored[name])
             if MODULES[module] is GAIN:
                 source = source.astype(np.float64) * self.shrink
@@ -182,7 +214,8 @@ def module_of(name: str) -> tuple[int | None, str]:
 def places(small: ModelConfig, big: ModelConfig) -> dict[str, NDArray[np.int64]]:
     """Return where the rows or columns of each kind of the source are in the large model; indices.
 
-    A query head follows its key/value head: query q of kv head k of the source is query q of kv head k.
+    A query head follows its key/value head: query q of kv head k of the source is query q of kv
+    head k.
     """
     heads = np.arange(small.num_heads)
     heads = heads // small.group * big.group + heads % small.group

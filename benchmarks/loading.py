@@ -5,9 +5,10 @@
     python benchmarks/loading.py MODEL --llama-cpp   also llama.cpp (a GGUF file)
     python benchmarks/loading.py MODEL --weight-cache FOLDER   also with the packed weights of an earlier load
 
-The first round, which may run the self-check and reads the files, is not counted. Memory is the growth of the peak
-between the import and the end of loading, pages of mapped files included, relative to the file (Linux). Figures are
-medians, with the minimum and maximum in brackets. The last line is one JSON object.
+The first round, which may run the self-check and reads the files, is not counted. Memory is the
+growth of the peak between the import and the end of loading, pages of mapped files included,
+relative to the file (Linux). Figures are medians, with the minimum and maximum in brackets. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ print(json.dumps([seconds, resident("VmHWM") - before]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
@@ -56,7 +59,9 @@ def main() -> None:
         engines["pronk, weight cache"] = ("pronk", options.weight_cache)
     if options.llama_cpp:
         engines["llama.cpp"] = ("llama.cpp", "")
-    files = [options.model] if options.model.is_file() else sorted(options.model.glob("*.safetensors"))
+    files = (
+        [options.model] if options.model.is_file() else sorted(options.model.glob("*.safetensors"))
+    )
     size = sum(file.stat().st_size for file in files)
     processor = describe_hardware("cpu")["processor"]
     print(f"{options.model.name}, {size / 1e6:.0f} MB, {options.threads} threads, {processor}")
@@ -69,13 +74,23 @@ def main() -> None:
                 if number:
                     found.setdefault(name, []).append(figures)
     for name, rounds in found.items():
-        seconds, memory = [each[0] for each in rounds], statistics.median(each[1] for each in rounds)
-        line = f"{name:44} {statistics.median(seconds):6.2f} s [{min(seconds):.2f}, {max(seconds):.2f}]"
+        seconds = [each[0] for each in rounds]
+        memory = statistics.median(each[1] for each in rounds)
+        line = (
+            f"{name:44} {statistics.median(seconds):6.2f} s [{min(seconds):.2f}, "
+            f"{max(seconds):.2f}]"
+        )
         print(f"{line}   memory {memory / 1e6:7.0f} MB, {memory / size:.3f} of the file")
-    print(json.dumps({"model": options.model.name, "bytes": size, "processor": processor, "rounds": found}))
+    print(
+        json.dumps(
+            {"model": options.model.name, "bytes": size, "processor": processor, "rounds": found}
+        )
+    )
 
 
-def measure(engine: str, weight_cache: str, model: Path, threads: int, *, busy: bool) -> list[float]:
+def measure(
+    engine: str, weight_cache: str, model: Path, threads: int, *, busy: bool
+) -> list[float]:
     """Return the seconds and the growth of memory in bytes of one new process."""
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:

@@ -3,15 +3,19 @@
     python benchmarks/never_slower.py --model MODEL.gguf
     python benchmarks/never_slower.py --model MODEL.gguf --wall      by the wall clock, beside a real busy process
 
-Each case decodes the same texts with and without draft tokens, alternating, and the script checks that the tokens are
-equal. The figure is the time without draft tokens divided by the time with them: less than 1 is slower. Brackets hold
-the 90 % interval of resampled rounds. Times are those of ``priced.py``, unless ``--wall``.
+Each case decodes the same texts with and without draft tokens, alternating, and the script checks
+that the tokens are equal. The figure is the time without draft tokens divided by the time with
+them: less than 1 is slower. Brackets hold the 90 % interval of resampled rounds. Times are those of
+``priced.py``, unless ``--wall``.
 
 - *random*: prompts of random tokens. *T = 2*: texts without any structure.
-- *sure and wrong*: the drafter proposes 4 wrong tokens per step with high confidence. *50, then wrong*: the same after
-  50 correct tokens. *slow*: each proposal takes as long as a plain step, and a third of the proposals are correct.
-- *one token*: texts of one token. *batch of N*: N requests together. *context of N*: texts after N prompt tokens.
-- *a core is gone*: from the middle of the text on, a second process occupies a core, or passes take twice as long.
+- *sure and wrong*: the drafter proposes 4 wrong tokens per step with high confidence. *50, then
+  wrong*: the same after 50 correct tokens. *slow*: each proposal takes as long as a plain step, and
+  a third of the proposals are correct.
+- *one token*: texts of one token. *batch of N*: N requests together. *context of N*: texts after N
+  prompt tokens.
+- *a core is gone*: from the middle of the text on, a second process occupies a core, or passes take
+  twice as long.
 """
 
 from __future__ import annotations
@@ -73,7 +77,8 @@ class WrongProposer(Proposer[None]):
     def _tree(self, context: DraftContext[None]) -> TokenTree:
         made = context.sampler.context.num_generated
         text = self.texts[tuple(context.tokens[: len(context.tokens) - made])]
-        truth, dice = text[made : made + 4], random.Random(made)
+        truth = text[made : made + 4]
+        dice = random.Random(made)
         if made >= self.right and dice.random() >= self.share:
             truth = [token + 1 for token in truth]
         chain = [context.tokens[-1], *truth][: 1 + min(context.max_depth, context.max_nodes)]
@@ -88,7 +93,8 @@ class Case:
         name: name in the table.
         prompts: token ids.
         params: options of the requests.
-        drafter: returns the drafter; called with the correct texts by prompt, and the seconds of a plain step.
+        drafter: returns the drafter; called with the correct texts by prompt, and the seconds of a
+            plain step.
         disturbed: whether another process occupies a core.
         times: repetitions per measurement.
     """
@@ -96,14 +102,17 @@ class Case:
     name: str
     prompts: list[list[int]]
     params: SamplingParams
-    drafter: Callable[[dict[tuple[int, ...], list[int]], float], str | Proposer[None]] = lambda *_: "auto"
+    drafter: Callable[[dict[tuple[int, ...], list[int]], float], str | Proposer[None]] = lambda *_: (
+        "auto"
+    )
     disturbed: bool = False
     times: int = 1
 
 
 def cases(llm: LLM, tokens: int) -> list[Case]:
     """Return all cases, with texts of ``tokens`` tokens."""
-    dice, vocab = random.Random(0), llm.config.vocab_size
+    dice = random.Random(0)
+    vocab = llm.config.vocab_size
     code = llm.tokenizer.encode(CODE)
     words = [[dice.randrange(16, vocab) for _ in range(100)] for _ in range(64)]
     plain = SamplingParams(max_tokens=tokens, temperature=0.8, seed=1, ignore_eos=True)
@@ -115,7 +124,12 @@ def cases(llm: LLM, tokens: int) -> list[Case]:
         Case("T = 2", [code], wild),
         Case("sure and wrong", [code], plain, lambda texts, _: WrongProposer(texts)),
         Case("50, then wrong", [code], plain, lambda texts, _: WrongProposer(texts, right=50)),
-        Case("slow", [code], plain, lambda texts, step: WrongProposer(texts, 0, step, 1 / 3, llm.engine.runner.clock)),
+        Case(
+            "slow",
+            [code],
+            plain,
+            lambda texts, step: WrongProposer(texts, 0, step, 1 / 3, llm.engine.runner.clock),
+        ),
         Case("one token", words[:1], one, times=16),
         *(Case(f"batch of {size}", words[:size], wild) for size in (2, 8, 32)),
         *(Case(f"context of {size}", [(words[0] * 80)[:size]], wild) for size in long),
@@ -123,9 +137,15 @@ def cases(llm: LLM, tokens: int) -> list[Case]:
     ]
 
 
-def decode(llm: LLM, case: Case, drafter: str | Proposer[None], *, after: float = 0.0) -> tuple[float, list[list[int]]]:
-    """Return the seconds and the texts; ``after`` seconds, another process occupies a core (0: never)."""
-    clock, busy = llm.engine.runner.clock, None
+def decode(
+    llm: LLM, case: Case, drafter: str | Proposer[None], *, after: float = 0.0
+) -> tuple[float, list[list[int]]]:
+    """Return the seconds and the texts.
+
+    ``after`` seconds, another process occupies a core (0: never).
+    """
+    clock = llm.engine.runner.clock
+    busy = None
     if after and isinstance(clock, PricedClock):
         clock.slow_from = clock() + after
     elif after:
@@ -176,14 +196,17 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=192, help="length of each text")
     parser.add_argument("--wall", action="store_true", help="use the wall clock")
     parser.add_argument("--only", nargs="+", help="beginnings of the names of cases")
     args = parser.parse_args()
-    llm, clock = LLM(args.model, kv_memory="2GiB", max_batch=32, drafter=PLAIN), PricedClock()
+    llm = LLM(args.model, kv_memory="2GiB", max_batch=32, drafter=PLAIN)
+    clock = PricedClock()
     if not args.wall:
         clock.attach(llm)
     with clock.installed(only=not args.wall):

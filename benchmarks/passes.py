@@ -12,7 +12,8 @@ All figures of a table come from one run, in which every round measures each of 
     n*          rows from which the products cannot take less than the floor: limit / (weights / floor)
     goal        the time of n rows over that of one row is at most max(1.15, 1.67 n / n*)
 
-Figures are medians, with the 10th and 90th percentiles in brackets. The last line is one JSON object.
+Figures are medians, with the 10th and 90th percentiles in brackets. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -42,14 +43,20 @@ MULTIPLY_ROUNDS = 1 << 22  # some 10 ms on a processor of 2021
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="a model folder or GGUF file; by default pronk-tiny")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--prefill", type=int, nargs="*", default=[700], help="lengths of prompts in tokens")
     parser.add_argument(
-        "--busy", action="store_true", help="measure beside a process that never waits, also with one thread"
+        "--prefill", type=int, nargs="*", default=[700], help="lengths of prompts in tokens"
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="measure beside a process that never waits, also with one thread",
     )
     options = parser.parse_args()
     llm = LLM(options.model, kernels=options.kernels, threads=options.threads)
@@ -63,7 +70,9 @@ def main() -> None:
         report["busy"] = beside_a_busy_process(llm, options.threads, options.rounds)
     else:
         report["passes"] = by_rows(llm, options.rounds)
-        report["prefill"] = [prefill(llm, tokens, report["passes"]["limit"]) for tokens in options.prefill]
+        report["prefill"] = [
+            prefill(llm, tokens, report["passes"]["limit"]) for tokens in options.prefill
+        ]
         report["outside"] = outside(llm)
     print(json.dumps(report))
 
@@ -83,7 +92,10 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
         for data in packed:
             kernels.read(data)
 
-    works: dict[str, Callable[[], object]] = {"read": read, "multiply": lambda: kernels.multiply(MULTIPLY_ROUNDS)}
+    works: dict[str, Callable[[], object]] = {
+        "read": read,
+        "multiply": lambda: kernels.multiply(MULTIPLY_ROUNDS),
+    }
     tables = {rows: prepared(llm, rows) for rows in ROWS}
     for rows, (_, jobs) in tables.items():
         works[f"{rows}"] = lambda jobs=jobs: llm.engine.runner.forward(jobs)
@@ -96,20 +108,33 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     for block_table, _ in tables.values():
         llm.engine.cache.release(block_table)
     seconds = {name: statistics.median(each) for name, each in took.items()}
-    size, model = sum(data.nbytes for data in packed), forward_weights(llm.engine.runner.decoder)
-    bandwidth, limit = size / seconds["read"], kernels.multiply(MULTIPLY_ROUNDS) / seconds["multiply"]
+    size = sum(data.nbytes for data in packed)
+    model = forward_weights(llm.engine.runner.decoder)
+    bandwidth = size / seconds["read"]
+    limit = kernels.multiply(MULTIPLY_ROUNDS) / seconds["multiply"]
     floor = model.floor_bytes / bandwidth
     free_rows = limit / (model.count / floor)
-    print(f"weights     {model.count / 1e6:.0f} M, {model.floor_bytes / 1e6:.0f} MB in the file, ", end="")
+    print(
+        f"weights     {model.count / 1e6:.0f} M, {model.floor_bytes / 1e6:.0f} MB in the file, ",
+        end="",
+    )
     print(f"{model.nbytes / 1e6:.0f} MB in memory ({model.nbytes / model.floor_bytes:.3f})")
     print(f"bandwidth   {bandwidth / 1e9:.1f} GB/s {spread(took['read'], size / 1e9)}")
-    print(f"limit       {limit / 1e9:.0f} GMAC/s {spread(took['multiply'], limit * seconds['multiply'] / 1e9)}")
+    print(
+        f"limit       {limit / 1e9:.0f} GMAC/s "
+        f"{spread(took['multiply'], limit * seconds['multiply'] / 1e9)}"
+    )
     print(f"floor       {1e3 * floor:.2f} ms, n* = {free_rows:.1f}")
     print(" rows        ms  [10 %, 90 %]       x floor   x 1 row     goal   GMAC/s  of limit")
     for rows in ROWS:
-        each, median = took[f"{rows}"], seconds[f"{rows}"]
-        goal, rate = max(1.15, 1.67 * rows / free_rows), model.count * rows / median
-        times = f"{1e3 * median:9.2f}  [{1e3 * quantile(each, 0.1):.2f}, {1e3 * quantile(each, 0.9):.2f}]"
+        each = took[f"{rows}"]
+        median = seconds[f"{rows}"]
+        goal = max(1.15, 1.67 * rows / free_rows)
+        rate = model.count * rows / median
+        times = (
+            f"{1e3 * median:9.2f}  [{1e3 * quantile(each, 0.1):.2f}, "
+            f"{1e3 * quantile(each, 0.9):.2f}]"
+        )
         print(
             f"{rows:5} {times:28}{median / floor:9.2f}{median / seconds['1']:10.2f}{goal:9.2f}"
             f"{rate / 1e9:9.0f}{100 * rate / limit:8.0f} %"
@@ -129,11 +154,16 @@ def spread(seconds: list[float], amount: float) -> str:
 
 def prepared(llm: LLM, rows: int) -> tuple[BlockTable, list[ForwardJob]]:
     """Return a block table with a context, and the jobs of a forward pass over ``rows`` rows after it."""
-    block_table, runner = BlockTable(), llm.engine.runner
+    block_table = BlockTable()
+    runner = llm.engine.runner
     llm.engine.cache.prepare(block_table, CONTEXT + rows)
-    runner.forward([ForwardJob(Segment(block_table, TokenTree.chain([5] * CONTEXT)), range(0), CONTEXT)])
+    runner.forward(
+        [ForwardJob(Segment(block_table, TokenTree.chain([5] * CONTEXT)), range(0), CONTEXT)]
+    )
     llm.engine.cache.commit(block_table, range(CONTEXT))
-    return block_table, [ForwardJob(Segment(block_table, TokenTree.chain([7] * rows)), range(rows), CONTEXT)]
+    return block_table, [
+        ForwardJob(Segment(block_table, TokenTree.chain([7] * rows)), range(rows), CONTEXT)
+    ]
 
 
 def prefill(llm: LLM, tokens: int, limit: float) -> dict[str, float]:
@@ -146,19 +176,30 @@ def prefill(llm: LLM, tokens: int, limit: float) -> dict[str, float]:
         for start in range(0, tokens, 512):
             chunk = [5 + i % 7 for i in range(start, min(start + 512, tokens))]
             llm.engine.runner.forward(
-                [ForwardJob(Segment(block_table, TokenTree.chain(chunk)), range(len(chunk) - 1, len(chunk)), tokens)]
+                [
+                    ForwardJob(
+                        Segment(block_table, TokenTree.chain(chunk)),
+                        range(len(chunk) - 1, len(chunk)),
+                        tokens,
+                    )
+                ]
             )
             llm.engine.cache.commit(block_table, range(len(chunk)))
         seconds.append(perf_counter() - began)
         llm.engine.cache.release(block_table)
-    decoder, config, middle = llm.engine.runner.decoder, llm.config, statistics.median(seconds)
-    head = config.vocab_size * config.hidden_size  # only the last row of a chunk is multiplied by the LM head
+    decoder = llm.engine.runner.decoder
+    config = llm.config
+    middle = statistics.median(seconds)
+    # only the last row of a chunk is multiplied by the LM head
+    head = config.vocab_size * config.hidden_size
     products = (forward_weights(decoder).count - head) * tokens
     attention = config.num_layers * config.num_heads * config.head_dim * tokens * (tokens + 1)
     rate = (products + attention) / middle
     print(
-        f"prefill of {tokens} tokens: {1e3 * middle:.0f} ms [{1e3 * min(seconds):.0f}], {rate / 1e9:.0f} GMAC/s "
-        f"({100 * attention / (products + attention):.0f} % of them attention), {100 * rate / limit:.0f} % of the limit"
+        f"prefill of {tokens} tokens: {1e3 * middle:.0f} ms [{1e3 * min(seconds):.0f}], "
+        f"{rate / 1e9:.0f} GMAC/s "
+        f"({100 * attention / (products + attention):.0f} % of them attention), "
+        f"{100 * rate / limit:.0f} % of the limit"
     )
     return {"tokens": tokens, "median": middle, "least": min(seconds)}
 
@@ -169,9 +210,12 @@ def outside(llm: LLM) -> dict[str, float]:
     for _ in range(5):
         inside = [0.0]
         kernels = llm.engine.runner.decoder.backend.kernels
-        library, original = kernels.library, kernels.library.pronk_run
+        library = kernels.library
+        original = kernels.library.pronk_run
 
-        def timed(*arguments: object, original: Any = original, inside: list[float] = inside) -> int:
+        def timed(
+            *arguments: object, original: Any = original, inside: list[float] = inside
+        ) -> int:
             began = perf_counter()
             code = original(*arguments)
             inside[0] += perf_counter() - began
@@ -183,9 +227,14 @@ def outside(llm: LLM) -> dict[str, float]:
             stats = llm.generate("def fibonacci(n):\n", params, drafter="autoregressive").stats
         finally:
             library.pronk_run = original
-        runs.append(((stats.total_seconds - inside[0]) / stats.target_steps, inside[0] / stats.target_steps))
+        runs.append(
+            ((stats.total_seconds - inside[0]) / stats.target_steps, inside[0] / stats.target_steps)
+        )
     step, kernel = (statistics.median(column) for column in zip(*runs, strict=True))
-    print(f"a step of plain decoding: {1e3 * kernel:.3f} ms in the kernels, {1e3 * step:.3f} ms outside")
+    print(
+        f"a step of plain decoding: {1e3 * kernel:.3f} ms in the kernels, "
+        f"{1e3 * step:.3f} ms outside"
+    )
     return {"outside": step, "kernels": kernel}
 
 
@@ -203,11 +252,18 @@ def beside_a_busy_process(llm: LLM, threads: int, rounds: int) -> dict[str, floa
         for _ in range(max(3, rounds // 5)):
             for count, took in seconds.items():
                 set_threads(count, workers=1)
-                took.append(llm.generate("def fibonacci(n):\n", params, drafter="autoregressive").stats.total_seconds)
+                took.append(
+                    llm.generate(
+                        "def fibonacci(n):\n", params, drafter="autoregressive"
+                    ).stats.total_seconds
+                )
     finally:
         other.kill()
     one, all_of_them = (statistics.median(took) for took in seconds.values())
-    print(f"beside a busy process: {threads} threads take {all_of_them / one:.2f} times as long as one thread")
+    print(
+        f"beside a busy process: {threads} threads take {all_of_them / one:.2f} times as long as "
+        "one thread"
+    )
     return {"one": one, "all": all_of_them, "ratio": all_of_them / one}
 
 

@@ -3,9 +3,10 @@
     python benchmarks/perplexity.py MODEL.gguf TEXTS.jsonl.gz --tokens 20000
     python benchmarks/perplexity.py MODEL.gguf TEXTS.jsonl.gz --tokens 2000 --float32
 
-TEXTS has one JSON object per line, with a ``text``. The first ``--context`` tokens of each text count. ``--float32``
-adds the dequantized weights in float32, computed by torch, which is slow. KL is the mean divergence KL(A ‖ B) over
-positions, in nats; "first" the share of positions where both engines have the same most probable token.
+TEXTS has one JSON object per line, with a ``text``. The first ``--context`` tokens of each text
+count. ``--float32`` adds the dequantized weights in float32, computed by torch, which is slow. KL
+is the mean divergence KL(A ‖ B) over positions, in nats; "first" the share of positions where both
+engines have the same most probable token.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pronk.models.forward_job import Segment
 from pronk.models.model_runner import ForwardJob
 from pronk.sampling.tree import TokenTree
 
-Logits = Callable[[list[int]], Array]  # function from token ids to float32 logits ``[tokens, vocab]``
+# function from token ids to float32 logits ``[tokens, vocab]``
+Logits = Callable[[list[int]], Array]
 
 
 def pronk_logits(llm: LLM) -> Logits:
@@ -48,7 +50,13 @@ def pronk_logits(llm: LLM) -> Logits:
 def llama_logits(model: str, context: int, threads: int) -> Logits:
     """Load a model into llama.cpp; return a function from token ids to its logits."""
     llama = llama_cpp.Llama(
-        model, n_ctx=context, n_batch=context, n_threads=threads, logits_all=True, verbose=False, flash_attn=False
+        model,
+        n_ctx=context,
+        n_batch=context,
+        n_threads=threads,
+        logits_all=True,
+        verbose=False,
+        flash_attn=False,
     )
 
     def logits(ids: list[int]) -> Array:
@@ -71,7 +79,9 @@ def read_texts(path: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="a GGUF file")
     parser.add_argument("texts", type=Path)
     parser.add_argument("--tokens", type=int, default=20000, help="stop after so many tokens")
@@ -80,12 +90,18 @@ def main() -> None:
     parser.add_argument("--float32", action="store_true")
     options = parser.parse_args()
     llm = LLM(options.model, threads=options.threads)
-    engines = {"pronk": pronk_logits(llm), "llama.cpp": llama_logits(options.model, options.context, options.threads)}
+    engines = {
+        "pronk": pronk_logits(llm),
+        "llama.cpp": llama_logits(options.model, options.context, options.threads),
+    }
     if options.float32:
-        engines["float32"] = pronk_logits(LLM(options.model, kernels="torch", dtype="float32", threads=options.threads))
+        engines["float32"] = pronk_logits(
+            LLM(options.model, kernels="torch", dtype="float32", threads=options.threads)
+        )
     losses = dict.fromkeys(engines, 0.0)
     distances = dict.fromkeys(permutations(engines, 2), 0.0)
-    same, count = dict.fromkeys(distances, 0), 0
+    same = dict.fromkeys(distances, 0)
+    count = 0
     for text in read_texts(options.texts):
         ids = llm.tokenizer.encode(text)[: options.context]
         if len(ids) < options.context // 4 or count >= options.tokens:
@@ -97,13 +113,20 @@ def main() -> None:
             distances[one, other] += float((np.exp(logs[one]) * (logs[one] - logs[other])).sum())
             same[one, other] += int((logs[one].argmax(-1) == logs[other].argmax(-1)).sum())
         count += len(ids) - 1
-    print(f"{Path(options.model).name}, {count} tokens in windows of {options.context}, {llm.kernels}")
+    print(
+        f"{Path(options.model).name}, {count} tokens in windows of {options.context}, {llm.kernels}"
+    )
     reference = losses["llama.cpp"]
     for name, loss in losses.items():
         ratio = math.exp((loss - reference) / count) - 1
-        print(f"{name:10} perplexity {math.exp(loss / count):9.4f}  ({100 * ratio:+.3f} % to llama.cpp's)")
+        print(
+            f"{name:10} perplexity {math.exp(loss / count):9.4f}  ({100 * ratio:+.3f} % to "
+            "llama.cpp's)"
+        )
     for (one, other), total in distances.items():
-        print(f"KL({one} ‖ {other}) {total / count:.5f}, first {100 * same[one, other] / count:.2f} %")
+        print(
+            f"KL({one} ‖ {other}) {total / count:.5f}, first {100 * same[one, other] / count:.2f} %"
+        )
 
 
 if __name__ == "__main__":

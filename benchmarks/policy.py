@@ -4,13 +4,15 @@
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --draft DRAFT.gguf
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --wall        by the wall clock
 
-A file of prompts has one JSON object a line with `turns` (the first is the prompt) and perhaps `task`; each task of
-each file is a suite. All configurations decode every prompt, interleaved, and must give the same tokens. Times are
-those of ``priced.py``, unless ``--wall``; they leave out the first token. The best single drafter of a suite is chosen
-on its even prompts and compared with `auto` on the odd ones. Brackets hold the 90 % interval of resampled prompts, in
-the second table the 95 % interval.
+A file of prompts has one JSON object a line with `turns` (the first is the prompt) and perhaps
+`task`; each task of each file is a suite. All configurations decode every prompt, interleaved, and
+must give the same tokens. Times are those of ``priced.py``, unless ``--wall``; they leave out the
+first token. The best single drafter of a suite is chosen on its even prompts and compared with
+`auto` on the odd ones. Brackets hold the 90 % interval of resampled prompts, in the second table
+the 95 % interval.
 
-*In hindsight* is the speed of `auto` over that of the best choice of every step, as in ``pronk.drafting.account``.
+*In hindsight* is the speed of `auto` over that of the best choice of every step, as in
+``pronk.drafting.account``.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ from pronk.drafting.account import Regret
 from pronk.kernels.threads import num_threads
 from pronk.lab.bench.machine import describe_hardware
 
-PLAIN, AUTO = "autoregressive", "auto"
-# Without memory of earlier outputs, which `auto` does not have either: each prompt is decoded at all temperatures.
+PLAIN = "autoregressive"
+AUTO = "auto"
+# Without memory of earlier outputs, which `auto` does not have either: each prompt is decoded at
+# all temperatures.
 SINGLE = ("suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
 
 
@@ -75,11 +79,17 @@ def decode(llm: LLM, prompt: Prompt, params: SamplingParams, drafter: str) -> tu
     done = llm.chat([{"role": "user", "content": prompt.text}], params, drafter=drafter)
     first, *later = done.stats.steps
     seconds = later[-1].clock - first.clock if later else 0.0
-    return done.token_ids, Run(sum(step.tokens for step in later), seconds, len(later), done.stats.regret)
+    return done.token_ids, Run(
+        sum(step.tokens for step in later), seconds, len(later), done.stats.regret
+    )
 
 
 def measure(
-    llm: LLM, prompts: Sequence[Prompt], drafters: Sequence[str], params: SamplingParams, shuffled: random.Random
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    drafters: Sequence[str],
+    params: SamplingParams,
+    shuffled: random.Random,
 ) -> dict[str, list[Run]]:
     """Decode all prompts with all drafters, interleaved."""
     runs: dict[str, list[Run]] = {drafter: [] for drafter in drafters}
@@ -89,8 +99,16 @@ def measure(
             texts[drafter], run = decode(llm, prompt, params, drafter)
             runs[drafter].append(run)
         if len({tuple(text) for text in texts.values()}) > 1:
-            sys.exit(f"policy: expected equal tokens of all drafters, found others for {prompt.text[:60]!r}")
-        print(f"\rT = {params.temperature}: {count} of {len(prompts)} prompts", end="", file=sys.stderr, flush=True)
+            sys.exit(
+                "policy: expected equal tokens of all drafters, found others for "
+                f"{prompt.text[:60]!r}"
+            )
+        print(
+            f"\rT = {params.temperature}: {count} of {len(prompts)} prompts",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
     print(file=sys.stderr)
     return runs
 
@@ -117,11 +135,20 @@ def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[
     rows = []
     suites = list(dict.fromkeys(prompt.suite for prompt in prompts))
     for suite in suites:
-        even = [index for index, prompt in enumerate(prompts) if prompt.suite == suite and prompt.number % 2 == 0]
-        odd = [index for index, prompt in enumerate(prompts) if prompt.suite == suite and prompt.number % 2 == 1]
+        even = [
+            index
+            for index, prompt in enumerate(prompts)
+            if prompt.suite == suite and prompt.number % 2 == 0
+        ]
+        odd = [
+            index
+            for index, prompt in enumerate(prompts)
+            if prompt.suite == suite and prompt.number % 2 == 1
+        ]
         single = [each for each in runs if not each.startswith("auto")]
         best = max(single, key=lambda each: speed(runs[each][i] for i in even))
-        both, regret = even + odd, Regret()
+        both = even + odd
+        regret = Regret()
         for index in both:
             regret.add(runs[AUTO][index].regret)
         rows.append(
@@ -134,7 +161,8 @@ def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[
                 "best over plain": interval([(runs[best][i], runs[PLAIN][i]) for i in odd]),
                 "auto over best": interval([(runs[AUTO][i], runs[best][i]) for i in odd]),
                 "in hindsight": regret.against_steps,
-                "tokens per pass": sum(runs[AUTO][i].tokens for i in both) / sum(runs[AUTO][i].steps for i in both),
+                "tokens per pass": sum(runs[AUTO][i].tokens for i in both)
+                / sum(runs[AUTO][i].steps for i in both),
             }
         )
     return rows
@@ -142,11 +170,20 @@ def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[
 
 def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
     """Return the rows as Markdown."""
-    columns = ["suite", "prompts", "plain, tokens/s", "`auto` / plain", "tokens per pass", "in hindsight"]
+    columns = [
+        "suite",
+        "prompts",
+        "plain, tokens/s",
+        "`auto` / plain",
+        "tokens per pass",
+        "in hindsight",
+    ]
     columns += ["best single drafter", "best / plain", "`auto` / best"]
     lines = [f"T = {temperature}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
-        ratios = {key: "{:.3f} [{:.3f}, {:.3f}]".format(*row[key]) for key in row if " over " in key}
+        ratios = {
+            key: "{:.3f} [{:.3f}, {:.3f}]".format(*row[key]) for key in row if " over " in key
+        }
         cells = [row["suite"], row["prompts"], f"{row['plain']:.1f}", ratios["auto over plain"]]
         cells += [
             f"{row['tokens per pass']:.2f}",
@@ -156,7 +193,11 @@ def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
             ratios["auto over best"],
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    means = [math.exp(sum(math.log(row[key][0]) for row in rows) / len(rows)) for key in rows[0] if " over " in key]
+    means = [
+        math.exp(sum(math.log(row[key][0]) for row in rows) / len(rows))
+        for key in rows[0]
+        if " over " in key
+    ]
     lines.append(f"| geometric mean | | | {means[0]:.3f} | | | | {means[1]:.3f} | {means[2]:.3f} |")
     return "\n".join(lines)
 
@@ -169,12 +210,17 @@ def by_drafter(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> str:
         suites.setdefault(prompt.suite, []).append(index)
 
     def mean(own: Sequence[Run], chosen: Iterable[Sequence[int]]) -> float:
-        ratios = [speed(own[i] for i in suite) / speed(runs[PLAIN][i] for i in suite) for suite in chosen]
+        ratios = [
+            speed(own[i] for i in suite) / speed(runs[PLAIN][i] for i in suite) for suite in chosen
+        ]
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
     for drafter, own in runs.items():
         dice = random.Random(0)
-        found = sorted(mean(own, [dice.choices(each, k=len(each)) for each in suites.values()]) for _ in range(1000))
+        found = sorted(
+            mean(own, [dice.choices(each, k=len(each)) for each in suites.values()])
+            for _ in range(1000)
+        )
         ratio = f"{mean(own, suites.values()):.3f} [{found[25]:.3f}, {found[974]:.3f}]"
         passes = sum(run.tokens for run in own) / sum(run.steps for run in own)
         lines.append(f"| `{drafter}` | {ratio} | {passes:.2f} |")
@@ -183,7 +229,9 @@ def by_drafter(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> str:
 
 def make_parser(description: str, per_suite: int) -> argparse.ArgumentParser:
     """Return a parser with the options of :func:`measure_all` and :func:`write_report`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
     parser.add_argument("--per-suite", type=int, default=per_suite)
@@ -191,7 +239,9 @@ def make_parser(description: str, per_suite: int) -> argparse.ArgumentParser:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--threads", type=int, help="with 1, passes are priced by processor time")
     parser.add_argument("--wall", action="store_true", help="use the wall clock")
-    parser.add_argument("--prices", type=Path, help="file that keeps the table of costs for later runs")
+    parser.add_argument(
+        "--prices", type=Path, help="file that keeps the table of costs for later runs"
+    )
     parser.add_argument("--out", help="file name without ending, for .md and .json")
     return parser
 
@@ -212,11 +262,17 @@ def measure_all(
 
 
 def write_report(
-    out: str | None, title: str, llm: LLM, tables: Sequence[str], cells: Sequence[Any], more: str = ""
+    out: str | None,
+    title: str,
+    llm: LLM,
+    tables: Sequence[str],
+    cells: Sequence[Any],
+    more: str = "",
 ) -> None:
     """Write ``out``.md with the tables and ``out``.json with the figures, each with model, processor and date.
 
-    Models in specifications of drafters are named without their folders, exports of ``pronk train`` with one.
+    Models in specifications of drafters are named without their folders, exports of ``pronk train``
+    with one.
     """
     if out is None:
         return
@@ -233,11 +289,15 @@ def write_report(
 def main() -> None:
     """Measure, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=8)
-    parser.add_argument("--drafters", nargs="+", default=[*SINGLE], help="single drafters to compare with")
+    parser.add_argument(
+        "--drafters", nargs="+", default=[*SINGLE], help="single drafters to compare with"
+    )
     parser.add_argument("--draft", help="a draft model: added to `auto`, and a single drafter")
     options = parser.parse_args()
     if options.per_suite < 2:
-        parser.error("--per-suite: expected at least 2, one prompt to choose by and one to compare on")
+        parser.error(
+            "--per-suite: expected at least 2, one prompt to choose by and one to compare on"
+        )
     prompts = read_prompts(options.prompts, options.per_suite)
     global AUTO  # noqa: PLW0603 - with a draft model, `auto` has it
     drafters = [PLAIN, *options.drafters]
@@ -246,7 +306,8 @@ def main() -> None:
         drafters += [f"draft_model(model='{options.draft}')", "auto"]
     drafters.append(AUTO)
     llm = LLM(options.model, drafter=PLAIN, threads=options.threads)
-    tables, cells = [], []
+    tables = []
+    cells = []
     for temperature, runs in measure_all(llm, prompts, drafters, options):
         rows = compare(prompts, runs)
         tables.append(table(rows, temperature) + "\n\n" + by_drafter(prompts, runs))

@@ -1,10 +1,11 @@
 """A clock on which every forward pass takes the time that a table gives for it: for comparisons on a noisy machine.
 
-Models compute for real, so tokens, proposals and acceptance are those of a normal run. Each forward pass, however,
-advances the clock by the median duration of passes with its numbers of rows and of cached tokens, measured once in the
-same process. The remaining time (Python, and the drafters' own work) is processor time of the calling thread, which
-other processes disturb little. Ratios of two configurations then differ by the configurations, hardly by the machine.
-With one thread the durations of the table are processor time, too: they can be measured on an occupied machine.
+Models compute for real, so tokens, proposals and acceptance are those of a normal run. Each forward
+pass, however, advances the clock by the median duration of passes with its numbers of rows and of
+cached tokens, measured once in the same process. The remaining time (Python, and the drafters' own
+work) is processor time of the calling thread, which other processes disturb little. Ratios of two
+configurations then differ by the configurations, hardly by the machine. With one thread the
+durations of the table are processor time, too: they can be measured on an occupied machine.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ class Prices(NamedTuple):
         high = min(max(1, bisect_left(ROWS, rows)), len(ROWS) - 1)
         low = high - 1
         slope = (self.seconds[high] - self.seconds[low]) / (ROWS[high] - ROWS[low])
-        return self.seconds[low] + slope * (rows - ROWS[low]) + self.per_token * (context - CONTEXTS[0])
+        return (
+            self.seconds[low]
+            + slope * (rows - ROWS[low])
+            + self.per_token * (context - CONTEXTS[0])
+        )
 
 
 def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
@@ -62,7 +67,9 @@ def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
     timer = thread_time if num_threads() == 1 else perf_counter
     for _ in range(rounds):
         for context, rows in works:
-            job = ForwardJob(Segment(tables[context], TokenTree.chain([7] * rows)), range(rows), context)
+            job = ForwardJob(
+                Segment(tables[context], TokenTree.chain([7] * rows)), range(rows), context
+            )
             began = timer()
             runner.forward([job])
             took[context, rows].append(timer() - began)
@@ -70,7 +77,9 @@ def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
         runner.cache.release(table)
     seconds = {work: statistics.median(each) for work, each in took.items()}
     # A pass over more rows cannot take less time: the medians are made to rise.
-    rising = [max(seconds[CONTEXTS[0], each] for each in ROWS[: count + 1]) for count in range(len(ROWS))]
+    rising = [
+        max(seconds[CONTEXTS[0], each] for each in ROWS[: count + 1]) for count in range(len(ROWS))
+    ]
     longer = max(0.0, seconds[CONTEXTS[1], 1] - seconds[CONTEXTS[0], 1])
     return Prices(tuple(rising), longer / (CONTEXTS[1] - CONTEXTS[0]))
 
@@ -87,7 +96,9 @@ def _cached(runner: ModelRunner, tokens: int) -> BlockTable:
 
 
 class PricedClock:
-    """A clock for one :class:`~pronk.llm.LLM`; each of its models is measured before its first pass.
+    """A clock for one :class:`~pronk.llm.LLM`.
+
+    Each of its models is measured before its first pass.
 
     Attributes:
         slow_from: time from which forward passes take twice as long, as beside a busy process.
@@ -115,49 +126,66 @@ class PricedClock:
         if not only:
             yield
             return
-        run, draft_chain = LayerExecutor.run, LayerExecutor.draft_chain
+        run = LayerExecutor.run
+        draft_chain = LayerExecutor.draft_chain
 
-        def priced_run(executor: LayerExecutor, jobs: Sequence[ForwardJob], num_layers: int, *more: Any) -> Any:
-            began, prices = thread_time(), self._prices_of(executor)
+        def priced_run(
+            executor: LayerExecutor, jobs: Sequence[ForwardJob], num_layers: int, *more: Any
+        ) -> Any:
+            began = thread_time()
+            prices = self._prices_of(executor)
             result = run(executor, jobs, num_layers, *more)
             if prices is not None:
                 rows = sum(job.segment.num_rows for job in jobs)
                 context = sum(job.segment.block_table.length for job in jobs)
                 share = num_layers / len(executor.decoder.layers)
-                self._shift += self._factor * share * prices.at(rows, context) - (thread_time() - began)
+                self._shift += self._factor * share * prices.at(rows, context) - (
+                    thread_time() - began
+                )
             return result
 
         def priced_chain(executor: LayerExecutor, job: ForwardJob, *more: Any) -> int:
-            began, prices = thread_time(), self._prices_of(executor)
-            rows, context = job.segment.num_rows, job.segment.block_table.length
+            began = thread_time()
+            prices = self._prices_of(executor)
+            rows = job.segment.num_rows
+            context = job.segment.block_table.length
             passes = draft_chain(executor, job, *more)
             if prices is not None:
                 price = prices.at(rows, context) + (passes - 1) * prices.at(1, context + rows)
                 self._shift += self._factor * price - (thread_time() - began)
             return passes
 
-        LayerExecutor.run, LayerExecutor.draft_chain = priced_run, priced_chain  # type: ignore[method-assign]
+        # type: ignore[method-assign]
+        LayerExecutor.run = priced_run
+        LayerExecutor.draft_chain = priced_chain
         try:
             yield
         finally:
-            LayerExecutor.run, LayerExecutor.draft_chain = run, draft_chain  # type: ignore[method-assign]
+            # type: ignore[method-assign]
+            LayerExecutor.run = run
+            LayerExecutor.draft_chain = draft_chain
 
     @property
     def _factor(self) -> float:
         return 1.0 if self() < self.slow_from else 2.0
 
     def _prices_of(self, executor: LayerExecutor) -> Prices | None:
-        """Return the prices of a model, measured now if they are not known; ``None`` if it has none."""
+        """Return the prices of a model, measured now if they are not known.
+
+        ``None`` if it has none.
+        """
         key = id(executor.decoder)
         if key not in self._prices:
             self._prices[key] = None
-            if not executor.other_caches:  # GLIDE's model cannot run alone: its passes take their processor time
+            # GLIDE's model cannot run alone: its passes take their processor time
+            if not executor.other_caches:
                 self._prices[key] = self._stored(executor)
         return self._prices[key]
 
     def _stored(self, executor: LayerExecutor) -> Prices:
         """Return the prices in the table, or measure them and add them to the table."""
-        decoder, kept = executor.decoder, dict[str, Any]()
+        decoder = executor.decoder
+        kept = dict[str, Any]()
         name = f"{decoder.config}, {forward_weights(decoder).nbytes} bytes, {decoder.backend.name}"
         if num_threads() == 1:
             name += ", one thread"

@@ -3,10 +3,10 @@
     python benchmarks/prompt_cache.py MODEL.gguf                   a system prompt with tools of 12,000 tokens, 20 turns
     python benchmarks/prompt_cache.py MODEL.gguf --tokens 2000     for models with a short context
 
-The conversation has the form that Qwen's and Hermes' chat templates give to tools (``<tools>``, ``<tool_call>``,
-``<tool_response>``); each turn after the first answers a tool call with the tool's result. One process reads the turns
-but the last and ends. The last turn is then asked in new processes, with the cache and without, whose tokens must be
-equal. The last line is one JSON object.
+The conversation has the form that Qwen's and Hermes' chat templates give to tools (``<tools>``,
+``<tool_call>``, ``<tool_response>``); each turn after the first answers a tool call with the tool's
+result. One process reads the turns but the last and ends. The last turn is then asked in new
+processes, with the cache and without, whose tokens must be equal. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,18 +27,27 @@ from pronk.text.tokenizer import Tokenizer
 
 Conversation = list[dict[str, str]]
 
-_VERBS = "read write list search run diff commit fetch move copy delete format lint test build deploy trace".split()
-_NOUNS = "file folder branch symbol process package image table record issue ticket page mail event metric".split()
+_VERBS = (
+    "read write list search run diff commit fetch move copy delete format lint test build deploy "
+    "trace"
+).split()
+_NOUNS = (
+    "file folder branch symbol process package image table record issue ticket page mail event "
+    "metric"
+).split()
 _WORDS = (
-    "the path of result returns an error if it does not exist and limits output to lines that match given pattern "
-    "relative to root of repository with optional encoding timeout in seconds before after each call must be absolute"
+    "the path of result returns an error if it does not exist and limits output to lines that "
+    "match given pattern "
+    "relative to root of repository with optional encoding timeout in seconds before after each "
+    "call must be absolute"
 ).split()
 
 
 def make_tool(number: int) -> dict[str, Any]:
     """Return a tool definition in OpenAI's format."""
     dice = random.Random(number)
-    verb, noun = _VERBS[number % len(_VERBS)], _NOUNS[number // len(_VERBS) % len(_NOUNS)]
+    verb = _VERBS[number % len(_VERBS)]
+    noun = _NOUNS[number // len(_VERBS) % len(_NOUNS)]
     fields = {
         f"{dice.choice(_NOUNS)}_{index}": {
             "type": dice.choice(("string", "integer", "boolean")),
@@ -56,19 +65,30 @@ def make_tool(number: int) -> dict[str, Any]:
 
 def make_conversation(tokenizer: Tokenizer, tokens: int, turns: int) -> Conversation:
     """Return a conversation whose system prompt has ``tokens`` tokens or a few more, with ``turns`` user messages."""
-    system, number = "You are an agent. You answer with calls of the tools.\n<tools>\n", 0
+    system = "You are an agent. You answer with calls of the tools.\n<tools>\n"
+    number = 0
     while len(tokenizer.encode(system)) < tokens:
         system += json.dumps(make_tool(number)) + "\n"
         number += 1
     messages = [{"role": "system", "content": f"{system}</tools>"}]
-    messages.append({"role": "user", "content": "Find out why the tests fail, and repair the code."})
+    messages.append(
+        {"role": "user", "content": "Find out why the tests fail, and repair the code."}
+    )
     for turn in range(1, turns):
         dice = random.Random(turn)
         tool = make_tool(dice.randrange(number))["function"]
         given = {name: dice.choice(_WORDS) for name in tool["parameters"]["required"]}
         call = json.dumps({"name": tool["name"], "arguments": given})
-        lines = [f"src/{dice.choice(_NOUNS)}.py:{dice.randrange(999)}: {' '.join(dice.choices(_WORDS, k=9))}"] * 2
-        lines += [f"src/{dice.choice(_NOUNS)}.py:{dice.randrange(999)}: def {dice.choice(_VERBS)}():" for _ in range(4)]
+        lines = [
+            (
+                f"src/{dice.choice(_NOUNS)}.py:{dice.randrange(999)}: "
+                f"{' '.join(dice.choices(_WORDS, k=9))}"
+            )
+        ] * 2
+        lines += [
+            f"src/{dice.choice(_NOUNS)}.py:{dice.randrange(999)}: def {dice.choice(_VERBS)}():"
+            for _ in range(4)
+        ]
         messages.append({"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"})
         result = "\n".join(lines)
         messages.append({"role": "user", "content": f"<tool_response>\n{result}\n</tool_response>"})
@@ -92,7 +112,11 @@ def run_child(options: argparse.Namespace) -> None:
         params = SamplingParams(max_tokens=options.max_tokens)
         done = llm.generate(llm.chat_ids(messages[: index + 1]), params)
         stats = done.stats
-        figures = {"prompt": stats.prompt_tokens, "cached": stats.cached_tokens, "from disk": stats.disk_tokens}
+        figures = {
+            "prompt": stats.prompt_tokens,
+            "cached": stats.cached_tokens,
+            "from disk": stats.disk_tokens,
+        }
         found.append({"ttft": stats.ttft, **figures, "tokens": done.token_ids})
     llm.close()
     print(json.dumps(found[-1]))
@@ -110,9 +134,13 @@ def call_child(options: argparse.Namespace, folder: str, first: int, last: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
-    parser.add_argument("--tokens", type=int, default=12_000, help="tokens of the system prompt with its tools")
+    parser.add_argument(
+        "--tokens", type=int, default=12_000, help="tokens of the system prompt with its tools"
+    )
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3, help="restarts with the cache")
@@ -130,7 +158,8 @@ def main() -> None:
         stored = sum(file.stat().st_size for file in Path(folder).iterdir())
         restarts = []
         for _ in range(options.rounds):
-            with tempfile.TemporaryDirectory() as copy:  # so that no restart finds the last turn of another one
+            # so that no restart finds the last turn of another one
+            with tempfile.TemporaryDirectory() as copy:
                 for file in Path(folder).iterdir():
                     (Path(copy) / file.name).write_bytes(file.read_bytes())
                 restarts.append(call_child(options, copy, options.turns, options.turns))
@@ -138,12 +167,30 @@ def main() -> None:
     assert all(restart["tokens"] == plain["tokens"] for restart in restarts), "the tokens differ"
     seconds = statistics.median(restart["ttft"] for restart in restarts)
     machine = describe_hardware("cpu")["processor"]
-    print(f"{options.model.name}, {options.threads} threads, {machine}; turn {options.turns}, {plain['prompt']} tokens")
+    print(
+        f"{options.model.name}, {options.threads} threads, {machine}; turn {options.turns}, "
+        f"{plain['prompt']} tokens"
+    )
     print(f"without the prompt cache   first token after {plain['ttft']:8.2f} s")
-    print(f"after a restart with it    first token after {seconds:8.2f} s, {seconds / plain['ttft']:.4f} of that")
-    print(f"{restarts[0]['from disk']} tokens read from disk, {stored / 1e6:.0f} MB stored, tokens equal")
-    document = {"model": options.model.name, "processor": machine, "threads": options.threads, "stored": stored}
-    print(json.dumps({**document, "plain": plain, "restarts": restarts, "ratio": seconds / plain["ttft"]}))
+    print(
+        f"after a restart with it    first token after {seconds:8.2f} s, "
+        f"{seconds / plain['ttft']:.4f} of that"
+    )
+    print(
+        f"{restarts[0]['from disk']} tokens read from disk, {stored / 1e6:.0f} MB stored, "
+        "tokens equal"
+    )
+    document = {
+        "model": options.model.name,
+        "processor": machine,
+        "threads": options.threads,
+        "stored": stored,
+    }
+    print(
+        json.dumps(
+            {**document, "plain": plain, "restarts": restarts, "ratio": seconds / plain["ttft"]}
+        )
+    )
 
 
 if __name__ == "__main__":

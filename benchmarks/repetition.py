@@ -68,26 +68,44 @@ def share_of_repeats(tokens: Sequence[int]) -> float:
 
 def main() -> None:
     """Print a row for each setting."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="folder, GGUF file or name; default: smollm2")
-    parser.add_argument("--penalty", type=float, nargs="+", default=[1.0, 1.05, 1.1, 1.2], help="repetition penalties")
+    parser.add_argument(
+        "--penalty",
+        type=float,
+        nargs="+",
+        default=[1.0, 1.05, 1.1, 1.2],
+        help="repetition penalties",
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     llm = LLM(options.model, calibration=False)
     prompts = [llm.chat_ids([{"role": "user", "content": question}]) for question in QUESTIONS]
     recommended = llm.get_default_sampling_params().temperature
-    print(f"| temperature | penalty | of {len(QUESTIONS)} answers: repeat | loop | share of repeats |")
+    print(
+        f"| temperature | penalty | of {len(QUESTIONS)} answers: repeat | loop | share of repeats |"
+    )
     print("| --- | --- | --- | --- | --- |")
     for temperature in sorted({0.0, recommended}):
         for penalty in options.penalty:
             params = llm.get_default_sampling_params(
-                max_tokens=NUM_TOKENS, seed=options.seed, temperature=temperature, repetition_penalty=penalty
+                max_tokens=NUM_TOKENS,
+                seed=options.seed,
+                temperature=temperature,
+                repetition_penalty=penalty,
             )
             answers = [completion.token_ids for completion in llm.generate(prompts, params)]
-            num_repeating = sum(max(count_sequences(each).values(), default=0) >= 4 for each in answers)
+            num_repeating = sum(
+                max(count_sequences(each).values(), default=0) >= 4 for each in answers
+            )
             num_loops = sum(map(is_loop, answers))
             share = sum(map(share_of_repeats, answers)) / len(answers)
-            print(f"| {temperature} | {penalty} | {num_repeating} | {num_loops} | {share:.3f} |", flush=True)
+            print(
+                f"| {temperature} | {penalty} | {num_repeating} | {num_loops} | {share:.3f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

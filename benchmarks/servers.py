@@ -17,7 +17,10 @@ from pronk.lab.verification.remote.client import ROUTES
 
 def cell(report: dict[str, Any], check: str, route: str) -> str:
     """Return the result of a check on a route in words."""
-    result = next((each for each in report["checks"] if (each["check"], each["route"]) == (check, route)), None)
+    result = next(
+        (each for each in report["checks"] if (each["check"], each["route"]) == (check, route)),
+        None,
+    )
     if result is None:
         return "–"
     status = str(result["status"])
@@ -30,10 +33,12 @@ def cell(report: dict[str, Any], check: str, route: str) -> str:
 def findings(label: str, report: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each failed check, and for each answer of a server that does not support a check."""
     for result in report["checks"]:
-        first, title = result["first"], CHECKS[result["check"]].title
+        first = result["first"]
+        title = CHECKS[result["check"]].title
         if result["status"] == "failed" and first is not None:
             yield (
-                f"- {label}, {result['route']}, {title}: {first['where']}, prompt {first['prompt']}, position "
+                f"- {label}, {result['route']}, {title}: {first['where']}, prompt "
+                f"{first['prompt']}, position "
                 f"{first['position']}: `{first['expected']}` / `{first['found']}`"
             )
         elif result["status"] in ("failed", "not supported") and result["note"]:
@@ -52,7 +57,9 @@ def table(reports: Sequence[tuple[str, dict[str, Any]]], note: str) -> str:
         lines.append(f"| {check.title} | {' | '.join(cells)} |")
     facts = []
     for label, report in reports:
-        requests = f"{report['requests']} requests of up to {report['settings']['max_tokens']} tokens"
+        requests = (
+            f"{report['requests']} requests of up to {report['settings']['max_tokens']} tokens"
+        )
         how = f"{requests} in {report['seconds']:.0f} s, by pronk {report['pronk']}"
         facts.append(f"{label}: `{report['model']}`, {report['date'][:10]}, {how}")
     lines += ["", "; ".join(facts) + f". {note}".rstrip(), ""]
@@ -62,12 +69,20 @@ def table(reports: Sequence[tuple[str, dict[str, Any]]], note: str) -> str:
 
 def main() -> None:
     """Read the reports that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("reports", nargs="+", metavar="LABEL=FILE", help="server with its version, and its report")
-    parser.add_argument("--note", default="", help="sentence below the table, such as the processor")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "reports", nargs="+", metavar="LABEL=FILE", help="server with its version, and its report"
+    )
+    parser.add_argument(
+        "--note", default="", help="sentence below the table, such as the processor"
+    )
     options = parser.parse_args()
     pairs = [each.rpartition("=")[::2] for each in options.reports]
-    print(table([(label, json.loads(Path(file).read_text())) for label, file in pairs], options.note))
+    print(
+        table([(label, json.loads(Path(file).read_text())) for label, file in pairs], options.note)
+    )
 
 
 if __name__ == "__main__":

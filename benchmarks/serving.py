@@ -1,19 +1,18 @@
 """Servers under load, measured by GuideLLM: pronk with and without speculation, and other servers.
 
-    pip install guidellm
-    python benchmarks/inflate.py big --layers 24
-    python benchmarks/serving.py --model big
-    python benchmarks/serving.py --model big --health
-    python benchmarks/serving.py --model big --server llama=http://127.0.0.1:8080 --server vllm=http://127.0.0.1:8001
+    pip install guidellm python benchmarks/inflate.py big --layers 24 python benchmarks/serving.py
+    --model big python benchmarks/serving.py --model big --health python benchmarks/serving.py
+    --model big --server llama=http://127.0.0.1:8080 --server vllm=http://127.0.0.1:8001
 
-Each measurement starts a `pronk serve` of its own, so that nothing is cached. `plain` requests the drafter
-`autoregressive`, `speculative` the server's default or `--drafter`. Start other servers yourself, with the same model
-and threads; an idle server costs nothing. A level is a closed loop: each client sends its next request when the last
-one is answered. There are two sets of prompts: `random` words without repetition, and `edit`, bundled prompts with code
-to repair, whose answers repeat the prompt.
+Each measurement starts a `pronk serve` of its own, so that nothing is cached. `plain` requests the
+drafter `autoregressive`, `speculative` the server's default or `--drafter`. Start other servers
+yourself, with the same model and threads; an idle server costs nothing. A level is a closed loop:
+each client sends its next request when the last one is answered. There are two sets of prompts:
+`random` words without repetition, and `edit`, bundled prompts with code to repair, whose answers
+repeat the prompt.
 
-With `--health`, the delays of `/health` beside each of the most expensive bodies of `benchmarks/attack.py` are measured
-instead, without GuideLLM.
+With `--health`, the delays of `/health` beside each of the most expensive bodies of
+`benchmarks/attack.py` are measured instead, without GuideLLM.
 """
 
 from __future__ import annotations
@@ -38,27 +37,52 @@ from typing import Any
 from pronk.lab.bench.prompts import builtin_prompts
 
 PORT = 8300
-PLAIN, SPECULATIVE = "plain", "speculative"
+PLAIN = "plain"
+SPECULATIVE = "speculative"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", type=Path, required=True, help="folder of the checkpoint, for pronk and the tokenizer"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--server", action="append", default=[], metavar="NAME=URL", help="another server; repeatable")
-    parser.add_argument("--drafter", help="drafter of the speculative column; default: the server's")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        required=True,
+        help="folder of the checkpoint, for pronk and the tokenizer",
+    )
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="another server; repeatable",
+    )
+    parser.add_argument(
+        "--drafter", help="drafter of the speculative column; default: the server's"
+    )
     parser.add_argument("--levels", default="1,2,4,8,16", help="numbers of clients")
-    parser.add_argument("--requests", type=int, default=2, help="requests per client, after one that is not counted")
+    parser.add_argument(
+        "--requests", type=int, default=2, help="requests per client, after one that is not counted"
+    )
     parser.add_argument("--prompt-tokens", type=int, default=128, help="length of a random prompt")
     parser.add_argument("--tokens", type=int, default=32, help="length of each answer")
-    parser.add_argument("--rounds", type=int, default=1, help="rounds over all servers; the table has their medians")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="rounds over all servers; the table has their medians"
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads of pronk serve")
-    parser.add_argument("--guidellm", default="guidellm", help="the guidellm command, if it is not on PATH")
-    parser.add_argument("--health", action="store_true", help="measure /health beside the most expensive bodies")
+    parser.add_argument(
+        "--guidellm", default="guidellm", help="the guidellm command, if it is not on PATH"
+    )
+    parser.add_argument(
+        "--health", action="store_true", help="measure /health beside the most expensive bodies"
+    )
     options = parser.parse_args()
     if options.health:
-        with tempfile.TemporaryDirectory() as folder, pronk_serve(options.model, options.threads, Path(folder) / "log"):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            pronk_serve(options.model, options.threads, Path(folder) / "log"),
+        ):
             print(health_table(PORT))
         return
     if shutil.which(options.guidellm) is None:
@@ -68,7 +92,8 @@ def main() -> None:
         for kind in ("random", "edit"):
             for level in map(int, options.levels.split(",")):
                 rounds = [
-                    measure_all(options, EngineLoad(kind, level, turn), Path(folder)) for turn in range(options.rounds)
+                    measure_all(options, EngineLoad(kind, level, turn), Path(folder))
+                    for turn in range(options.rounds)
                 ]
                 print(row(f"{kind}, {level}", rounds), flush=True)
 
@@ -84,7 +109,11 @@ class EngineLoad:
     def data(self, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         """Return GuideLLM's data options; every level and round has prompts of its own."""
         if self.kind == "random":
-            return {"kind": "synthetic_text", "prompt_tokens": options.prompt_tokens, "output_tokens": options.tokens}
+            return {
+                "kind": "synthetic_text",
+                "prompt_tokens": options.prompt_tokens,
+                "output_tokens": options.tokens,
+            }
         texts = [prompt.text for prompt in builtin_prompts() if prompt.task == "edit"]
         rows = [
             {
@@ -98,10 +127,15 @@ class EngineLoad:
         return {"kind": "json_file", "path": str(path)}
 
 
-def measure_all(options: argparse.Namespace, load: EngineLoad, folder: Path) -> dict[str, dict[str, Any]]:
+def measure_all(
+    options: argparse.Namespace, load: EngineLoad, folder: Path
+) -> dict[str, dict[str, Any]]:
     """Return GuideLLM's metrics of each server."""
     found = {}
-    for name, body in ((PLAIN, {"drafter": "autoregressive"}), (SPECULATIVE, {"drafter": options.drafter})):
+    for name, body in (
+        (PLAIN, {"drafter": "autoregressive"}),
+        (SPECULATIVE, {"drafter": options.drafter}),
+    ):
         with pronk_serve(options.model, options.threads, folder / "log"):
             found[name] = measure(options, load, folder, f"http://127.0.0.1:{PORT}", body)
     for server in options.server:
@@ -115,11 +149,16 @@ def pronk_serve(model: Path, threads: int, log: Path) -> Iterator[None]:
     """Run `pronk serve` until the context ends; return when it answers."""
     words = ["serve", "--model", str(model), "--threads", str(threads), "--port", str(PORT)]
     with log.open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-m", "pronk", *words], stdout=file, stderr=file)  # noqa: S603 - ours
+        process = subprocess.Popen(  # noqa: S603 - ours
+            [sys.executable, "-m", "pronk", *words], stdout=file, stderr=file
+        )
         try:
             while not is_ready():
                 if process.poll() is not None:
-                    sys.exit(f"expected pronk serve to run, found that it ended:\n{log.read_text()[-2000:]}")
+                    sys.exit(
+                        "expected pronk serve to run, found that it "
+                        f"ended:\n{log.read_text()[-2000:]}"
+                    )
                 time.sleep(0.5)
             yield
         finally:
@@ -164,7 +203,12 @@ def measure(
     report.unlink(missing_ok=True)
     extras = {"body": {"temperature": 0.0, **body}}
     arguments = {
-        "backend": {"kind": "openai_http", "target": url, "request_format": "/v1/completions", "extras": extras},
+        "backend": {
+            "kind": "openai_http",
+            "target": url,
+            "request_format": "/v1/completions",
+            "extras": extras,
+        },
         "tokenizer": {"kind": "hf_auto", "model": str(options.model.resolve())},
         "data": load.data(options, folder),
         "profile": {"kind": "concurrent", "streams": load.clients, "warmup": load.clients},
@@ -177,14 +221,20 @@ def measure(
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # the tokenizer is a folder
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - ours
     if done.returncode or not report.exists():
-        sys.exit(f"expected a report of guidellm, found exit code {done.returncode}:\n{done.stderr[-2000:]}")
+        sys.exit(
+            "expected a report of guidellm, found exit code "
+            f"{done.returncode}:\n{done.stderr[-2000:]}"
+        )
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     metrics: dict[str, Any] = benchmark["metrics"]
     return metrics
 
 
 def header(servers: list[str]) -> str:
-    """Return the head of the table; TTFT is the time to the first token, ITL the inter-token latency."""
+    """Return the head of the table.
+
+    TTFT is the time to the first token, ITL the inter-token latency.
+    """
     columns = " | ".join(f"{server}: tok/s, × plain, TTFT, ITL" for server in servers)
     return f"| prompts, clients | {columns} |\n|---|{'---|' * len(servers)}"
 
@@ -198,8 +248,8 @@ def row(name: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
 def cell(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     """Return the medians over rounds as text.
 
-    The cell has the output tokens per second of all clients, their ratio to plain decoding's, and the medians over
-    requests of the time to the first token and of the inter-token latency.
+    The cell has the output tokens per second of all clients, their ratio to plain decoding's, and
+    the medians over requests of the time to the first token and of the inter-token latency.
 
     Args:
         pairs: metrics of a server and of plain decoding, per round.
@@ -215,7 +265,10 @@ def cell(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
         for metric in ("time_to_first_token_ms", "inter_token_latency_ms")
     ]
     ratio = median(own / plain for own, plain in speeds)
-    return f"{median(own for own, _ in speeds):.1f}, {ratio:.2f}, {times[0]:.0f} ms, {times[1]:.1f} ms{failed}"
+    return (
+        f"{median(own for own, _ in speeds):.1f}, {ratio:.2f}, {times[0]:.0f} ms, "
+        f"{times[1]:.1f} ms{failed}"
+    )
 
 
 def speed(metrics: dict[str, Any]) -> float:

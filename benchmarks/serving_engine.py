@@ -3,14 +3,16 @@
     python benchmarks/inflate.py big --layers 24
     python benchmarks/serving_engine.py --model big
 
-The host's share is the time between forward passes, drafting included, while all requests decode. The second turn
-consists of the first turn, its answer and a question, so that the KV cache has everything but the question. The model's
-context is raised for this. Every drafter has a prompt of its own.
+The host's share is the time between forward passes, drafting included, while all requests decode.
+The second turn consists of the first turn, its answer and a question, so that the KV cache has
+everything but the question. The model's context is raised for this. Every drafter has a prompt of
+its own.
 
-    python benchmarks/serving_engine.py --model big --rounds 3 --requests 16 --drafters 'suffix(store_tokens=0)'
+    python benchmarks/serving_engine.py --model big --rounds 3 --requests 16 --drafters
+    'suffix(store_tokens=0)'
 
-compares each drafter with plain decoding instead, interleaved, without HTTP: speed, draft tokens, and the share of time
-for drafting.
+compares each drafter with plain decoding instead, interleaved, without HTTP: speed, draft tokens,
+and the share of time for drafting.
 """
 
 from __future__ import annotations
@@ -25,17 +27,27 @@ from time import perf_counter
 from pronk import LLM, SamplingParams
 from pronk.lab.bench.prompts import builtin_prompts, encode
 
-QUESTION = "\n\nNow explain the second part of it in other words, and give an example of each step.\n"
+QUESTION = (
+    "\n\nNow explain the second part of it in other words, and give an example of each step.\n"
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--drafters", default="autoregressive,suffix(store_tokens=0),draft_model")
     parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=4000, help="length of the first turn; 0 skips turns")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds of the comparison with plain decoding")
-    parser.add_argument("--output", type=int, default=32, help="length of each answer of the comparison")
+    parser.add_argument(
+        "--tokens", type=int, default=4000, help="length of the first turn; 0 skips turns"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="rounds of the comparison with plain decoding"
+    )
+    parser.add_argument(
+        "--output", type=int, default=32, help="length of each answer of the comparison"
+    )
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     drafters = options.drafters.split(",")
@@ -49,7 +61,10 @@ def main() -> None:
         if options.rounds:
             compare(llm, drafters, options.requests, options.output, options.rounds)
             return
-        print(f"| drafter | host, {options.requests} requests | S | first turn | second turn | second over first |")
+        print(
+            f"| drafter | host, {options.requests} requests | S | first turn | second turn | "
+            "second over first |"
+        )
         print("|---|---|---|---|---|---|")
         for number, drafter in enumerate(drafters):
             share, s = host_share(llm, drafter, options.requests)
@@ -74,29 +89,41 @@ def host_share(llm: LLM, drafter: str, requests: int) -> tuple[float, float]:
     """Return the share of time outside forward passes while all requests decode, and S of all steps."""
     suite = builtin_prompts()
     prompts = [encode(llm, suite[number % len(suite)]) for number in range(requests)]
-    llm.generate(prompts[0], SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)  # warm-up
+    # warm-up
+    llm.generate(prompts[0], SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)
     done = llm.generate(prompts, SamplingParams(max_tokens=48, ignore_eos=True), drafter=drafter)
     every = [completion.stats.steps for completion in done]
     # All requests start together, so their clocks can be compared.
-    begin, end = max(steps[0].clock for steps in every), min(steps[-1].clock for steps in every)
+    begin = max(steps[0].clock for steps in every)
+    end = min(steps[-1].clock for steps in every)
     both = [step for step in every[-1] if begin <= step.clock <= end]
     share = 1 - (both[-1].target_clock - both[0].target_clock) / (both[-1].clock - both[0].clock)
-    return share, sum(c.stats.generated_tokens for c in done) / sum(c.stats.target_steps for c in done)
+    return share, sum(c.stats.generated_tokens for c in done) / sum(
+        c.stats.target_steps for c in done
+    )
 
 
 def compare(llm: LLM, drafters: list[str], requests: int, output: int, rounds: int) -> None:
-    """Print the comparison of each drafter with plain decoding; numbered prompts are never cached."""
-    suite, numbers = builtin_prompts(), count(1)
+    """Print the comparison of each drafter with plain decoding.
+
+    Numbered prompts are never cached.
+    """
+    suite = builtin_prompts()
+    numbers = count(1)
     params = SamplingParams(max_tokens=output, ignore_eos=True)
     print("| round | drafter | seconds | × plain | tokens | drafted | accepted | drafting |")
     print("|---|---|---|---|---|---|---|---|")
     for drafter in drafters:
-        llm.generate("1.", SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)  # warm-up
+        # warm-up
+        llm.generate("1.", SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)
     for turn in range(rounds):
         plain = 0.0
         for drafter in ("autoregressive", *drafters):
             prompts = [
-                [*llm.tokenizer.encode(f"{next(numbers)}.\n"), *encode(llm, suite[each % len(suite)])]
+                [
+                    *llm.tokenizer.encode(f"{next(numbers)}.\n"),
+                    *encode(llm, suite[each % len(suite)]),
+                ]
                 for each in range(requests)
             ]
             began = perf_counter()
@@ -104,7 +131,8 @@ def compare(llm: LLM, drafters: list[str], requests: int, output: int, rounds: i
             seconds = perf_counter() - began
             plain = plain or seconds
             tokens = sum(each.generated_tokens for each in stats)
-            drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
+            drafted = sum(each.drafted for each in stats)
+            accepted = sum(each.accepted for each in stats)
             drafting = max(each.draft_seconds for each in stats) / seconds
             row = f"| {turn + 1} | {drafter} | {seconds:.1f} | {plain / seconds:.2f} | {tokens} |"
             print(row, f"{drafted} | {accepted} | {drafting:.1%} |", flush=True)
@@ -114,9 +142,13 @@ def turns(llm: LLM, drafter: str, tokens: int, number: int) -> tuple[float, floa
     """Return the seconds to the first token of the first and of the second turn."""
     ids = [token for prompt in builtin_prompts() for token in encode(llm, prompt)]
     first = [*llm.tokenizer.encode(f"Chat {number}.\n"), *ids * (tokens // len(ids) + 1)][:tokens]
-    answer = llm.generate([first], SamplingParams(max_tokens=64, ignore_eos=True), drafter=drafter)[0]
+    answer = llm.generate([first], SamplingParams(max_tokens=64, ignore_eos=True), drafter=drafter)[
+        0
+    ]
     second = [*first, *answer.token_ids, *llm.tokenizer.encode(QUESTION, add_special_tokens=False)]
-    again = llm.generate([second], SamplingParams(max_tokens=2, ignore_eos=True), drafter=drafter)[0]
+    again = llm.generate([second], SamplingParams(max_tokens=2, ignore_eos=True), drafter=drafter)[
+        0
+    ]
     return answer.stats.ttft, again.stats.ttft
 
 

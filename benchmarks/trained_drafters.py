@@ -1,14 +1,16 @@
 """Tokens per forward pass, acceptance and speed of trained drafters on code, sums, chat and prose.
 
-Prints one table in Markdown per temperature, and one JSON document on the last line. A row is a drafter, a group of
-columns a suite: S, tokens per forward pass; α, acceptance rate of the first draft token; and with ``--budget auto`` the
-speed relative to plain decoding, interleaved, else CTAR(2). Every output is compared with plain decoding's.
+Prints one table in Markdown per temperature, and one JSON document on the last line. A row is a
+drafter, a group of columns a suite: S, tokens per forward pass; α, acceptance rate of the first
+draft token; and with ``--budget auto`` the speed relative to plain decoding, interleaved, else
+CTAR(2). Every output is compared with plain decoding's.
 
-    python benchmarks/trained_drafters.py --data EVAL kangaroo medusa "cape(glide)"
-    python benchmarks/trained_drafters.py --data EVAL --model BIG --budget auto "exit 6: kangaroo(model='D')"
+    python benchmarks/trained_drafters.py --data EVAL kangaroo medusa "cape(glide)" python
+    benchmarks/trained_drafters.py --data EVAL --model BIG --budget auto "exit 6:
+    kangaroo(model='D')"
 
-``--data`` is a folder with humaneval.jsonl, gsm8k.jsonl, spec_bench.jsonl (its task mt_bench is the chat) and
-long_context.jsonl.gz (passages of a novel, cut to ``--prose`` characters).
+``--data`` is a folder with humaneval.jsonl, gsm8k.jsonl, spec_bench.jsonl (its task mt_bench is the
+chat) and long_context.jsonl.gz (passages of a novel, cut to ``--prose`` characters).
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def prompts(data: Path, llm: LLM, limit: int, characters: int) -> dict[str, list
         "code": [encode(row.get("prompt") or row["turns"][0]) for row in lines("humaneval.jsonl")],
         "sums": [encode(f"Question: {text}\nAnswer:") for text in asked[1]],
         "chat": [llm.chat_ids([{"role": "user", "content": text}]) for text in asked[0]],
-        "prose": [encode(_passage(row["turns"][0], characters)) for row in lines("long_context.jsonl.gz")],
+        "prose": [
+            encode(_passage(row["turns"][0], characters)) for row in lines("long_context.jsonl.gz")
+        ],
     }
     return {name: [ids for ids in found[name] if len(ids) <= 512][:limit] for name in SUITES}
 
@@ -91,27 +95,43 @@ def _passage(text: str, characters: int) -> str:
 def parameters(spec: str) -> str:
     """Return the millions of parameters in the drafter's own files, as text."""
     named = [Path(each) for each in re.findall(r"model='([^']+)'", spec)]
-    words = {"draft" if word == "draft_model" else word.replace("_", "-") for word in re.findall(r"[a-z_]+", spec)}
+    words = {
+        "draft" if word == "draft_model" else word.replace("_", "-")
+        for word in re.findall(r"[a-z_]+", spec)
+    }
     found = named or [tiny_model().parent / f"pronk-tiny-{word}" for word in words]
     total = 0
     for file in (folder / "model.safetensors" for folder in found):
         if file.is_file():
             with safe_open(file, framework="pt") as tensors:
-                total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+                total += sum(
+                    math.prod(tensors.get_slice(name).get_shape())
+                    for name in tensors.keys()  # noqa: SIM118
+                )
     return f"{total / 1e6:.2f}" if total else ""
 
 
 def measure(
-    llm: LLM, drafters: dict[str, Proposer[Any]], suites: dict[str, list[list[int]]], temperature: float, args: Any
+    llm: LLM,
+    drafters: dict[str, Proposer[Any]],
+    suites: dict[str, list[list[int]]],
+    temperature: float,
+    args: Any,
 ) -> dict[str, dict[str, Tally]]:
     """Run all drafters on all prompts: one at a time with ``--budget auto``, else a suite per batch."""
     made = {label: {suite: Tally() for suite in suites} for label in drafters}
     for suite, texts in suites.items():
         params = [
-            SamplingParams(max_tokens=args.max_tokens, temperature=temperature, seed=seed, ignore_eos=True)
+            SamplingParams(
+                max_tokens=args.max_tokens, temperature=temperature, seed=seed, ignore_eos=True
+            )
             for seed in range(len(texts))
         ]
-        batches = [[number] for number in range(len(texts))] if args.budget == "auto" else [[*range(len(texts))]]
+        batches = (
+            [[number] for number in range(len(texts))]
+            if args.budget == "auto"
+            else [[*range(len(texts))]]
+        )
         for batch in batches:
             best = dict.fromkeys(drafters, float("inf"))
             for repeat in range(args.repeats):
@@ -130,21 +150,30 @@ def measure(
     return made
 
 
-def table(made: dict[str, dict[str, Tally]], specs: dict[str, str], temperature: float, *, timed: bool) -> str:
+def table(
+    made: dict[str, dict[str, Tally]], specs: dict[str, str], temperature: float, *, timed: bool
+) -> str:
     """Return the table as Markdown."""
     columns = ("S", "α", "×") if timed else ("S", "α", "CTAR(2)")
     head = [f"{suite}: {columns[0]}" for suite in SUITES]
     rows = [
-        f"| temperature {temperature:g} | M | " + " | ".join(f"{h} | {columns[1]} | {columns[2]}" for h in head) + " |"
+        f"| temperature {temperature:g} | M | "
+        + " | ".join(f"{h} | {columns[1]} | {columns[2]}" for h in head)
+        + " |"
     ]
     rows.append("| --- | --: |" + " --: |" * 3 * len(SUITES))
     for label, tallies in made.items():
         cells = [label.replace("|", "/"), parameters(specs[label])]
         for suite in SUITES:
-            tally, plain = tallies[suite], made["plain"][suite]
+            tally = tallies[suite]
+            plain = made["plain"][suite]
             alpha = tally.alpha
             last = f"**{plain.seconds / tally.seconds:.2f}**" if timed else f"{_ctar(tally):.2f}"
-            cells += [f"{tally.tokens / tally.steps:.2f}", "–" if alpha is None else f"{alpha:.2f}", last]
+            cells += [
+                f"{tally.tokens / tally.steps:.2f}",
+                "–" if alpha is None else f"{alpha:.2f}",
+                last,
+            ]
         rows.append("| " + " | ".join(cells) + " |")
     loops = [sum(t.loops) / len(t.loops) for t in made["plain"].values()]
     rows.append("| repeated 4-grams | |" + "".join(f" {share:.0%} | | |" for share in loops))
@@ -163,7 +192,8 @@ def report(made: dict[str, dict[str, Tally]]) -> dict[str, Any]:
                 "S": tally.tokens / tally.steps,
                 "alpha": tally.alpha,
                 "ctar": ctar_curve(
-                    [step.accepted for step in tally.passes], max(1, *(step.depth for step in tally.passes))
+                    [step.accepted for step in tally.passes],
+                    max(1, *(step.depth for step in tally.passes)),
                 ),
                 "ratio": made["plain"][suite].seconds / tally.seconds,
                 "different": tally.different,
@@ -176,8 +206,12 @@ def report(made: dict[str, dict[str, Tally]]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("drafters", nargs="+", metavar="DRAFTER", help="a drafter, or 'LABEL: DRAFTER'")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "drafters", nargs="+", metavar="DRAFTER", help="a drafter, or 'LABEL: DRAFTER'"
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder with the suites")
     parser.add_argument("--model", help="the target; pronk-tiny by default")
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
@@ -185,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--prose", type=int, default=600, help="characters per passage")
-    parser.add_argument("--budget", choices=("all", "auto"), default="all", help="auto also measures speed")
+    parser.add_argument(
+        "--budget", choices=("all", "auto"), default="all", help="auto also measures speed"
+    )
     parser.add_argument("--threads", type=int)
     args = parser.parse_args(arguments)
     specs = {"plain": "autoregressive"}
@@ -205,7 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         made = measure(llm, drafters, suites, temperature, args)
         print(table(made, specs, temperature, timed=args.budget == "auto") + "\n", flush=True)
         figures[f"{temperature:g}"] = report(made)
-    different = sum(each["different"] for made in figures.values() for row in made.values() for each in row.values())
+    different = sum(
+        each["different"]
+        for made in figures.values()
+        for row in made.values()
+        for each in row.values()
+    )
     print(f"{different} outputs differ from plain decoding's.\n")
     print(json.dumps(figures))
 

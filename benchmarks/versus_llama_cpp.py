@@ -3,11 +3,12 @@
     python benchmarks/versus_llama_cpp.py MODEL.gguf
     python benchmarks/versus_llama_cpp.py MODEL.gguf --rounds 20 --prompts 700 4000 --long-rounds 3
 
-llama.cpp runs with and without flash attention; ratios are to the faster of the two in the same round. Build it for
-this processor: ``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python``. An engine
-is a process of its own and waits while another one is measured. A round gives all of them the same random prompt. The
-floor is the bytes that a token reads, as stored in the file, over the bandwidth measured in the same round. Figures are
-medians, with the 10th and 90th percentiles in brackets. The last line is one JSON object.
+llama.cpp runs with and without flash attention; ratios are to the faster of the two in the same
+round. Build it for this processor: ``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary
+llama-cpp-python llama-cpp-python``. An engine is a process of its own and waits while another one
+is measured. A round gives all of them the same random prompt. The floor is the bytes that a token
+reads, as stored in the file, over the bandwidth measured in the same round. Figures are medians,
+with the 10th and 90th percentiles in brackets. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from multiprocessing.connection import Connection
 from time import perf_counter, sleep
 from typing import Any
 
-PROMPT, TOKENS = 16, 48  # of the measurement of plain decoding
+# of the measurement of plain decoding
+PROMPT = 16
+TOKENS = 48
 LONG_TOKENS = 24  # tokens decoded after each long prompt
 PAUSE = 0.05  # seconds until the threads of the engine measured before have gone to sleep
 
@@ -31,16 +34,22 @@ Decode = Callable[[Sequence[int], int], list[float]]
 
 
 def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str, Any]]:
-    """Load a model into pronk; return a function from a prompt to the seconds until each token, and the sizes."""
+    """Load a model into pronk.
+
+    Return a function from a prompt to the seconds until each token, and the sizes.
+    """
     from pronk import LLM, SamplingParams  # noqa: PLC0415 - llama.cpp's processes do not need it
     from pronk.lab.bench.machine import BandwidthMeter, describe_hardware  # noqa: PLC0415
     from pronk.models.decoder import forward_weights  # noqa: PLC0415
 
     llm = LLM(model, threads=threads)
-    assert llm.config.context >= context, f"expected a context of {context} tokens, found {llm.config.context}"
+    assert llm.config.context >= context, (
+        f"expected a context of {context} tokens, found {llm.config.context}"
+    )
     decoder = llm.engine.runner.decoder
     assert decoder.backend.exact, "expected pronk's kernels, found none on this machine"
-    size, meter = forward_weights(decoder), BandwidthMeter(decoder.backend)
+    size = forward_weights(decoder)
+    meter = BandwidthMeter(decoder.backend)
 
     def decode(prompt: Sequence[int], tokens: int) -> list[float]:
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
@@ -54,18 +63,29 @@ def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str
     return measure, {**sizes, "vocab": llm.config.vocab_size, **describe_hardware("cpu")}
 
 
-def open_llama(model: str, threads: int, context: int, *, flash: bool) -> tuple[Decode, dict[str, Any]]:
-    """Load a model into llama.cpp; return a function from a prompt to the seconds until each token, and versions."""
+def open_llama(
+    model: str, threads: int, context: int, *, flash: bool
+) -> tuple[Decode, dict[str, Any]]:
+    """Load a model into llama.cpp.
+
+    Return a function from a prompt to the seconds until each token, and versions.
+    """
     import llama_cpp  # noqa: PLC0415 - only this process needs it
 
     llama = llama_cpp.Llama(
-        model, n_ctx=context, n_threads=threads, n_threads_batch=threads, flash_attn=flash, verbose=False
+        model,
+        n_ctx=context,
+        n_threads=threads,
+        n_threads_batch=threads,
+        flash_attn=flash,
+        verbose=False,
     )
 
     def decode(prompt: Sequence[int], tokens: int) -> list[float]:
         llama.reset()
         llama._ctx.kv_cache_clear()  # noqa: SLF001 - there is no public method
-        began, times = perf_counter(), list[float]()
+        began = perf_counter()
+        times = list[float]()
         for _ in llama.generate(list(prompt), top_k=1, temp=0.0, repeat_penalty=1.0):
             times.append(perf_counter() - began)
             if len(times) == tokens:
@@ -97,8 +117,11 @@ class Engines:
         self.about: dict[str, Any] = {}
         for name in names:
             ours, theirs = spawn.Pipe()
-            spawn.Process(target=serve, args=(name, model, threads, context, theirs), daemon=True).start()
-            self.pipes[name], self.about[name] = ours, ours.recv()
+            spawn.Process(
+                target=serve, args=(name, model, threads, context, theirs), daemon=True
+            ).start()
+            self.pipes[name] = ours
+            self.about[name] = ours.recv()
 
     def measure(self, name: str, prompt: Sequence[int], tokens: int) -> list[float]:
         """Return the seconds until each token; without ``tokens`` the bandwidth."""
@@ -113,12 +136,18 @@ class Engines:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="a GGUF file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--prompts", type=int, nargs="*", default=[700], help="lengths of long prompts in tokens")
-    parser.add_argument("--long-rounds", type=int, help="rounds of the second and later lengths; default: --rounds")
+    parser.add_argument(
+        "--prompts", type=int, nargs="*", default=[700], help="lengths of long prompts in tokens"
+    )
+    parser.add_argument(
+        "--long-rounds", type=int, help="rounds of the second and later lengths; default: --rounds"
+    )
     options = parser.parse_args()
     context = max([PROMPT + TOKENS, *(prompt + LONG_TOKENS for prompt in options.prompts)]) + 8
     names = ["pronk", "llama.cpp", "llama.cpp flash"]
@@ -133,11 +162,17 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def compare(engines: Engines, names: Sequence[str], length: int, rounds: int, about: dict[str, Any]) -> dict[str, Any]:
-    """Measure a prompt's length in all engines; print the times, their ratios, and the distance to the floor."""
+def compare(
+    engines: Engines, names: Sequence[str], length: int, rounds: int, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Measure a prompt's length in all engines.
+
+    Print the times, their ratios, and the distance to the floor.
+    """
     first: dict[str, list[float]] = {name: [] for name in names}
     later: dict[str, list[float]] = {name: [] for name in names}
-    floors, tokens = list[float](), TOKENS if length == PROMPT else LONG_TOKENS
+    floors = list[float]()
+    tokens = TOKENS if length == PROMPT else LONG_TOKENS
     for number in range(rounds + 1):  # the first round warms up
         draw = random.Random(number)
         prompt = [draw.randrange(1000, int(about["vocab"]) // 2) for _ in range(length)]
@@ -148,7 +183,10 @@ def compare(engines: Engines, names: Sequence[str], length: int, rounds: int, ab
                 first[name].append(times[0])
                 later[name].append((times[-1] - times[0]) / (len(times) - 1))
         floors += [floor] if number else []
-    print(f"\nprompt of {length} tokens, {rounds} rounds; floor {1e3 * statistics.median(floors):.2f} ms a token")
+    print(
+        f"\nprompt of {length} tokens, {rounds} rounds; floor "
+        f"{1e3 * statistics.median(floors):.2f} ms a token"
+    )
     for title, times in (("first token", first), ("a later token", later)):
         best = [min(times[name][i] for name in names[1:]) for i in range(rounds)]
         for name in names:
@@ -156,7 +194,10 @@ def compare(engines: Engines, names: Sequence[str], length: int, rounds: int, ab
             line = f"{title:14} {name:16} {1e3 * statistics.median(times[name]):9.2f} ms"
             line += f"   speed {describe(ratios)} of llama.cpp's" if name == "pronk" else ""
             if title != "first token":
-                line += f"   {describe([own / floor for own, floor in zip(times[name], floors, strict=True)])} x floor"
+                line += (
+                    "   "
+                    f"{describe([own / floor for own, floor in zip(times[name], floors, strict=True)])} x floor"
+                )
             print(line)
     return {"floor": floors, "first": first, "later": later}
 

@@ -4,10 +4,10 @@
     python benchmarks/workers.py --model big --tensor              tensor parallelism: one process and two
     python benchmarks/workers.py --model big --scaling scaling.svg    simulation: trees on 1 to 8 workers
 
-The simulation splits the trees of long texts of pronk-tiny among workers that do not exist. A step takes as long as the
-longest share, by the measured costs of forward passes of --model, plus an exchange. For each number of workers the best
-window of lookahead is taken (Fu et al. 2024, section 5.3 and figure 7): more workers pay for wider windows. The last
-line is one JSON object.
+The simulation splits the trees of long texts of pronk-tiny among workers that do not exist. A step
+takes as long as the longest share, by the measured costs of forward passes of --model, plus an
+exchange. For each number of workers the best window of lookahead is taken (Fu et al. 2024, section
+5.3 and figure 7): more workers pay for wider windows. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Tree(Proposer[None]):
     name = "tree"
 
     def __init__(self, nodes: int, vocab_size: int) -> None:
-        self.nodes, self.vocab_size = nodes, vocab_size
+        self.nodes = nodes
+        self.vocab_size = vocab_size
         dice = random.Random(0)
         self.parents = (-1, *(dice.randrange(max(0, node - 8), node) for node in range(1, nodes)))
 
@@ -59,7 +60,10 @@ class Tree(Proposer[None]):
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
         """Propose a tree of the same shape for each request."""
         return [
-            TokenTree(tuple((each.tokens[-1] + node) % self.vocab_size for node in range(self.nodes)), self.parents)
+            TokenTree(
+                tuple((each.tokens[-1] + node) % self.vocab_size for node in range(self.nodes)),
+                self.parents,
+            )
             for each in contexts
         ]
 
@@ -68,14 +72,22 @@ class Tree(Proposer[None]):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="folder of the model; default: pronk-tiny")
-    parser.add_argument("--kernels", default="auto", help="instruction set, to imitate another processor")
+    parser.add_argument(
+        "--kernels", default="auto", help="instruction set, to imitate another processor"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--tensor", action="store_true", help="measure tensor parallelism instead of trees")
-    parser.add_argument("--scaling", type=Path, metavar="FILE", help="simulate more workers, and draw the result")
+    parser.add_argument(
+        "--tensor", action="store_true", help="measure tensor parallelism instead of trees"
+    )
+    parser.add_argument(
+        "--scaling", type=Path, metavar="FILE", help="simulate more workers, and draw the result"
+    )
     options = parser.parse_args()
     measure = scaling if options.scaling is not None else tensor if options.tensor else trees
     report = measure(options)
@@ -83,12 +95,16 @@ def main() -> None:
 
 
 def ask(llm: LLM, prompt: str, tokens: int, drafter: Any) -> Completion:
-    return llm.generate(prompt, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True), drafter=drafter)
+    return llm.generate(
+        prompt, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True), drafter=drafter
+    )
 
 
 def trees(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the time of a step with workers relative to one process, alternating within a run."""
-    llm = LLM(options.model, workers=options.workers, threads=1, budget="all", kernels=options.kernels)
+    llm = LLM(
+        options.model, workers=options.workers, threads=1, budget="all", kernels=options.kernels
+    )
     runner = llm.engine.runner
     assert isinstance(runner, TreeRunner)
     there = [*runner.workers]
@@ -97,11 +113,15 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, drafter in drafters.items():
         times: dict[bool, list[float]] = {False: [], True: []}
-        waited, told, dealt, texts = list[float](), list[float](), list[float](), set[tuple[int, str]]()
+        waited = list[float]()
+        told = list[float]()
+        dealt = list[float]()
+        texts = set[tuple[int, str]]()
         for turn in range(options.rounds + 1):
             for shared in (False, True):
                 runner.workers[:] = there if shared else []
-                passes, before = runner.num_shared_passes, runner.communication_seconds
+                passes = runner.num_shared_passes
+                before = runner.communication_seconds
                 done = ask(llm, PROMPTS[turn % len(PROMPTS)], options.max_tokens, drafter)
                 texts.add((turn % len(PROMPTS), done.text))
                 seconds, rows = full(done)
@@ -109,15 +129,25 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
                     times[shared].append(median(seconds))
                 if turn and shared:
                     dealt.append((runner.num_shared_passes - passes) / len(done.stats.steps))
-                    waited.append((runner.communication_seconds - before) / done.stats.target_seconds)
+                    waited.append(
+                        (runner.communication_seconds - before) / done.stats.target_seconds
+                    )
                     told.append(max(worker.exchange_seconds for worker in there) / median(seconds))
         assert len(texts) == len({number for number, _ in texts})
-        ratios = [with_them / alone for alone, with_them in zip(times[False], times[True], strict=True)]
-        found[name] = {"rows": rows, "alone": median(times[False]), "ratio": median(ratios), "waited": median(waited)}
+        ratios = [
+            with_them / alone for alone, with_them in zip(times[False], times[True], strict=True)
+        ]
+        found[name] = {
+            "rows": rows,
+            "alone": median(times[False]),
+            "ratio": median(ratios),
+            "waited": median(waited),
+        }
         found[name]["exchange"] = median(told)
         print(
             f"{name:22} {rows:4.0f} rows  alone {1e3 * median(times[False]):6.1f} ms  "
-            f"{options.workers} workers {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})  "
+            f"{options.workers} workers {median(ratios):.2f} ({min(ratios):.2f} to "
+            f"{max(ratios):.2f})  "
             f"exchange and waiting {median(waited):.1%}, of which exchange {median(told):.1%}  "
             f"split {median(dealt):.0%} of the steps"
         )
@@ -125,7 +155,10 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def full(done: Completion) -> tuple[list[float], float]:
-    """Return the seconds and the median rows of large steps; the first and last steps of a text are small."""
+    """Return the seconds and the median rows of large steps.
+
+    The first and last steps of a text are small.
+    """
     pairs = [*pairwise(done.stats.steps)]
     most = max(step.rows for _, step in pairs)
     chosen = [(b.target_clock - a.target_clock, b.rows) for a, b in pairs if b.rows >= 0.75 * most]
@@ -135,7 +168,12 @@ def full(done: Completion) -> tuple[list[float], float]:
 def tensor(options: argparse.Namespace) -> dict[str, Any]:
     """Measure a plain step of one process and of several with tensor parallelism, and the bandwidth."""
     split = LLM(
-        options.model, workers=options.workers, parallel="tensor", threads=1, budget="all", kernels=options.kernels
+        options.model,
+        workers=options.workers,
+        parallel="tensor",
+        threads=1,
+        budget="all",
+        kernels=options.kernels,
     )
     whole = LLM(options.model, threads=1, budget="all", kernels=options.kernels)
     times: dict[str, list[float]] = {}
@@ -150,39 +188,63 @@ def tensor(options: argparse.Namespace) -> dict[str, Any]:
             if turn:
                 seconds = [b.target_clock - a.target_clock for a, b in pairwise(done.stats.steps)]
                 times.setdefault(name, []).append(median(seconds))
-    meter, speeds = BandwidthMeter(whole.engine.runner.decoder.backend), {}
+    meter = BandwidthMeter(whole.engine.runner.decoder.backend)
+    speeds = {}
     for threads in (1, options.workers):
         set_threads(threads, workers=1)
         speeds[threads] = meter.measure()
         print(f"memory, {threads} threads: {speeds[threads] / 1e9:.1f} GB/s")
     for name, own in times.items():
-        print(f"{name:16} {1e3 * median(own):7.1f} ms a step ({1e3 * min(own):.1f} to {1e3 * max(own):.1f})")
+        print(
+            f"{name:16} {1e3 * median(own):7.1f} ms a step ({1e3 * min(own):.1f} to "
+            f"{1e3 * max(own):.1f})"
+        )
     found = {name: median(own) for name, own in times.items()}
-    return {"tensor": found, "bytes_per_second": speeds, "parted": [*divergences(whole, split, options.max_tokens)]}
+    return {
+        "tensor": found,
+        "bytes_per_second": speeds,
+        "parted": [*divergences(whole, split, options.max_tokens)],
+    }
 
 
 def divergences(whole: LLM, split: LLM, tokens: int) -> Iterator[dict[str, Any]]:
     """Yield the first difference between greedy texts of one process and of several.
 
-    ``gap`` is the difference of the two tokens' log-probabilities in one process, ``rounding`` the largest difference
-    of log-probabilities before.
+    ``gap`` is the difference of the two tokens' log-probabilities in one process, ``rounding`` the
+    largest difference of log-probabilities before.
     """
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=8)
     for number, prompt in enumerate(PROMPTS):
         one, other = (llm.generate(prompt, params) for llm in (whole, split))
         assert one.logprobs is not None
         assert other.logprobs is not None
-        place = next((i for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True)) if a != b), None)
+        place = next(
+            (
+                i
+                for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True))
+                if a != b
+            ),
+            None,
+        )
         shared = tokens if place is None else place
         rounding = max(
-            (abs(one.logprobs[i][t] - other.logprobs[i][t]) for i, t in enumerate(one.token_ids[:shared])), default=0.0
+            (
+                abs(one.logprobs[i][t] - other.logprobs[i][t])
+                for i, t in enumerate(one.token_ids[:shared])
+            ),
+            default=0.0,
         )
         gap = (
             None
             if place is None
-            else one.logprobs[place][one.token_ids[place]] - one.logprobs[place][other.token_ids[place]]
+            else one.logprobs[place][one.token_ids[place]]
+            - one.logprobs[place][other.token_ids[place]]
         )
-        where = "equal tokens" if place is None else f"differs from token {place} on, by a log-probability of {gap:.3f}"
+        where = (
+            "equal tokens"
+            if place is None
+            else f"differs from token {place} on, by a log-probability of {gap:.3f}"
+        )
         print(f"text {number}: {where}; earlier log-probabilities differ by at most {rounding:.3f}")
         yield {"text": number, "place": place, "gap": gap, "rounding": rounding}
 
@@ -191,8 +253,11 @@ def scaling(options: argparse.Namespace) -> dict[str, Any]:
     """Simulate the speed relative to plain decoding by workers and exchange time, with the best window."""
     llm = LLM(options.model, threads=1, budget="all", kernels=options.kernels)
     plain = [ask(llm, prompt, options.max_tokens, "autoregressive") for prompt in PROMPTS]
-    one = median([b.target_clock - a.target_clock for done in plain for a, b in pairwise(done.stats.steps)])
-    # pronk-tiny has the trees of its inflated copy. Lookahead uses no window near the end, so the texts are long.
+    one = median(
+        [b.target_clock - a.target_clock for done in plain for a, b in pairwise(done.stats.steps)]
+    )
+    # pronk-tiny has the trees of its inflated copy. Lookahead uses no window near the end, so the
+    # texts are long.
     small = LLM(threads=1, budget="all")
     runs = {window: watched(small, window, LONG) for window in WINDOWS}
     cost = step_cost(llm, one)
@@ -205,11 +270,18 @@ def scaling(options: argparse.Namespace) -> dict[str, Any]:
                 for window, (steps, tokens) in runs.items()
             )
             speeds.setdefault(exchange, {})[workers] = best
-        line = "  ".join(f"{n}: {speed:.2f} (W {window})" for n, (speed, window) in speeds[exchange].items())
+        line = "  ".join(
+            f"{n}: {speed:.2f} (W {window})" for n, (speed, window) in speeds[exchange].items()
+        )
         print(f"exchange {1e3 * exchange:4.0f} ms   {line}")
     draw(speeds, options.scaling, llm.kernels)
     print(f"drawn in {options.scaling}")
-    return {"scaling": {str(exchange): {str(n): own for n, own in each.items()} for exchange, each in speeds.items()}}
+    return {
+        "scaling": {
+            str(exchange): {str(n): own for n, own in each.items()}
+            for exchange, each in speeds.items()
+        }
+    }
 
 
 def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], int]:
@@ -252,7 +324,9 @@ def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
 def span(trees: Sequence[TokenTree], cost: Callable[[int], float], extra: Sequence[float]) -> float:
     """Return the seconds of a step: the longest share, with the exchange if there are several shares."""
     shares = partition_trees(trees, [cost] * len(extra), extra)
-    return max(cost(count_rows(share)) + more for share, more in zip(shares, extra, strict=True) if share)
+    return max(
+        cost(count_rows(share)) + more for share, more in zip(shares, extra, strict=True) if share
+    )
 
 
 def draw(speeds: dict[float, dict[int, tuple[float, int]]], path: Path, kernels: str) -> None:
@@ -267,7 +341,13 @@ def draw(speeds: dict[float, dict[int, tuple[float, int]]], path: Path, kernels:
         axes.plot(places, [each[n][0] for n in places], marker="o", label=f"{1e3 * exchange:g} ms")
         if not exchange:
             for n in places:
-                axes.annotate(f"W {each[n][1]}", (n, each[n][0]), (0, 6), textcoords="offset points", ha="center")
+                axes.annotate(
+                    f"W {each[n][1]}",
+                    (n, each[n][0]),
+                    (0, 6),
+                    textcoords="offset points",
+                    ha="center",
+                )
     most = max(speed for each in speeds.values() for speed, _ in each.values())
     axes.set(
         xlabel="workers",

@@ -14,7 +14,11 @@ PROMPTS = [
     "The sea was calm. The sea was",
     "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return",
 ]
-DRAFTERS = ["autoregressive", "prompt_lookup", "prompt_lookup(max_ngram=2, min_ngram=1, num_tokens=12)"]
+DRAFTERS = [
+    "autoregressive",
+    "prompt_lookup",
+    "prompt_lookup(max_ngram=2, min_ngram=1, num_tokens=12)",
+]
 
 
 def main(model: str | None = None) -> None:
@@ -26,7 +30,10 @@ def main(model: str | None = None) -> None:
         tokens = [out.token_ids for out in completions]
         passes = [out.stats.target_steps for out in completions]
         expected = expected or tokens
-        print(f"{drafter}: forward passes {passes}, {'the same' if tokens == expected else 'OTHER'} tokens")
+        print(
+            f"{drafter}: forward passes {passes}, {'the same' if tokens == expected else 'OTHER'} "
+            "tokens"
+        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ def main(model: str | None = None, draft: str | None = None) -> None:
     ):
         out = llm.generate(PROMPT, params, drafter=drafter)
         assert out.token_ids == plain.token_ids  # same seed, same text, whatever the drafter
-        print(f"{drafter.name:12} {out.stats.step_compression:.2f} tokens per pass, {out.stats.drafted} draft tokens")
+        print(
+            f"{drafter.name:12} {out.stats.step_compression:.2f} tokens per pass, "
+            f"{out.stats.drafted} draft tokens"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Generate JSON that fits a schema, then compare the probabilities of three texts.
 
-Run it with ``python examples/guided.py`` after ``pip install '.[guided]'``; the argument is another model.
+Run it with ``python examples/guided.py`` after ``pip install '.[guided]'``; the argument is another
+model.
 """
 
 from __future__ import annotations
@@ -26,13 +27,19 @@ TICKET = {
 def main(model: str | None = None) -> None:
     llm = LLM(model, budget="all")
     params = SamplingParams(temperature=0.8, seed=3, guide=Guide(json=TICKET))
-    plain = llm.generate("A ticket: ", replace(params, guide_mode="plain"), drafter="autoregressive")
+    plain = llm.generate(
+        "A ticket: ", replace(params, guide_mode="plain"), drafter="autoregressive"
+    )
     out = llm.generate("A ticket: ", params)
     assert out.token_ids == plain.token_ids  # forcing changes the speed, never the text
     print(json.loads(out.text))
-    print(f"{out.stats.target_steps} forward passes, {plain.stats.target_steps} without draft tokens")
+    print(
+        f"{out.stats.target_steps} forward passes, {plain.stats.target_steps} without draft tokens"
+    )
 
-    found = llm.choose("A ticket: it crashes whenever I click. Severity:", [" low", " medium", " high"])
+    found = llm.choose(
+        "A ticket: it crashes whenever I click. Severity:", [" low", " medium", " high"]
+    )
     for option, share in zip(found.options, found.probabilities, strict=True):
         print(f"{option} {share:.0%}")
 

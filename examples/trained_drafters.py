@@ -12,7 +12,15 @@ import sys
 from pronk import LLM, SamplingParams
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n"
-DRAFTERS = ("multi_token", "medusa", "kangaroo", "glide", "vanilla", "cape(glide, max_nodes=15)", "threshold(kangaroo)")
+DRAFTERS = (
+    "multi_token",
+    "medusa",
+    "kangaroo",
+    "glide",
+    "vanilla",
+    "cape(glide, max_nodes=15)",
+    "threshold(kangaroo)",
+)
 
 
 def main(model: str | None = None, *drafters: str) -> None:
@@ -22,7 +30,10 @@ def main(model: str | None = None, *drafters: str) -> None:
     for drafter in drafters or DRAFTERS:
         out = llm.generate(PROMPT, params, drafter=drafter)
         assert out.token_ids == plain.token_ids  # same seed, same text, whatever the drafter
-        print(f"{drafter:26} {out.stats.step_compression:.2f} tokens per pass, {out.stats.drafted} draft tokens")
+        print(
+            f"{drafter:26} {out.stats.step_compression:.2f} tokens per pass, {out.stats.drafted} "
+            "draft tokens"
+        )
 
 
 if __name__ == "__main__":

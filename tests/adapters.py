@@ -1,4 +1,6 @@
-"""Random LoRA adapters in PEFT's format, and the logits of transformers with an adapter merged into the weights."""
+"""Random LoRA adapters in PEFT's format, and the logits of transformers with an adapter merged into
+the weights.
+"""
 
 import json
 import random
@@ -20,9 +22,13 @@ LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 
 def _adapted(folder: Path, targets: tuple[str, ...]) -> dict[str, torch.nn.Module]:
-    """Return the modules of a checkpoint in transformers whose names end with one of ``targets``."""
+    """Return the modules of a checkpoint in transformers whose names end with one of
+    ``targets``.
+    """
     model = load_with_transformers(folder, torch.float32)
-    return {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in targets}
+    return {
+        name: module for name, module in model.named_modules() if name.rpartition(".")[2] in targets
+    }
 
 
 def _size(module: torch.nn.Module) -> tuple[int, int]:
@@ -42,12 +48,22 @@ def write_adapter(
     **options: Any,
 ) -> Path:
     """Write a random adapter of a checkpoint; ``options`` are keys of its config."""
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": [*targets], "bias": "none"}
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": [*targets],
+        "bias": "none",
+    }
     config |= options
-    numbers, tensors = np.random.default_rng(seed), {}
+    numbers = np.random.default_rng(seed)
+    tensors = {}
     for name, module in _adapted(folder=checkpoint, targets=targets).items():
         outputs, inputs = _size(module)
-        own = next((r for end, r in config.get("rank_pattern", {}).items() if name.endswith(f".{end}")), rank)
+        own = next(
+            (r for end, r in config.get("rank_pattern", {}).items() if name.endswith(f".{end}")),
+            rank,
+        )
         down = numbers.normal(size=(own, inputs)) * inputs**-0.5
         up = numbers.normal(size=(outputs, own)) * 0.3 * own**-0.5
         tensors[f"base_model.model.{name}.lora_A.weight"] = down.astype(dtype)
@@ -59,16 +75,23 @@ def write_adapter(
 
 
 def merged_logits(checkpoint: Path, adapter: Path, tokens: list[int]) -> Array:
-    """Return logits ``[len(tokens), vocab]`` of transformers in float32 with ``W + scale B A`` in place of ``W``."""
+    """Return logits ``[len(tokens), vocab]`` of transformers in float32 with ``W + scale B A`` in
+    place of ``W``.
+    """
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
     model = deepcopy(load_with_transformers(checkpoint, torch.float32))
     with torch.no_grad():
         for key in [key for key in tensors if ".lora_A." in key]:
             name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            down, up = (torch.from_numpy(tensors[each].astype(np.float32)) for each in (key, key.replace("_A.", "_B.")))
+            down, up = (
+                torch.from_numpy(tensors[each].astype(np.float32))
+                for each in (key, key.replace("_A.", "_B."))
+            )
             alphas = config.get("alpha_pattern", {}).items()
-            alpha = next((alpha for end, alpha in alphas if name.endswith(f".{end}")), config["lora_alpha"])
+            alpha = next(
+                (alpha for end, alpha in alphas if name.endswith(f".{end}")), config["lora_alpha"]
+            )
             scale = alpha / (len(down) ** 0.5 if config.get("use_rslora") else len(down))
             module = model.get_submodule(name)
             added = scale * up @ down
@@ -84,21 +107,32 @@ def adapt(
     seed: int = 0,
 ) -> list[Adapter]:
     """Add random adapters to a decoder, one per rank; each changes a few of the linear layers."""
-    numbers, dice, adapters = np.random.default_rng(seed), random.Random(seed), Adapters(None, decoder.config)
+    numbers = np.random.default_rng(seed)
+    dice = random.Random(seed)
+    adapters = Adapters(None, decoder.config)
     for number, rank in enumerate(ranks):
         modules = []
         for layer in range(len(decoder.layers)):
             for name in names:
-                linear, start = getattr(decoder.layers[layer], name), 0
+                linear = getattr(decoder.layers[layer], name)
+                start = 0
                 if dice.random() < 0.2:
                     continue
                 sizes = decoder.config.qkv_sizes if name == "qkv" else (linear.out_features,)
                 for part, size in enumerate(sizes):
                     if part != 1:  # as often, the keys stay as they are
-                        down = numbers.normal(size=(rank, linear.in_features)) * linear.in_features**-0.5
+                        down = (
+                            numbers.normal(size=(rank, linear.in_features))
+                            * linear.in_features**-0.5
+                        )
                         up = numbers.normal(size=(size, rank)) * 0.5 * rank**-0.5
                         modules.append(
-                            AdapterModule(f"layers.{layer}.{name}", start, down.astype(FLOAT32), up.astype(FLOAT32))
+                            AdapterModule(
+                                f"layers.{layer}.{name}",
+                                start,
+                                down.astype(FLOAT32),
+                                up.astype(FLOAT32),
+                            )
                         )
                     start += size
         name = f"adapter {number}"

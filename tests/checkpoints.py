@@ -1,7 +1,7 @@
 """Small random checkpoints written by transformers, with a matching tokenizer.
 
-Weights, norm gains and biases are far larger than at the start of a training run. Otherwise all logits are almost equal
-and a comparison of logits shows nothing.
+Weights, norm gains and biases are far larger than at the start of a training run. Otherwise all
+logits are almost equal and a comparison of logits shows nothing.
 """
 
 import json
@@ -58,7 +58,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": _COMMON,
     "qwen3": _COMMON | {"head_dim": 16},
     "gemma2": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8},
-    "gemma3_text": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "layer_types": _MIXED},
+    "gemma3_text": _COMMON
+    | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "layer_types": _MIXED},
     "granite": _COMMON | _GRANITE,
     "granite_swa": _COMMON
     | _GRANITE
@@ -87,7 +88,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "mixtral": _COMMON | {"num_local_experts": 5, "sliding_window": None},
     "qwen3_moe": _COMMON
-    | {"head_dim": 16, "num_experts": 9, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    | {
+        "head_dim": 16,
+        "num_experts": 9,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
     "ministral3": _COMMON | {"head_dim": 16, "rope_parameters": _GROWING},
     "olmo2": _COMMON,
     "olmo3": _COMMON | {"sliding_window": 8, "layer_types": _MIXED},
@@ -137,15 +144,21 @@ def _auto_class(family: str) -> Any:
 
 
 def load_with_transformers(folder: Path, dtype: torch.dtype) -> Any:
-    """Return the model of a folder in transformers; calls one after the other share it, so copy it to change it."""
+    """Return the model of a folder in transformers; calls one after the other share it, so copy it
+    to change it.
+    """
     written = tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir()))
     return _load_with_transformers(folder, dtype, written)
 
 
 @lru_cache(maxsize=2)
-def _load_with_transformers(folder: Path, dtype: torch.dtype, written: tuple[tuple[str, int], ...]) -> Any:
+def _load_with_transformers(
+    folder: Path, dtype: torch.dtype, written: tuple[tuple[str, int], ...]
+) -> Any:
     family = json.loads((folder / "config.json").read_text())["model_type"]
-    return _auto_class(family).from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    return (
+        _auto_class(family).from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    )
 
 
 def make_checkpoint(
@@ -173,7 +186,9 @@ def make_checkpoint(
 
 @torch.no_grad()
 def randomize(model: torch.nn.Module, seed: int = 0) -> None:
-    """Draw weights whose products keep the scale of their input, gains around 1, and biases far from 0."""
+    """Draw weights whose products keep the scale of their input, gains around 1, and biases far
+    from 0.
+    """
     generator = torch.Generator().manual_seed(seed)
     offset = model.config.model_type.startswith("gemma")  # gains are stored as gain - 1
     for name, parameter in model.named_parameters():
@@ -190,7 +205,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.uniform_(0.5, 1.5, generator=generator)
 
 
-def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Array:
+def transformers_logits(
+    folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32
+) -> Array:
     """Return logits, float32 ``[len(tokens), vocab]``, of transformers' own implementation."""
     model = load_with_transformers(folder, dtype)
     with torch.no_grad():
@@ -199,7 +216,9 @@ def transformers_logits(folder: Path, tokens: list[int], dtype: torch.dtype = to
 
 
 def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
-    """Return ``count`` greedy tokens of transformers' own implementation, in float32, without a KV cache."""
+    """Return ``count`` greedy tokens of transformers' own implementation, in float32, without a KV
+    cache.
+    """
     model = load_with_transformers(folder, torch.float32)
     tokens = list(prompt)
     with torch.no_grad():
@@ -209,7 +228,8 @@ def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int
 
 
 def transformers_choices(folder: Path, prompt: list[int], output: list[int]) -> list[int]:
-    """Return the greedy choice of transformers, in float32, after each beginning of ``output``; in one pass.
+    """Return the greedy choice of transformers, in float32, after each beginning of ``output``; in
+    one pass.
 
     The choices equal ``output`` if and only if it is transformers' own greedy output.
     """
@@ -217,9 +237,15 @@ def transformers_choices(folder: Path, prompt: list[int], output: list[int]) -> 
     return [int(token) for token in logits[len(prompt) - 1 :].argmax(axis=-1)]
 
 
-def transformers_hidden(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Array:
-    """Return ``last_hidden_state``, float32 ``[len(tokens), hidden]``, of transformers' own implementation."""
+def transformers_hidden(
+    folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32
+) -> Array:
+    """Return ``last_hidden_state``, float32 ``[len(tokens), hidden]``, of transformers' own
+    implementation.
+    """
     model = load_with_transformers(folder, dtype)
     with torch.no_grad():
-        states: Array = model.base_model(torch.tensor([tokens])).last_hidden_state[0].float().numpy()
+        states: Array = (
+            model.base_model(torch.tensor([tokens])).last_hidden_state[0].float().numpy()
+        )
     return states

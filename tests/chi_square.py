@@ -15,18 +15,25 @@ def p_value(counts: ArrayLike, probs: ArrayLike) -> float:
     """Return the p-value of Pearson's test; raise if a value of probability 0 occurred."""
     observed, expected = (np.asarray(numbers, np.float64).ravel() for numbers in (counts, probs))
     expected = expected / expected.sum() * observed.sum()
-    assert not bool((observed[expected == 0] > 0).any()), "something occurred that has probability 0"
+    assert not bool((observed[expected == 0] > 0).any()), (
+        "something occurred that has probability 0"
+    )
     possible = expected > 0
     assert bool((expected[possible] >= MIN_EXPECTED).all()), "too few draws for this test"
     return pearson(observed[possible].tolist(), expected[possible].tolist())
 
 
-def p_value_of(sample: Sequence[Hashable], distribution: Mapping[Any, float], least_cells: int = 2) -> float:
-    """Return the p-value of a sample; rare values of the distribution are merged into common cells."""
+def p_value_of(
+    sample: Sequence[Hashable], distribution: Mapping[Any, float], least_cells: int = 2
+) -> float:
+    """Return the p-value of a sample; rare values of the distribution are merged into common
+    cells.
+    """
     counts = Counter(sample)
     possible = {value: chance for value, chance in distribution.items() if chance > 0}
     assert counts.keys() <= possible.keys(), "something occurred that has probability 0"
-    observed, expected = [0.0], [0.0]
+    observed = [0.0]
+    expected = [0.0]
     for value in sorted(possible, key=lambda value: possible[value]):
         if expected[-1] >= MIN_EXPECTED:
             observed.append(0.0)
@@ -39,7 +46,13 @@ def p_value_of(sample: Sequence[Hashable], distribution: Mapping[Any, float], le
 
 
 def pearson(observed: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the probability of a statistic at least as large by chance: Q(freedom / 2, statistic / 2)."""
-    statistic = sum((count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True))
-    halves = (torch.tensor(value / 2, dtype=torch.float64) for value in (len(observed) - 1, statistic))
+    """Return the probability of a statistic at least as large by chance: Q(freedom / 2, statistic /
+    2).
+    """
+    statistic = sum(
+        (count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True)
+    )
+    halves = (
+        torch.tensor(value / 2, dtype=torch.float64) for value in (len(observed) - 1, statistic)
+    )
     return float(torch.special.gammaincc(*halves))

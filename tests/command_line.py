@@ -13,7 +13,9 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Return a function that runs ``pronk ARGS`` with standard input ``given``: (exit code, stdout, stderr)."""
+    """Return a function that runs ``pronk ARGS`` with standard input ``given``: (exit code, stdout,
+    stderr).
+    """
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*args: object, given: str | bytes = "") -> tuple[int, str, str]:
@@ -30,7 +32,9 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
-    """Check for exit code 2, no output, and one line on standard error that contains all ``expected`` texts."""
+    """Check for exit code 2, no output, and one line on standard error that contains all
+    ``expected`` texts.
+    """
     code, out, err = result
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("pronk: error: ")

@@ -1,4 +1,6 @@
-"""Fixtures of all tests: small checkpoints, written once per session, and the matching tokenizer."""
+"""Fixtures of all tests: small checkpoints, written once per session, and the matching
+tokenizer.
+"""
 
 import gc
 import gzip
@@ -26,28 +28,45 @@ from pronk.text.tokenizer import Tokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--kernels`` (an instruction set), ``--library`` (e.g. a sanitizer's build) and ``--schemas``."""
-    parser.addoption("--kernels", default="auto", choices=library.CHOICES[:-1], help="instruction set of the kernels")
+    """Add ``--kernels`` (an instruction set), ``--library`` (e.g. a sanitizer's build) and
+    ``--schemas``.
+    """
+    parser.addoption(
+        "--kernels",
+        default="auto",
+        choices=library.CHOICES[:-1],
+        help="instruction set of the kernels",
+    )
     parser.addoption("--library", type=Path, help="file of the kernels")
-    parser.addoption("--schemas", type=Path, help="JSON lines, each with a JSON schema for the tests of guides")
+    parser.addoption(
+        "--schemas", type=Path, help="JSON lines, each with a JSON schema for the tests of guides"
+    )
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the collected tests, a million objects, from garbage collection: each full one would take a second."""
+    """Exempt the collected tests, a million objects, from garbage collection: each full one would
+    take a second.
+    """
     gc.collect()
     gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Replace the best kernels by the requested ones, and the default model by one of the repository."""
+    """Replace the best kernels by the requested ones, and the default model by one of the
+    repository.
+    """
     pytest.MonkeyPatch().setattr(resolve, "DEFAULT_MODEL", TINY_MODEL)
-    tiny_models.asked, path = config.getoption("--kernels"), config.getoption("--library")
+    tiny_models.asked = config.getoption("--kernels")
+    path = config.getoption("--library")
     if path is not None:
-        pytest.MonkeyPatch().setattr(library, "installed_library", path.resolve)  # raises if there is no such name
+        # raises if there is no such name
+        pytest.MonkeyPatch().setattr(library, "installed_library", path.resolve)
 
     @wraps(kernels._passed_marker)
     def no_marker(_: Kernels) -> Path:
-        """Return a path that cannot exist: no test relies on the self-check of an earlier run, or leaves a marker."""
+        """Return a path that cannot exist: no test relies on the self-check of an earlier run, or
+        leaves a marker.
+        """
         return Path(os.devnull) / "marker"
 
     pytest.MonkeyPatch().setattr(kernels, "_passed_marker", no_marker)
@@ -69,7 +88,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
-    """Return ``checkpoint(family, **overrides)``, which makes a folder once; tests must not write into it."""
+    """Return ``checkpoint(family, **overrides)``, which makes a folder once; tests must not write
+    into it.
+    """
     made: dict[str, Path] = {}
 
     def get(family: str, **overrides: Any) -> Path:
@@ -94,12 +115,16 @@ def schemas(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
     if path is None:
         return []
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [found for line in data.splitlines() if isinstance(found := json.loads(line)["schema"], dict)]
+    return [
+        found for line in data.splitlines() if isinstance(found := json.loads(line)["schema"], dict)
+    ]
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Use one thread unless a test sets more: threads only wait for each other with such small models."""
+    """Use one thread unless a test sets more: threads only wait for each other with such small
+    models.
+    """
     set_threads(1, 1)
     yield
     torch.set_num_threads(1)

@@ -13,7 +13,8 @@ def covering(*factors: Sequence[Any], strength: int = 2) -> list[Any]:
 
     Args:
         factors: values of each parameter.
-        strength: number of parameters of which every combination of values runs always: 2 covers all pairs.
+        strength: number of parameters of which every combination of values runs always: 2 covers
+            all pairs.
     """
     chosen = {*covering_array([len(values) for values in factors], strength)}
     cases = list[Any]()
@@ -25,10 +26,11 @@ def covering(*factors: Sequence[Any], strength: int = 2) -> list[Any]:
 
 
 def covering_array(sizes: Sequence[int], strength: int) -> list[tuple[int, ...]]:
-    """Return cases that cover every combination of ``strength`` values, found greedily and without chance.
+    """Return cases that cover every combination of ``strength`` values, found greedily and without
+    chance.
 
-    A case has the number of a value for each of ``sizes``. Of cases that cover equally many new combinations, the one
-    whose values have been used least is taken, so that the values take turns.
+    A case has the number of a value for each of ``sizes``. Of cases that cover equally many new
+    combinations, the one whose values have been used least is taken, so that the values take turns.
     """
     cases = [*product(*map(range, sizes))]
     missing = {combination for case in cases for combination in _combinations(case, strength)}

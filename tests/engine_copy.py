@@ -1,7 +1,7 @@
 """A copy of the repository without the guests, in which the tests of the engine run.
 
-The tests of a guest are in the folder of its name. Those of the repository as a whole, which need all guests, are
-in :data:`WHOLE`.
+The tests of a guest are in the folder of its name. Those of the repository as a whole, which need
+all guests, are in :data:`WHOLE`.
 """
 
 import os
@@ -15,9 +15,11 @@ from pathlib import Path
 from waiting import HUNG
 
 ROOT = Path(__file__).parents[1]
-# Packages that use the engine as a stranger's package would: only by the names that docs/api.md lists.
+# Packages that use the engine as a stranger's package would: only by the names that docs/api.md
+# lists.
 GUESTS = ("lab", "parallel", "server", "torch", "train")
-# Tests of the documents, benchmarks and examples, of clients of the server, and of the whole package.
+# Tests of the documents, benchmarks and examples, of clients of the server, and of the whole
+# package.
 WHOLE = (
     "benchmarks",
     "clients",
@@ -34,15 +36,25 @@ WHOLE = (
 
 def engine_tests() -> list[str]:
     """Return the folders and files of the engine's tests, relative to the repository."""
-    paths = [path for path in (ROOT / "tests").iterdir() if path.is_dir() or path.name.startswith("test_")]
+    paths = [
+        path
+        for path in (ROOT / "tests").iterdir()
+        if path.is_dir() or path.name.startswith("test_")
+    ]
     names = {path.name for path in paths if path.name[0] not in "._"} - {*GUESTS, *WHOLE}
     return sorted(f"tests/{name}" for name in names)
 
 
 def copy_engine(folder: Path) -> None:
-    """Copy the repository's files and the built kernels into ``folder``, without the guests and their tests."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    built = (path.relative_to(ROOT).as_posix() for path in (ROOT / "src/pronk/kernels").glob("libpronk*"))
+    """Copy the repository's files and the built kernels into ``folder``, without the guests and
+    their tests.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+    ).stdout.decode()
+    built = (
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "src/pronk/kernels").glob("libpronk*")
+    )
     left_out = tuple(f"{home}/{guest}/" for home in ("src/pronk", "tests") for guest in GUESTS)
     for name in (*filter(None, listed.split("\0")), *built):
         if not name.startswith(left_out) and (ROOT / name).exists():
@@ -52,7 +64,9 @@ def copy_engine(folder: Path) -> None:
     # The first package of this name on the path counts. This one registers no guest.
     metadata = folder / "src" / f"pronk-{distribution('pronk').version}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(distribution("pronk").read_text("METADATA") or "", encoding="utf-8")
+    (metadata / "METADATA").write_text(
+        distribution("pronk").read_text("METADATA") or "", encoding="utf-8"
+    )
 
 
 def run_tests(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -60,5 +74,11 @@ def run_tests(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedPro
     environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=10 * HUNG, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=10 * HUNG,
+        check=False,
     )

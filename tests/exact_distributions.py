@@ -1,8 +1,10 @@
-"""Exact distribution of the tokens that an acceptance rule emits, by enumeration of all random outcomes.
+"""Exact distribution of the tokens that an acceptance rule emits, by enumeration of all random
+outcomes.
 
-A :class:`Source` replaces all random numbers, those of sampled draft tokens included, and tries their values in turn.
-The tested code is the engine's: ``verify_tree``, ``acceptance_rule`` and the rule itself. Each row of the logits holds
-the number of its node, by which the target's distribution is looked up.
+A :class:`Source` replaces all random numbers, those of sampled draft tokens included, and tries
+their values in turn. The tested code is the engine's: ``verify_tree``, ``acceptance_rule`` and the
+rule itself. Each row of the logits holds the number of its node, by which the target's distribution
+is looked up.
 """
 
 import random
@@ -32,16 +34,21 @@ ExactDistribution = dict[String, float]
 
 
 class Source:
-    """A source of random numbers that enumerates all sequences of outcomes, each with its probability."""
+    """A source of random numbers that enumerates all sequences of outcomes, each with its
+    probability.
+    """
 
     def __init__(self) -> None:
-        self.plan: list[list[int]] = []  # for each choice, the outcomes left to try; the last one is current
+        # for each choice, the outcomes left to try; the last one is current
+        self.plan: list[list[int]] = []
         self.place = 0
         self.weight = 1.0
 
     def take(self, probabilities: Sequence[float]) -> int:
         if self.place == len(self.plan):
-            self.plan.append([answer for answer, chance in enumerate(probabilities) if chance > 1e-15])
+            self.plan.append(
+                [answer for answer, chance in enumerate(probabilities) if chance > 1e-15]
+            )
         answer = self.plan[self.place][-1]
         self.place += 1
         self.weight *= probabilities[answer]
@@ -57,7 +64,8 @@ class Source:
 
     def runs(self) -> Iterator[None]:
         while True:
-            self.place, self.weight = 0, 1.0
+            self.place = 0
+            self.weight = 1.0
             yield
             while self.plan and len(self.plan[-1]) == 1:
                 self.plan.pop()
@@ -71,11 +79,15 @@ class Table(dict[String, Array]):
 
     def __init__(self, seed: int | str, vocab: int = VOCAB, zeros: float = 1 / 3) -> None:
         super().__init__()
-        self.seed, self.vocab, self.zeros = seed, vocab, zeros
+        self.seed = seed
+        self.vocab = vocab
+        self.zeros = zeros
 
     def __missing__(self, context: String) -> Array:
         dice = random.Random(f"{self.seed} {context}")
-        weights = [0.0 if dice.random() < self.zeros else dice.random() ** 2 for _ in range(self.vocab)]
+        weights = [
+            0.0 if dice.random() < self.zeros else dice.random() ** 2 for _ in range(self.vocab)
+        ]
         weights[dice.randrange(self.vocab)] += 0.05
         self[context] = np.array(weights) / sum(weights)
         return self[context]
@@ -108,7 +120,8 @@ class TreeSampler:
 
     Attributes:
         parents: shape of the tree.
-        drawn: nodes that are sampled; every other node is the likeliest token without an equal sibling.
+        drawn: nodes that are sampled; every other node is the likeliest token without an equal
+            sibling.
         q: distributions of the draft tokens.
         claimed: distributions that the tree reports; ``None``: ``q``.
     """
@@ -123,12 +136,15 @@ class TreeSampler:
         return TokenTree(tuple(range(len(self.parents))), self.parents).depths
 
     def __call__(self, source: Any, text: String) -> TokenTree:
-        paths, taken = [text], [set[int]() for _ in self.parents]
+        paths = [text]
+        taken = [set[int]() for _ in self.parents]
         probs: list[Array | None] = [None]
         for parent, drawn in zip(self.parents[1:], self.drawn[1:], strict=True):
             q = without(self.q[paths[parent]], taken[parent])
             token = source.take(q.tolist()) if drawn else int(q.argmax())
-            claimed = q if self.claimed is None else without(self.claimed[paths[parent]], taken[parent])
+            claimed = (
+                q if self.claimed is None else without(self.claimed[paths[parent]], taken[parent])
+            )
             probs.append(claimed if drawn else None)
             taken[parent].add(token)
             paths.append((*paths[parent], token))
@@ -136,7 +152,9 @@ class TreeSampler:
 
 
 def without(distribution: Array, tokens: set[int]) -> Array:
-    """Return the distribution without some tokens; uniform over the others if no probability is left."""
+    """Return the distribution without some tokens; uniform over the others if no probability is
+    left.
+    """
     rest = distribution.copy()
     rest[list(tokens)] = 0.0
     if float(rest.sum()) <= 0.0:
@@ -146,7 +164,9 @@ def without(distribution: Array, tokens: set[int]) -> Array:
 
 
 def shapes(size: int, siblings: int = VOCAB) -> Iterator[tuple[int, ...]]:
-    """Yield the parents of every tree of ``size`` nodes with at most ``siblings`` children per node."""
+    """Yield the parents of every tree of ``size`` nodes with at most ``siblings`` children per
+    node.
+    """
     for parents in product(*(range(node) for node in range(1, size))):
         if all(parents.count(node) <= siblings for node in parents):
             yield (-1, *parents)
@@ -157,11 +177,20 @@ def chain_shape(length: int) -> tuple[int, ...]:
 
 
 class OracleSampler(PronkSampler):
-    """A sampler with a :class:`Source` and a table of distributions; a row of logits names its node."""
+    """A sampler with a :class:`Source` and a table of distributions; a row of logits names its
+    node.
+    """
 
-    def __init__(self, rule: Any, source: Source, p: Table, text: String, paths: Sequence[String]) -> None:
-        super().__init__(SamplingParams(temperature=1.0, rule=rule), 0, TokenContext([0, *text]), p.vocab)
-        self.source, self.p, self.paths, self.ordered = source, p, paths, True
+    def __init__(
+        self, rule: Any, source: Source, p: Table, text: String, paths: Sequence[String]
+    ) -> None:
+        super().__init__(
+            SamplingParams(temperature=1.0, rule=rule), 0, TokenContext([0, *text]), p.vocab
+        )
+        self.source = source
+        self.p = p
+        self.paths = paths
+        self.ordered = True
 
     def distribution(self, logits: Array) -> Array:
         path = self.paths[int(logits[0])]
@@ -178,22 +207,32 @@ class OracleSampler(PronkSampler):
 Rows = Callable[[Array], Array]
 
 
-def step(rule: str, tree: TokenTree, p: Table, source: Source, text: String, rows: Rows | None = None) -> String:
-    """Return the tokens that one verification emits after ``text``; ``rows`` may permute the logits."""
+def step(
+    rule: str, tree: TokenTree, p: Table, source: Source, text: String, rows: Rows | None = None
+) -> String:
+    """Return the tokens that one verification emits after ``text``; ``rows`` may permute the
+    logits.
+    """
     paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
     logits = np.arange(len(tree))[:, None]
     sampler = OracleSampler(rule, source, p, text, paths)
     if rows is not None:
-        logits, sampler.ordered = rows(logits), False
+        logits = rows(logits)
+        sampler.ordered = False
     found = verify.verify_tree(tree, acceptance_rule(sampler, tree, logits))
     assert context_of(sampler) == [0, *text, *found.tokens]
     assert found.tokens[:-1] == tuple(tree.tokens[node] for node in found.path)
     return found.tokens
 
 
-def outputs(rule: str, propose: Propose, p: Table, *, length: int = 1, rows: Rows | None = None) -> ExactDistribution:
-    """Return the probability of each text that steps emit until it has at least ``length`` tokens."""
-    distribution, source = defaultdict[String, float](float), Source()
+def outputs(
+    rule: str, propose: Propose, p: Table, *, length: int = 1, rows: Rows | None = None
+) -> ExactDistribution:
+    """Return the probability of each text that steps emit until it has at least ``length``
+    tokens.
+    """
+    distribution = defaultdict[String, float](float)
+    source = Source()
     for _ in source.runs():
         text: String = ()
         while len(text) < length:
@@ -204,7 +243,9 @@ def outputs(rule: str, propose: Propose, p: Table, *, length: int = 1, rows: Row
 
 
 def strings(distribution: ExactDistribution, p: Table, depth: int = DEPTH) -> ExactDistribution:
-    """Return the distribution of the first ``depth`` tokens; plain sampling extends shorter outputs."""
+    """Return the distribution of the first ``depth`` tokens; plain sampling extends shorter
+    outputs.
+    """
     joint = defaultdict[String, float](float)
     for tokens, weight in distribution.items():
         kept = tokens[:depth]
@@ -216,7 +257,9 @@ def strings(distribution: ExactDistribution, p: Table, depth: int = DEPTH) -> Ex
 def largest_error(distribution: ExactDistribution, p: Table, depth: int = DEPTH) -> float:
     """Return the largest difference between the probability of a string and the target's."""
     got = strings(distribution, p, depth)
-    return max(abs(got[string] - p.chance(string)) for string in product(range(p.vocab), repeat=depth))
+    return max(
+        abs(got[string] - p.chance(string)) for string in product(range(p.vocab), repeat=depth)
+    )
 
 
 def accepted(distribution: ExactDistribution) -> float:

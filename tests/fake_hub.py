@@ -27,7 +27,9 @@ class FakeHub:
 
     def commit(self, repo: str) -> str:
         """Return the commit of a repository: a hash of its files."""
-        return hashlib.sha1(repr(sorted(self.repos[repo].items())).encode(), usedforsecurity=False).hexdigest()
+        return hashlib.sha1(
+            repr(sorted(self.repos[repo].items())).encode(), usedforsecurity=False
+        ).hexdigest()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -46,11 +48,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
         self.hub.requests.append((self.command, path, self.headers.get("Range", "")))
-        match = re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", path)
+        match = re.fullmatch(
+            r"(?:/api/models)?/([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", path
+        )
         repo = "" if match is None else match[1]
         if match is None or repo not in self.hub.repos:
             self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
-        elif match[2] == "resolve" and repo in self.hub.gated and "Authorization" not in self.headers:
+        elif (
+            match[2] == "resolve" and repo in self.hub.gated and "Authorization" not in self.headers
+        ):
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
         elif match[3] not in (None, "main", self.hub.commit(repo)):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
@@ -59,7 +65,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif match[2] == "tree":
             files = self.hub.repos[repo].items()
             entries = [
-                {"type": "file", "path": name, "size": len(data), "oid": "0" * 40, "lfs": self._lfs(data)}
+                {
+                    "type": "file",
+                    "path": name,
+                    "size": len(data),
+                    "oid": "0" * 40,
+                    "lfs": self._lfs(data),
+                }
                 for name, data in files
             ]
             self._send(200, json.dumps(entries).encode())
@@ -69,7 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
                 "sha": self.hub.commit(repo),
                 "siblings": [{"rfilename": n} for n in self.hub.repos[repo]],
             }
-            self._send(200, json.dumps(info | {"private": False, "tags": [], "downloads": 0}).encode())
+            self._send(
+                200, json.dumps(info | {"private": False, "tags": [], "downloads": 0}).encode()
+            )
 
     def _lfs(self, data: bytes) -> dict[str, Any]:
         return {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 100}
@@ -77,7 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, repo: str, name: str) -> None:
         data = self.hub.repos[repo].get(name)
         if data is None:
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.hub.commit(repo)})
+            self._send(
+                404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.hub.commit(repo)}
+            )
             return
         headers = {
             "X-Repo-Commit": self.hub.commit(repo),
@@ -92,9 +108,20 @@ class _Handler(BaseHTTPRequestHandler):
             data = data[:-1] + bytes([data[-1] ^ 1])
         if asked:
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
-        self._send(206 if asked else 200, data[first:], headers, self.hub.cut and max(0, self.hub.cut - first))
+        self._send(
+            206 if asked else 200,
+            data[first:],
+            headers,
+            self.hub.cut and max(0, self.hub.cut - first),
+        )
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+    def _send(
+        self,
+        status: int,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        cut: int | None = None,
+    ) -> None:
         self.send_response(status)
         for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
             self.send_header(name, value)

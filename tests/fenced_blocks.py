@@ -1,6 +1,7 @@
 """Fenced blocks of the documentation: snippets of Python, and shell commands.
 
-A block runs in the tests unless a comment directly above it says why not: ``<!-- not run: needs a GPU -->``.
+A block runs in the tests unless a comment directly above it says why not: ``<!-- not run: needs a
+GPU -->``.
 """
 
 import re
@@ -12,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 _BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 SHELL = ("sh", "bash")
 

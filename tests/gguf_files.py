@@ -20,7 +20,8 @@ from pronk.checkpoint.gguf.vocabulary import TokenKind
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.models.families import parse_config
 
-CONVERTED = ["IQ4_NL", "Q2_K", "Q3_K"]  # blocks with a float16 scale that are converted before they are packed
+# blocks with a float16 scale that are converted before they are packed
+CONVERTED = ["IQ4_NL", "Q2_K", "Q3_K"]
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 # Names of families in GGUF files, where they differ from ``model_type``.
@@ -33,7 +34,8 @@ GGUF_FAMILIES = {
     "olmo3": "olmo2",
     "qwen3_moe": "qwen3moe",
 }
-# Families whose converters permute rows of queries and keys: subclasses of ``LlamaModel`` in ``conversion/``.
+# Families whose converters permute rows of queries and keys: subclasses of ``LlamaModel`` in
+# ``conversion/``.
 PERMUTED = ("granite", "granitemoe", "llama", "mistral3", "smollm3")
 LLAMA3 = {
     "rope_type": "llama3",
@@ -67,13 +69,18 @@ UNITS = {
 }
 
 
-def random_blocks(kind: str, rows: int, columns: int, seed: int, scale: float = 0.05) -> NDArray[np.uint8]:
-    """Return random blocks ``[rows, bytes]`` whose float16 scales give weights of about ``scale``."""
+def random_blocks(
+    kind: str, rows: int, columns: int, seed: int, scale: float = 0.05
+) -> NDArray[np.uint8]:
+    """Return random blocks ``[rows, bytes]`` whose float16 scales give weights of about
+    ``scale``.
+    """
     values, size = GGML_QUANT_SIZES[Type[kind]]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
     for number, at in enumerate(SCALES.get(kind, (0,))):
-        # The second scale belongs to the block's minimum, which shifts the weights by half of their range.
+        # The second scale belongs to the block's minimum, which shifts the weights by half of their
+        # range.
         shift = scale / (15 if kind == "Q2_K" else 63) if kind.endswith("K") else -scale
         largest = 2 * scale / UNITS.get(kind, 15) if number == 0 else shift
         drawn = (largest * rng.uniform(0.5, 1.0, blocks.shape[:2])).astype(np.float16)
@@ -96,7 +103,9 @@ def decode(kind: str, stored: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def reorder(weight: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Permute rows of queries or keys as ``convert_hf_to_gguf.py`` does for the architecture ``llama``."""
+    """Permute rows of queries or keys as ``convert_hf_to_gguf.py`` does for the architecture
+    ``llama``.
+    """
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
@@ -117,7 +126,8 @@ def convert(
         folder: checkpoint with a single safetensors file.
         path: output file.
         kinds: type of all matrices, or types by suffixes of names with ``""`` as the default.
-        twin: output folder for a safetensors checkpoint with the dequantized weights; ``None`` writes none.
+        twin: output folder for a safetensors checkpoint with the dequantized weights; ``None``
+            writes none.
         tokenizer: a byte-level BPE; ``None``: the tokenizer of the folder.
         pre: name of the pre-tokenizer.
         change: called with the writer before it writes.
@@ -127,7 +137,9 @@ def convert(
     names = gguf.get_tensor_name_map(ARCHITECTURES[arch], raw["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, arch)
     write_keys(writer, raw)
-    write_bytes_bpe(writer, tokenizer or tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), pre)
+    write_bytes_bpe(
+        writer, tokenizer or tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), pre
+    )
     checkpoint = Checkpoint(folder)
     dequantized = {name: checkpoint.tensor(name).astype(np.float32) for name in checkpoint}
     write_experts(writer, raw["model_type"], dequantized, kinds)
@@ -135,7 +147,8 @@ def convert(
         sorted(name for name in checkpoint if ".experts." not in name and "put_linear" not in name)
     ):
         # The weights of convolutions are stored without a dimension of size 1.
-        theirs, weight = str(names.get_name(name, (".weight", ".bias"))), dequantized[name]
+        theirs = str(names.get_name(name, (".weight", ".bias")))
+        weight = dequantized[name]
         kind = _kind(theirs, kinds) if weight.ndim == 2 and "ffn_gate_inp" not in theirs else "F32"
         theirs += ".weight" if theirs.endswith("attn_sinks") else ""
         # The permutation moves whole rows, so it commutes with quantization.
@@ -144,7 +157,9 @@ def convert(
         if arch.startswith("gemma") and weight.ndim == 1:
             stored = stored + np.float32(1.0)  # the factor of these norms is 1 + weight
         if arch in PERMUTED and (".attn_q." in theirs or ".attn_k." in theirs):
-            heads = raw["num_attention_heads"] if ".attn_q." in theirs else raw["num_key_value_heads"]
+            heads = (
+                raw["num_attention_heads"] if ".attn_q." in theirs else raw["num_key_value_heads"]
+            )
             stored = reorder(stored, heads)
         writer.add_tensor(theirs, stored, raw_dtype=None if kind in ("F32", "F16") else Type[kind])
     if change is not None:
@@ -156,9 +171,14 @@ def convert(
 
 
 def write_experts(
-    writer: gguf.GGUFWriter, family: str, tensors: Mapping[str, NDArray[np.float32]], kinds: str | Mapping[str, str]
+    writer: gguf.GGUFWriter,
+    family: str,
+    tensors: Mapping[str, NDArray[np.float32]],
+    kinds: str | Mapping[str, str],
 ) -> None:
-    """Write the tensors of all experts; replace their values in ``tensors`` with the dequantized ones."""
+    """Write the tensors of all experts; replace their values in ``tensors`` with the dequantized
+    ones.
+    """
     for seed, (name, views) in enumerate(expert_views(family, tensors).items()):
         weight = np.stack(views)
         kind = _kind(name, kinds) if weight.ndim == 3 else "F32"
@@ -173,17 +193,29 @@ def write_experts(
             view[...] = values
 
 
-def expert_views(family: str, tensors: Mapping[str, NDArray[np.float32]]) -> dict[str, list[NDArray[np.float32]]]:
-    """Return, for each tensor of experts in a GGUF file, views of each expert's values in ``tensors``."""
+def expert_views(
+    family: str, tensors: Mapping[str, NDArray[np.float32]]
+) -> dict[str, list[NDArray[np.float32]]]:
+    """Return, for each tensor of experts in a GGUF file, views of each expert's values in
+    ``tensors``.
+    """
     found: dict[str, list[NDArray[np.float32]]] = {}
 
     def add(layer: str, module: str, view: NDArray[np.float32]) -> None:
         found.setdefault(f"blk.{layer}.ffn_{module}", []).append(view)
 
-    one_each = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "down_proj": "down", "up_proj": "up"}
+    one_each = {
+        "w1": "gate",
+        "w2": "down",
+        "w3": "up",
+        "gate_proj": "gate",
+        "down_proj": "down",
+        "up_proj": "up",
+    }
     numbers = re.compile(r"[0-9]+")
     for name in sorted(tensors, key=lambda name: [*map(int, numbers.findall(name))]):
-        layer, weight = "".join(numbers.findall(name)[:1]), tensors[name]
+        layer = "".join(numbers.findall(name)[:1])
+        weight = tensors[name]
         if family in ("mixtral", "qwen3_moe") and ".experts." in name:
             add(layer, f"{one_each[name.split('.')[-2]]}_exps.weight", weight)
             continue
@@ -191,9 +223,14 @@ def expert_views(family: str, tensors: Mapping[str, NDArray[np.float32]]) -> dic
             if name.endswith("input_linear.weight"):
                 add(layer, "gate_exps.weight", each[: len(each) // 2])
                 add(layer, "up_exps.weight", each[len(each) // 2 :])
-            elif "gate_up_proj" in name:  # gpt-oss: alternating outputs of the gate and the up projection
+            elif "gate_up_proj" in name:
+                # gpt-oss: alternating outputs of the gate and the up projection
                 for number, module in enumerate(("gate", "up")):
-                    add(layer, f"{module}_exps.{'bias' if each.ndim == 1 else 'weight'}", each.T[number::2])
+                    add(
+                        layer,
+                        f"{module}_exps.{'bias' if each.ndim == 1 else 'weight'}",
+                        each.T[number::2],
+                    )
             else:
                 suffix = "bias" if each.ndim == 1 else "weight"
                 add(layer, f"down_exps.{suffix}", each.T if family == "gpt_oss" else each)
@@ -211,7 +248,10 @@ def finish(writer: gguf.GGUFWriter) -> None:
 def _kind(name: str, kinds: str | Mapping[str, str]) -> str:
     if isinstance(kinds, str):
         return kinds
-    return next((kind for end, kind in kinds.items() if end and name.removesuffix(".weight").endswith(end)), kinds[""])
+    return next(
+        (kind for end, kind in kinds.items() if end and name.removesuffix(".weight").endswith(end)),
+        kinds[""],
+    )
 
 
 def write_twin(folder: Path, twin: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
@@ -231,7 +271,9 @@ def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     writer.add_head_count(raw["num_attention_heads"])
     is_convolution = [kind == "conv" for kind in raw.get("layer_types") or ()]
     heads = raw["num_key_value_heads"]
-    writer.add_head_count_kv([0 if each else heads for each in is_convolution] if any(is_convolution) else heads)
+    writer.add_head_count_kv(
+        [0 if each else heads for each in is_convolution] if any(is_convolution) else heads
+    )
     writer.add_layer_norm_rms_eps(raw.get("norm_eps") or raw["rms_norm_eps"])
     rope = raw.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
@@ -261,7 +303,9 @@ def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, size))
 
 
-def write_family_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+def write_family_keys(
+    writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Mapping[str, Any]
+) -> None:
     """Write the keys that the converter of one family writes."""
     family = raw["model_type"]
     write_expert_keys(writer, raw)
@@ -283,7 +327,9 @@ def write_family_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Map
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
     elif family == "olmo3":
         writer.add_sliding_window(raw["sliding_window"])
-        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in raw["layer_types"]])
+        writer.add_sliding_window_pattern(
+            [kind == "sliding_attention" for kind in raw["layer_types"]]
+        )
     elif family == "phi3":
         writer.add_rope_scaling_orig_ctx_len(raw["original_max_position_embeddings"])
         writer.add_sliding_window(raw["sliding_window"] or 0)
@@ -295,23 +341,33 @@ def write_expert_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
         writer.add_expert_count(count)
         writer.add_expert_used_count(raw["num_experts_per_tok"])
     if raw["model_type"] in ("qwen3_moe", "gpt_oss"):
-        writer.add_expert_feed_forward_length(raw.get("moe_intermediate_size") or raw["intermediate_size"])
+        writer.add_expert_feed_forward_length(
+            raw.get("moe_intermediate_size") or raw["intermediate_size"]
+        )
 
 
-def write_longrope(writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+def write_longrope(
+    writer: gguf.GGUFWriter, raw: Mapping[str, Any], rope: Mapping[str, Any]
+) -> None:
     """Write the divisors of LongRoPE and its factor of cosines and sines."""
     original = raw["original_max_position_embeddings"]
     scale = raw["max_position_embeddings"] / original
-    writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
+    writer.add_rope_scaling_attn_factors(
+        math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    )
     for name in ("long", "short"):
-        writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
+        writer.add_tensor(
+            f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32)
+        )
 
 
 def llama3_divisors(rope: Mapping[str, Any], size: int) -> NDArray[np.float32]:
     """Return the divisors of Llama 3's rotations, as ``convert_hf_to_gguf.py`` computes them."""
     base = 1.0 / rope["rope_theta"] ** (np.arange(0, size, 2, dtype=np.float32) / size)
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    original, factors = rope["original_max_position_embeddings"], []
+    low = rope["low_freq_factor"]
+    high = rope["high_freq_factor"]
+    original = rope["original_max_position_embeddings"]
+    factors = []
     for wavelength in 2 * np.pi / base:
         if wavelength < original / high:
             factors.append(1.0)
@@ -323,20 +379,30 @@ def llama3_divisors(rope: Mapping[str, Any], size: int) -> NDArray[np.float32]:
     return np.array(factors, np.float32)
 
 
-def write_bytes_bpe(writer: gguf.GGUFWriter, tokenizer: tokenizers.Tokenizer, pre: str, pad: int = 0) -> None:
+def write_bytes_bpe(
+    writer: gguf.GGUFWriter, tokenizer: tokenizers.Tokenizer, pre: str, pad: int = 0
+) -> None:
     """Write a byte-level BPE tokenizer with ``pad`` unused tokens at the end."""
     model = json.loads(tokenizer.to_str())["model"]
     added = {i: token.special for i, token in tokenizer.get_added_tokens_decoder().items()}
     vocab = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
     kinds = [
-        TokenKind.NORMAL if i not in added else TokenKind.CONTROL if added[i] else TokenKind.USER_DEFINED
+        TokenKind.NORMAL
+        if i not in added
+        else TokenKind.CONTROL
+        if added[i]
+        else TokenKind.USER_DEFINED
         for i in range(len(vocab))
     ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list([vocab[i] for i in range(len(vocab))] + [f"[PAD{len(vocab) + i}]" for i in range(pad)])
+    writer.add_token_list(
+        [vocab[i] for i in range(len(vocab))] + [f"[PAD{len(vocab) + i}]" for i in range(pad)]
+    )
     writer.add_token_types([int(kind) for kind in kinds] + [int(TokenKind.UNUSED)] * pad)
-    writer.add_token_merges([" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]])
+    writer.add_token_merges(
+        [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+    )
     end = tokenizer.token_to_id("<|endoftext|>")
     if end is not None:
         writer.add_bos_token_id(end)
@@ -371,5 +437,10 @@ def file_of(
 ) -> bytes:
     """Return a whole file; ``counts`` overrides the announced numbers of tensors and pairs."""
     num_tensors, num_pairs = counts or (len(infos), len(pairs))
-    head = b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_pairs) + b"".join(pairs) + b"".join(infos)
+    head = (
+        b"GGUF"
+        + struct.pack("<IQQ", version, num_tensors, num_pairs)
+        + b"".join(pairs)
+        + b"".join(infos)
+    )
     return head + bytes(-len(head) % alignment) + data

@@ -16,13 +16,18 @@ from pronk.text.guide import Guide
 # The guide of requests that follow the table below.
 TOY = Guide(regex="a table of tokens")
 
-# State s allows, by s % 7: 0 and 1 a single token; 2 two tokens; 3 and 4 many tokens; 5 and 6 all and the end.
-_STATES, _KINDS, _FORCED = 287, 7, 3
+# State s allows, by s % 7: 0 and 1 a single token; 2 two tokens; 3 and 4 many tokens; 5 and 6 all
+# and the end.
+_STATES = 287
+_KINDS = 7
+_FORCED = 3
 
 
 @cache
 def allowed(state: int, vocab: int, stop_token_ids: frozenset[int]) -> frozenset[int]:
-    """Return the tokens allowed in a state: one, two, about two thirds of all, or all with the stop tokens."""
+    """Return the tokens allowed in a state: one, two, about two thirds of all, or all with the stop
+    tokens.
+    """
     others = [token for token in range(vocab) if token not in stop_token_ids]
     kind = state % _KINDS
     if kind < _FORCED - 1:
@@ -35,18 +40,24 @@ def allowed(state: int, vocab: int, stop_token_ids: frozenset[int]) -> frozenset
 
 
 def after(state: int, token: int) -> int:
-    """Return the state after a token; forced states advance one by one, so that forced text ends."""
+    """Return the state after a token; forced states advance one by one, so that forced text
+    ends.
+    """
     if state % _KINDS < _FORCED:
         return state + 1
     return (state * 31 + token * 7 + 1) % _STATES
 
 
 class ToyFollower:
-    """Replaces :class:`pronk.sampling.logits_processors.GuideProcessor`; masks logits by :func:`allowed`."""
+    """Replaces :class:`pronk.sampling.logits_processors.GuideProcessor`; masks logits by
+    :func:`allowed`.
+    """
 
     def __init__(self, vocab: int, stop_token_ids: Iterable[int] = ()) -> None:
-        self.vocab, self.stop_token_ids = vocab, frozenset(stop_token_ids)
-        self.states: list[int | None] = [0]  # the state before each token; None after an end or a forbidden token
+        self.vocab = vocab
+        self.stop_token_ids = frozenset(stop_token_ids)
+        # the state before each token; None after an end or a forbidden token
+        self.states: list[int | None] = [0]
 
     def mask(self, logits: Array) -> Array:
         state = self.states[-1]
@@ -59,7 +70,10 @@ class ToyFollower:
 
     def advance(self, token: int) -> None:
         state = self.states[-1]
-        fine = state is not None and token in allowed(state, self.vocab, self.stop_token_ids) - self.stop_token_ids
+        fine = (
+            state is not None
+            and token in allowed(state, self.vocab, self.stop_token_ids) - self.stop_token_ids
+        )
         self.states.append(after(state or 0, token) if fine else None)
 
     def rollback(self, count: int) -> None:
@@ -71,7 +85,8 @@ class ToyFollower:
         return state is None or token in allowed(state, self.vocab, self.stop_token_ids)
 
     def forced(self) -> list[int]:
-        state, found = self.states[-1], list[int]()
+        state = self.states[-1]
+        found = list[int]()
         while state is not None and state % _KINDS < _FORCED:
             found.append(min(allowed(state, self.vocab, self.stop_token_ids)))
             state = after(state, found[-1])
@@ -80,7 +95,8 @@ class ToyFollower:
 
 def fits(output: Sequence[int], vocab: int, stop_token_ids: Iterable[int] = ()) -> bool:
     """Return whether the table allows an output, complete or not."""
-    state, stops = 0, frozenset(stop_token_ids)
+    state = 0
+    stops = frozenset(stop_token_ids)
     for place, token in enumerate(output):
         if token not in allowed(state, vocab, stops):
             return False

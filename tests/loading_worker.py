@@ -1,7 +1,8 @@
 """Process that loads model files and says how it went; the tests of hostile files start it.
 
-It reads one JSON object a line with the fields of :class:`Request`, loads the model as :class:`pronk.LLM` does,
-generates a few tokens, and answers with one line, ``{"outcome": …, "message": …}``. The outcomes:
+It reads one JSON object a line with the fields of :class:`Request`, loads the model as
+:class:`pronk.LLM` does, generates a few tokens, and answers with one line, ``{"outcome": …,
+"message": …}``. The outcomes:
 
 ========  ==========================================================
 loads     the model generates text
@@ -87,11 +88,17 @@ def try_load(request: Request) -> dict[str, Any]:
     except PronkError as error:
         message = str(error)
         is_one_line = message.isprintable() and 0 < len(message) < 2000
-        return {"outcome": "refused" if is_one_line else "crashed", "message": f"{type(error).__name__}: {message}"}
+        return {
+            "outcome": "refused" if is_one_line else "crashed",
+            "message": f"{type(error).__name__}: {message}",
+        }
     except _TooSlowError:
         return {"outcome": "slow", "message": traceback.format_exc()}
     except BaseException as error:  # noqa: BLE001 - reported as a crash
-        return {"outcome": "crashed", "message": f"{type(error).__name__}: {error}\n{traceback.format_exc()}"}
+        return {
+            "outcome": "crashed",
+            "message": f"{type(error).__name__}: {error}\n{traceback.format_exc()}",
+        }
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)

@@ -1,4 +1,5 @@
-"""Hostile and damaged model files: mutations of JSON documents, tokenizers, GGUF, safetensors and binary files.
+"""Hostile and damaged model files: mutations of JSON documents, tokenizers, GGUF, safetensors and
+binary files.
 
 Each function yields changed files with labels that say what was changed. The mutations depend on
 the file only, so that a label always means the same bytes. The bytes are made on demand: most tests
@@ -75,7 +76,9 @@ def nested_list(depth: int) -> Any:
 
 
 def json_values(document: Mapping[str, Any], extra_keys: Sequence[str] = ()) -> Iterator[Mutation]:
-    """Replace each value of a document by each hostile value, remove each key, and add each extra key."""
+    """Replace each value of a document by each hostile value, remove each key, and add each extra
+    key.
+    """
     for path in _paths(document):
         where = ".".join(map(str, path))
         yield Mutation(f"{where} missing", partial(_dump, _without(document, path)))
@@ -87,7 +90,9 @@ def json_values(document: Mapping[str, Any], extra_keys: Sequence[str] = ()) -> 
 
 
 def json_texts(document: Mapping[str, Any]) -> Iterator[Mutation]:
-    """Damage the text of a document: truncation, encoding, duplicate keys, depth, size of numbers."""
+    """Damage the text of a document: truncation, encoding, duplicate keys, depth, size of
+    numbers.
+    """
     text = _dump(document)
     for place in [index for index, byte in enumerate(text) if chr(byte) in '{}[]:,"']:
         yield Mutation(f"truncated after {place} bytes", partial(bytes, text[:place]))
@@ -111,9 +116,25 @@ def json_texts(document: Mapping[str, Any]) -> Iterator[Mutation]:
         yield Mutation(name, partial(bytes, content))
     for key in document:
         for depth in (150, *range(900, 1000, 10)):
-            deep = b"{" + json.dumps(key).encode() + b":" + b"[" * depth + b"]" * depth + b"," + text[1:]
+            deep = (
+                b"{"
+                + json.dumps(key).encode()
+                + b":"
+                + b"[" * depth
+                + b"]" * depth
+                + b","
+                + text[1:]
+            )
             yield Mutation(f"{key} twice, first {depth} lists", partial(bytes, deep))
-            deep = text[:-1] + b"," + json.dumps(key).encode() + b":" + b"[" * depth + b"]" * depth + b"}"
+            deep = (
+                text[:-1]
+                + b","
+                + json.dumps(key).encode()
+                + b":"
+                + b"[" * depth
+                + b"]" * depth
+                + b"}"
+            )
             yield Mutation(f"{key} of {depth} lists", partial(bytes, deep))
         for value in (None, -1, "x", {}, []):
             twice = b"{" + json.dumps({key: value}).encode()[1:-1] + b"," + text[1:]
@@ -151,7 +172,13 @@ def _replacements() -> Iterator[dict[str, Any]]:
     for expression in _EXPRESSIONS:
         for content in ("", "y", _LONG_COPY):
             yield {"type": "Replace", "pattern": {"Regex": expression}, "content": content}
-    for text, content in (("", ""), ("", "ab"), ("l", _LONG_COPY), (" ", "\u2581"), ("\u2581", " ")):
+    for text, content in (
+        ("", ""),
+        ("", "ab"),
+        ("l", _LONG_COPY),
+        (" ", "\u2581"),
+        ("\u2581", " "),
+    ):
         yield {"type": "Replace", "pattern": {"String": text}, "content": content}
 
 
@@ -160,9 +187,19 @@ def _templates() -> Iterator[dict[str, Any]]:
     token = {"SpecialToken": {"id": "x", "type_id": 0}}
     defined = {"x": {"id": "x", "ids": [0], "tokens": ["x"]}}
     for count in (1, 20, 10_000):
-        for tokens in ({}, defined, {"x": {**defined["x"], "ids": [0] * 7}}, {"x": {**defined["x"], "ids": [10**9]}}):
+        for tokens in (
+            {},
+            defined,
+            {"x": {**defined["x"], "ids": [0] * 7}},
+            {"x": {**defined["x"], "ids": [10**9]}},
+        ):
             for single in ([text, *[token] * count], [text] * count, [token] * count):
-                yield {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+                yield {
+                    "type": "TemplateProcessing",
+                    "single": single,
+                    "pair": single,
+                    "special_tokens": tokens,
+                }
 
 
 def _tokenizer_parts() -> Iterator[tuple[str, Any]]:
@@ -173,7 +210,10 @@ def _tokenizer_parts() -> Iterator[tuple[str, Any]]:
             yield stage, part
             yield stage, _sequence(members, [part] * 6)
         yield stage, _nested(members, {"type": "NFC" if stage == "normalizer" else "Fuse"}, 40)
-        yield stage, _sequence(members, [{"type": "NFC" if stage == "normalizer" else "Fuse"}] * 5000)
+        yield (
+            stage,
+            _sequence(members, [{"type": "NFC" if stage == "normalizer" else "Fuse"}] * 5000),
+        )
     for table in ("", "AAAA", "EAAAAP///////////////////2FiYwA=", "////fw=="):
         yield "normalizer", {"type": "Precompiled", "precompiled_charsmap": table}
     yield "normalizer", _sequence("normalizers", [{"type": "Prepend", "prepend": "l" * 10**5}] * 20)
@@ -184,20 +224,35 @@ def _tokenizer_parts() -> Iterator[tuple[str, Any]]:
     yield "decoder", {"type": "WordPiece", "prefix": "", "cleanup": True}
     for expression in _EXPRESSIONS:
         for behavior in ("Isolated", "Removed", "MergedWithPrevious", "Contiguous"):
-            split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": behavior, "invert": False}
+            split = {
+                "type": "Split",
+                "pattern": {"Regex": expression},
+                "behavior": behavior,
+                "invert": False,
+            }
             yield "pre_tokenizer", split
         yield "pre_tokenizer", _sequence("pretokenizers", [split] * 300)
     for length in (0, 1, 10**12):
         yield "pre_tokenizer", {"type": "FixedLength", "length": length}
-    yield "pre_tokenizer", {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False}
-    yield "pre_tokenizer", _nested("pretokenizers", {"type": "Digits", "individual_digits": True}, 40)
+    yield (
+        "pre_tokenizer",
+        {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
+    )
+    yield (
+        "pre_tokenizer",
+        _nested("pretokenizers", {"type": "Digits", "individual_digits": True}, 40),
+    )
     for template in _templates():
         yield "post_processor", template
         yield "post_processor", _sequence("processors", [template] * 3)
 
 
 def _tokenizer_models() -> Iterator[dict[str, Any]]:
-    bpe = {"type": "BPE", "vocab": {"a": 0, "l": 1, "ll": 2, "é": 3, "漢": 4}, "merges": [["l", "l"]]}
+    bpe = {
+        "type": "BPE",
+        "vocab": {"a": 0, "l": 1, "ll": 2, "é": 3, "漢": 4},
+        "merges": [["l", "l"]],
+    }
     for prefix in ("##", "é", "l", LONG_TEXT):
         for key in ("continuing_subword_prefix", "end_of_word_suffix"):
             yield {**bpe, key: prefix}
@@ -207,11 +262,19 @@ def _tokenizer_models() -> Iterator[dict[str, Any]]:
     runs = [["l" * length, -1.0] for length in range(1, 1500)]
     for number in (0, 5, 10**6, None):
         yield {"type": "Unigram", "unk_id": number, "vocab": runs, "byte_fallback": number == 0}
-        yield {"type": "Unigram", "unk_id": number, "vocab": [["", 0.0], ["l", -1e308], ["ll", 1e308]]}
+        yield {
+            "type": "Unigram",
+            "unk_id": number,
+            "vocab": [["", 0.0], ["l", -1e308], ["ll", 1e308]],
+        }
     for size in (0, 1, 10**12):
         words = {"[UNK]": 0, "l": 1, "##l": 2}
         for prefix in ("##", "", "é"):
-            piece = {"unk_token": "[UNK]", "continuing_subword_prefix": prefix, "max_input_chars_per_word": size}
+            piece = {
+                "unk_token": "[UNK]",
+                "continuing_subword_prefix": prefix,
+                "max_input_chars_per_word": size,
+            }
             yield {"type": "WordPiece", "vocab": words, **piece}
     yield {"type": "WordLevel", "vocab": {"l": 2**32 - 1}, "unk_token": "absent"}
 
@@ -226,7 +289,9 @@ def _added_tokens() -> Iterator[list[dict[str, Any]]]:
 
 
 def tokenizer_files(document: Mapping[str, Any]) -> Iterator[Mutation]:
-    """Replace stages of a ``tokenizer.json`` by hostile components, and its model and added tokens."""
+    """Replace stages of a ``tokenizer.json`` by hostile components, and its model and added
+    tokens.
+    """
     parts = [
         *_tokenizer_parts(),
         *(("model", model) for model in _tokenizer_models()),
@@ -289,7 +354,8 @@ def _without(document: Any, path: tuple[Any, ...]) -> Any:
 
 # GGUF types of metadata values: number and struct format of the scalars.
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 _HUGE = (2**32, 2**40, 2**62, 2**63, 2**64 - 1)
 
 
@@ -320,7 +386,12 @@ class GgufTensor:
         """Return the bytes in the file."""
         count = len(self.shape) if self.num_dimensions is None else self.num_dimensions
         sizes = struct.pack(f"<{len(self.shape)}Q", *self.shape)
-        return _string(self.name) + struct.pack("<I", count) + sizes + struct.pack("<IQ", self.type, self.offset)
+        return (
+            _string(self.name)
+            + struct.pack("<I", count)
+            + sizes
+            + struct.pack("<IQ", self.type, self.offset)
+        )
 
 
 @dataclass(frozen=True)
@@ -377,20 +448,24 @@ def read_gguf(content: bytes) -> GgufImage:
         if kind != _ARRAY:
             return take(value_size(kind))
         start = position
-        inner, count = number("I"), number("Q")
+        inner = number("I")
+        count = number("Q")
         for _ in range(count):
             take(value_size(inner))
         return content[start:position]
 
     take(8)
-    num_tensors, num_pairs = number("Q"), number("Q")
+    num_tensors = number("Q")
+    num_pairs = number("Q")
     pairs = []
     for _ in range(num_pairs):
-        key, kind = take(number("Q")), number("I")
+        key = take(number("Q"))
+        kind = number("I")
         pairs.append(GgufPair(key, kind, value(kind)))
     tensors = []
     for _ in range(num_tensors):
-        name, count = take(number("Q")), number("I")
+        name = take(number("Q"))
+        count = number("I")
         shape = tuple(number("Q") for _ in range(count))
         tensors.append(GgufTensor(name, shape, number("I"), number("Q")))
     return GgufImage(tuple(pairs), tuple(tensors), content[position + -position % 32 :])
@@ -400,7 +475,8 @@ def split_gguf(image: GgufImage) -> tuple[GgufImage, GgufImage]:
     """Return two parts of a model, each with half of the tensors."""
     half = len(image.tensors) // 2
     border = image.tensors[half].offset
-    first, second = image.tensors[:half], image.tensors[half:]
+    first = image.tensors[:half]
+    second = image.tensors[half:]
     moved = tuple(replace(tensor, offset=tensor.offset - border) for tensor in second)
     parts = []
     for number, tensors, data in ((0, first, image.data[:border]), (1, moved, image.data[border:])):
@@ -418,20 +494,40 @@ def with_sentencepiece(image: GgufImage) -> GgufImage:
     """Return a model with the vocabulary of a SentencePiece BPE, of the same size."""
     old = {pair.key: pair for pair in image.pairs}
     count = struct.unpack_from("<Q", old[b"tokenizer.ggml.tokens"].value, 4)[0]
-    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "l", "ll", "\u2581l"]
+    texts = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        "l",
+        "ll",
+        "\u2581l",
+    ]
     texts += [f"[PAD{number}]" for number in range(len(texts), count)]
     kinds = [2, 3, 3, *[6] * 256, *[1] * (count - 259)]
     values = {
         b"tokenizer.ggml.model": (_STRING, _string(b"llama")),
-        b"tokenizer.ggml.tokens": (_ARRAY, _array(_STRING, [_string(text.encode()) for text in texts])),
-        b"tokenizer.ggml.token_type": (_ARRAY, _array(5, [struct.pack("<i", kind) for kind in kinds])),
-        b"tokenizer.ggml.scores": (_ARRAY, _array(6, [struct.pack("<f", -number) for number in range(count)])),
+        b"tokenizer.ggml.tokens": (
+            _ARRAY,
+            _array(_STRING, [_string(text.encode()) for text in texts]),
+        ),
+        b"tokenizer.ggml.token_type": (
+            _ARRAY,
+            _array(5, [struct.pack("<i", kind) for kind in kinds]),
+        ),
+        b"tokenizer.ggml.scores": (
+            _ARRAY,
+            _array(6, [struct.pack("<f", -number) for number in range(count)]),
+        ),
         b"tokenizer.ggml.unknown_token_id": (4, struct.pack("<I", 0)),
         b"tokenizer.ggml.bos_token_id": (4, struct.pack("<I", 1)),
         b"tokenizer.ggml.eos_token_id": (4, struct.pack("<I", 2)),
     }
     kept = tuple(pair for pair in image.pairs if not pair.key.startswith(b"tokenizer."))
-    return replace(image, pairs=(*kept, *(GgufPair(key, kind, value) for key, (kind, value) in values.items())))
+    return replace(
+        image, pairs=(*kept, *(GgufPair(key, kind, value) for key, (kind, value) in values.items()))
+    )
 
 
 def _string(text: bytes) -> bytes:
@@ -448,9 +544,17 @@ def _gguf_values() -> Iterator[tuple[str, int, bytes]]:
     for kind, letter in _SCALARS.items():
         size = struct.calcsize(letter)
         if letter in "fd":
-            numbers = [struct.pack(f"<{letter}", each) for each in (0, -1, 0.5, math.nan, math.inf, -math.inf)]
+            numbers = [
+                struct.pack(f"<{letter}", each)
+                for each in (0, -1, 0.5, math.nan, math.inf, -math.inf)
+            ]
         else:
-            numbers = [bytes(size), b"\x01" + bytes(size - 1), b"\xff" * size, b"\xff" * (size - 1) + b"\x7f"]
+            numbers = [
+                bytes(size),
+                b"\x01" + bytes(size - 1),
+                b"\xff" * size,
+                b"\xff" * (size - 1) + b"\x7f",
+            ]
         for each in numbers:
             yield f"{letter} {each.hex()}", kind, each
         yield f"array of three {letter}", _ARRAY, _array(kind, [numbers[0], numbers[1], numbers[2]])
@@ -478,13 +582,17 @@ def _gguf_values() -> Iterator[tuple[str, int, bytes]]:
 
 
 def gguf_metadata(image: GgufImage) -> Iterator[Mutation]:
-    """Change the value, type and name of each pair, remove it, repeat it, and add every key that GGUF defines."""
+    """Change the value, type and name of each pair, remove it, repeat it, and add every key that
+    GGUF defines.
+    """
     for index, pair in enumerate(image.pairs):
         for label, changed in _changed_pairs(pair):
             pairs = (*image.pairs[:index], *changed, *image.pairs[index + 1 :])
             yield Mutation(f"{pair.key.decode()}: {label}", replace(image, pairs=pairs).to_bytes)
     known = {pair.key.decode(): pair.value for pair in image.pairs}
-    architecture = known["general.architecture"][8:].decode() if "general.architecture" in known else "llama"
+    architecture = (
+        known["general.architecture"][8:].decode() if "general.architecture" in known else "llama"
+    )
     for key in _known_keys(architecture):
         if key not in known:
             for label, kind, value in _gguf_values():
@@ -552,7 +660,9 @@ def gguf_tensors(image: GgufImage) -> Iterator[Mutation]:
         for shape in _shapes(tensor.shape):
             yield Mutation(f"{name}: shape {shape}", put(replace(tensor, shape=shape)))
         for count in (0, 1, 2, 3, 4, 5, 2**16, 2**32 - 1):
-            yield Mutation(f"{name}: {count} dimensions announced", put(replace(tensor, num_dimensions=count)))
+            yield Mutation(
+                f"{name}: {count} dimensions announced", put(replace(tensor, num_dimensions=count))
+            )
 
 
 def _shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -569,7 +679,9 @@ def _shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def gguf_files(image: GgufImage) -> Iterator[Mutation]:
-    """Change the fields of the file's header, cut the file at the borders of its parts, and change its data."""
+    """Change the fields of the file's header, cut the file at the borders of its parts, and change
+    its data.
+    """
     content = image.to_bytes()
     for magic in (b"GGML", b"gguf", b"FUGG", bytes(4), b"PK\3\4"):
         yield Mutation(f"magic {magic!r}", replace(image, magic=magic).to_bytes)
@@ -581,9 +693,14 @@ def gguf_files(image: GgufImage) -> Iterator[Mutation]:
             yield Mutation(f"{field} = {number}", replace(image, **changed).to_bytes)
     for border in image.borders():
         for place in (border - 1, border, border + 1, border + 7):
-            yield Mutation(f"truncated after {place} bytes", partial(bytes, content[: max(0, place)]))
+            yield Mutation(
+                f"truncated after {place} bytes", partial(bytes, content[: max(0, place)])
+            )
     for share in (0.1, 0.5, 0.9, 0.99):
-        yield Mutation(f"{share} of the data", replace(image, data=image.data[: int(share * len(image.data))]).to_bytes)
+        yield Mutation(
+            f"{share} of the data",
+            replace(image, data=image.data[: int(share * len(image.data))]).to_bytes,
+        )
     yield Mutation("data of ones", replace(image, data=b"\xff" * len(image.data)).to_bytes)
     yield Mutation("data of zeros", replace(image, data=bytes(len(image.data))).to_bytes)
     yield Mutation("data of huge numbers", replace(image, data=b"\x7f" * len(image.data)).to_bytes)
@@ -604,7 +721,9 @@ def safetensors_files(content: bytes) -> Iterator[Mutation]:
         return lambda: _join_safetensors(make(), data)
 
     for announced in (0, 1, len(text) - 1, len(text) + 1, len(content), 10**8, *_HUGE):
-        yield Mutation(f"header of {announced} bytes", partial(_join_safetensors, text, data, announced))
+        yield Mutation(
+            f"header of {announced} bytes", partial(_join_safetensors, text, data, announced)
+        )
     for size in (0, 1, 7, 8, 9, 8 + length // 2, 8 + length, 9 + length, len(content) - 1):
         yield Mutation(f"truncated after {size} bytes", partial(bytes, content[:size]))
     yield Mutation("a byte too many", partial(bytes, content + b"\0"))
@@ -624,18 +743,33 @@ def safetensors_files(content: bytes) -> Iterator[Mutation]:
 
 
 def _join_safetensors(header: bytes, data: bytes, announced: int | None = None) -> bytes:
-    """Return a file; ``announced`` is the stated number of bytes of the header, by default the true one."""
+    """Return a file; ``announced`` is the stated number of bytes of the header, by default the true
+    one.
+    """
     size = len(header) if announced is None else announced
     return struct.pack("<Q", size) + header + data
 
 
-def _safetensors_entries(name: str, header: Mapping[str, Any], total: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield headers with another entry of a tensor, with labels; ``total`` is the number of bytes of the data."""
+def _safetensors_entries(
+    name: str, header: Mapping[str, Any], total: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield headers with another entry of a tensor, with labels; ``total`` is the number of bytes
+    of the data.
+    """
     entry = header[name]
     begin, end = entry["data_offsets"]
-    for offsets in ((0, end), (begin, total), (end, begin), (begin - 4, end - 4), (begin, end - 4), (0, 0)):
+    for offsets in (
+        (0, end),
+        (begin, total),
+        (end, begin),
+        (begin - 4, end - 4),
+        (begin, end - 4),
+        (0, 0),
+    ):
         yield f"offsets {offsets}", {**header, name: {**entry, "data_offsets": offsets}}
-    for dtype in "F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U64 U32 U16 U8 BOOL F4 C64 f32".split():
+    for (
+        dtype
+    ) in "F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U64 U32 U16 U8 BOOL F4 C64 f32".split():
         yield dtype, {**header, name: {**entry, "dtype": dtype}}
     for shape in _shapes(tuple(entry["shape"])):
         yield f"shape {shape}", {**header, name: {**entry, "shape": shape}}

@@ -1,6 +1,8 @@
-"""A slow model in torch, as the formulas are written, as the reference of all faster implementations.
+"""A slow model in torch, as the formulas are written, as the reference of all faster
+implementations.
 
-One text is computed in one pass without a KV cache. The model shares no code with pronk but the tables of RoPE.
+One text is computed in one pass without a KV cache. The model shares no code with pronk but the
+tables of RoPE.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +36,9 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return a copy of an array; the bits of bfloat16 are passed as integers, because NumPy's type is ml_dtypes'."""
+    """Return a copy of an array; the bits of bfloat16 are passed as integers, because NumPy's type
+    is ml_dtypes'.
+    """
     if array.dtype != BFLOAT16:
         return torch.from_numpy(array.copy())
     return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
@@ -57,7 +61,8 @@ class DenseAttend:
         self.coded = coded
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        c, rows = self.config, q.shape[0]
+        c = self.config
+        rows = q.shape[0]
         if self.coded:
             k, v = (round_to_8_bits(x) for x in (k, v))
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -79,13 +84,17 @@ def round_to_8_bits(rows: Tensor) -> Tensor:
 
 
 def visible(rows: int, window: int | None) -> Tensor:
-    """Return the causal mask ``[rows, rows]``: row ``i`` sees row ``j`` if ``0 <= i - j < window``."""
+    """Return the causal mask ``[rows, rows]``: row ``i`` sees row ``j`` if ``0 <= i - j <
+    window``.
+    """
     distance = torch.arange(rows)[:, None] - torch.arange(rows)[None, :]
     return (distance >= 0) & (distance < (rows if window is None else window))
 
 
 def rotate(x: Tensor, rotations: Rotations) -> Tensor:
-    """Rotate the coordinates ``i`` and ``i + size / 2`` of heads ``[rows, heads, d]``; those after ``size`` stay."""
+    """Rotate the coordinates ``i`` and ``i + size / 2`` of heads ``[rows, heads, d]``; those after
+    ``size`` stay.
+    """
     if rotations is None:
         return x
     cos, sin = rotations
@@ -103,19 +112,25 @@ def dense_rotations(rope: RopeConfig | None, length: int, dtype: torch.dtype) ->
 
 
 class DenseLayer(nn.Module):
-    """A transformer layer on the rows ``[rows, hidden]`` of one text; its weights are not initialized."""
+    """A transformer layer on the rows ``[rows, hidden]`` of one text; its weights are not
+    initialized.
+    """
 
     def __init__(self, config: ModelConfig, mixture: MixtureConfig | None) -> None:
         super().__init__()
-        self.config, self.mixture = config, mixture
-        before, after = config.norm_places != "output", config.norm_places != "input"
+        self.config = config
+        self.mixture = mixture
+        before = config.norm_places != "output"
+        after = config.norm_places != "input"
         self.attention_norm = _norm(config) if before else nn.Identity()
         self.attention_output_norm = _norm(config) if after else nn.Identity()
         self.qkv = _linear(sum(config.qkv_sizes), config.hidden_size, bias=config.qkv_bias)
         queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
         self.q_norm = nn.RMSNorm(queries, config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(keys, config.norm_eps) if config.qk_norm else None
-        self.out = _linear(config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias)
+        self.out = _linear(
+            config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias
+        )
         self.mlp_norm = _norm(config) if before else nn.Identity()
         self.mlp_output_norm = _norm(config) if after else nn.Identity()
         self.router: nn.Module | None = None
@@ -127,9 +142,12 @@ class DenseLayer(nn.Module):
             self.up = _linear(fold * width, config.hidden_size, bias=config.mlp_bias)
             self.down = _linear(config.hidden_size, width, bias=config.mlp_bias)
             return
-        numbers, width = range(mixture.experts), mixture.width
+        numbers = range(mixture.experts)
+        width = mixture.width
         self.router = _linear(mixture.experts, config.hidden_size, bias=False)
-        self.up = nn.ModuleList(_linear(fold * width, config.hidden_size, bias=False) for _ in numbers)
+        self.up = nn.ModuleList(
+            _linear(fold * width, config.hidden_size, bias=False) for _ in numbers
+        )
         self.down = nn.ModuleList(_linear(config.hidden_size, width, bias=False) for _ in numbers)
 
     def forward(self, x: Tensor, rotations: Rotations, index: int, attend: Attend) -> Tensor:
@@ -139,7 +157,9 @@ class DenseLayer(nn.Module):
         branch = self._mlp(self.up, self.down, normed) if self.router is None else self._mix(normed)
         return x + self.config.residual_scale * self.mlp_output_norm(branch)
 
-    def apply_attention(self, x: Tensor, rotations: Rotations, index: int, attend: Attend) -> Tensor:
+    def apply_attention(
+        self, x: Tensor, rotations: Rotations, index: int, attend: Attend
+    ) -> Tensor:
         """Return ``x`` plus its self-attention; the arguments are those of :meth:`forward`."""
         c = self.config
         q, k, v = self.qkv(self.attention_norm(x)).split(c.qkv_sizes, dim=-1)
@@ -152,10 +172,15 @@ class DenseLayer(nn.Module):
         return x + c.residual_scale * self.attention_output_norm(self.out(attended))
 
     def _norm_queries_and_keys(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return (q, k) if self.q_norm is None or self.k_norm is None else (self.q_norm(q), self.k_norm(k))
+        return (
+            (q, k)
+            if self.q_norm is None or self.k_norm is None
+            else (self.q_norm(q), self.k_norm(k))
+        )
 
     def _mlp(self, up: nn.Module, down: nn.Module, x: Tensor) -> Tensor:
-        activate, hidden = ACTIVATIONS[self.config.activation], up(x)
+        activate = ACTIVATIONS[self.config.activation]
+        hidden = up(x)
         if not self.config.gated:
             return down(activate(hidden))
         gate, hidden = hidden.chunk(2, dim=-1)
@@ -170,11 +195,15 @@ class DenseLayer(nn.Module):
         scores = self.router(x)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         best, chosen = scores.topk(self.mixture.per_row, dim=-1)
-        shares = best.softmax(-1) if self.mixture.normalized else scores.softmax(-1).gather(-1, chosen)
+        shares = (
+            best.softmax(-1) if self.mixture.normalized else scores.softmax(-1).gather(-1, chosen)
+        )
         outputs = []
         for row in range(len(x)):
             total = torch.zeros(x.shape[1:], dtype=shares.dtype)
-            for share, number in sorted(zip(shares[row], chosen[row].tolist(), strict=True), key=lambda pair: pair[1]):
+            for share, number in sorted(
+                zip(shares[row], chosen[row].tolist(), strict=True), key=lambda pair: pair[1]
+            ):
                 total += share * self._mlp(self.up[number], self.down[number], x[row])
             outputs.append(total)
         return torch.stack(outputs).to(x.dtype)
@@ -191,8 +220,12 @@ class DenseModel(nn.Module):
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         learned = config.rope is None
-        self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
-        self.layers = nn.ModuleList(DenseLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers))
+        self.positions = (
+            nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
+        )
+        self.layers = nn.ModuleList(
+            DenseLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers)
+        )
         self.norm = _norm(config)
         self.head = _linear(config.vocab_size, config.hidden_size, bias=False)
         if config.tied:
@@ -211,10 +244,14 @@ class DenseModel(nn.Module):
 
     @torch.no_grad()
     def states(
-        self, tokens: Sequence[int], dtype: torch.dtype = torch.float32, attend: Attend | None = None
+        self,
+        tokens: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        attend: Attend | None = None,
     ) -> list[Tensor]:
         """Return the input of layer 0 and the output of each layer, ``[tokens, hidden]`` each."""
-        found, attend = [self.embed(tokens, dtype)], attend or DenseAttend(self.config)
+        found = [self.embed(tokens, dtype)]
+        attend = attend or DenseAttend(self.config)
         for index, layer in enumerate(self.layers):
             found.append(layer(found[-1], self.rotations(index, len(tokens), dtype), index, attend))
         return found
@@ -236,7 +273,9 @@ def _linear(outputs: int, inputs: int, *, bias: bool) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device="cpu")
 
 
-def dense_logits(model: DenseModel, tokens: Sequence[int], dtype: DType = FLOAT32, *, coded: bool = False) -> Array:
+def dense_logits(
+    model: DenseModel, tokens: Sequence[int], dtype: DType = FLOAT32, *, coded: bool = False
+) -> Array:
     """Return logits ``[len(tokens), vocab]`` of a whole text in one pass, in float32 or wider."""
     size = torch_dtype(dtype)
     *_, hidden = model.states(tokens, size, DenseAttend(model.config, coded=coded))

@@ -21,7 +21,9 @@ def in_own_process(test: Callable[Parameters, None]) -> Callable[Parameters, Non
     def run(*args: Parameters.args, **options: Parameters.kwargs) -> None:
         child = multiprocessing.get_context("fork").Process(target=test, args=args, kwargs=options)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            warnings.filterwarnings(
+                "ignore", "This process .* is multi-threaded", DeprecationWarning
+            )
             child.start()
         child.join()
         assert child.exitcode == 0

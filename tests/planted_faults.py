@@ -168,8 +168,8 @@ _SCHEDULER = (
     Fault(
         "the request that started first is preempted",
         "engine/scheduler.py",
-        "        return min(reversed(victims), key=",
-        "        return min(victims, key=",
+        "            reversed(victims),\n",
+        "            victims,\n",
         "engine/test_scheduler.py",
     ),
     Fault(
@@ -406,7 +406,8 @@ _COMMANDS = (
     ),
 )
 
-# Found by tests with fewer cases, shared references, forked workers or threads in place of processes.
+# Found by tests with fewer cases, shared references, forked workers or threads in place of
+# processes.
 _SHORTENED = (
     Fault(
         "a budget of thoughts ends too early after a rejection, with every drafter",
@@ -468,4 +469,14 @@ _SHORTENED = (
     ),
 )
 
-FAULTS = (*_SAMPLING, *_CACHE, *_SCHEDULER, *_DRAFTERS, *_FILES, *_TEXTS, *_SERVER, *_COMMANDS, *_SHORTENED)
+FAULTS = (
+    *_SAMPLING,
+    *_CACHE,
+    *_SCHEDULER,
+    *_DRAFTERS,
+    *_FILES,
+    *_TEXTS,
+    *_SERVER,
+    *_COMMANDS,
+    *_SHORTENED,
+)

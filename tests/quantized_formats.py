@@ -1,8 +1,8 @@
 """Random checkpoints in quantized formats, with an independent dequantization rule for each format.
 
-The rules follow the formats' own programs number by number and use no code of pronk: AutoGPTQ's and GPTQModel's
-``qlinear``, AutoAWQ's ``packing_utils``, compressed-tensors' ``pack_quantized`` and ``naive_quantized``, transformers'
-``finegrained_fp8``.
+The rules follow the formats' own programs number by number and use no code of pronk: AutoGPTQ's and
+GPTQModel's ``qlinear``, AutoAWQ's ``packing_utils``, compressed-tensors' ``pack_quantized`` and
+``naive_quantized``, transformers' ``finegrained_fp8``.
 """
 
 import json
@@ -28,7 +28,9 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 @dataclass(frozen=True)
 class Format:
-    """``make(random, outputs, inputs)`` gives a module's tensors, ``rule(tensors)`` its float32 weight."""
+    """``make(random, outputs, inputs)`` gives a module's tensors, ``rule(tensors)`` its float32
+    weight.
+    """
 
     config: dict[str, Any]
     make: Callable[[np.random.Generator, int, int], Tensors]
@@ -41,7 +43,9 @@ def words(random: np.random.Generator, *shape: int) -> Array:
     return random.integers(-(2**31), 2**31, shape, dtype=np.int32)
 
 
-def scales(random: np.random.Generator, bits: int, *shape: int, dtype: DTypeLike = np.float16) -> Array:
+def scales(
+    random: np.random.Generator, bits: int, *shape: int, dtype: DTypeLike = np.float16
+) -> Array:
     """Return random scales that give weights of about 0.2."""
     return (random.uniform(0.5, 1.5, shape) * 0.7 / 2**bits).astype(dtype)
 
@@ -65,7 +69,15 @@ def field_of(word: int, place: int, bits: int) -> int:
 
 
 def make_gptq(
-    random: np.random.Generator, outputs: int, inputs: int, *, bits: int, size: int, offset: int, sym: bool, order: bool
+    random: np.random.Generator,
+    outputs: int,
+    inputs: int,
+    *,
+    bits: int,
+    size: int,
+    offset: int,
+    sym: bool,
+    order: bool,
 ) -> Tensors:
     size = inputs if size == -1 else size
     groups = -(-inputs // size)
@@ -82,8 +94,11 @@ def make_gptq(
 
 
 def gptq_rule(tensors: Tensors, *, bits: int, offset: int) -> Array:
-    qweight, qzeros, index = tensors["qweight"].tolist(), tensors["qzeros"].tolist(), tensors["g_idx"].tolist()
-    scale, per = tensors["scales"].tolist(), 32 // bits
+    qweight = tensors["qweight"].tolist()
+    qzeros = tensors["qzeros"].tolist()
+    index = tensors["g_idx"].tolist()
+    scale = tensors["scales"].tolist()
+    per = 32 // bits
     weight = np.empty((len(scale[0]), len(index)), np.float32)
     for i, group in enumerate(index):
         for o in range(len(weight)):
@@ -93,7 +108,9 @@ def gptq_rule(tensors: Tensors, *, bits: int, offset: int) -> Array:
     return weight
 
 
-def gptq(bits: int, size: int = GROUP, *, v2: bool = False, sym: bool = True, order: bool = False) -> Format:
+def gptq(
+    bits: int, size: int = GROUP, *, v2: bool = False, sym: bool = True, order: bool = False
+) -> Format:
     offset = 0 if v2 else 1
     return Format(
         {
@@ -119,20 +136,28 @@ def make_awq(random: np.random.Generator, outputs: int, inputs: int, *, size: in
 
 
 def awq_rule(tensors: Tensors, *, size: int) -> Array:
-    qweight, qzeros = tensors["qweight"].tolist(), tensors["qzeros"].tolist()
+    qweight = tensors["qweight"].tolist()
+    qzeros = tensors["qzeros"].tolist()
     scale = tensors["scales"].tolist()
     weight = np.empty((len(scale[0]), len(qweight)), np.float32)
     for i, row in enumerate(qweight):
         group = 0 if size == -1 else i // size
         for column, word in enumerate(row):
             for place, output in enumerate(AWQ_ORDER):
-                code, zero = field_of(word, place, 4), field_of(qzeros[group][column], place, 4)
+                code = field_of(word, place, 4)
+                zero = field_of(qzeros[group][column], place, 4)
                 weight[column * 8 + output, i] = scale[group][column * 8 + output] * (code - zero)
     return weight
 
 
 def awq(size: int = GROUP) -> Format:
-    config = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm", "zero_point": True}
+    config = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": size,
+        "version": "gemm",
+        "zero_point": True,
+    }
     return Format(config, partial(make_awq, size=size), partial(awq_rule, size=size))
 
 
@@ -140,14 +165,17 @@ def awq(size: int = GROUP) -> Format:
 
 
 def _shape(strategy: str, outputs: int, inputs: int) -> tuple[int, ...]:
-    return {"tensor": (1,), "channel": (outputs, 1), "group": (outputs, -(-inputs // GROUP))}[strategy]
+    return {"tensor": (1,), "channel": (outputs, 1), "group": (outputs, -(-inputs // GROUP))}[
+        strategy
+    ]
 
 
 def make_ints(
     random: np.random.Generator, outputs: int, inputs: int, *, bits: int, strategy: str, packed: bool, sym: bool,
     order: bool,
 ) -> Tensors:  # fmt: skip
-    shape, middle = _shape(strategy, outputs, inputs), 2 ** (bits - 1)
+    shape = _shape(strategy, outputs, inputs)
+    middle = 2 ** (bits - 1)
     made = {"weight_scale": scales(random, bits, *shape, dtype=bfloat16)}
     codes = random.integers(-middle, middle, (outputs, inputs))
     if packed:
@@ -158,14 +186,17 @@ def make_ints(
     if not sym:
         zeros = random.integers(-middle, middle, shape)
         aside = zeros.astype(np.int8)
-        made["weight_zero_point"] = pack(zeros + middle, bits, axis=0) if packed and strategy != "tensor" else aside
+        made["weight_zero_point"] = (
+            pack(zeros + middle, bits, axis=0) if packed and strategy != "tensor" else aside
+        )
     if order:
         made["weight_g_idx"] = random.permutation(np.arange(inputs) // GROUP).astype(np.int32)
     return made
 
 
 def ints_rule(tensors: Tensors, *, bits: int, strategy: str, packed: bool, sym: bool) -> Array:
-    per, middle = 32 // bits, 2 ** (bits - 1)
+    per = 32 // bits
+    middle = 2 ** (bits - 1)
     scale = tensors["weight_scale"].astype(np.float32).tolist()
     outputs, inputs = tensors["weight_shape"].tolist() if packed else tensors["weight"].shape
     stored = tensors["weight_packed" if packed else "weight"].tolist()
@@ -188,7 +219,9 @@ def ints_rule(tensors: Tensors, *, bits: int, strategy: str, packed: bool, sym: 
     return weight
 
 
-def compressed(weights: dict[str, Any], layout: str, inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+def compressed(
+    weights: dict[str, Any], layout: str, inputs: dict[str, Any] | None = None
+) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed",
         "config_groups": {"group_0": {
@@ -198,13 +231,17 @@ def compressed(weights: dict[str, Any], layout: str, inputs: dict[str, Any] | No
     }  # fmt: skip
 
 
-def ints(bits: int, strategy: str, *, packed: bool = True, sym: bool = True, order: bool = False) -> Format:
+def ints(
+    bits: int, strategy: str, *, packed: bool = True, sym: bool = True, order: bool = False
+) -> Format:
     weights = {
         "num_bits": bits, "type": "int", "symmetric": sym, "strategy": strategy, "dynamic": False,
         "group_size": GROUP if strategy == "group" else None, "actorder": "group" if order else None,
         "block_structure": None, "observer": "minmax", "observer_kwargs": {},
     }  # fmt: skip
-    inputs = None if packed else {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    inputs = (
+        None if packed else {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    )
     options = {"bits": bits, "strategy": strategy, "packed": packed, "sym": sym}
     return Format(
         compressed(weights, "pack-quantized" if packed else "int-quantized", inputs),
@@ -218,7 +255,8 @@ def ints(bits: int, strategy: str, *, packed: bool = True, sym: bool = True, ord
 
 def e4m3(byte: int) -> float:
     """Decode 8 bits: sign, 4 bits of exponent with bias 7, 3 bits of mantissa."""
-    exponent, mantissa = byte >> 3 & 15, byte & 7
+    exponent = byte >> 3 & 15
+    mantissa = byte & 7
     size = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
     return -size if byte & 128 else size
 
@@ -230,7 +268,13 @@ def to_bfloat16(values: Array) -> Array:
 
 
 def make_fp8(
-    random: np.random.Generator, outputs: int, inputs: int, *, name: str, block: tuple[int, int] | None, whole: bool
+    random: np.random.Generator,
+    outputs: int,
+    inputs: int,
+    *,
+    name: str,
+    block: tuple[int, int] | None,
+    whole: bool,
 ) -> Tensors:
     stored = random.integers(0, 256, (outputs, inputs), dtype=np.uint8)
     stored[stored & 127 == 127] = 0  # replace NaN
@@ -242,7 +286,8 @@ def make_fp8(
 
 
 def fp8_rule(tensors: Tensors, *, name: str, block: tuple[int, int] | None, whole: bool) -> Array:
-    stored, factors = tensors["weight"].view(np.uint8).tolist(), tensors[name]
+    stored = tensors["weight"].view(np.uint8).tolist()
+    factors = tensors[name]
     weight = np.empty((len(stored), len(stored[0])), np.float32)
     for o, row in enumerate(stored):
         for i, byte in enumerate(row):
@@ -253,23 +298,45 @@ def fp8_rule(tensors: Tensors, *, name: str, block: tuple[int, int] | None, whol
     return to_bfloat16(weight)
 
 
-def fp8(config: dict[str, Any], name: str, *, block: tuple[int, int] | None = None, whole: bool = False) -> Format:
+def fp8(
+    config: dict[str, Any], name: str, *, block: tuple[int, int] | None = None, whole: bool = False
+) -> Format:
     options = {"name": name, "block": block, "whole": whole}
-    return Format(config, partial(make_fp8, **options), partial(fp8_rule, **options), "dequantized to bfloat16")
+    return Format(
+        config,
+        partial(make_fp8, **options),
+        partial(fp8_rule, **options),
+        "dequantized to bfloat16",
+    )
 
 
 def compressed_fp8(strategy: str, layout: str = "float-quantized") -> Format:
-    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, "dynamic": False}
+    weights = {
+        "num_bits": 8,
+        "type": "float",
+        "symmetric": True,
+        "strategy": strategy,
+        "dynamic": False,
+    }
     block = None
     if strategy == "block":
-        weights["block_structure"], block = [32, 16], (32, 16)
+        weights["block_structure"] = [32, 16]
+        block = (32, 16)
     elif strategy == "group":
-        weights["group_size"], block = GROUP, (1, GROUP)
-    config = compressed(weights, layout, {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True})
+        weights["group_size"] = GROUP
+        block = (1, GROUP)
+    config = compressed(
+        weights, layout, {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    )
     return fp8(config, "weight_scale", block=block, whole=strategy == "tensor")
 
 
-_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [32, 16]}
+_BLOCKS = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "weight_block_size": [32, 16],
+}
 
 FORMATS: dict[str, Format] = {
     "gptq-4": gptq(4),
@@ -302,8 +369,12 @@ FORMATS: dict[str, Format] = {
     "float-group": compressed_fp8("group"),
     "float-block": compressed_fp8("block", "naive-quantized"),
     "fp8-block": fp8(_BLOCKS, "weight_scale_inv", block=(32, 16)),
-    "fp8-tensor": fp8({"quant_method": "fp8", "activation_scheme": "dynamic"}, "weight_scale", whole=True),
-    "fp8-channel": fp8({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "weight_scale"),
+    "fp8-tensor": fp8(
+        {"quant_method": "fp8", "activation_scheme": "dynamic"}, "weight_scale", whole=True
+    ),
+    "fp8-channel": fp8(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "weight_scale"
+    ),
 }
 
 
@@ -313,8 +384,12 @@ def is_quantized(name: str) -> bool:
 
 
 def write_quantized(plain: Path, folder: Path, kind: Format, seed: int = 0) -> tuple[Path, Path]:
-    """Write ``plain`` with random quantized weights, and as a twin with the same weights dequantized."""
-    random, stored, twin = np.random.default_rng(seed), Tensors(), Tensors()
+    """Write ``plain`` with random quantized weights, and as a twin with the same weights
+    dequantized.
+    """
+    random = np.random.default_rng(seed)
+    stored = Tensors()
+    twin = Tensors()
     for name, tensor in read_tensors(plain).items():
         if not is_quantized(name):
             stored[name] = twin[name] = tensor
@@ -336,16 +411,21 @@ def write_quantized(plain: Path, folder: Path, kind: Format, seed: int = 0) -> t
 def align(path: Path) -> None:
     """Pad a file's header so that its tensors begin at a multiple of 64 bytes.
 
-    On AMD processors, MKL's product of one row has different bits if the weight's address is not a multiple of 16.
+    On AMD processors, MKL's product of one row has different bits if the weight's address is not a
+    multiple of 16.
     """
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     spaces = b" " * (-start % 64)
-    path.write_bytes((start - 8 + len(spaces)).to_bytes(8, "little") + data[8:start] + spaces + data[start:])
+    path.write_bytes(
+        (start - 8 + len(spaces)).to_bytes(8, "little") + data[8:start] + spaces + data[start:]
+    )
 
 
 def write_rounded(plain: Path, folder: Path) -> Path:
-    """Write ``plain`` with its linear layers rounded to 4 bits, in the format of compressed-tensors."""
+    """Write ``plain`` with its linear layers rounded to 4 bits, in the format of
+    compressed-tensors.
+    """
     shutil.copytree(plain, folder)
     stored = Tensors()
     for name, tensor in read_tensors(plain).items():
@@ -360,7 +440,13 @@ def write_rounded(plain: Path, folder: Path) -> Path:
         }  # fmt: skip
         stored |= {f"{name}_{key}": value for key, value in own.items()}
     write_tensors(folder, stored)
-    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    weights = {
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": 32,
+    }
     edit_config(folder, quantization_config=compressed(weights, "pack-quantized"))
     return folder
 
@@ -368,11 +454,15 @@ def write_rounded(plain: Path, folder: Path) -> Path:
 def edit_config(folder: Path, **values: Any) -> None:
     """Change values of ``config.json``; ``None`` removes a value."""
     config = json.loads((folder / "config.json").read_text()) | values
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if v is not None})
+    )
 
 
 def edit(folder: Path, change: Callable[[Tensors], Any]) -> None:
-    """Change the tensors of a folder in place; a dictionary returned by ``change`` replaces all of them."""
+    """Change the tensors of a folder in place; a dictionary returned by ``change`` replaces all of
+    them.
+    """
     tensors = read_tensors(folder)
     changed = change(tensors)
     write_tensors(folder, changed if isinstance(changed, dict) else tensors)
@@ -386,4 +476,7 @@ def read_tensors(folder: Path) -> Tensors:
 
 def write_tensors(folder: Path, tensors: Tensors) -> None:
     """Write a checkpoint's tensors into one file."""
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+    )

@@ -1,4 +1,6 @@
-"""Random schemas with all keywords, texts of their grammars, and an independent validator of both."""
+"""Random schemas with all keywords, texts of their grammars, and an independent validator of
+both.
+"""
 
 import copy
 import datetime as dt
@@ -53,9 +55,37 @@ PATTERNS = [
     "^[^a\\\\]+$",
 ]
 BAD_PATTERNS = ["(?=a)b", "(a)\\1", "\\bx", "(", "[", "a**", "(?!x)", "(?<=a)b", "\\p{Nonsense}"]
-FORMATS = ["date", "time", "date-time", "ipv4", "ipv6", "uuid", "email", "hostname", "duration", "uri", "int64", "foo"]
+FORMATS = [
+    "date",
+    "time",
+    "date-time",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "email",
+    "hostname",
+    "duration",
+    "uri",
+    "int64",
+    "foo",
+]
 TYPES = ["null", "boolean", "number", "integer", "string", "array", "object"]
-BAD_VALUES = [None, "x", -1, [], {}, 2.5, [1], {"a": 1}, [{}, 3], True, "integer", ["a", 2], 1e400, 10**400]
+BAD_VALUES = [
+    None,
+    "x",
+    -1,
+    [],
+    {},
+    2.5,
+    [1],
+    {"a": 1},
+    [{}, 3],
+    True,
+    "integer",
+    ["a", 2],
+    1e400,
+    10**400,
+]
 
 _LIST_KEYS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
 _MAP_KEYS = {"properties", "patternProperties", "$defs", "dependentSchemas", "definitions"}
@@ -91,14 +121,18 @@ class Corpus:
         if kind in makers:
             found |= makers[kind](depth - 1)
         if dice.random() < 0.1:
-            found |= dice.choice([{"title": "t"}, {"default": 3}, {"x-y": {"not": 1}}, {"$comment": "c"}])
+            found |= dice.choice(
+                [{"title": "t"}, {"default": 3}, {"x-y": {"not": 1}}, {"$comment": "c"}]
+            )
         if dice.random() < 0.15:
             found |= self._values(kind)
         if depth > 0 and dice.random() < 0.25:
             found |= self._combined(depth - 1)
         for key in [*found]:
             if dice.random() < self._faulty:
-                found[key] = dice.choice([bad for bad in BAD_VALUES if not _is_older_draft(key, bad)])
+                found[key] = dice.choice(
+                    [bad for bad in BAD_VALUES if not _is_older_draft(key, bad)]
+                )
         keys = [*found]
         if dice.random() < 0.3:
             dice.shuffle(keys)
@@ -109,14 +143,24 @@ class Corpus:
 
     def _number(self, _: int) -> dict[str, Any]:
         pick = self._dice.choice
-        bounds = {key: lambda: pick(NUMBERS) for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")}
-        return self._some(bounds, 0.25) | self._some({"multipleOf": lambda: pick([1, 2, 0.5, 0.01, 3, 0.1, 7])}, 0.2)
+        bounds = {
+            key: lambda: pick(NUMBERS)
+            for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+        }
+        return self._some(bounds, 0.25) | self._some(
+            {"multipleOf": lambda: pick([1, 2, 0.5, 0.01, 3, 0.1, 7])}, 0.2
+        )
 
     def _string(self, _: int) -> dict[str, Any]:
         pick = self._dice.choice
-        made = self._some({"minLength": lambda: pick([0, 1, 2, 3.0]), "maxLength": lambda: pick([0, 2, 3, 5])}, 0.3)
+        made = self._some(
+            {"minLength": lambda: pick([0, 1, 2, 3.0]), "maxLength": lambda: pick([0, 2, 3, 5])},
+            0.3,
+        )
         patterns = [*PATTERNS, *PATTERNS, *(BAD_PATTERNS if self._faulty else [])]
-        return made | self._some({"pattern": lambda: pick(patterns), "format": lambda: pick(FORMATS)}, 0.25)
+        return made | self._some(
+            {"pattern": lambda: pick(patterns), "format": lambda: pick(FORMATS)}, 0.25
+        )
 
     def _array(self, depth: int) -> dict[str, Any]:
         pick = self._dice.choice
@@ -129,20 +173,39 @@ class Corpus:
         }
         prefix = {"prefixItems": lambda: [self._schema(depth) for _ in range(pick([1, 2]))]}
         items = {"items": lambda: self._schema(depth)}
-        return self._some(items, 0.7) | self._some(prefix, 0.25) | self._some(sizes, 0.3) | self._some(rare, 0.08)
+        return (
+            self._some(items, 0.7)
+            | self._some(prefix, 0.25)
+            | self._some(sizes, 0.3)
+            | self._some(rare, 0.08)
+        )
 
     def _object(self, depth: int) -> dict[str, Any]:
         dice = self._dice
         names = dice.sample(NAMES, dice.randint(1, 3))
-        made = self._some({"properties": lambda: {name: self._schema(depth) for name in names}}, 0.85)
+        made = self._some(
+            {"properties": lambda: {name: self._schema(depth) for name in names}}, 0.85
+        )
         others = lambda: dice.choice([False, False, True, self._schema(depth)])  # noqa: E731
-        made |= self._some({"required": lambda: dice.sample(NAMES if dice.random() < 0.2 else names, 1)}, 0.5)
+        made |= self._some(
+            {"required": lambda: dice.sample(NAMES if dice.random() < 0.2 else names, 1)}, 0.5
+        )
         made |= self._some({"additionalProperties": others}, 0.6)
-        patterns = lambda: {dice.choice(PATTERNS[:6]): self._schema(depth) for _ in range(dice.choice([1, 1, 2]))}  # noqa: E731
+        patterns = (  # noqa: E731
+            lambda: {
+                dice.choice(PATTERNS[:6]): self._schema(depth)
+                for _ in range(dice.choice([1, 1, 2]))
+            }
+        )
         made |= self._some({"patternProperties": patterns}, 0.12)
-        sizes = {"minProperties": lambda: dice.choice([0, 1, 2]), "maxProperties": lambda: dice.choice([1, 2, 3])}
+        sizes = {
+            "minProperties": lambda: dice.choice([0, 1, 2]),
+            "maxProperties": lambda: dice.choice([1, 2, 3]),
+        }
         rare = {
-            "propertyNames": lambda: dice.choice([{"type": "string"}, {"pattern": "^a"}, self._schema(0)]),
+            "propertyNames": lambda: dice.choice(
+                [{"type": "string"}, {"pattern": "^a"}, self._schema(0)]
+            ),
             "dependentRequired": lambda: {names[0]: ["b"]},
             "dependentSchemas": lambda: {names[0]: self._schema(0)},
             "unevaluatedProperties": lambda: dice.choice([False, True]),
@@ -152,14 +215,22 @@ class Corpus:
     def _values(self, kind: str) -> dict[str, Any]:
         dice = self._dice
         pools: dict[str, list[Any]] = {"string": STRINGS, "number": NUMBERS, "integer": NUMBERS}
-        pool = pools.get(kind, [None, True, [], [1, "a"], {"a": 1}, {}, {"b": [True], "a": "x"}, 3, "red"])
+        pool = pools.get(
+            kind, [None, True, [], [1, "a"], {"a": 1}, {}, {"b": [True], "a": "x"}, 3, "red"]
+        )
         return dice.choice([{"const": dice.choice(pool)}, {"enum": dice.sample(pool, 3)}])
 
     def _combined(self, depth: int) -> dict[str, Any]:
         dice = self._dice
-        keyword = dice.choice(["anyOf", "anyOf", "oneOf", "oneOf", "allOf", "allOf", "$ref", "not", "if"])
+        keyword = dice.choice(
+            ["anyOf", "anyOf", "oneOf", "oneOf", "allOf", "allOf", "$ref", "not", "if"]
+        )
         if keyword == "$ref":
-            return {"$ref": dice.choice(["#/$defs/d", "#/$defs/e", "#/$defs/f", "#", "#/$defs/nowhere", "http://x/y"])}
+            return {
+                "$ref": dice.choice(
+                    ["#/$defs/d", "#/$defs/e", "#/$defs/f", "#", "#/$defs/nowhere", "http://x/y"]
+                )
+            }
         if keyword == "not":
             return {"not": self._schema(depth)}
         if keyword == "if":
@@ -168,11 +239,15 @@ class Corpus:
 
 
 def _is_older_draft(keyword: str, value: Any) -> bool:
-    return (keyword == "items" and isinstance(value, list)) or (keyword.startswith("exclusive") and value is True)
+    return (keyword == "items" and isinstance(value, list)) or (
+        keyword.startswith("exclusive") and value is True
+    )
 
 
 def instance(schema: Any, root: Any, dice: random.Random, depth: int = 5) -> Any:
-    """Return a random value that often fits a schema, with integers instead of floats such as 1.0."""
+    """Return a random value that often fits a schema, with integers instead of floats such as
+    1.0.
+    """
     return json.loads(json.dumps(_instance(schema, root, dice, depth)), parse_float=_number)
 
 
@@ -185,7 +260,9 @@ def _instance(schema: Any, root: Any, dice: random.Random, depth: int) -> Any:
         return dice.choice([None, True, 1, "a", [], {}])
     if "$ref" in schema and dice.random() < 0.8:
         name = schema["$ref"].removeprefix("#/$defs/")
-        return _instance(root if schema["$ref"] == "#" else root["$defs"].get(name, True), root, dice, depth - 1)
+        return _instance(
+            root if schema["$ref"] == "#" else root["$defs"].get(name, True), root, dice, depth - 1
+        )
     for keyword in ("anyOf", "oneOf", "allOf"):
         if keyword in schema and dice.random() < 0.5:
             return _instance(dice.choice(schema[keyword]), root, dice, depth - 1)
@@ -200,14 +277,37 @@ def _instance(schema: Any, root: Any, dice: random.Random, depth: int) -> Any:
         return [_instance(item, root, dice, depth - 1) for item in items]
     if kind == "object":
         parts = {n: part for n, part in schema.get("properties", {}).items() if dice.random() < 0.7}
-        required = {name: schema.get("properties", {}).get(name, True) for name in schema.get("required", [])}
-        extra = {dice.choice(NAMES): schema.get("additionalProperties", True)} if dice.random() < 0.3 else {}
-        return {name: _instance(part, root, dice, depth - 1) for name, part in (extra | parts | required).items()}
+        required = {
+            name: schema.get("properties", {}).get(name, True)
+            for name in schema.get("required", [])
+        }
+        extra = (
+            {dice.choice(NAMES): schema.get("additionalProperties", True)}
+            if dice.random() < 0.3
+            else {}
+        )
+        return {
+            name: _instance(part, root, dice, depth - 1)
+            for name, part in (extra | parts | required).items()
+        }
     numbers = [each for each in NUMBERS if isinstance(each, int) or each != int(each)]
     near = [schema[key] for key in ("minimum", "maximum") if isinstance(schema.get(key), int)]
-    formatted = {"date": "2024-02-29", "time": "10:00:00Z", "ipv4": "127.0.0.1", "ipv6": "::1", "email": "a@b.c"}
-    words = [text for text in STRINGS if "\u0003" not in text] + [formatted.get(schema.get("format", ""), "b")]
-    pools: dict[str, list[Any]] = {"null": [None], "boolean": [True, False], "string": words, "number": numbers + near}
+    formatted = {
+        "date": "2024-02-29",
+        "time": "10:00:00Z",
+        "ipv4": "127.0.0.1",
+        "ipv6": "::1",
+        "email": "a@b.c",
+    }
+    words = [text for text in STRINGS if "\u0003" not in text] + [
+        formatted.get(schema.get("format", ""), "b")
+    ]
+    pools: dict[str, list[Any]] = {
+        "null": [None],
+        "boolean": [True, False],
+        "string": words,
+        "number": numbers + near,
+    }
     return dice.choice(pools.get(kind, [int(each) for each in numbers + near]))
 
 
@@ -227,7 +327,9 @@ def texts(schema: Any, dice: random.Random, *, longest: int = 160) -> Iterator[s
             closing = [token for token in may if token in _CLOSING]
             ascii_only = [token for token in may if 32 <= token < 127] or may
             hurry = dice.random() < 0.15 + len(text) / longest
-            token = dice.choice(closing if closing and hurry else ascii_only if dice.random() < 0.9 else may)
+            token = dice.choice(
+                closing if closing and hurry else ascii_only if dice.random() < 0.9 else may
+            )
             text.append(token)
             follower.consume_token(token)
             assert not follower.is_error(), (follower.get_error(), text)
@@ -260,7 +362,9 @@ def _has_text(first: LLMatcher, text: str) -> bool:
 
 
 def accepts_in_some_order(schema: Any, value: Any) -> bool:
-    """Return whether the grammar has the JSON text of a value, with the names of its objects in some order."""
+    """Return whether the grammar has the JSON text of a value, with the names of its objects in
+    some order.
+    """
     first = matcher(schema)
     return any(matches(first, each) for each in islice(_orders(value), 2000))
 
@@ -268,7 +372,10 @@ def accepts_in_some_order(schema: Any, value: Any) -> bool:
 def _orders(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         for names in permutations(value):
-            yield from (dict(zip(names, each, strict=True)) for each in product(*[[*_orders(value[n])] for n in names]))
+            yield from (
+                dict(zip(names, each, strict=True))
+                for each in product(*[[*_orders(value[n])] for n in names])
+            )
     elif isinstance(value, list):
         yield from (list(each) for each in product(*[[*_orders(inner)] for inner in value]))
     else:
@@ -293,7 +400,13 @@ def without(schema: Any, dropped: Sequence[str]) -> Any:
         above = ""
         for key in keys:
             above = key if isinstance(holder, dict) else above
-            holder = holder[int(key)] if isinstance(holder, list) else holder.get(key, {}) if holder is not True else {}
+            holder = (
+                holder[int(key)]
+                if isinstance(holder, list)
+                else holder.get(key, {})
+                if holder is not True
+                else {}
+            )
         if not path:
             return True
         if isinstance(holder, list):
@@ -317,14 +430,20 @@ def parse(text: str) -> Any:
     """Return the value of a JSON text; numbers beyond the range of floats are fractions."""
     return json.loads(
         text,
-        parse_float=lambda digits: x if isfinite(x := float(digits)) or "e" in digits.lower() else Fraction(digits),
+        parse_float=lambda digits: (
+            x if isfinite(x := float(digits)) or "e" in digits.lower() else Fraction(digits)
+        ),
     )
 
 
 def is_valid(value: Any, schema: Any) -> bool:
-    """Return whether a value fits a schema, by the ``jsonschema`` package and by the types of Python's library."""
+    """Return whether a value fits a schema, by the ``jsonschema`` package and by the types of
+    Python's library.
+    """
     kind = jsonschema.Draft202012Validator
-    exact = jsonschema.validators.extend(kind, {"multipleOf": _multiple, "pattern": _pattern, "maxLength": _longest})
+    exact = jsonschema.validators.extend(
+        kind, {"multipleOf": _multiple, "pattern": _pattern, "maxLength": _longest}
+    )
     checker = jsonschema.FormatChecker([])
     for name, check in FORMAT_CHECKS.items():
         checker.checks(name)(check)
@@ -342,7 +461,11 @@ def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[jsonschema.V
 
 
 def _multiple(_: Any, of: float, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool) and abs(value) != inf
+    is_number = (
+        isinstance(value, int | float | Fraction)
+        and not isinstance(value, bool)
+        and abs(value) != inf
+    )
     if is_number and Fraction(str(value)) % Fraction(str(of)):
         yield jsonschema.ValidationError(f"{value} is not a multiple of {of}")
 
@@ -352,10 +475,13 @@ def _date(text: str) -> bool:
 
 
 def _time(text: str) -> bool:
-    found = re.fullmatch(r"(\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", text, re.ASCII | re.IGNORECASE)
+    found = re.fullmatch(
+        r"(\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", text, re.ASCII | re.IGNORECASE
+    )
     if found is None:
         return False
-    clock, zone = found[1], found[3].upper().replace("Z", "+00:00")
+    clock = found[1]
+    zone = found[3].upper().replace("Z", "+00:00")
     if clock.endswith(":60"):  # 23:59:60 UTC
         moment = dt.datetime.fromisoformat(f"2000-01-01T{clock[:6]}59{zone}").astimezone(dt.UTC)
         return (moment.hour, moment.minute) == (23, 59)
@@ -368,13 +494,16 @@ def _date_time(text: str) -> bool:
 
 def _email(text: str) -> bool:
     local, _, domain = text.rpartition("@")
-    return bool(local and domain) and (len(local) <= 64 or local.startswith('"')) and " " not in domain
+    return (
+        bool(local and domain) and (len(local) <= 64 or local.startswith('"')) and " " not in domain
+    )
 
 
 def _hostname(text: str) -> bool:
     labels = text.split(".")
     return len(text) <= 253 and all(
-        re.fullmatch(r"(?!-)[a-z0-9-]{1,63}(?<!-)", label, re.IGNORECASE | re.ASCII) for label in labels
+        re.fullmatch(r"(?!-)[a-z0-9-]{1,63}(?<!-)", label, re.IGNORECASE | re.ASCII)
+        for label in labels
     )
 
 
@@ -390,12 +519,19 @@ def _uri(text: str) -> bool:
     host = re.search(r"\[(.*)\]", found[2] or "")
     if host and not host[1].lower().startswith("v"):
         ipaddress.IPv6Address(host[1])
-    rest = re.sub(r"%[0-9a-f]{2}", "", text.replace(host[0] if host else "\0", ""), flags=re.IGNORECASE)
-    return bool(re.fullmatch(r"[a-z0-9._~!$&'()*+,;=:@/?#-]*", rest, re.IGNORECASE | re.ASCII)) and rest.count("#") <= 1
+    rest = re.sub(
+        r"%[0-9a-f]{2}", "", text.replace(host[0] if host else "\0", ""), flags=re.IGNORECASE
+    )
+    return (
+        bool(re.fullmatch(r"[a-z0-9._~!$&'()*+,;=:@/?#-]*", rest, re.IGNORECASE | re.ASCII))
+        and rest.count("#") <= 1
+    )
 
 
 def _duration(text: str) -> bool:
-    found = re.fullmatch(r"P(?:(\d+W)|(\d+Y)?(\d+M)?(\d+D)?(T(\d+H)?(\d+M)?(\d+S)?)?)", text, re.ASCII)
+    found = re.fullmatch(
+        r"P(?:(\d+W)|(\d+Y)?(\d+M)?(\d+D)?(T(\d+H)?(\d+M)?(\d+S)?)?)", text, re.ASCII
+    )
     return bool(found) and text[-1] not in "PT"
 
 

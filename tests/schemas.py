@@ -13,7 +13,9 @@ _WORDS = "name age kind tags place size 'quoted' id_1 größe items note".split(
 
 
 def random_schema(dice: random.Random, depth: int = 3) -> dict[str, Any]:
-    """Return a random schema of an object; every part has a bounded length, so that each text ends."""
+    """Return a random schema of an object; every part has a bounded length, so that each text
+    ends.
+    """
     return _object(dice, depth)
 
 
@@ -49,7 +51,11 @@ def _patterns(value: Any) -> Iterator[str]:
 
 def _multiple(_: Any, of: float, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
     """Check ``multipleOf`` as the package does, but exactly and for numbers of any size."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and Fraction(str(value)) % Fraction(str(of)):
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and Fraction(str(value)) % Fraction(str(of))
+    ):
         yield jsonschema.ValidationError(f"{value} is not a multiple of {of}")
 
 
@@ -80,7 +86,11 @@ def _number(dice: random.Random, _: int) -> dict[str, Any]:
     return dice.choice(
         [
             {"type": "integer", "minimum": low, "maximum": low + dice.randint(0, 300)},
-            {"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": low + dice.randint(2, 10)},
+            {
+                "type": "integer",
+                "exclusiveMinimum": low,
+                "exclusiveMaximum": low + dice.randint(2, 10),
+            },
             {"type": "number", "minimum": low, "maximum": low + 1.5},
             {"type": "integer", "multipleOf": dice.choice([2, 5, 7]), "minimum": 0, "maximum": 50},
             {"type": "boolean"},
@@ -91,7 +101,11 @@ def _number(dice: random.Random, _: int) -> dict[str, Any]:
 
 def _enum(dice: random.Random, _: int) -> dict[str, Any]:
     values = ["red", "green", 'with "quotes"', "zwölf", 3, 2.5, None, True, "", "red wine"]
-    return {"enum": dice.sample(values, dice.randint(1, 4))} if dice.random() < 0.7 else {"const": dice.choice(values)}
+    return (
+        {"enum": dice.sample(values, dice.randint(1, 4))}
+        if dice.random() < 0.7
+        else {"const": dice.choice(values)}
+    )
 
 
 def _pattern(dice: random.Random, _: int) -> dict[str, Any]:
@@ -101,7 +115,12 @@ def _pattern(dice: random.Random, _: int) -> dict[str, Any]:
 
 def _array(dice: random.Random, depth: int) -> dict[str, Any]:
     low = dice.randint(0, 2)
-    return {"type": "array", "items": _any(dice, depth - 1), "minItems": low, "maxItems": low + dice.randint(0, 2)}
+    return {
+        "type": "array",
+        "items": _any(dice, depth - 1),
+        "minItems": low,
+        "maxItems": low + dice.randint(0, 2),
+    }
 
 
 def _either(dice: random.Random, depth: int) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""AsyncLLM: simultaneous requests have the texts of LLM; cancelled requests release their blocks."""
+"""AsyncLLM: simultaneous requests have the texts of LLM; cancelled requests release their
+blocks.
+"""
 
 import asyncio
 import gc
@@ -62,7 +64,9 @@ def drive(llm: LLM, work: Callable[[AsyncLLM], Awaitable[None]], **options: Any)
 
 
 def params(seed: int, **options: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 12, "seed": seed, "temperature": 0.8, "ignore_eos": True, **options})
+    return SamplingParams(
+        **{"max_tokens": 12, "seed": seed, "temperature": 0.8, "ignore_eos": True, **options}
+    )
 
 
 async def collected(pieces: AsyncIterator[Piece]) -> list[Piece]:
@@ -74,9 +78,14 @@ def test_simultaneous_requests_have_the_texts_of_single_ones(llm: LLM) -> None:
     want = [llm.generate(prompt, own) for prompt, own in zip(PROMPTS, options, strict=True)]
 
     async def work(made: AsyncLLM) -> None:
-        tasks = [collected(made.stream(p, o, drafter="recycling")) for p, o in zip(PROMPTS, options, strict=True)]
+        tasks = [
+            collected(made.stream(p, o, drafter="recycling"))
+            for p, o in zip(PROMPTS, options, strict=True)
+        ]
         streams = await asyncio.gather(*tasks)
-        whole = await asyncio.gather(*(made.generate(p, o) for p, o in zip(PROMPTS, options, strict=True)))
+        whole = await asyncio.gather(
+            *(made.generate(p, o) for p, o in zip(PROMPTS, options, strict=True))
+        )
         for pieces, completion, one in zip(streams, whole, want, strict=True):
             assert "".join(piece.text for piece in pieces) == completion.text == one.text
             assert [piece.token_id for piece in pieces] == completion.token_ids == one.token_ids
@@ -87,18 +96,37 @@ def test_simultaneous_requests_have_the_texts_of_single_ones(llm: LLM) -> None:
 
 def test_requests_of_several_adapters(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     model = checkpoint("llama")
-    adapters = {name: write_adapter(tmp_path / name, model, seed=seed) for seed, name in enumerate("ab")}
-    llm, names = LLM(model, adapters=adapters, max_batch=3), (None, "a", "b", "a", None, "b")
-    want = [llm.generate(p, params(i), adapter=n) for i, (p, n) in enumerate(zip(PROMPTS, names, strict=True))]
+    adapters = {
+        name: write_adapter(tmp_path / name, model, seed=seed) for seed, name in enumerate("ab")
+    }
+    llm = LLM(model, adapters=adapters, max_batch=3)
+    names = (None, "a", "b", "a", None, "b")
+    want = [
+        llm.generate(p, params(i), adapter=n)
+        for i, (p, n) in enumerate(zip(PROMPTS, names, strict=True))
+    ]
 
     async def work(made: AsyncLLM) -> None:
-        requests = [made.generate(p, params(i), adapter=n) for i, (p, n) in enumerate(zip(PROMPTS, names, strict=True))]
-        assert [each.token_ids for each in await asyncio.gather(*requests)] == [each.token_ids for each in want]
+        requests = [
+            made.generate(p, params(i), adapter=n)
+            for i, (p, n) in enumerate(zip(PROMPTS, names, strict=True))
+        ]
+        assert [each.token_ids for each in await asyncio.gather(*requests)] == [
+            each.token_ids for each in want
+        ]
         with pytest.raises(OptionError, match="adapter: expected one of a, b, found 'c'"):
             await made.generate("x", params(0), adapter="c")
 
     drive(llm, work)
-    assert len({tuple(llm.generate("x", params(0), adapter=name).token_ids) for name in (None, "a", "b")}) == 3
+    assert (
+        len(
+            {
+                tuple(llm.generate("x", params(0), adapter=name).token_ids)
+                for name in (None, "a", "b")
+            }
+        )
+        == 3
+    )
 
 
 def test_samples(llm: LLM) -> None:
@@ -106,7 +134,10 @@ def test_samples(llm: LLM) -> None:
 
     async def work(made: AsyncLLM) -> None:
         got = await made.generate(PROMPTS[3], params(5, n=3))
-        assert [got.text, *(other.text for other in got.others)] == [want.text, *(other.text for other in want.others)]
+        assert [got.text, *(other.text for other in got.others)] == [
+            want.text,
+            *(other.text for other in want.others),
+        ]
         pieces = await collected(made.stream(PROMPTS[3], params(5, n=3)))
         assert {piece.index for piece in pieces if piece.completion} == {0, 1, 2}
 
@@ -148,7 +179,9 @@ def test_errors_are_raised_in_their_own_request(llm: LLM) -> None:
     drive(llm, work)
 
 
-@pytest.mark.parametrize("options", [{"priority": "high"}, {"salt": "tenant"}, {"deadline": -1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"priority": "high"}, {"salt": "tenant"}, {"deadline": -1.0}], ids=str
+)
 def test_invalid_options_disturb_no_other_request(llm: LLM, options: dict[str, Any]) -> None:
     async def work(made: AsyncLLM) -> None:
         good = asyncio.create_task(made.generate(PROMPTS[0], params(0)))
@@ -177,7 +210,9 @@ def test_too_many(llm: LLM) -> None:
 
 @pytest.mark.parametrize("limit", [2, 3, 4, 9, 256])
 def test_no_tenant_takes_the_last_place(limit: int) -> None:
-    """Tenants that take all they get, one after the other, have half of the places, a quarter, an eighth, …."""
+    """Tenants that take all they get, one after the other, have half of the places, a quarter, an
+    eighth, ….
+    """
     limits = AdmissionLimit(limit, shared=True)
     with ExitStack() as held:
         for tenant in range(int(log2(limit)) + 1):
@@ -193,10 +228,15 @@ def test_no_tenant_takes_the_last_place(limit: int) -> None:
 
 def test_a_call_beyond_the_share_of_a_tenant_is_refused() -> None:
     limits = AdmissionLimit(256, shared=True)
-    with pytest.raises(OptionError, match="n: expected at most 128 samples at a time, found 256; ask for fewer"):
+    with pytest.raises(
+        OptionError, match="n: expected at most 128 samples at a time, found 256; ask for fewer"
+    ):
         limits.hold(256, "a").__enter__()
     with limits.hold(128, "a"):
-        with pytest.raises(OverloadedError, match="of one key now, as others share the server, found 129; try again"):
+        with pytest.raises(
+            OverloadedError,
+            match="of one key now, as others share the server, found 129; try again",
+        ):
             limits.hold(1, "a").__enter__()
         with limits.hold(64, "b"), limits.hold(32, "c"):
             pass
@@ -225,7 +265,8 @@ def test_samples_are_admitted_until_the_jobs_of_their_request_have_ended() -> No
 def test_a_cancelled_request_keeps_its_place_while_its_job_runs(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    begun, gate = threading.Event(), threading.Event()
+    begun = threading.Event()
+    gate = threading.Event()
     factory = llm.request_factory
     owner, name = {
         "guide": (type(factory.grammars), "compile"),
@@ -247,7 +288,9 @@ def test_a_cancelled_request_keeps_its_place_while_its_job_runs(
         if where == "embeddings":
             task = asyncio.ensure_future(made.embed(["x", "y", "z"]))
         else:
-            task = asyncio.ensure_future(made.generate("x", params(0, guide=guide, ignore_eos=guide is None)))
+            task = asyncio.ensure_future(
+                made.generate("x", params(0, guide=guide, ignore_eos=guide is None))
+            )
         assert await asyncio.to_thread(begun.wait, HUNG)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -304,7 +347,9 @@ def test_malformed_conversations_are_refused_as_by_the_llm(llm: LLM, messages: A
 
 
 @pytest.mark.parametrize("call", ["generate", "stream", "chat", "stream_chat", "embed"])
-def test_a_small_request_waits_for_no_large_job(llm: LLM, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_small_request_waits_for_no_large_job(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     gate = threading.Event()
     monkeypatch.setattr(type(llm.tokenizer), "chat_ids", lambda *_, **__: [5])
 
@@ -321,7 +366,8 @@ def test_a_small_request_waits_for_no_large_job(llm: LLM, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("length", "sizes"), [(1, [64, 64, 22]), (1000, [64, 64, 22]), (30_000, [2] * 75), (70_000, [1] * 150)]
+    ("length", "sizes"),
+    [(1, [64, 64, 22]), (1000, [64, 64, 22]), (30_000, [2] * 75), (70_000, [1] * 150)],
 )
 def test_prompts_are_split_into_groups(length: int, sizes: list[int]) -> None:
     prompts = [f"{number:05}".ljust(length) for number in range(150)]
@@ -331,8 +377,12 @@ def test_prompts_are_split_into_groups(length: int, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("num_texts", "admitted"), [(0, 0), (1, 1), (64, 64), (65, 64), (150, 64)])
-def test_embeddings_are_admitted_once(llm: LLM, monkeypatch: pytest.MonkeyPatch, num_texts: int, admitted: int) -> None:
-    """Between two groups of texts, another tenant cannot take the places of a request that has begun."""
+def test_embeddings_are_admitted_once(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, num_texts: int, admitted: int
+) -> None:
+    """Between two groups of texts, another tenant cannot take the places of a request that has
+    begun.
+    """
     held = list[int]()
     admit = AdmissionLimit._admit
 
@@ -382,7 +432,9 @@ def test_a_stream_that_is_not_read_is_paused_and_goes_on(
         (request,) = call.requests.values()
         generated = request.num_generated
         assert generated < 60
-        assert len((await made.generate(PROMPTS[2], params(2))).token_ids) == 12, "the place in the batch is free"
+        assert len((await made.generate(PROMPTS[2], params(2))).token_ids) == 12, (
+            "the place in the batch is free"
+        )
         assert request.num_generated == generated
         await unread.read(60)
         assert [piece.token_id for piece in unread] == want
@@ -426,7 +478,9 @@ def test_a_failed_step_ends_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPat
 
 
 def test_closing_ends_what_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, first_step_done, stopped = llm.engine.step, threading.Event(), threading.Event()
+    step = llm.engine.step
+    first_step_done = threading.Event()
+    stopped = threading.Event()
 
     def wait_after_the_first_step() -> None:
         step()
@@ -490,7 +544,8 @@ asyncio.new_event_loop().run_until_complete(main())
 
 def test_a_program_that_ends_waits_for_the_current_step() -> None:
     # Without this, Python unwinds the thread inside C++ code, which aborted one program in seven.
-    command, root = [sys.executable, "-c", LEAVES_A_STREAM], Path(__file__).parents[1]
+    command = [sys.executable, "-c", LEAVES_A_STREAM]
+    root = Path(__file__).parents[1]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=HUNG, check=True, cwd=root)
     assert done.stdout == b"True\n[]\n"
 
@@ -503,8 +558,12 @@ def test_prompts_side_by_side(llm: LLM) -> None:
     async def work(made: AsyncLLM) -> None:
         done = {}
         async for pieces in made.steps(PROMPTS[:3], own):
-            done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
-        assert [done[index].token_ids for index in range(6)] == [sample.token_ids for sample in want]
+            done.update(
+                (piece.index, piece.completion) for piece in pieces if piece.completion is not None
+            )
+        assert [done[index].token_ids for index in range(6)] == [
+            sample.token_ids for sample in want
+        ]
         with pytest.raises(PromptError):
             async for _ in made.steps([PROMPTS[0], ""], own):
                 pass
@@ -551,7 +610,11 @@ def test_tokenization_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch
         {"logprobs": 2, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "min_tokens": 4},
         {"stop": ("0", "st", "\ufffd"), "max_tokens": 30},
         {"n": 3, "logprobs": 0},
-        {"guide": Guide(regex="[a-z]{2,5}( [a-z]{2,5}){4}"), "ignore_eos": False, "guide_mode": "jump"},
+        {
+            "guide": Guide(regex="[a-z]{2,5}( [a-z]{2,5}){4}"),
+            "ignore_eos": False,
+            "guide_mode": "jump",
+        },
     ],
     ids=["plain", "greedy", "penalties", "stop", "samples", "guide"],
 )
@@ -565,7 +628,10 @@ def test_a_text_resumes_after_its_given_pieces(llm: LLM, options: dict[str, Any]
 
     def seen(pieces: Sequence[Piece]) -> list[Any]:
         ends = [piece.completion for piece in pieces]
-        whole = [end and (end.text, end.token_ids, end.logprobs, end.finish_reason, end.stop_reason) for end in ends]
+        whole = [
+            end and (end.text, end.token_ids, end.logprobs, end.finish_reason, end.stop_reason)
+            for end in ends
+        ]
         fields = [(piece.index, piece.token_id, piece.text, piece.logprobs) for piece in pieces]
         return sorted(zip(fields, whole, strict=True), key=lambda each: each[0][0])
 
@@ -591,12 +657,19 @@ IMMEDIATE = {"chat_ids", "get_default_sampling_params", "get_proposer"}
 
 def public_methods(of: type) -> dict[str, inspect.Signature]:
     members = {name: value for name, value in vars(of).items() if not name.startswith("_")}
-    return {name: inspect.signature(value) for name, value in members.items() if inspect.isfunction(value)}
+    return {
+        name: inspect.signature(value)
+        for name, value in members.items()
+        if inspect.isfunction(value)
+    }
 
 
 def test_methods_of_llm_are_coroutines_with_the_same_arguments() -> None:
-    """``generate`` takes one prompt, as several calls run at the same time, and so reports no progress."""
-    mine, theirs = public_methods(AsyncLLM), public_methods(LLM)
+    """``generate`` takes one prompt, as several calls run at the same time, and so reports no
+    progress.
+    """
+    mine = public_methods(AsyncLLM)
+    theirs = public_methods(LLM)
     assert theirs.keys() - mine.keys() <= IMMEDIATE
     for name in theirs.keys() & mine.keys() - {"close"}:
         given = dict(theirs[name].parameters)
@@ -610,7 +683,10 @@ def test_methods_of_llm_are_coroutines_with_the_same_arguments() -> None:
             if argument in schedule:
                 assert parameter.default == schedule[argument]
             elif expected is not None:
-                assert (parameter.default, parameter.kind) == (expected.default, expected.kind), (name, argument)
+                assert (parameter.default, parameter.kind) == (expected.default, expected.kind), (
+                    name,
+                    argument,
+                )
 
 
 @pytest.mark.parametrize("how", ["name", "keyword", "path", "loaded"])
@@ -638,8 +714,12 @@ def test_the_model_is_given_as_to_llm(how: str) -> None:
                 assert (await made.chat(MESSAGES, given)).token_ids == want.token_ids
                 pieces = await collected(made.stream_chat(MESSAGES, given))
                 assert [piece.token_id for piece in pieces] == want.token_ids
-            assert await made.choose("Hello", [" a", " b"]) == made.llm.choose("Hello", [" a", " b"])
-            both = await made.chat(MESSAGES, SamplingParams(max_tokens=4, n=2, temperature=1.0, seed=1))
+            assert await made.choose("Hello", [" a", " b"]) == made.llm.choose(
+                "Hello", [" a", " b"]
+            )
+            both = await made.chat(
+                MESSAGES, SamplingParams(max_tokens=4, n=2, temperature=1.0, seed=1)
+            )
             assert len(both.others) == 1
 
     asyncio.run(main())
@@ -647,13 +727,19 @@ def test_the_model_is_given_as_to_llm(how: str) -> None:
 
 
 def test_wrong_arguments(llm: LLM, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"^threads: expected no options of LLM with a loaded model, found one"):
+    with pytest.raises(
+        OptionError, match=r"^threads: expected no options of LLM with a loaded model, found one"
+    ):
         AsyncLLM(llm, threads=1)
-    with pytest.raises(OptionError, match=r"^max_requests: expected an integer of at least 1, found 0"):
+    with pytest.raises(
+        OptionError, match=r"^max_requests: expected an integer of at least 1, found 0"
+    ):
         AsyncLLM(llm, max_requests=0)
     for wrong in (5, b"a", [llm], AsyncLLM(llm)):
         for load in (LLM, AsyncLLM):
-            with pytest.raises(OptionError, match=r"^model: expected a folder, a GGUF file or a name, found"):
+            with pytest.raises(
+                OptionError, match=r"^model: expected a folder, a GGUF file or a name, found"
+            ):
                 load(wrong)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match="no such folder"):
         AsyncLLM(tmp_path / "none")
@@ -669,6 +755,8 @@ def test_errors_of_conversations() -> None:
             with pytest.raises(OptionError, match="priority"):
                 await made.chat(MESSAGES, priority="x")  # type: ignore[arg-type]
             with pytest.raises(DeadlineError):
-                await made.chat(MESSAGES, SamplingParams(max_tokens=200, ignore_eos=True), deadline=0)
+                await made.chat(
+                    MESSAGES, SamplingParams(max_tokens=200, ignore_eos=True), deadline=0
+                )
 
     asyncio.run(main())

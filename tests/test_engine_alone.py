@@ -1,4 +1,6 @@
-"""The engine's tests in a copy of the repository from which the guests and their tests are deleted."""
+"""The engine's tests in a copy of the repository from which the guests and their tests are
+deleted.
+"""
 
 from pathlib import Path
 
@@ -6,7 +8,8 @@ import pytest
 
 from engine_copy import copy_engine, engine_tests, run_tests
 
-# Files whose tests run always: a drafter, the command line, windows of the engine, and products of the kernels.
+# Files whose tests run always: a drafter, the command line, windows of the engine, and products of
+# the kernels.
 FEW = ("test_prompt_lookup.py", "test_mistakes.py", "test_windows.py", "test_rounding.py")
 
 

@@ -1,4 +1,6 @@
-"""Packages of others add backends, drafters and commands; a missing or broken one is an error of one line."""
+"""Packages of others add backends, drafters and commands; a missing or broken one is an error of
+one line.
+"""
 
 import os
 import shutil
@@ -50,7 +52,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (tmp_path / "stranger.py").write_text(code, encoding="utf-8")
         folder = tmp_path / "stranger-1.0.dist-info"
         folder.mkdir()
-        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n", encoding="utf-8")
+        (folder / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n", encoding="utf-8"
+        )
         lines = [f"[{group}]\n{entry}\n" for group, entry in entry_points.items()]
         (folder / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
         monkeypatch.syspath_prepend(tmp_path)
@@ -68,7 +72,10 @@ def test_the_guests_of_the_wheel_are_registered() -> None:
 
 
 def test_a_backend(install: Install) -> None:
-    install("def make(device, dtype):\n    return device\n", {"pronk.backends": "abacus = stranger:make"})
+    install(
+        "def make(device, dtype):\n    return device\n",
+        {"pronk.backends": "abacus = stranger:make"},
+    )
     assert load_guest("pronk.backends", "abacus", "device")("wood", None) == "wood"
 
 
@@ -76,7 +83,8 @@ def test_a_drafter_is_available_everywhere(install: Install) -> None:
     install(DRAFTER, {"pronk.drafters": "eager = stranger:Eager"})
     assert type(make_drafter("eager(num_tokens=3)")) is REGISTRY["eager"] is pronk.Eager
     assert {"Eager"} <= {*pronk.__all__} & {*dir(pronk)}
-    llm, params = LLM("pronk-tiny", budget="all"), SamplingParams(max_tokens=24)
+    llm = LLM("pronk-tiny", budget="all")
+    params = SamplingParams(max_tokens=24)
     plain = llm.generate("a = 1\nb = 1\n", params, drafter="autoregressive")
     found = llm.generate("a = 1\nb = 1\n", params, drafter="eager(min_ngram=1)")
     assert found.token_ids == plain.token_ids
@@ -94,7 +102,11 @@ def test_a_command(install: Install, capsys: pytest.CaptureFixture[str]) -> None
 
 
 BROKEN = {
-    "missing": ("", "lost_package:Lost", "expected lost_package, found none; install lost_package again"),
+    "missing": (
+        "",
+        "lost_package:Lost",
+        "expected lost_package, found none; install lost_package again",
+    ),
     "lacks an extra": (
         "import lost_library",
         "stranger:Lost [serve]",
@@ -103,7 +115,10 @@ BROKEN = {
     "broken": (
         "raise ImportError('libcuda.so: not found')",
         "stranger:Lost",
-        "expected stranger that can be imported, found 'libcuda.so: not found'; install stranger again",
+        (
+            "expected stranger that can be imported, found 'libcuda.so: not found'; "
+            "install stranger again"
+        ),
     ),
 }
 
@@ -129,7 +144,10 @@ def test_a_guest_that_cannot_be_imported(
 def test_an_unregistered_guest() -> None:
     with pytest.raises(OptionError) as error:
         load_guest("pronk.backends", "abacus", "device")
-    found = "expected a package that registers abacus in pronk.backends, found none; install pronk again"
+    found = (
+        "expected a package that registers abacus in pronk.backends, found none; "
+        "install pronk again"
+    )
     assert str(error.value) == f"device: {found}"
 
 
@@ -171,15 +189,25 @@ for command in ("serve", "train", "bench"):
 
 
 def test_the_engine_runs_without_its_guests(tmp_path: Path) -> None:
-    """In a copy without the folders of the guests, a line says what is missing, and all else works."""
+    """In a copy without the folders of the guests, a line says what is missing, and all else
+    works.
+    """
     source = Path(pronk.__file__).parent
     left_out = shutil.ignore_patterns("__pycache__")
     shutil.copytree(source, tmp_path / "pronk", ignore=left_out)
     for guest in GUESTS:
         shutil.rmtree(tmp_path / "pronk" / guest)
-    command = [sys.executable, "-W", "error", "-c", f"MODEL = {str(clone_model('pronk-tiny'))!r}\n{ALONE}"]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        f"MODEL = {str(clone_model('pronk-tiny'))!r}\n{ALONE}",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HUNG, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=HUNG, check=False
+    )
     assert done.returncode == 0, done.stderr
     again = "found none; install pronk again"
     assert done.stdout.splitlines() == [
@@ -189,5 +217,8 @@ def test_the_engine_runs_without_its_guests(tmp_path: Path) -> None:
         f"kernels='torch', device='cpu': expected pronk.torch, {again}",
     ]
     packages = {"serve": "server", "train": "train", "bench": "lab"}
-    lines = [f"pronk: error: {name}: expected pronk.{package}, {again}" for name, package in packages.items()]
+    lines = [
+        f"pronk: error: {name}: expected pronk.{package}, {again}"
+        for name, package in packages.items()
+    ]
     assert done.stderr.splitlines() == lines

@@ -1,4 +1,6 @@
-"""``LLM`` on small random checkpoints of every family; greedy tokens are compared with transformers."""
+"""``LLM`` on small random checkpoints of every family; greedy tokens are compared with
+transformers.
+"""
 
 import json
 import math
@@ -16,7 +18,16 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import MakeCheckpoint, make_checkpoint
 from drafting.trees import TreeDrafter, oracle_trees
-from pronk import LLM, CheckpointError, Completion, OptionError, PromptError, PronkError, SamplingParams, TokenTree
+from pronk import (
+    LLM,
+    CheckpointError,
+    Completion,
+    OptionError,
+    PromptError,
+    PronkError,
+    SamplingParams,
+    TokenTree,
+)
 from pronk.base.arrays import DTYPES
 from pronk.base.errors import CacheFullError
 from pronk.drafting import DraftContext, Outcome, Proposer
@@ -29,7 +40,12 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {}),
     ("gpt2", {}),
 ]
-PROMPTS = ["def add(a, b):\n    return", "The quick brown fox", "for i in range(10):\n    print(i", "Grüße aus"]
+PROMPTS = [
+    "def add(a, b):\n    return",
+    "The quick brown fox",
+    "for i in range(10):\n    print(i",
+    "Grüße aus",
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +59,11 @@ def transformers_greedy(folder: Path, prompt: Sequence[int], count: int) -> list
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor([prompt])
     out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=count, max_new_tokens=count
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        min_new_tokens=count,
+        max_new_tokens=count,
     )
     return [int(token) for token in out[0, len(prompt) :]]
 
@@ -85,21 +105,28 @@ def test_token_ids_and_text_are_the_same_prompt(llm: LLM) -> None:
 
 def test_an_unseeded_request_reports_the_seed_that_repeats_it(llm: LLM) -> None:
     params = SamplingParams(max_tokens=24, temperature=1.5)
-    first, second = llm.generate(PROMPTS[1], params), llm.generate(PROMPTS[1], params)
+    first = llm.generate(PROMPTS[1], params)
+    second = llm.generate(PROMPTS[1], params)
     assert first.seed != second.seed
     assert first.token_ids != second.token_ids
-    again = llm.generate(PROMPTS[1], SamplingParams(max_tokens=24, temperature=1.5, seed=first.seed))
+    again = llm.generate(
+        PROMPTS[1], SamplingParams(max_tokens=24, temperature=1.5, seed=first.seed)
+    )
     assert again.token_ids == first.token_ids
 
 
 def test_samples_are_those_of_their_seeds(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=16, temperature=1.2, seed=9, n=3, logprobs=2, prompt_logprobs=1)
+    params = SamplingParams(
+        max_tokens=16, temperature=1.2, seed=9, n=3, logprobs=2, prompt_logprobs=1
+    )
     done = llm.generate(PROMPTS[2], params)
     all_samples = [done, *done.others]
     assert len(all_samples) == 3
     assert len({tuple(sample.token_ids) for sample in all_samples}) == 3
     for sample in all_samples:
-        alone = SamplingParams(max_tokens=16, temperature=1.2, seed=sample.seed, logprobs=2, prompt_logprobs=1)
+        alone = SamplingParams(
+            max_tokens=16, temperature=1.2, seed=sample.seed, logprobs=2, prompt_logprobs=1
+        )
         single = llm.generate(PROMPTS[2], alone)
         assert (single.token_ids, single.logprobs) == (sample.token_ids, sample.logprobs)
         assert single.prompt_logprobs == sample.prompt_logprobs
@@ -116,7 +143,11 @@ def test_a_stream_is_the_completion_piece_by_piece(llm: LLM) -> None:
         assert [piece.completion is not None for piece in own] == [False] * (len(own) - 1) + [True]
         last = own[-1].completion
         assert last is not None
-        assert (last.text, last.token_ids, last.seed) == (sample.text, sample.token_ids, sample.seed)
+        assert (last.text, last.token_ids, last.seed) == (
+            sample.text,
+            sample.token_ids,
+            sample.seed,
+        )
 
 
 def test_closing_a_stream_frees_its_memory(llm: LLM) -> None:
@@ -148,11 +179,17 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
     for when in (2, 4, 7):
         stream = llm.stream(PROMPTS[0], params)
         pieces = [next(stream)]
-        text, calls = llm.engine.scheduler.running[0].result.detokenizer, count(1)
+        text = llm.engine.scheduler.running[0].result.detokenizer
+        calls = count(1)
         push = text.push
 
         def interrupted(
-            token: int, *, is_end: bool, calls: Iterator[int] = calls, push: Any = push, when: int = when
+            token: int,
+            *,
+            is_end: bool,
+            calls: Iterator[int] = calls,
+            push: Any = push,
+            when: int = when,
         ) -> Any:
             if next(calls) == when:
                 signal.raise_signal(signal.SIGINT)
@@ -167,13 +204,17 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
         assert pieces[-1].completion.text == "".join(piece.text for piece in pieces)
 
 
-@pytest.mark.parametrize(("dtype", "kernels", "factor"), [("float32", "auto", 1e39), ("bfloat16", "auto", 1e39)])
+@pytest.mark.parametrize(
+    ("dtype", "kernels", "factor"), [("float32", "auto", 1e39), ("bfloat16", "auto", 1e39)]
+)
 def test_overflow_affects_only_its_own_request(
     checkpoint: MakeCheckpoint, tmp_path: Path, dtype: str, kernels: str, factor: float
 ) -> None:
     folder = tmp_path / "overflow"
     shutil.copytree(checkpoint("llama"), folder)
-    weights = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    weights = {
+        name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     weights["model.embed_tokens.weight"][77] *= factor
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     llm = LLM(folder, dtype=dtype, kernels=kernels, kv_memory="5MB")
@@ -181,7 +222,9 @@ def test_overflow_affects_only_its_own_request(
     expected = llm.generate([1, 2, 3, 40], params).token_ids
     stream = llm.stream([1, 2, 3, 40], params)
     pieces = [next(stream)]
-    with pytest.raises(PronkError, match=rf"expected finite logits, found infinity or NaN in {dtype}: "):
+    with pytest.raises(
+        PronkError, match=rf"expected finite logits, found infinity or NaN in {dtype}: "
+    ):
         llm.generate([77] * 40, params)
     assert [piece.token_id for piece in [*pieces, *stream]] == expected
     assert llm.generate([1, 2, 3, 40], params).token_ids == expected
@@ -189,7 +232,9 @@ def test_overflow_affects_only_its_own_request(
 
 @dataclass(frozen=True)
 class Odd(Proposer[int]):
-    """Propose a chain of ``tokens`` below ``root`` or the last token; check that states are its own."""
+    """Propose a chain of ``tokens`` below ``root`` or the last token; check that states are its
+    own.
+    """
 
     name = "odd"
     tokens: tuple[int, ...] = ()
@@ -221,7 +266,8 @@ def test_no_drafter_can_change_the_text(llm: LLM) -> None:
 
 def test_equal_drafters_have_separate_states(llm: LLM) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    first, second = Odd((5,)), Odd((5,))
+    first = Odd((5,))
+    second = Odd((5,))
     stream = llm.stream(PROMPTS[0], params, drafter=first)
     next(stream)
     llm.generate(PROMPTS[1], params, drafter=second)
@@ -241,7 +287,9 @@ def oracle(llm: LLM, prompt: str, params: SamplingParams) -> TreeDrafter:
     free = SamplingParams(max_tokens=params.max_tokens, ignore_eos=True)
     known = llm.generate(prompt, free, drafter="autoregressive")
     text = [*known.prompt_token_ids, *known.token_ids]
-    return TreeDrafter(oracle_trees(0.95), {(tuple(known.prompt_token_ids), params.seed or 0): text}, vocab=300)
+    return TreeDrafter(
+        oracle_trees(0.95), {(tuple(known.prompt_token_ids), params.seed or 0): text}, vocab=300
+    )
 
 
 @pytest.mark.parametrize("place", [1, 2, 3, 5, 8, 13, 21, 34])
@@ -263,11 +311,17 @@ def test_stop_strings_are_found_inside_accepted_runs(llm: LLM, place: int) -> No
 
 
 def text_with_end(llm: LLM, earliest: int) -> tuple[Completion, SamplingParams]:
-    """Return a text of letters that goes on after its first end-of-text token, which is not before ``earliest``."""
+    """Return a text of letters that goes on after its first end-of-text token, which is not before
+    ``earliest``.
+    """
     end = llm.config.eos_ids[0]
-    bias = {token: 100.0 for letter in "abcdefgh" for token in llm.tokenizer.encode(letter)} | {end: 100.0}
+    bias = {token: 100.0 for letter in "abcdefgh" for token in llm.tokenizer.encode(letter)} | {
+        end: 100.0
+    }
     for seed in range(200):
-        params = SamplingParams(max_tokens=48, ignore_eos=True, temperature=0.7, seed=seed, logit_bias=bias)
+        params = SamplingParams(
+            max_tokens=48, ignore_eos=True, temperature=0.7, seed=seed, logit_bias=bias
+        )
         known = llm.generate(PROMPTS[0], params, drafter="autoregressive")
         if end in known.token_ids[earliest:-1] and end not in known.token_ids[:earliest]:
             return known, params
@@ -277,34 +331,46 @@ def text_with_end(llm: LLM, earliest: int) -> tuple[Completion, SamplingParams]:
 @pytest.mark.parametrize("earliest", [6, 13, 21])
 def test_a_stop_string_that_names_a_special_token_stops_at_it(llm: LLM, earliest: int) -> None:
     """Also inside accepted runs of draft tokens, and with a text before or after the name."""
-    name, (known, free) = "<|endoftext|>", text_with_end(llm, earliest)
+    name = "<|endoftext|>"
+    (known, free) = text_with_end(llm, earliest)
     at = known.token_ids.index(llm.config.eos_ids[0])
     before, after = (llm.tokenizer.decode(known.token_ids[i : i + 1]) for i in (at - 1, at + 1))
     for stop, num_tokens in ((name, at + 1), (before + name, at + 1), (name + after, at + 2)):
         params = replace(free, stop=["never", stop], logprobs=1)
         plain = llm.generate(PROMPTS[0], params, drafter="autoregressive")
-        texts = {(tuple(known.prompt_token_ids), known.seed): [*known.prompt_token_ids, *known.token_ids]}
-        drafted = llm.generate(PROMPTS[0], params, drafter=TreeDrafter(oracle_trees(0.95), texts, vocab=300))
+        texts = {
+            (tuple(known.prompt_token_ids), known.seed): [*known.prompt_token_ids, *known.token_ids]
+        }
+        drafted = llm.generate(
+            PROMPTS[0], params, drafter=TreeDrafter(oracle_trees(0.95), texts, vocab=300)
+        )
         assert (plain.finish_reason, plain.stop_reason) == ("stop", stop)
         assert plain.token_ids == known.token_ids[:num_tokens]
         assert name not in plain.text
         assert known.text.startswith(plain.text)
         shown = ("text", "token_ids", "logprobs", "finish_reason", "stop_reason")
-        assert [getattr(drafted, field) for field in shown] == [getattr(plain, field) for field in shown]
+        assert [getattr(drafted, field) for field in shown] == [
+            getattr(plain, field) for field in shown
+        ]
         assert drafted.stats.accepted > 0
 
 
 def test_the_name_of_the_end_of_text_is_a_stop_string_too(llm: LLM) -> None:
-    name, bias = "<|endoftext|>", {llm.config.eos_ids[0]: 100.0}
+    name = "<|endoftext|>"
+    bias = {llm.config.eos_ids[0]: 100.0}
     done = llm.generate(PROMPTS[0], SamplingParams(logit_bias=bias, stop=name))
     assert (done.text, done.finish_reason, done.stop_reason) == ("", "stop", name)
 
 
 def test_bad_words_ban_special_tokens_by_name(llm: LLM) -> None:
     end = llm.config.eos_ids[0]
-    params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=2, logit_bias={end: 8.0})
+    params = SamplingParams(
+        max_tokens=20, ignore_eos=True, temperature=1.0, seed=2, logit_bias={end: 8.0}
+    )
     assert end in llm.generate(PROMPTS[0], params).token_ids
-    assert end not in llm.generate(PROMPTS[0], replace(params, bad_words=["<|endoftext|>"])).token_ids
+    assert (
+        end not in llm.generate(PROMPTS[0], replace(params, bad_words=["<|endoftext|>"])).token_ids
+    )
 
 
 def test_a_longer_stop_string_does_not_hold_a_shorter_one_up(llm: LLM) -> None:
@@ -326,7 +392,9 @@ def test_a_stop_token_ends_the_text_and_is_not_in_it(llm: LLM) -> None:
     free = llm.generate(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True))
     token = free.token_ids[12]
     first = free.token_ids.index(token)
-    done = llm.generate(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True, stop_token_ids=[token]))
+    done = llm.generate(
+        PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True, stop_token_ids=[token])
+    )
     assert done.token_ids == free.token_ids[: first + 1]
     assert (done.finish_reason, done.stop_reason) == ("stop", token)
     assert free.text.startswith(done.text)
@@ -337,7 +405,9 @@ def test_end_of_text_ends_it_unless_ignored(llm: LLM) -> None:
     bias = {llm.config.eos_ids[0]: 100.0}
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=9, logit_bias=bias))
     assert (done.token_ids, done.text, done.finish_reason) == ([llm.config.eos_ids[0]], "", "stop")
-    ignored = llm.generate(PROMPTS[0], SamplingParams(max_tokens=9, logit_bias=bias, ignore_eos=True))
+    ignored = llm.generate(
+        PROMPTS[0], SamplingParams(max_tokens=9, logit_bias=bias, ignore_eos=True)
+    )
     assert (len(ignored.token_ids), ignored.finish_reason) == (9, "length")
     late = llm.generate(PROMPTS[0], SamplingParams(max_tokens=9, logit_bias=bias, min_tokens=4))
     assert len(late.token_ids) == 5
@@ -346,7 +416,8 @@ def test_end_of_text_ends_it_unless_ignored(llm: LLM) -> None:
 
 def test_bad_words_are_not_written(llm: LLM) -> None:
     free = llm.generate(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True))
-    decode, encode = llm.tokenizer.decode, llm.tokenizer.encode
+    decode = llm.tokenizer.decode
+    encode = llm.tokenizer.encode
     token = next(token for token in free.token_ids if encode(decode([token])) == [token])
     first = free.token_ids.index(token)
     params = SamplingParams(max_tokens=30, ignore_eos=True, bad_words=[decode([token])])
@@ -356,7 +427,9 @@ def test_bad_words_are_not_written(llm: LLM) -> None:
 
 
 def test_logprobs_are_those_of_the_model(llm: LLM) -> None:
-    done = llm.generate(PROMPTS[2], SamplingParams(max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=2))
+    done = llm.generate(
+        PROMPTS[2], SamplingParams(max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+    )
     assert done.logprobs is not None
     assert done.prompt_logprobs is not None
     assert done.prompt_logprobs[0] is None
@@ -385,7 +458,11 @@ def test_dtypes(checkpoint: MakeCheckpoint, dtype: str) -> None:
     """With the kernels, float16 weights stay float16, but activations and KV cache are float32."""
     llm = LLM(checkpoint("llama"), dtype=dtype, budget="all")
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, ignore_eos=True))
-    assert llm.engine.runner.dtype == llm.engine.cache.dtype == DTYPES["float32" if dtype == "float16" else dtype]
+    assert (
+        llm.engine.runner.dtype
+        == llm.engine.cache.dtype
+        == DTYPES["float32" if dtype == "float16" else dtype]
+    )
     assert llm.engine.runner.decoder.head.packed.data.dtype == DTYPES[dtype]
     assert llm.exact
     assert len(done.token_ids) == 8
@@ -411,34 +488,46 @@ def test_chat_answers_the_rendered_conversation(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     done = llm.chat(messages, SamplingParams(max_tokens=10))
     assert llm.tokenizer.decode(done.prompt_token_ids) == "user: Hello\nbot:"
-    assert [p.token_id for p in llm.stream_chat(messages, SamplingParams(max_tokens=10))] == done.token_ids
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "you"}]}]
+    assert [
+        p.token_id for p in llm.stream_chat(messages, SamplingParams(max_tokens=10))
+    ] == done.token_ids
+    parts = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "you"}],
+        }
+    ]
     assert llm.tokenizer.decode(llm.chat_ids(parts)) == "user: Hello\nyou\nbot:"
 
 
 def test_options_of_the_chat_template(tmp_path: Path) -> None:
-    llm = with_template(tmp_path, "{{ messages[0].content }}{{ 'no thoughts' if enable_thinking is false else '?' }}")
-    messages, params, options = (
-        [{"role": "user", "content": "Hi"}],
-        SamplingParams(max_tokens=4),
-        {"enable_thinking": False},
+    llm = with_template(
+        tmp_path,
+        "{{ messages[0].content }}{{ 'no thoughts' if enable_thinking is false else '?' }}",
     )
+    messages = [{"role": "user", "content": "Hi"}]
+    params = SamplingParams(max_tokens=4)
+    options = {"enable_thinking": False}
     done = llm.chat(messages, params, template_options=options)
     assert llm.tokenizer.decode(done.prompt_token_ids) == "Hino thoughts"
-    assert [p.token_id for p in llm.stream_chat(messages, params, template_options=options)] == done.token_ids
+    assert [
+        p.token_id for p in llm.stream_chat(messages, params, template_options=options)
+    ] == done.token_ids
     assert llm.chat_ids(messages, template_options=options) == done.prompt_token_ids
     assert llm.tokenizer.decode(llm.chat_ids(messages)) == "Hi?"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
 def test_template_options_that_would_be_ignored_are_refused(name: str, tmp_path: Path) -> None:
-    llm, messages = (
-        with_template(tmp_path, "{{ messages[0].content }}{{ documents }}"),
-        [{"role": "user", "content": "a"}],
-    )
-    with pytest.raises(OptionError, match=rf"template_options: expected names other than .*, found '{name}'"):
+    llm = with_template(tmp_path, "{{ messages[0].content }}{{ documents }}")
+    messages = [{"role": "user", "content": "a"}]
+    with pytest.raises(
+        OptionError, match=rf"template_options: expected names other than .*, found '{name}'"
+    ):
         llm.chat(messages, template_options={name: None})
-    with pytest.raises(OptionError, match=r"template_options: expected names with a value each, found \['a'\]"):
+    with pytest.raises(
+        OptionError, match=r"template_options: expected names with a value each, found \['a'\]"
+    ):
         llm.chat(messages, template_options=["a"])  # type: ignore[arg-type]
     assert llm.tokenizer.chat(messages, options={"documents": ["b"]}) == "a['b']"
 
@@ -447,9 +536,15 @@ def test_template_options_that_would_be_ignored_are_refused(name: str, tmp_path:
     ("messages", "message"),
     [
         (None, "messages: expected a list of objects with 'role' and 'content', found None"),
-        ("text", "messages: expected a list of objects with 'role' and 'content', found str 'text'"),
+        (
+            "text",
+            "messages: expected a list of objects with 'role' and 'content', found str 'text'",
+        ),
         ([None], "messages[0]: expected an object with 'role' and 'content', found None"),
-        ([{"role": "user", "content": "nothing"}], "the model's chat template: expected a text made of these messages"),
+        (
+            [{"role": "user", "content": "nothing"}],
+            "the model's chat template: expected a text made of these messages",
+        ),
     ],
 )
 def test_conversations_that_cannot_be_answered(tmp_path: Path, messages: Any, message: str) -> None:
@@ -498,7 +593,9 @@ def test_params_are_checked_before_a_drafter_is_loaded(llm: LLM) -> None:
 
 
 def test_a_choice_without_options(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=8, min_tokens=8, stop_token_ids=list(range(300)), temperature=1.0, top_p=0.9)
+    params = SamplingParams(
+        max_tokens=8, min_tokens=8, stop_token_ids=list(range(300)), temperature=1.0, top_p=0.9
+    )
     with pytest.raises(OptionError, match="every token banned"):
         llm.generate(PROMPTS[0], params)
     assert llm.generate(PROMPTS[0]).token_ids
@@ -509,7 +606,10 @@ def test_a_choice_without_options(llm: LLM) -> None:
     [
         (
             {"max_tokens": 250},
-            r"max_tokens: expected at most 246 after a prompt of 10 tokens \(context 256\), found 250",
+            (
+                r"max_tokens: expected at most 246 after a prompt of 10 tokens \(context 256\), "
+                r"found 250"
+            ),
         ),
         ({"logit_bias": {300: 1.0}}, r"logit_bias: expected token ids in 0\.\.299, found 300"),
         ({"stop_token_ids": [301]}, r"stop_token_ids: expected token ids in 0\.\.299, found 301"),
@@ -523,8 +623,14 @@ def test_options_that_do_not_fit_the_model(llm: LLM, options: dict[str, Any], me
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafter": "psychic"}, "drafter: expected one of autoregressive, .*prompt_lookup.*, found 'psychic'"),
-        ({"drafter": "prompt_lookup(k=3)"}, "prompt_lookup: expected one of max_ngram.*, found 'k'"),
+        (
+            {"drafter": "psychic"},
+            "drafter: expected one of autoregressive, .*prompt_lookup.*, found 'psychic'",
+        ),
+        (
+            {"drafter": "prompt_lookup(k=3)"},
+            "prompt_lookup: expected one of max_ngram.*, found 'k'",
+        ),
         ({"dtype": "int7"}, "int7"),
         ({"kv_memory": "lots"}, "kv_memory: expected .* found 'lots'"),
         ({"kv_memory": 10}, "kv_memory: expected at least .* found 10"),
@@ -535,14 +641,19 @@ def test_options_that_do_not_fit_the_model(llm: LLM, options: dict[str, Any], me
         ({"prefix_cache": "no"}, r"prefix_cache: expected true or false, found 'no'"),
     ],
 )
-def test_options_of_the_model_out_of_range(checkpoint: MakeCheckpoint, options: dict[str, Any], message: str) -> None:
+def test_options_of_the_model_out_of_range(
+    checkpoint: MakeCheckpoint, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(OptionError, match=message):
         LLM(checkpoint("llama"), **options)
 
 
 def test_a_cache_that_is_too_small_says_so(checkpoint: MakeCheckpoint) -> None:
     llm = LLM(checkpoint("llama"), kv_memory="60KB")
-    with pytest.raises(CacheFullError, match=r"expected a request of at most \d+ tokens.* found \d+; raise kv_memory"):
+    with pytest.raises(
+        CacheFullError,
+        match=r"expected a request of at most \d+ tokens.* found \d+; raise kv_memory",
+    ):
         llm.generate(PROMPTS[0], SamplingParams(max_tokens=200))
     assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=4)).token_ids
 

@@ -44,15 +44,23 @@ def test_files_of_wheels_exist(wheels: ModuleType) -> None:
         ("manylinux_2_17_x86_64", LINUX),
         ("manylinux_2_17_aarch64", LINUX),
         ("win_amd64", ("pronk/kernels/pronk.dll", "pronk/kernels/pronk_suffix.dll")),
-        ("macosx_11_0_arm64", ("pronk/kernels/libpronk.dylib", "pronk/kernels/libpronk_suffix.dylib")),
+        (
+            "macosx_11_0_arm64",
+            ("pronk/kernels/libpronk.dylib", "pronk/kernels/libpronk_suffix.dylib"),
+        ),
     ],
 )
-def test_faults_of_a_wheel(wheels: ModuleType, tag: str, libraries: tuple[str, ...], tmp_path: Path) -> None:
+def test_faults_of_a_wheel(
+    wheels: ModuleType, tag: str, libraries: tuple[str, ...], tmp_path: Path
+) -> None:
     files = [f"pronk/{name}" for name in wheels.FILES]
     wheels.check(wheel(tmp_path, tag, *files, *libraries))
     with pytest.raises(SystemExit, match=r"expected heads/.*, found no such file"):
         wheels.check(wheel(tmp_path, tag, files[0], *files[2:], *libraries))
-    for found in ({*LINUX} - {*libraries} or {"pronk/kernels/pronk.dll"}, {"pronk/kernels/libpronk.so"}):
+    for found in (
+        {*LINUX} - {*libraries} or {"pronk/kernels/pronk.dll"},
+        {"pronk/kernels/libpronk.so"},
+    ):
         with pytest.raises(SystemExit, match="expected the libraries"):
             wheels.check(wheel(tmp_path, tag, *files, *found))
     with pytest.raises(SystemExit, match="expected at most 15 MB"):
@@ -61,5 +69,7 @@ def test_faults_of_a_wheel(wheels: ModuleType, tag: str, libraries: tuple[str, .
 
 def test_unknown_names_are_refused(wheels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["wheels.py", "linux-riscv"])
-    with pytest.raises(SystemExit, match=r"expected linux-x86_64, .*, any, sdist; found 'linux-riscv'"):
+    with pytest.raises(
+        SystemExit, match=r"expected linux-x86_64, .*, any, sdist; found 'linux-riscv'"
+    ):
         wheels.main()

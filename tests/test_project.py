@@ -42,11 +42,17 @@ USES_TORCH = (
     "train/",
 )
 # Modules that import these, and are themselves imported only for several processes.
-NEEDS_THEM = ("parallel/processes.py", "parallel/runner.py", "parallel/start.py", "parallel/worker.py")
+NEEDS_THEM = (
+    "parallel/processes.py",
+    "parallel/runner.py",
+    "parallel/start.py",
+    "parallel/worker.py",
+)
 
 
-# Layers of the engine, lowest first; guests are above it. A module may import from its own entry and from lower layers.
-# A module belongs to the longest entry that is a prefix of its name, so its layer may differ from that of its package.
+# Layers of the engine, lowest first; guests are above it. A module may import from its own entry
+# and from lower layers. A module belongs to the longest entry that is a prefix of its name, so its
+# layer may differ from that of its package.
 LAYERS = (
     {"base"},
     {"checkpoint"},
@@ -60,7 +66,8 @@ LAYERS = (
     {"llm"},
     {"async_llm"},
     {"testing"},
-    {"backends", "commands", "serving", "bench", "drafters", "errors", "replicas"},  # names of other modules
+    # names of other modules
+    {"backends", "commands", "serving", "bench", "drafters", "errors", "replicas"},
     {"cli"},
     {"__main__"},
 )
@@ -155,7 +162,9 @@ def test_drafters_by_name() -> None:
 
 
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the modules of pronk that a file imports, also in functions, as names below ``pronk``."""
+    """Yield the modules of pronk that a file imports, also in functions, as names below
+    ``pronk``.
+    """
     for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pronk":
             if node.module != "pronk":
@@ -169,9 +178,13 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def layer(module: str) -> tuple[int, str]:
-    """Return the layer of a module, and the longest entry of ``LAYERS`` that is a prefix of its name."""
+    """Return the layer of a module, and the longest entry of ``LAYERS`` that is a prefix of its
+    name.
+    """
     entries = [(each, number) for number, names in enumerate(LAYERS) for each in names]
-    found = [(len(each), number, each) for each, number in entries if f"{module}.".startswith(f"{each}.")]
+    found = [
+        (len(each), number, each) for each, number in entries if f"{module}.".startswith(f"{each}.")
+    ]
     assert found, f"{module}: expected an entry in LAYERS, found none; add one"
     return max(found)[1:]
 
@@ -184,27 +197,39 @@ def upward_imports(here: tuple[str, ...], path: Path) -> list[str]:
 
 
 def test_packages_import_only_lower_layers() -> None:
-    """A package imports only lower layers, without cycles; ``pronk/__init__.py`` may import from every layer."""
+    """A package imports only lower layers, without cycles; ``pronk/__init__.py`` may import from
+    every layer.
+    """
     parts = {path: path.relative_to(SOURCE).with_suffix("").parts for path in MODULES}
-    engine = {path: here for path, here in parts.items() if here != ("__init__",) and here[0] not in GUESTS}
+    engine = {
+        path: here
+        for path, here in parts.items()
+        if here != ("__init__",) and here[0] not in GUESTS
+    }
     found = {relative(path): upward_imports(here, path) for path, here in engine.items()}
     assert {module: upward for module, upward in found.items() if upward} == {}
 
 
 def documented_names() -> dict[str, set[str]]:
-    """Return the names of the API page, by module; a module without ``__all__`` has all that begin with a letter."""
+    """Return the names of the API page, by module; a module without ``__all__`` has all that begin
+    with a letter.
+    """
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     found = {"pronk": {*pronk.__all__}}
     for name in re.findall(r"^::: (pronk\.[\w.]+)$", page, re.MULTILINE):
         path = SOURCE.joinpath(*name.split(".")[1:])
         if path.is_dir() or path.with_suffix(".py").exists():
             module = importlib.import_module(name)
-            found[name] = {*getattr(module, "__all__", (each for each in vars(module) if each[0] != "_"))}
+            found[name] = {
+                *getattr(module, "__all__", (each for each in vars(module) if each[0] != "_"))
+            }
     return found
 
 
 def private_names(guest: str, path: Path) -> Iterator[str]:
-    """Yield the names of pronk that a file of a guest imports, and that are neither its own nor documented."""
+    """Yield the names of pronk that a file of a guest imports, and that are neither its own nor
+    documented.
+    """
     documented = documented_names()
     for node in ast.walk(tree(path)):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -225,13 +250,21 @@ def test_guests_import_only_documented_names(guest: str) -> None:
 
 
 def test_the_engine_imports_no_guest() -> None:
-    found = {relative(path): [there for there in imports(path) if there[0] in GUESTS] for path in MODULES}
-    other = {module: there for module, there in found.items() if there and module.split("/")[0] not in GUESTS}
+    found = {
+        relative(path): [there for there in imports(path) if there[0] in GUESTS] for path in MODULES
+    }
+    other = {
+        module: there
+        for module, there in found.items()
+        if there and module.split("/")[0] not in GUESTS
+    }
     assert other.keys() == {"__init__.py"}, "only this one may, for type checkers"
 
 
 def guests_in_a_test(path: Path) -> list[str]:
-    """Return the imports of guests, and of the folders of their tests, in a file of the engine's tests."""
+    """Return the imports of guests, and of the folders of their tests, in a file of the engine's
+    tests.
+    """
     imports = (node for node in nodes(path) if isinstance(node, (ast.Import, ast.ImportFrom)))
     return [ast.unparse(node) for node in imports if any(map(is_of_a_guest, modules_of(node)))]
 
@@ -246,12 +279,17 @@ def modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
 def is_of_a_guest(module: str) -> bool:
     first, *rest = module.split(".")
     # The name of the library torch is not that of a folder of tests.
-    return (first == "pronk" and rest[:1] != [] and rest[0] in GUESTS) or (first in GUESTS and first != "torch")
+    return (first == "pronk" and rest[:1] != [] and rest[0] in GUESTS) or (
+        first in GUESTS and first != "torch"
+    )
 
 
 def test_the_engines_tests_import_no_guest() -> None:
-    """A test that needs a guest is in the guest's folder of tests; ``engine_copy.WHOLE`` tests the whole repository."""
-    tests, apart = ROOT / "tests", {*GUESTS, *WHOLE}
+    """A test that needs a guest is in the guest's folder of tests; ``engine_copy.WHOLE`` tests the
+    whole repository.
+    """
+    tests = ROOT / "tests"
+    apart = {*GUESTS, *WHOLE}
     own = [path for path in tests.rglob("*.py") if path.relative_to(tests).parts[0] not in apart]
     assert len(own) > 200
     found = {path.relative_to(tests).as_posix(): guests_in_a_test(path) for path in own}
@@ -309,18 +347,29 @@ def test_upward_imports_are_found(line: str, found: str | None, tmp_path: Path) 
 
 
 def test_drafter_packages_import_only_shared_helpers() -> None:
-    """A file is in the registry, or begins with an underscore and is imported by its own package only."""
+    """A file is in the registry, or begins with an underscore and is imported by its own package
+    only.
+    """
     drafting = SOURCE / "drafting"
-    homes = {home.split(":")[0].removeprefix("drafting.").replace(".", "/") for home in DRAFTERS.values()}
+    homes = {
+        home.split(":")[0].removeprefix("drafting.").replace(".", "/") for home in DRAFTERS.values()
+    }
     for package in ("from_text", "from_outputs", "from_draft", "from_target", "combined"):
         for path in (drafting / package).glob("*.py"):
             name = f"{package}/{path.stem}"
-            assert (name in homes) != path.stem.startswith("_"), f"{name}: expected a method's name or an underscore"
+            assert (name in homes) != path.stem.startswith("_"), (
+                f"{name}: expected a method's name or an underscore"
+            )
     for path in MODULES:
         here = path.relative_to(SOURCE).parts
         for there in imports(path):
-            helper = next((i for i, part in enumerate(there) if part.startswith("_") and part != "__init__"), None)
-            assert helper is None or here[:helper] == there[:helper], f"{'.'.join(there)} is private to its package"
+            helper = next(
+                (i for i, part in enumerate(there) if part.startswith("_") and part != "__init__"),
+                None,
+            )
+            assert helper is None or here[:helper] == there[:helper], (
+                f"{'.'.join(there)} is private to its package"
+            )
 
 
 def module_faults(path: Path) -> Iterator[str]:
@@ -347,7 +396,11 @@ def test_library_neither_prints_nor_reads_the_environment() -> None:
         for node in nodes(path):
             if isinstance(node, ast.Name) and node.id == "print":
                 found.append(f"{relative(path)}:{node.lineno}: print")
-            if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT and relative(path) not in USES_ENVIRONMENT:
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in ENVIRONMENT
+                and relative(path) not in USES_ENVIRONMENT
+            ):
                 found.append(f"{relative(path)}:{node.lineno}: {node.attr}")
     assert found == []
 
@@ -363,15 +416,23 @@ def imported_modules(path: Path) -> Iterator[str]:
 
 def test_only_these_modules_import_torch() -> None:
     users = {
-        relative(path) for path in MODULES if any(name.split(".")[0] == "torch" for name in imported_modules(path))
+        relative(path)
+        for path in MODULES
+        if any(name.split(".")[0] == "torch" for name in imported_modules(path))
     }
     assert [name for name in sorted(users) if not name.startswith(USES_TORCH)] == []
     assert all(any(name.startswith(prefix) for name in users) for prefix in USES_TORCH)
 
 
 def test_pronk_works_without_torch() -> None:
-    """A process in which torch cannot be imported loads all other modules and a model, and generates."""
-    paths = [relative(path) for path in MODULES if not relative(path).startswith((*USES_TORCH, *NEEDS_THEM))]
+    """A process in which torch cannot be imported loads all other modules and a model, and
+    generates.
+    """
+    paths = [
+        relative(path)
+        for path in MODULES
+        if not relative(path).startswith((*USES_TORCH, *NEEDS_THEM))
+    ]
     names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
     modules = [f"pronk.{name}" for name in names if not name.startswith("__")]
     code = """
@@ -396,12 +457,14 @@ except OptionError as error:
     arguments = [sys.executable, "-c", code, repr((modules, EXTRAS))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=HUNG, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    message = "workers: expected torch, found none; run pip install '.[parallel]' in a clone of pronk"
+    message = (
+        "workers: expected torch, found none; run pip install '.[parallel]' in a clone of pronk"
+    )
     assert done.stdout == f"{message}\n"
 
 
-# Modules that read text in another way: files that pronk writes and packages itself, or that the system writes; and a
-# method of the same name.
+# Modules that read text in another way: files that pronk writes and packages itself, or that the
+# system writes; and a method of the same name.
 OWN_FILES = {
     "lab/bench/machine.py",
     "lab/bench/peers/engines/memory.py",
@@ -422,20 +485,35 @@ OWN_FILES = {
 
 def test_no_other_module_reads_text() -> None:
     """Text files of users are read with :func:`pronk.base.files.text.read_text`."""
-    found = {relative(path) for path in MODULES if ".read_text(" in path.read_text(encoding="utf-8")}
+    found = {
+        relative(path) for path in MODULES if ".read_text(" in path.read_text(encoding="utf-8")
+    }
     assert found == OWN_FILES
 
 
-# Functions that write files by themselves, by module, with the reason why files/atomic.py does not fit.
+# Functions that write files by themselves, by module, with the reason why files/atomic.py does not
+# fit.
 WRITES = {
-    "lab/bench/peers/engines/memory.py": ({"reset_peak_memory"}, "a switch of the Linux kernel, not a file"),
+    "lab/bench/peers/engines/memory.py": (
+        {"reset_peak_memory"},
+        "a switch of the Linux kernel, not a file",
+    ),
     "lab/bench/peers/worker.py": ({"main"}, "a pipe to the parent process"),
     "lab/cli/bench.py": ({"_open_trace"}, "a log to which each measurement is appended"),
     "cli/streams.py": ({"_discard"}, "the null device"),
     "train/corpus/answers.py": ({"__init__", "append"}, "a log to which dialogues are appended"),
-    "drafting/from_text/_suffix_store.py": ({"_append_line", "_read_file"}, "a log that several processes share"),
-    "lab/drafters/datastore/builder.py": ({"_write_tokens"}, "a stream into a folder that is renamed at the end"),
-    "models/shards.py": ({"copy_companions", "write_weights"}, "files of a folder that is renamed at the end"),
+    "drafting/from_text/_suffix_store.py": (
+        {"_append_line", "_read_file"},
+        "a log that several processes share",
+    ),
+    "lab/drafters/datastore/builder.py": (
+        {"_write_tokens"},
+        "a stream into a folder that is renamed at the end",
+    ),
+    "models/shards.py": (
+        {"copy_companions", "write_weights"},
+        "files of a folder that is renamed at the end",
+    ),
     "checkpoint/hub/download.py": (
         {"_fetch_large_file"},
         "a download that is resumed; checked by its hash and renamed",
@@ -466,15 +544,28 @@ def is_write(call: ast.Call) -> bool:
     if name == "savefig":
         return "buffer" not in map(ast.unparse, arguments)
     if name in {"open", "fdopen"}:
-        texts = [each.value for each in arguments if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-        flags = {node.attr for each in arguments for node in ast.walk(each) if isinstance(node, ast.Attribute)}
-        is_mode = any(re.fullmatch(r"[rwaxbt+]{1,3}", text) and set(text) & set("wax+") for text in texts)
+        texts = [
+            each.value
+            for each in arguments
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
+        flags = {
+            node.attr
+            for each in arguments
+            for node in ast.walk(each)
+            if isinstance(node, ast.Attribute)
+        }
+        is_mode = any(
+            re.fullmatch(r"[rwaxbt+]{1,3}", text) and set(text) & set("wax+") for text in texts
+        )
         return is_mode or bool(flags & {"O_WRONLY", "O_RDWR"})
     return name == "save_file" or method in {"write_text", "write_bytes", "tofile"}
 
 
 def writing_functions(node: ast.AST, function: str = "module") -> Iterator[str]:
-    """Yield the name of the function around each call below ``node`` that writes a file by itself."""
+    """Yield the name of the function around each call below ``node`` that writes a file by
+    itself.
+    """
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         function = node.name
     if isinstance(node, ast.Call) and is_write(node):
@@ -484,9 +575,13 @@ def writing_functions(node: ast.AST, function: str = "module") -> Iterator[str]:
 
 
 def test_files_are_written_atomically() -> None:
-    """A crash or a full disk leaves the old file: only logs and temporary folders have other ways."""
+    """A crash or a full disk leaves the old file: only logs and temporary folders have other
+    ways.
+    """
     found = {
-        relative(path): {*writing_functions(tree(path))} for path in MODULES if relative(path) != "base/files/atomic.py"
+        relative(path): {*writing_functions(tree(path))}
+        for path in MODULES
+        if relative(path) != "base/files/atomic.py"
     }
     assert {module: names for module, names in found.items() if names} == {
         module: names for module, (names, _reason) in WRITES.items()
@@ -521,8 +616,8 @@ def test_writes_are_found(line: str, writes: bool) -> None:
     assert is_write(statement.value) is writes
 
 
-# Calls in tests that look at a clock or wait for a duration, by module, with their reason. All others wait for events
-# by ``waiting.py``, state an amount of work, or give a clock.
+# Calls in tests that look at a clock or wait for a duration, by module, with their reason. All
+# others wait for events by ``waiting.py``, state an amount of work, or give a clock.
 WAITS = {
     "cache/test_block_store.py": ({"sleep"}, "the moment of a kill"),
     "models/test_prompt_cache.py": ({"sleep"}, "the moment of a kill"),
@@ -539,30 +634,44 @@ WITH_LIMITS = {"communicate", "join", "result", "settimeout", "wait", "wait_for"
 
 
 def is_number(node: ast.AST, *, positive: bool) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and (node.value > 0) == positive
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, (int, float))
+        and (node.value > 0) == positive
+    )
 
 
 def timings(path: Path) -> Iterator[str]:
-    """Yield the names of calls that look at a clock, and of calls and options that wait for a number of seconds."""
+    """Yield the names of calls that look at a clock, and of calls and options that wait for a
+    number of seconds.
+    """
     text = path.read_text(encoding="utf-8")
     if not any(name in text for name in (*CLOCKS, *WITH_LIMITS, "timeout")):
         return
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call):
             continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         is_yield = name == "sleep" and is_number(node.args[0], positive=False)  # to other tasks
-        has_limit = name in WITH_LIMITS and any(is_number(each, positive=True) for each in node.args[-1:])
+        has_limit = name in WITH_LIMITS and any(
+            is_number(each, positive=True) for each in node.args[-1:]
+        )
         if has_limit or (name in CLOCKS and not is_yield):
             yield name
-        if any(word.arg == "timeout" and is_number(word.value, positive=True) for word in node.keywords):
+        if any(
+            word.arg == "timeout" and is_number(word.value, positive=True) for word in node.keywords
+        ):
             yield "timeout"
 
 
 def test_tests_wait_for_events() -> None:
     """A test holds on a busy machine: it assumes no duration."""
     tests = ROOT / "tests"
-    found = {path.relative_to(tests).as_posix(): {*timings(path)} for path in sorted(tests.rglob("*.py"))}
+    found = {
+        path.relative_to(tests).as_posix(): {*timings(path)} for path in sorted(tests.rglob("*.py"))
+    }
     assert {module: names for module, names in found.items() if names} == {
         module: names for module, (names, _reason) in WAITS.items()
     }
@@ -588,12 +697,15 @@ def test_timings_are_found(line: str, found: list[str], tmp_path: Path) -> None:
     assert [*timings(tmp_path / "test_new.py")] == found
 
 
-RIDDLES = {"What", "Of", "Whose", "Where", "Who", "That", "So", "Or", "There", "See"}  # no first words of a docstring
+# no first words of a docstring
+RIDDLES = {"What", "Of", "Whose", "Where", "Who", "That", "So", "Or", "There", "See"}
 PERSONS = re.compile(r"\b(who|whoever|whom|nobody|somebody|anybody)\b", re.IGNORECASE)
 
 
 def prose_faults(path: Path) -> Iterator[str]:
-    """Yield violations of three rules: length and first word of docstrings, and no persons as subjects."""
+    """Yield violations of three rules: length and first word of docstrings, and no persons as
+    subjects.
+    """
     for node in nodes(path):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node) or ""
@@ -607,7 +719,10 @@ def prose_faults(path: Path) -> Iterator[str]:
                 yield f"{where}: says {found[0]!r}"
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
-            if token.type == tokenize.COMMENT and (found := PERSONS.search(token.string)) is not None:
+            if (
+                token.type == tokenize.COMMENT
+                and (found := PERSONS.search(token.string)) is not None
+            ):
                 yield f"line {token.start[0]}: a comment says {found[0]!r}"
 
 
@@ -633,7 +748,9 @@ def long_signatures(path: Path) -> Iterator[str]:
 
 
 def test_functions_have_few_parameters() -> None:
-    """A function of the engine takes options as one value; on the command line, each is a parameter."""
+    """A function of the engine takes options as one value; on the command line, each is a
+    parameter.
+    """
     engine = [path for path in MODULES if relative(path).split("/")[0] not in {*GUESTS, "cli"}]
     found = {relative(path): [*long_signatures(path)] for path in engine}
     assert {module: names for module, names in found.items() if names} == {}
@@ -667,13 +784,19 @@ MAX_CHAIN = 3  # classes of pronk on the longest chain of inheritance of a class
 
 
 def chain_length(cls: type) -> int:
-    """Return the number of pronk's classes on the longest chain of inheritance that ends with ``cls``."""
+    """Return the number of pronk's classes on the longest chain of inheritance that ends with
+    ``cls``.
+    """
     return max(map(chain_length, cls.__bases__), default=0) + cls.__module__.startswith("pronk.")
 
 
 def test_drafters_are_composed_not_inherited() -> None:
-    paths = [path for folder in ("drafting", "lab/drafters") for path in (SOURCE / folder).rglob("*.py")]
-    names = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in paths}
+    paths = [
+        path for folder in ("drafting", "lab/drafters") for path in (SOURCE / folder).rglob("*.py")
+    ]
+    names = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in paths
+    }
     classes = {
         cls
         for name in names
@@ -689,15 +812,25 @@ def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["dynamic"] == ["version"]  # read from pronk/__init__.py
     releases = re.findall(
-        r"^## \[(\d.*)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^## \[(\d.*)\] - \d{4}-\d\d-\d\d$",
+        (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     assert releases[0] == pronk.__version__
-    assert (ROOT / "LICENSE").read_text(encoding="utf-8").strip().startswith(project["license"].split("-")[0])
+    assert (
+        (ROOT / "LICENSE")
+        .read_text(encoding="utf-8")
+        .strip()
+        .startswith(project["license"].split("-")[0])
+    )
 
 
 def test_constraints_pin_all_requirements() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [*project["dependencies"], *(each for group in project["optional-dependencies"].values() for each in group)]
+    asked = [
+        *project["dependencies"],
+        *(each for group in project["optional-dependencies"].values() for each in group),
+    ]
     names = {re.match(r"[\w-]+", requirement)[0] for requirement in asked} - {"pronk"}  # type: ignore[index]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))

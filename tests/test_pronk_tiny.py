@@ -1,4 +1,6 @@
-"""pronk-tiny and its draft model: sizes, tokens as in transformers, answers, accepted draft tokens."""
+"""pronk-tiny and its draft model: sizes, tokens as in transformers, answers, accepted draft
+tokens.
+"""
 
 from collections.abc import Sequence
 
@@ -38,7 +40,11 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         assert ids[0].tolist() == done.prompt_token_ids
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=128, max_new_tokens=128
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=128,
+            max_new_tokens=128,
         )
         assert out[0, ids.shape[1] :].tolist() == done.token_ids
         assert done.stats.accepted > 0
@@ -48,7 +54,9 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_drafters_never_change_the_text(dtype: str, temperature: float) -> None:
     llm = LLM(dtype=dtype, budget="all")
-    params = SamplingParams(max_tokens=96, temperature=temperature, seed=7, ignore_eos=True, logprobs=2)
+    params = SamplingParams(
+        max_tokens=96, temperature=temperature, seed=7, ignore_eos=True, logprobs=2
+    )
     plain = llm.generate(PROMPTS, params, drafter="autoregressive")
     for name in ("prompt_lookup", "prompt_lookup(min_ngram=1, num_tokens=24, num_chains=6)"):
         drafted = llm.generate(PROMPTS, params, drafter=name)
@@ -58,7 +66,9 @@ def test_drafters_never_change_the_text(dtype: str, temperature: float) -> None:
 
 
 def test_it_answers(llm: LLM) -> None:
-    done = llm.chat([{"role": "user", "content": "Hello, who are you?"}], SamplingParams(max_tokens=40))
+    done = llm.chat(
+        [{"role": "user", "content": "Hello, who are you?"}], SamplingParams(max_tokens=40)
+    )
     assert done.text.strip()
     assert "<|" not in done.text
 
@@ -80,8 +90,11 @@ def test_tokens_per_forward_pass_with_the_draft_model(llm: LLM) -> None:
 
 
 def tokens_per_pass(llm: LLM, temperature: float, drafters: Sequence[str]) -> list[float]:
-    """Return the tokens per forward pass with each drafter; the texts must equal those of plain decoding."""
-    params, found = SamplingParams(max_tokens=96, temperature=temperature, seed=7, ignore_eos=True), list[float]()
+    """Return the tokens per forward pass with each drafter; the texts must equal those of plain
+    decoding.
+    """
+    params = SamplingParams(max_tokens=96, temperature=temperature, seed=7, ignore_eos=True)
+    found = list[float]()
     plain = llm.generate(PROMPTS, params, drafter="autoregressive")
     for name in drafters:
         drafted = llm.generate(PROMPTS, params, drafter=name)

@@ -40,20 +40,24 @@ def test_the_model_is_the_one_that_transformers_reads(llm: LLM) -> None:
 
 
 def test_its_greedy_text_does_not_loop(llm: LLM) -> None:
-    (tokens,) = (llm.generate(PROMPTS[1], SamplingParams(max_tokens=100, ignore_eos=True)).token_ids,)
+    tokens = llm.generate(PROMPTS[1], SamplingParams(max_tokens=100, ignore_eos=True)).token_ids
     grams = Counter(zip(*(tokens[start:] for start in range(4)), strict=False))
     assert grams.most_common(1)[0][1] < 5
 
 
 def test_equal_seeds_give_equal_weights(tmp_path: Path) -> None:
-    folders = [tiny_checkpoint(tmp_path / str(number), seed=seed) for number, seed in enumerate((1, 1, 2))]
+    folders = [
+        tiny_checkpoint(tmp_path / str(number), seed=seed) for number, seed in enumerate((1, 1, 2))
+    ]
     one, same, other = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert one == same != other
 
 
 def test_scripted_draft_tokens_are_right_and_wrong(llm: LLM) -> None:
     proposer = scripted(llm)
-    done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=48, ignore_eos=True), drafter=proposer)
+    done = llm.generate(
+        PROMPTS[0], SamplingParams(max_tokens=48, ignore_eos=True), drafter=proposer
+    )
     assert done.stats.accepted > 24
     assert any(step.accepted < step.depth for step in done.stats.steps)
     assert_lossless(llm, proposer, PROMPTS)
@@ -90,5 +94,8 @@ def test_a_changed_text_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
     proposer = scripted(llm)
     monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
-    with pytest.raises(AssertionError, match=r"expected the tokens of plain decoding, found others from number \d+ on"):
+    with pytest.raises(
+        AssertionError,
+        match=r"expected the tokens of plain decoding, found others from number \d+ on",
+    ):
         assert_lossless(llm, proposer, PROMPTS)

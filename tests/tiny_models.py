@@ -1,8 +1,9 @@
 """Tiny random models, and engines that run them without a checkpoint.
 
-The weights are large enough that the likeliest token has a probability of about 0.5, as in a trained model. Greedy
-output does not loop, which would hide errors of position (``tests/engine/test_equality.py`` checks it). The whole KV
-cache is filled with NaN, so that each read of an unwritten slot shows in the logits.
+The weights are large enough that the likeliest token has a probability of about 0.5, as in a
+trained model. Greedy output does not loop, which would hide errors of position
+(``tests/engine/test_equality.py`` checks it). The whole KV cache is filled with NaN, so that each
+read of an unwritten slot shows in the logits.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +39,15 @@ from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_job import Segment
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
-from pronk.models.linear import AnyWeight, Linear, LinearFactory, Norm, StackedLinear, WeightLayout, choose_linear
+from pronk.models.linear import (
+    AnyWeight,
+    Linear,
+    LinearFactory,
+    Norm,
+    StackedLinear,
+    WeightLayout,
+    choose_linear,
+)
 from pronk.models.model_runner import ForwardJob, ModelRunner
 from pronk.models.program import KVSource
 from pronk.sampling.logits_processors import BannedTokens, TokenContext
@@ -75,7 +84,11 @@ def tiny_config(
         classic: as GPT-2: learned positions, LayerNorm, biases, tied head.
         dynamic: rotations with *dynamic* scaling, which depend on the length of the text.
     """
-    family = {"norm": "layer", "activation": "gelu_tanh", "gated": False, "tied": True} if classic else {}
+    family = (
+        {"norm": "layer", "activation": "gelu_tanh", "gated": False, "tied": True}
+        if classic
+        else {}
+    )
     biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), classic)
     scaling: dict[str, Any] = {"kind": "dynamic", "factor": 2.0, "original": 200} if dynamic else {}
     rope = None if classic else RopeConfig(head_dim, **scaling)
@@ -102,21 +115,36 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":
-        ropes = tuple(RopeConfig(head_dim, 500.0 if layer % 2 else 10000.0) for layer in range(layers))
-        scales = {"embedding_scale": 8.0, "attention_scale": 0.2, "attention_cap": 6.0, "logits_cap": 9.0}
+        ropes = tuple(
+            RopeConfig(head_dim, 500.0 if layer % 2 else 10000.0) for layer in range(layers)
+        )
+        scales = {
+            "embedding_scale": 8.0,
+            "attention_scale": 0.2,
+            "attention_cap": 6.0,
+            "logits_cap": 9.0,
+        }
         norms = {"norm_places": "both", "qk_norm": True}
         return {"activation": "gelu_tanh", "layer_ropes": ropes, **norms, **scales}
     if name == "outputs":
-        ropes = tuple(RopeConfig(head_dim // 4 * 2) if layer % 2 == 0 else None for layer in range(layers))
+        ropes = tuple(
+            RopeConfig(head_dim // 4 * 2) if layer % 2 == 0 else None for layer in range(layers)
+        )
         scales = {"residual_scale": 0.7, "logits_scale": 1.25}
         norms = {"norm_places": "output", "qk_norm": True, "whole_qk_norm": True}
         return {"layer_ropes": ropes, **norms, **scales}
     if name == "others":
         scales = {"embedding_scale": 3.0, "attention_scale": 0.2}
-        return special_fields("outputs", head_dim, layers) | special_fields("growth", head_dim, layers) | scales
+        return (
+            special_fields("outputs", head_dim, layers)
+            | special_fields("growth", head_dim, layers)
+            | scales
+        )
     if name == "experts":
         mixed = tuple(layer != 1 for layer in range(layers))  # the second layer has a plain MLP
-        return {"mixture": MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=mixed)}
+        return {
+            "mixture": MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=mixed)
+        }
     if name == "convolutions":
         layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
         return {"convolution": ConvolutionConfig(taps=3, layers=layers_with, bias=True)}
@@ -141,13 +169,19 @@ def tiny_module(dtype: DType = FLOAT32, *, seed: int = 0, **shape: Any) -> Dense
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
         if config.tied:
-            module.norm.weight.mul_(4.0 * config.hidden_size**-0.5)  # the embedding is larger than an untied head
+            # the embedding is larger than an untied head
+            module.norm.weight.mul_(4.0 * config.hidden_size**-0.5)
     return module.to(torch_dtype(dtype)).requires_grad_(requires_grad=False).eval()
 
 
 @cache
 def tiny_decoder(
-    dtype: DType = FLOAT32, *, packed: bool = True, weights: str = "plain", seed: int = 0, **shape: Any
+    dtype: DType = FLOAT32,
+    *,
+    packed: bool = True,
+    weights: str = "plain",
+    seed: int = 0,
+    **shape: Any,
 ) -> Decoder:
     """Return the decoder of :func:`tiny_module`; decoders have no state, so equal ones are shared.
 
@@ -155,7 +189,9 @@ def tiny_decoder(
         packed: for the kernels; otherwise for torch, which a guest computes with.
         weights: as in :func:`~pronk.models.linear.choose_linear`.
     """
-    return decoder_of(tiny_module(dtype, seed=seed, **shape), make_backend(dtype, packed=packed), weights)
+    return decoder_of(
+        tiny_module(dtype, seed=seed, **shape), make_backend(dtype, packed=packed), weights
+    )
 
 
 def make_backend(dtype: DType = FLOAT32, *, packed: bool = True) -> Backend:
@@ -165,7 +201,8 @@ def make_backend(dtype: DType = FLOAT32, *, packed: bool = True) -> Backend:
 
 def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> Decoder:
     """Return the decoder with the weights of a module."""
-    config, linear = module.config, choose_linear(backend, weights)
+    config = module.config
+    linear = choose_linear(backend, weights)
     decoder = Decoder(config, backend)
 
     def norm(of: torch.nn.Module) -> Norm | None:
@@ -176,9 +213,12 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
 
     decoder.embedding = to_array(module.embedding)
     decoder.positions = None if module.positions is None else to_array(module.positions)
-    decoder.norm, head = norm(module.norm), to_array(module.head.weight)  # type: ignore[assignment]
+    # type: ignore[assignment]
+    decoder.norm = norm(module.norm)
+    head = to_array(module.head.weight)
     decoder.head = linear(head, None, WeightLayout(head=True))
-    decoder.head.scale, decoder.head.cap = config.logits_scale, config.logits_cap
+    decoder.head.scale = config.logits_scale
+    decoder.head.cap = config.logits_cap
     for index, (own, layer) in enumerate(zip(module.layers, decoder.layers, strict=True)):
         for name in ("attention_norm", "mlp_norm", "attention_output_norm", "mlp_output_norm"):
             setattr(layer, name, norm(getattr(own, name)))
@@ -191,21 +231,29 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
 
 
 def sharing_decoder(module: DenseModel, backend: Backend, reads: Mapping[int, KVSource]) -> Decoder:
-    """Return the decoder with the weights of a module, some of whose layers have only queries and read other keys."""
+    """Return the decoder with the weights of a module, some of whose layers have only queries and
+    read other keys.
+    """
     decoder = decoder_of(module, backend)
     for index, kv in reads.items():
-        layer, weight = decoder.layers[index], to_array(module.layers[index].qkv.weight)
+        layer = decoder.layers[index]
+        weight = to_array(module.layers[index].qkv.weight)
         layer.reads = kv
         layer.k_norm = None
-        layer.qkv = Linear(backend, weight[: layer.config.qkv_sizes[0]], None, layer.layout("qkv"), None)
+        layer.qkv = Linear(
+            backend, weight[: layer.config.qkv_sizes[0]], None, layer.layout("qkv"), None
+        )
     return decoder
 
 
 def set_linears(layer: Layer, own: DenseLayer, linear: LinearFactory, *names: str) -> None:
-    """Set linear layers with the weights of a module's layer, the norms of queries and keys, and the router."""
+    """Set linear layers with the weights of a module's layer, the norms of queries and keys, and
+    the router.
+    """
     if own.q_norm is not None and "qkv" in names:
         layer.q_norm, layer.k_norm = (
-            Norm(to_array(each.weight.float()), None, layer.config.norm_eps) for each in (own.q_norm, own.k_norm)
+            Norm(to_array(each.weight.float()), None, layer.config.norm_eps)
+            for each in (own.q_norm, own.k_norm)
         )
     if own.router is not None:
         layer.router = linear(to_array(own.router.weight.float()), None, layer.layout("router"))
@@ -221,30 +269,44 @@ def set_linears(layer: Layer, own: DenseLayer, linear: LinearFactory, *names: st
 
 
 def add_convolution(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
-    """Set a random short convolution; its weights are drawn with a seed that depends on ``like``, in the same dtype."""
+    """Set a random short convolution; its weights are drawn with a seed that depends on ``like``,
+    in the same dtype.
+    """
     assert layer.config.convolution is not None
     dice = np.random.default_rng(np.frombuffer(to_array(like).tobytes()[:64], np.uint32))
-    hidden, taps, dtype = layer.config.hidden_size, layer.config.convolution.taps, to_array(like).dtype
+    hidden = layer.config.hidden_size
+    taps = layer.config.convolution.taps
+    dtype = to_array(like).dtype
 
     def draw(*shape: int, scale: float = 1.0) -> Array:
         return (scale * dice.standard_normal(shape)).astype(dtype)
 
     layer.gates = linear(
-        draw(3 * hidden, hidden, scale=hidden**-0.5), draw(3 * hidden, scale=0.3), layer.layout("gates")
+        draw(3 * hidden, hidden, scale=hidden**-0.5),
+        draw(3 * hidden, scale=0.3),
+        layer.layout("gates"),
     )
-    layer.filter, layer.filter_bias = draw(hidden, 1, taps, scale=0.7), draw(hidden, scale=0.3)
-    layer.out = linear(draw(hidden, hidden, scale=hidden**-0.5), draw(hidden, scale=0.3), layer.layout("out"))
+    layer.filter = draw(hidden, 1, taps, scale=0.7)
+    layer.filter_bias = draw(hidden, scale=0.3)
+    layer.out = linear(
+        draw(hidden, hidden, scale=hidden**-0.5), draw(hidden, scale=0.3), layer.layout("out")
+    )
 
 
 def several_forms(layer: DenseLayer, by: Kernels) -> list[tuple[AnyWeight, Array | None]]:
-    """Return weights and biases of q, k and v: q in 4 bits with minima, k in 8 bits with an input order, v plain."""
-    c, bias = layer.config, layer.qkv.bias
+    """Return weights and biases of q, k and v: q in 4 bits with minima, k in 8 bits with an input
+    order, v plain.
+    """
+    c = layer.config
+    bias = layer.qkv.bias
     q, k, v = (to_array(part) for part in layer.qkv.weight.split(c.qkv_sizes))
     low = round_weights(by, q, 4, 16)
     order = to_array(torch.randperm(c.hidden_size, generator=torch.Generator().manual_seed(7)))
     keys = replace(round_weights(by, k[:, order], 8, 24), order=order)
     biases = [None] * 3 if bias is None else [to_array(part) for part in bias.split(c.qkv_sizes)]
-    return list(zip((replace(low, minimum=low.scale * np.float32(-8.0)), keys, v), biases, strict=True))
+    return list(
+        zip((replace(low, minimum=low.scale * np.float32(-8.0)), keys, v), biases, strict=True)
+    )
 
 
 def pack_several_forms(module: DenseModel, by: Kernels) -> Decoder:
@@ -253,7 +315,9 @@ def pack_several_forms(module: DenseModel, by: Kernels) -> Decoder:
     made = decoder_of(module, backend)
     for own, layer in zip(module.layers, made.layers, strict=True):
         layout = layer.layout("qkv")
-        layer.qkv = StackedLinear([Linear(backend, *part, layout, None) for part in several_forms(own, by)])
+        layer.qkv = StackedLinear(
+            [Linear(backend, *part, layout, None) for part in several_forms(own, by)]
+        )
     return made
 
 
@@ -266,22 +330,31 @@ def kernels() -> Kernels:
 
 
 def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
-    """Return keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that have a block.
+    """Return keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that have a
+    block.
 
-    Of a layer with a short convolution, the keys are its states ``[1, tokens, hidden]``, and there are no values.
+    Of a layer with a short convolution, the keys are its states ``[1, tokens, hidden]``, and there
+    are no values.
     """
-    slots = cache.slots(block_table, block_table.num_released * cache.block_size, block_table.length)
+    slots = cache.slots(
+        block_table, block_table.num_released * cache.block_size, block_table.length
+    )
     if cache.kernels is None:
         index = torch.from_numpy(slots)
         return to_array(cache.keys[layer][:, index]), to_array(cache.values[layer][:, index])
     key_layout, _ = [*cache._layouts_and_pools()][layer]
-    return _numbers(key_layout, cache.keys[layer], slots), _numbers(cache._value_layout, cache.values[layer], slots)
+    return _numbers(key_layout, cache.keys[layer], slots), _numbers(
+        cache._value_layout, cache.values[layer], slots
+    )
 
 
 def _numbers(layout: PoolLayout, pool: Array, slots: Array) -> Array:
     """Return the numbers ``[kv_heads, tokens, head_dim]`` in some slots of a pool."""
     parts = [part[:, slots // layout.panel, :, slots % layout.panel] for part in layout.parts(pool)]
-    first, *scales = (np.swapaxes(part.reshape(*part.shape[:2], part.shape[2] * part.shape[3]), 0, 1) for part in parts)
+    first, *scales = (
+        np.swapaxes(part.reshape(*part.shape[:2], part.shape[2] * part.shape[3]), 0, 1)
+        for part in parts
+    )
     if pool.dtype != INT8:
         return first
     if not scales:  # rows: codes, then the scale
@@ -307,7 +380,9 @@ def make_cache(
     backend = make_backend(dtype, packed=packed)
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype}
     shape |= {"cache_class": kind} if packed else {}
-    made = backend.make_cache(config, **shape, kv_dtype=kv_dtype, poison=poison, share_prefixes=share_prefixes)
+    made = backend.make_cache(
+        config, **shape, kv_dtype=kv_dtype, poison=poison, share_prefixes=share_prefixes
+    )
     for pool in (*made.keys, *made.values):
         if poison is not None and packed:
             fill_poison(pool, poison)
@@ -361,23 +436,39 @@ def make_engine(
     """Return an engine with its own KV cache in the decoder's dtype.
 
     Args:
-        costs: fixed costs of forward passes, by which the engine drops draft tokens; ``None``: keep all draft tokens.
+        costs: fixed costs of forward passes, by which the engine drops draft tokens; ``None``: keep
+            all draft tokens.
         kind: class of the KV cache.
         runner: makes the model runner; ``None``: a runner in this process.
         options: options of the engine, of :class:`BatchOptions` and of :class:`Target`.
     """
     dtype = decoder.embedding.dtype
     packed = decoder.backend.exact
-    shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "kv_dtype": kv_dtype, "kind": kind}
-    pool = make_cache(decoder.config, dtype, **shape, poison=poison, packed=packed, share_prefixes=share_prefixes)
+    shape: dict[str, Any] = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "kv_dtype": kv_dtype,
+        "kind": kind,
+    }
+    pool = make_cache(
+        decoder.config, dtype, **shape, poison=poison, packed=packed, share_prefixes=share_prefixes
+    )
     pool.allocator = StrictAllocator(num_blocks, block_size)
     if pool.prefix_cache is not None:
         pool.prefix_cache.attach(pool.allocator)
     made = None if runner is None else runner(decoder, pool)
-    of_batch = {name: options.pop(name) for name in ("max_batch", "max_wait", "prefill_chunk") if name in options}
-    of_target = {name: options.pop(name) for name in ("tokenizer", "folder", "clock") if name in options}
+    of_batch = {
+        name: options.pop(name)
+        for name in ("max_batch", "max_wait", "prefill_chunk")
+        if name in options
+    }
+    of_target = {
+        name: options.pop(name) for name in ("tokenizer", "folder", "clock") if name in options
+    }
     target = Target(decoder, pool, runner=made, **of_target)
-    engine = Engine(target, BatchOptions(**of_batch), **({} if costs is None else {"budget": True}), **options)
+    engine = Engine(
+        target, BatchOptions(**of_batch), **({} if costs is None else {"budget": True}), **options
+    )
     if costs is not None:
         set_costs(engine, costs)
     return engine
@@ -391,7 +482,9 @@ def text_logits(
     *,
     adapter: int = -1,
 ) -> Array:
-    """Return logits ``[len(tokens), vocab]`` of a whole text, computed as a prompt in one pass through the KV cache."""
+    """Return logits ``[len(tokens), vocab]`` of a whole text, computed as a prompt in one pass
+    through the KV cache.
+    """
     packed = decoder.backend.exact
     shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
     cache = make_cache(decoder.config, decoder.backend.compute_dtype(dtype), **shape, packed=packed)
@@ -447,9 +540,11 @@ def make_request(
     parent: Request | None = None,
     vocab: int = VOCAB,
 ) -> Request:
-    """Return a request with the seed of ``params`` or 0; any guide is replaced by the guide of :mod:`guides`.
+    """Return a request with the seed of ``params`` or 0; any guide is replaced by the guide of
+    :mod:`guides`.
 
-    It has no text unless ``params`` has stop strings; then its text is that of :func:`toy_tokenizer`.
+    It has no text unless ``params`` has stop strings; then its text is that of
+    :func:`toy_tokenizer`.
     """
     seed = params.seed or 0
     stop_token_ids = frozenset(stop_token_ids)
@@ -458,18 +553,45 @@ def make_request(
     if guide is not None and drafter is not None and params.guide_mode == "forced":
         drafter = with_forced(drafter)
     banned = BannedTokens(sorted(stop_token_ids), bad_words)
-    budget = [] if params.thinking_budget is None else [ThinkingBudget(params.thinking_budget, THOUGHTS, prompt)]
+    budget = (
+        []
+        if params.thinking_budget is None
+        else [ThinkingBudget(params.thinking_budget, THOUGHTS, prompt)]
+    )
     sampler = Sampler(
-        params, seed, TokenContext(tokens), vocab, banned=banned, kernels=kernels(), processors=budget, guide=guide
+        params,
+        seed,
+        TokenContext(tokens),
+        vocab,
+        banned=banned,
+        kernels=kernels(),
+        processors=budget,
+        guide=guide,
     )
     stops = params.stops
-    text = TextStream(toy_tokenizer(vocab), prompt, stops, params.min_tokens) if stops else NullText()
+    text = (
+        TextStream(toy_tokenizer(vocab), prompt, stops, params.min_tokens) if stops else NullText()
+    )
     speculation = Speculation(drafter or Autoregressive())
-    return Request(prompt, tokens, params, seed, sampler, speculation, RequestResult(text), stop_token_ids, parent)
+    return Request(
+        prompt,
+        tokens,
+        params,
+        seed,
+        sampler,
+        speculation,
+        RequestResult(text),
+        stop_token_ids,
+        parent,
+    )
 
 
-def samples(prompt: Sequence[int], params: SamplingParams, drafter: Proposer[Any] | None = None) -> list[Request]:
-    """Return the ``params.n`` samples of a prompt; all but the first start from the KV cache of the first."""
+def samples(
+    prompt: Sequence[int], params: SamplingParams, drafter: Proposer[Any] | None = None
+) -> list[Request]:
+    """Return the ``params.n`` samples of a prompt; all but the first start from the KV cache of the
+    first.
+    """
     made: list[Request] = []
     for sample in range(params.n):
         own = replace(params, seed=derive_seed(params.seed or 0, sample))
@@ -483,7 +605,9 @@ def context_of(sampler: Sampler) -> list[int]:
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> None:
-    """Run requests to their end; raise if a request or its proposer fails, or if a block stays in use."""
+    """Run requests to their end; raise if a request or its proposer fails, or if a block stays in
+    use.
+    """
     for request in requests:
         engine.add(request)
     steps = 0
@@ -498,8 +622,12 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
     assert_idle(engine)
 
 
-def run_alone(decoder: Decoder, prompt: Sequence[int], params: SamplingParams, **given: Any) -> Request:
-    """Return the finished request of plain decoding in a fresh engine; ``given`` as in :func:`make_request`."""
+def run_alone(
+    decoder: Decoder, prompt: Sequence[int], params: SamplingParams, **given: Any
+) -> Request:
+    """Return the finished request of plain decoding in a fresh engine; ``given`` as in
+    :func:`make_request`.
+    """
     request = make_request(prompt, params, **given)
     run(make_engine(decoder), [request])
     return request

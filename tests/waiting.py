@@ -1,7 +1,8 @@
-"""Waiting for events, clocks that a test sets, and limits of work, all of which hold on a busy machine.
+"""Waiting for events, clocks that a test sets, and limits of work, all of which hold on a busy
+machine.
 
-A test states an event, an amount of work or a time of a given clock, but no duration. ``HUNG`` only ends a test that
-hangs, so it is longer than any machine needs.
+A test states an event, an amount of work or a time of a given clock, but no duration. ``HUNG`` only
+ends a test that hangs, so it is longer than any machine needs.
 """
 
 import asyncio
@@ -14,7 +15,9 @@ HUNG = 300.0  # seconds after which an event is taken never to come
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Wait until a condition is true; return whether it became true before the test is taken to hang."""
+    """Wait until a condition is true; return whether it became true before the test is taken to
+    hang.
+    """
     end = time.monotonic() + HUNG
     while not (is_true := condition()) and time.monotonic() < end:
         time.sleep(0.005)
@@ -43,8 +46,8 @@ class ShiftedClock:
 def processor_limit(seconds: float) -> Iterator[None]:
     """Check the processor time of a block, in this process and in its children that have ended.
 
-    Other programs hardly change it. It bounds work in native code, which a test cannot count; ``seconds`` is at least
-    ten times what an idle machine needs.
+    Other programs hardly change it. It bounds work in native code, which a test cannot count;
+    ``seconds`` is at least ten times what an idle machine needs.
     """
     start = _processor_seconds()
     yield

@@ -31,11 +31,17 @@ HEADS = "HEADS"  # stands for the folder of trained drafters in a drafter's spec
 
 PROMPTS = {
     "question": "What is gravity? Answer in one sentence.",
-    "code": "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n    return",
+    "code": (
+        "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, "
+        "depth):\n    return"
+    ),
     "list": "1. one\n2. two\n3. three\n4. four\n5.",
     "long": "The quick brown fox jumps over the lazy dog. " * 30 + "The quick brown",
 }
-_PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}}
+_PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+}
 _SAMPLED = {"temperature": 0.8, "seed": 11}
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "greedy": {},
@@ -136,15 +142,22 @@ def choose_settings() -> Iterator[Setting]:
         factors = ((*MODELS,), drafters, (*SAMPLING,), (*PROMPTS, "batch"))
         cases = covering_array([len(values) for values in factors], 2)
         for case in sorted(cases):
-            yield Setting(model, *(values[number] for values, number in zip(factors, case, strict=True)))
+            yield Setting(
+                model, *(values[number] for values, number in zip(factors, case, strict=True))
+            )
 
 
 def write_settings(settings: list[Setting]) -> int:
-    """Write the list of settings, a line for each, by model and its options; return their number."""
+    """Write the list of settings, a line for each, by model and its options.
+
+    Return their number.
+    """
     groups = list[str]()
     for (model, options), group in groupby(settings, lambda each: (each.model, each.options)):
         lines = [json.dumps([each.drafter, each.sampling, each.prompt]) for each in group]
-        groups.append(f"[{json.dumps(model)}, {json.dumps(options)}, [\n" + ",\n".join(lines) + "\n]]")
+        groups.append(
+            f"[{json.dumps(model)}, {json.dumps(options)}, [\n" + ",\n".join(lines) + "\n]]"
+        )
     SETTINGS.write_text("[\n" + ",\n".join(groups) + "\n]\n", encoding="utf-8")
     return len(settings)
 
@@ -161,7 +174,9 @@ def params_of(name: str) -> SamplingParams:
     if "guide" in options:
         options["guide"] = Guide(**options["guide"])
     if "logit_bias" in options:
-        options["logit_bias"] = {int(token): value for token, value in options["logit_bias"].items()}
+        options["logit_bias"] = {
+            int(token): value for token, value in options["logit_bias"].items()
+        }
     return SamplingParams(**options)
 
 
@@ -219,11 +234,14 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def compare(old_path: Path, new_path: Path) -> int:
-    """Print the differences between two files, and the draft tokens by drafter; return the number of differences.
+    """Print the differences between two files, and the draft tokens by drafter.
+
+    Return the number of differences.
 
     Numbers of draft tokens may differ; they show that drafting took place.
     """
-    old, new = read(old_path), read(new_path)
+    old = read(old_path)
+    new = read(new_path)
     count = 0
     for key in sorted(old.keys() | new.keys()):
         if key not in old or key not in new:
@@ -247,12 +265,25 @@ def compare(old_path: Path, new_path: Path) -> int:
 
 def train_heads(folder: Path) -> None:
     """Train every kind of drafter for pronk-tiny, for a few steps, and build a datastore."""
-    source, answers, store = folder / "source", folder / "answers", folder / "datastore"
+    source = folder / "source"
+    answers = folder / "answers"
+    store = folder / "datastore"
     source.mkdir(parents=True, exist_ok=True)
     for name in ("llm.py", "engine/outputs.py", "base/errors.py"):
         code = (ROOT / "src" / "pronk" / name).read_text(encoding="utf-8")
         (source / Path(name).name).write_text(code, encoding="utf-8")
-    run_pronk("train", "texts", "--model", "pronk-tiny", "--data", source, "--tokens", "8000", "--out", answers)
+    run_pronk(
+        "train",
+        "texts",
+        "--model",
+        "pronk-tiny",
+        "--data",
+        source,
+        "--tokens",
+        "8000",
+        "--out",
+        answers,
+    )
     for name, kind in _TRAINED.items():
         if (folder / name / "export").exists():
             continue
@@ -261,7 +292,16 @@ def train_heads(folder: Path) -> None:
             size = (*size, "--model", "pronk-tiny", "--data", answers, "--epochs", "1")
         else:
             text = ("--source", f"{source}=1", "--on-policy", "0", "--dialogues", "0")
-            size = (*size, "--target", "pronk-tiny", "--final-length", "128", "--steps", "20", *text)
+            size = (
+                *size,
+                "--target",
+                "pronk-tiny",
+                "--final-length",
+                "128",
+                "--steps",
+                "20",
+                *text,
+            )
         run_pronk("train", *kind, "--out", folder / name, *size)
     if not store.exists():
         run_pronk("datastore", "build", store, source, "--model", "pronk-tiny")
@@ -276,11 +316,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="write the list of settings")
-    commands.add_parser("heads", help="train drafters for pronk-tiny").add_argument("folder", type=Path)
+    commands.add_parser("heads", help="train drafters for pronk-tiny").add_argument(
+        "folder", type=Path
+    )
     recorder = commands.add_parser("record", help="append the results of all settings to a file")
     recorder.add_argument("file", type=Path)
     recorder.add_argument("--heads", type=Path, required=True, help="folder of `heads`")
-    recorder.add_argument("--model", action="append", choices=("smollm2", "pronk-tiny"), help="by default both")
+    recorder.add_argument(
+        "--model", action="append", choices=("smollm2", "pronk-tiny"), help="by default both"
+    )
     comparison = commands.add_parser("compare", help="compare two files")
     comparison.add_argument("old", type=Path)
     comparison.add_argument("new", type=Path)

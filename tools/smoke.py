@@ -3,7 +3,8 @@
     python tools/smoke.py models/pronk-tiny            an installation with kernels
     python tools/smoke.py models/pronk-tiny --torch    one without kernels, where torch computes
 
-Run it outside of the repository's ``src``, so that the installed package is imported. It prints one line, or raises.
+Run it outside of the repository's ``src``, so that the installed package is imported. It prints one
+line, or raises.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ PROMPT = "def fibonacci(n):"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--torch", action="store_true", help="expect an installation without kernels")
+    parser.add_argument(
+        "--torch", action="store_true", help="expect an installation without kernels"
+    )
     options = parser.parse_args()
     assert version("pronk") == pronk.__version__, "metadata and package have different versions"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore" if options.torch else "error")  # a package without kernels warns
+        # a package without kernels warns
+        warnings.simplefilter("ignore" if options.torch else "error")
         llm = LLM(options.model, threads=1)
     assert (llm.kernels == "torch") == options.torch, f"computed by {llm.kernels}"
     steps = []
@@ -39,9 +43,14 @@ def main() -> None:
         assert len(plain.token_ids) > 0
         assert options.torch or drafted.token_ids == plain.token_ids, "drafting changed the text"
         steps.append(f"{drafted.stats.step_compression:.2f}")
-    said = subprocess.run([sys.executable, "-m", "pronk", "--version"], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-m", "pronk", "--version"], capture_output=True, text=True, check=True
+    )
     assert said.stdout == f"pronk {pronk.__version__}\n"
-    print(f"pronk {pronk.__version__} on {sys.platform}, {llm.kernels}: {', '.join(steps)} tokens per forward pass")
+    print(
+        f"pronk {pronk.__version__} on {sys.platform}, {llm.kernels}: {', '.join(steps)} tokens "
+        "per forward pass"
+    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     make wheels                         all of them, into dist/
     make wheels WHEELS="linux-x86_64"   some
 
-The compiler is Zig's, from the wheel ``ziglang``, so that one Linux machine builds for all platforms. The Linux
-libraries need glibc 2.17 or newer and nothing else.
+The compiler is Zig's, from the wheel ``ziglang``, so that one Linux machine builds for all
+platforms. The Linux libraries need glibc 2.17 or newer and nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Platform(NamedTuple):
 
 PLATFORMS = {
     "linux-x86_64": Platform("x86_64-linux-gnu.2.17", "x86_64", "linux", "manylinux_2_17_x86_64"),
-    "linux-aarch64": Platform("aarch64-linux-gnu.2.17", "aarch64", "linux", "manylinux_2_17_aarch64"),
+    "linux-aarch64": Platform(
+        "aarch64-linux-gnu.2.17", "aarch64", "linux", "manylinux_2_17_aarch64"
+    ),
     "windows-x86_64": Platform("x86_64-windows-gnu", "x86_64", "win32", "win_amd64"),
     "macos-arm64": Platform("aarch64-macos", "aarch64", "darwin", "macosx_11_0_arm64"),
     "macos-x86_64": Platform("x86_64-macos", "x86_64", "darwin", "macosx_11_0_x86_64"),
@@ -41,7 +43,11 @@ WITHOUT = "any"
 SOURCE = "sdist"
 MAX_SIZE = 15_000_000  # bytes of a wheel, the head of SmolLM2 included
 # Files that every wheel has beside the Python sources.
-FILES = ("py.typed", "heads/smollm2-135m-instruct-eagle3/model.safetensors", "server/page/index.html")
+FILES = (
+    "py.typed",
+    "heads/smollm2-135m-instruct-eagle3/model.safetensors",
+    "server/page/index.html",
+)
 
 
 def main() -> None:
@@ -59,8 +65,16 @@ def main() -> None:
             platform = PLATFORMS[name]
             library = ROOT / "build" / name / build.library_name(platform.system)
             compiler = [sys.executable, "-m", "ziglang", "c++", "-target", platform.triple]
-            build.build(library, compiler, build.BuildTarget(platform.machine, platform.system), extra=["-Werror"])
-            environment |= {"PRONK_LIBRARY": str(library), "PRONK_WHEEL_TAG": f"py3-none-{platform.tag}"}
+            build.build(
+                library,
+                compiler,
+                build.BuildTarget(platform.machine, platform.system),
+                extra=["-Werror"],
+            )
+            environment |= {
+                "PRONK_LIBRARY": str(library),
+                "PRONK_WHEEL_TAG": f"py3-none-{platform.tag}",
+            }
         kind = "--sdist" if name == SOURCE else "--wheel"
         command = [sys.executable, "-m", "build", kind, "--outdir", str(ROOT / "dist"), str(ROOT)]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
@@ -80,7 +94,9 @@ def check(wheel: Path) -> None:
     if system is not None:
         kernels = load_build().library_name(system)
         expected = {kernels, load_build().suffix_library(Path(kernels)).name}
-    faults = [f"expected {name}, found no such file" for name in FILES if f"pronk/{name}" not in names]
+    faults = [
+        f"expected {name}, found no such file" for name in FILES if f"pronk/{name}" not in names
+    ]
     if libraries != expected:
         faults.append(f"expected the libraries {sorted(expected)}, found {sorted(libraries)}")
     if wheel.stat().st_size > MAX_SIZE:
@@ -91,7 +107,9 @@ def check(wheel: Path) -> None:
 
 def load_build() -> types.ModuleType:
     """Import ``build.py`` without installing pronk."""
-    spec = importlib.util.spec_from_file_location("pronk_build", ROOT / "src" / "pronk" / "kernels" / "build.py")
+    spec = importlib.util.spec_from_file_location(
+        "pronk_build", ROOT / "src" / "pronk" / "kernels" / "build.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,7 +1,8 @@
 """Tables and figures of GLIDE with a CAPE (Du et al. 2024) on one model, with the paper's figures beside ours.
 
-    python benchmarks/papers/glide.py MODEL.gguf --prompts spec_bench.jsonl --glide RUNS/glide --out results/glide
-    python benchmarks/papers/glide.py MODEL.gguf figure6 --prompts … --glide RUNS/glide --vanilla RUNS/vanilla
+    python benchmarks/papers/glide.py MODEL.gguf --prompts spec_bench.jsonl --glide RUNS/glide --out
+    results/glide python benchmarks/papers/glide.py MODEL.gguf figure6 --prompts … --glide
+    RUNS/glide --vanilla RUNS/vanilla
 
     figure6   S and speed: GLIDE, its twin without cross-attention, CAPE, expansion by a fixed size (section 5.4),
               beams of 4 and 8, Medusa
@@ -26,10 +27,18 @@ from pronk import LLM, SamplingParams
 
 BATCHES = (1, 2, 4, 8, 16)
 ROUNDS = 3  # of table 4
-# Speeds over plain decoding in figure 6 are not in numbers; the text has these: 70.6 and 68.4 tokens per second.
+# Speeds over plain decoding in figure 6 are not in numbers; the text has these: 70.6 and 68.4
+# tokens per second.
 PAPER_FIXED = 68.4 / 70.6
-PAPER_DRAFTING = {"GLIDE": 5.3, "beam of 4": 10.9, "beam of 8": 14.8, "CAPE": 5.5}  # table 3, Vicuna-7B, ms
-PAPER_BATCHES = {1: (106.8, 54.6), 2: (216.4, 111.2), 4: (466.0, 223.6), 8: (868.0, 440.8), 16: (1699.2, 886.4)}
+# table 3, Vicuna-7B, ms
+PAPER_DRAFTING = {"GLIDE": 5.3, "beam of 4": 10.9, "beam of 8": 14.8, "CAPE": 5.5}
+PAPER_BATCHES = {
+    1: (106.8, 54.6),
+    2: (216.4, 111.2),
+    4: (466.0, 223.6),
+    8: (868.0, 440.8),
+    16: (1699.2, 886.4),
+}
 DRAFT_LENGTH = 5  # γ of the paper
 
 
@@ -39,12 +48,24 @@ def glide_of(folder: str) -> str:
 
 
 def specs(options: argparse.Namespace) -> dict[str, str]:
-    """Return the drafters of figure 6 by name; without a folder, a drafter that needs it is left out."""
+    """Return the drafters of figure 6 by name.
+
+    Without a folder, a drafter that needs it is left out.
+    """
     glide = glide_of(options.glide)
-    named = {"GLIDE": glide, "CAPE": f"cape({glide})", "CAPE, 4 siblings each": f"cape({glide}, sizes=4)"}
-    named |= {f"beam of {width}": f"beam({glide}, width={width}, num_tokens={DRAFT_LENGTH})" for width in (4, 8)}
+    named = {
+        "GLIDE": glide,
+        "CAPE": f"cape({glide})",
+        "CAPE, 4 siblings each": f"cape({glide}, sizes=4)",
+    }
+    named |= {
+        f"beam of {width}": f"beam({glide}, width={width}, num_tokens={DRAFT_LENGTH})"
+        for width in (4, 8)
+    }
     if options.vanilla:
-        named["without cross-attention"] = f"vanilla(model={options.vanilla!r}, num_tokens={DRAFT_LENGTH})"
+        named["without cross-attention"] = (
+            f"vanilla(model={options.vanilla!r}, num_tokens={DRAFT_LENGTH})"
+        )
     if options.medusa:
         named["Medusa"] = f"medusa(model={options.medusa!r})"
     return named
@@ -61,13 +82,18 @@ def speed_table(results: Results, options: argparse.Namespace) -> str:
 
 def variant_specs(options: argparse.Namespace) -> dict[str, str]:
     """Return GLIDE and its variants by name."""
-    return {"GLIDE": glide_of(options.glide)} | {name: glide_of(folder) for name, folder in options.variant}
+    return {"GLIDE": glide_of(options.glide)} | {
+        name: glide_of(folder) for name, folder in options.variant
+    }
 
 
 def variant_table(results: Results, options: argparse.Namespace) -> str:
     """Return S and speed of the variants."""
     found = {name: results.of(spec) for name, spec in variant_specs(options).items()}
-    return markdown(["drafter", "S", "× plain [90 %]"], [[n, f"{r.per_pass:.2f}", r.speed] for n, r in found.items()])
+    return markdown(
+        ["drafter", "S", "× plain [90 %]"],
+        [[n, f"{r.per_pass:.2f}", r.speed] for n, r in found.items()],
+    )
 
 
 def check_equal(texts: Iterable[Sequence[int]]) -> None:
@@ -80,7 +106,8 @@ def drafting_table(_: Results, options: argparse.Namespace) -> str:
     """Return table 3: the median over the prompts of the milliseconds of drafting per step."""
     llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels)
     prompts = read_prompts(options.prompts, options.per_suite)
-    params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []
+    params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
+    rows = []
     chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
     plain = [llm.chat(chat, params).token_ids for chat in chats]
     for name, paper in PAPER_DRAFTING.items():
@@ -89,19 +116,26 @@ def drafting_table(_: Results, options: argparse.Namespace) -> str:
             done = llm.chat(chat, params, drafter=specs(options)[name])
             check_equal([done.token_ids, text])
             steps = done.stats.steps
-            took.append(1e3 * (steps[-1].draft_clock - steps[0].draft_clock) / max(1, len(steps) - 1))
+            took.append(
+                1e3 * (steps[-1].draft_clock - steps[0].draft_clock) / max(1, len(steps) - 1)
+            )
         own = median(took)
         base = own if not rows else float(rows[0][1])
-        rows.append([name, f"{own:.2f}", f"{own / base:.2f}", f"{paper / PAPER_DRAFTING['GLIDE']:.2f}"])
+        rows.append(
+            [name, f"{own:.2f}", f"{own / base:.2f}", f"{paper / PAPER_DRAFTING['GLIDE']:.2f}"]
+        )
     return markdown(["drafter", "drafting, ms per step", "over GLIDE", "paper's, over GLIDE"], rows)
 
 
 def batch_table(_: Results, options: argparse.Namespace) -> str:
     """Return table 4: tokens per second after the first token, in all, with GLIDE and without."""
-    llm = LLM(options.model, drafter=PLAIN, budget="all", max_batch=max(BATCHES), kernels=options.kernels)
+    llm = LLM(
+        options.model, drafter=PLAIN, budget="all", max_batch=max(BATCHES), kernels=options.kernels
+    )
     prompt = read_prompts(options.prompts, 1)[0]
     ids = llm.chat_ids([{"role": "user", "content": prompt.text}])
-    params, rows = SamplingParams(max_tokens=options.tokens, ignore_eos=True), []
+    params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
+    rows = []
     plain_text = llm.generate(ids, params).token_ids
 
     def speed(drafter: str, batch: int) -> float:
@@ -112,23 +146,34 @@ def batch_table(_: Results, options: argparse.Namespace) -> str:
         return sum(step.tokens for each in steps for step in each[1:]) / seconds
 
     for batch in BATCHES:
-        glide, plain = ([], [])
+        glide = []
+        plain = []
         for _round in range(ROUNDS):
             plain.append(speed(PLAIN, batch))
             glide.append(speed(specs(options)["GLIDE"], batch))
         ratios = median(glide) / median(plain), PAPER_BATCHES[batch][0] / PAPER_BATCHES[batch][1]
         rows.append(
-            [batch, *(f"{speeds:.1f}" for speeds in (median(glide), median(plain))), *map("{:.2f}".format, ratios)]
+            [
+                batch,
+                *(f"{speeds:.1f}" for speeds in (median(glide), median(plain))),
+                *map("{:.2f}".format, ratios),
+            ]
         )
     return markdown(["batch", "GLIDE, tokens/s", "plain, tokens/s", "ratio", "paper's ratio"], rows)
 
 
 PARTS = {
-    "figure6": Part("Figure 6, and the ablation of CAPE", lambda options: [*specs(options).values()], speed_table),
+    "figure6": Part(
+        "Figure 6, and the ablation of CAPE",
+        lambda options: [*specs(options).values()],
+        speed_table,
+    ),
     "table3": Part("Table 3: the time of drafting", lambda _: [], drafting_table),
     "table4": Part("Table 4: batches", lambda _: [], batch_table),
     "variants": Part(
-        "Figures 7 to 9, table 2: variants", lambda options: [*variant_specs(options).values()], variant_table
+        "Figures 7 to 9, table 2: variants",
+        lambda options: [*variant_specs(options).values()],
+        variant_table,
     ),
 }
 
@@ -138,10 +183,14 @@ def main() -> None:
     parser = make_parser(__doc__ or "", per_suite=4)
     add_parts(parser, PARTS)
     parser.add_argument("--glide", required=True, help="folder of a trained GLIDE drafter")
-    parser.add_argument("--vanilla", help="folder of its twin without cross-attention (pronk train glide --vanilla)")
+    parser.add_argument(
+        "--vanilla", help="folder of its twin without cross-attention (pronk train glide --vanilla)"
+    )
     parser.add_argument("--medusa", help="folder of trained Medusa heads")
     add_folders(parser, "--variant", "folder of a further GLIDE drafter")
-    run_parts(parser, PARTS, parser.parse_intermixed_args(), "GLIDE with a CAPE: the paper's tables")
+    run_parts(
+        parser, PARTS, parser.parse_intermixed_args(), "GLIDE with a CAPE: the paper's tables"
+    )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """Tables and figures of Kangaroo (Liu et al. 2024) on one model, with the paper's figures beside ours.
 
-    python benchmarks/papers/kangaroo.py MODEL.gguf --prompts spec_bench.jsonl --kangaroo exit2=RUNS/kangaroo-2
-    python benchmarks/papers/kangaroo.py MODEL.gguf table1 --prompts spec_bench.jsonl --kangaroo exit2=… \
+    python benchmarks/papers/kangaroo.py MODEL.gguf --prompts spec_bench.jsonl --kangaroo
+    exit2=RUNS/kangaroo-2 python benchmarks/papers/kangaroo.py MODEL.gguf table1 --prompts
+    spec_bench.jsonl --kangaroo exit2=… \
         --medusa RUNS/medusa --datastore DATASTORE --out results/kangaroo
 
     table1    CR (tokens per forward pass) and speed of lookahead, Medusa, retrieval and Kangaroo on Spec-Bench's tasks
     figure3a  CR and speed by exit layer: one --kangaroo NAME=FOLDER for each adapter, trained with --exit-layer
     figure3b  CR and speed by η, with which a chain ends at a token of low confidence, and by γ, the longest chain
 
-The first --kangaroo is that of table 1 and figure 3b. Without --medusa or --datastore these rows are left out.
-``pronk train`` makes the adapters and the heads, ``pronk datastore build`` the texts of ``retrieval``.
+The first --kangaroo is that of table 1 and figure 3b. Without --medusa or --datastore these rows
+are left out. ``pronk train`` makes the adapters and the heads, ``pronk datastore build`` the texts
+of ``retrieval``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import argparse
 from measuring import Part, Results, add_folders, add_parts, markdown, run_parts
 from policy import make_parser
 
-# Table 1, Vicuna-7B: CR and speed of Kangaroo by task, and the mean speed of the others. Medusa's is that of table 2.
+# Table 1, Vicuna-7B: CR and speed of Kangaroo by task, and the mean speed of the others. Medusa's
+# is that of table 2.
 PAPER_KANGAROO = {
     "translation": (1.41, 1.24),
     "qa": (1.87, 1.43),
@@ -29,7 +32,8 @@ PAPER_KANGAROO = {
     "mt_bench": (2.22, 1.68),
 }
 PAPER_MEANS = {"lookahead": 1.29, "Medusa": 1.41, "retrieval": 1.43, "Kangaroo": 1.50}
-ETAS, GAMMAS = (0.0, 0.2, 0.4, 0.6, 0.8), (4, 6, 8)
+ETAS = (0.0, 0.2, 0.4, 0.6, 0.8)
+GAMMAS = (4, 6, 8)
 
 
 def kangaroo(folder: str, eta: float = 0.6, gamma: int = 6) -> str:
@@ -39,7 +43,10 @@ def kangaroo(folder: str, eta: float = 0.6, gamma: int = 6) -> str:
 
 def task_specs(options: argparse.Namespace) -> dict[str, str]:
     """Return the drafters of table 1 by the paper's names."""
-    named = {"lookahead": "lookahead(window=15, ngram=5, guesses=15)", "lookahead, our default": "lookahead"}
+    named = {
+        "lookahead": "lookahead(window=15, ngram=5, guesses=15)",
+        "lookahead, our default": "lookahead",
+    }
     if options.medusa:
         named["Medusa"] = f"medusa(model={options.medusa!r})"
     if options.datastore:
@@ -53,21 +60,29 @@ def task_table(results: Results, options: argparse.Namespace) -> str:
     rows = []
     for name, spec in task_specs(options).items():
         cells = [results.of(spec, suite) for suite in results.suites]
-        every, paper = results.of(spec), PAPER_MEANS.get(name)
+        every = results.of(spec)
+        paper = PAPER_MEANS.get(name)
         last = [f"{every.per_pass:.2f}", every.speed, "" if paper is None else f"{paper:.2f}"]
-        rows.append([name, *(f"{each.per_pass:.2f}, {each.over_plain[0]:.2f}" for each in cells), *last])
+        rows.append(
+            [name, *(f"{each.per_pass:.2f}, {each.over_plain[0]:.2f}" for each in cells), *last]
+        )
     known = [PAPER_KANGAROO.get(suite) for suite in results.suites]
     cells = ["" if each is None else f"{each[0]:.2f}, {each[1]:.2f}" for each in known]
     rows.append(["Kangaroo, the paper's", *cells, "", "", f"{PAPER_MEANS['Kangaroo']:.2f}"])
-    return markdown(["CR, × plain", *results.suites, "CR, all", "× plain, all [90 %]", "paper's mean"], rows)
+    return markdown(
+        ["CR, × plain", *results.suites, "CR, all", "× plain, all [90 %]", "paper's mean"], rows
+    )
 
 
 def exit_table(results: Results, options: argparse.Namespace) -> str:
     """Return figure 3a: CR and speed by exit layer."""
     rows = []
     for name, folder in options.kangaroo:
-        dynamic, fixed = results.of(kangaroo(folder)), results.of(kangaroo(folder, 0.0))
-        rows.append([name, f"{dynamic.per_pass:.2f}", dynamic.speed, f"{fixed.per_pass:.2f}", fixed.speed])
+        dynamic = results.of(kangaroo(folder))
+        fixed = results.of(kangaroo(folder, 0.0))
+        rows.append(
+            [name, f"{dynamic.per_pass:.2f}", dynamic.speed, f"{fixed.per_pass:.2f}", fixed.speed]
+        )
     columns = ["exit", "CR, η = 0.6", "× plain [90 %]", "CR, η = 0", "× plain [90 %]"]
     return markdown(columns, rows) + "\n\nThe paper's optimum: layer 2 of 32 (7B), 3 of 40 (13B)."
 
@@ -78,9 +93,17 @@ def threshold_table(results: Results, options: argparse.Namespace) -> str:
     rows = []
     for eta in ETAS:
         found = [results.of(kangaroo(folder, eta, gamma)) for gamma in GAMMAS]
-        rows.append([f"{eta:.1f}", *(f"{each.per_pass:.2f}, {each.over_plain[0]:.2f}" for each in found)])
-    best = max(((eta, gamma) for eta in ETAS for gamma in GAMMAS), key=lambda each: speed_of(results, folder, *each))
-    text = f"\n\nFastest: η = {best[0]}, γ = {best[1]}. The paper: η = 0.6, γ = 6; CR is largest with η = 0."
+        rows.append(
+            [f"{eta:.1f}", *(f"{each.per_pass:.2f}, {each.over_plain[0]:.2f}" for each in found)]
+        )
+    best = max(
+        ((eta, gamma) for eta in ETAS for gamma in GAMMAS),
+        key=lambda each: speed_of(results, folder, *each),
+    )
+    text = (
+        f"\n\nFastest: η = {best[0]}, γ = {best[1]}. The paper: η = 0.6, γ = 6; "
+        "CR is largest with η = 0."
+    )
     return markdown(["η", *(f"γ = {gamma}: CR, × plain" for gamma in GAMMAS)], rows) + text
 
 
@@ -89,15 +112,21 @@ def speed_of(results: Results, folder: str, eta: float, gamma: int) -> float:
 
 
 PARTS = {
-    "table1": Part("Table 1: Spec-Bench", lambda options: [*task_specs(options).values()], task_table),
+    "table1": Part(
+        "Table 1: Spec-Bench", lambda options: [*task_specs(options).values()], task_table
+    ),
     "figure3a": Part(
         "Figure 3a: the exit layer",
-        lambda options: [kangaroo(folder, eta) for _, folder in options.kangaroo for eta in (0.6, 0.0)],
+        lambda options: [
+            kangaroo(folder, eta) for _, folder in options.kangaroo for eta in (0.6, 0.0)
+        ],
         exit_table,
     ),
     "figure3b": Part(
         "Figure 3b: the threshold",
-        lambda options: [kangaroo(options.kangaroo[0][1], eta, gamma) for eta in ETAS for gamma in GAMMAS],
+        lambda options: [
+            kangaroo(options.kangaroo[0][1], eta, gamma) for eta in ETAS for gamma in GAMMAS
+        ],
         threshold_table,
     ),
 }

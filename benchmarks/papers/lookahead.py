@@ -1,8 +1,9 @@
 """Tables and figures of lookahead decoding (Fu et al. 2024) on one model, with the paper's figures beside ours.
 
-    python benchmarks/papers/lookahead.py MODEL.gguf --prompts spec_bench.jsonl humaneval.jsonl --out results/lookahead
-    python benchmarks/papers/lookahead.py MODEL.gguf fit table3 --prompts spec_bench.jsonl --temperatures 0
-    python benchmarks/papers/lookahead.py MODEL.gguf table6 --prompts … --medusa RUNS/medusa --draft DRAFT.gguf
+    python benchmarks/papers/lookahead.py MODEL.gguf --prompts spec_bench.jsonl humaneval.jsonl
+    --out results/lookahead python benchmarks/papers/lookahead.py MODEL.gguf fit table3 --prompts
+    spec_bench.jsonl --temperatures 0 python benchmarks/papers/lookahead.py MODEL.gguf table6
+    --prompts … --medusa RUNS/medusa --draft DRAFT.gguf
 
 All parts that are named are measured in one run, by default all:
 
@@ -28,8 +29,11 @@ from typing import Any, NamedTuple
 from measuring import PLAIN, Part, Results, add_parts, draw, markdown, ranks, run_parts
 from policy import make_parser
 
-PAPER_ALPHA, PAPER_F = 0.425, 3.106  # of figure 4b
-WINDOWS = {3: (1, 2, 4, 8, 16, 30), 4: (1, 2, 4, 8, 16, 20), 5: (1, 2, 4, 8, 15)}  # of figure 4a, by N
+# of figure 4b
+PAPER_ALPHA = 0.425
+PAPER_F = 3.106
+# of figure 4a, by N
+WINDOWS = {3: (1, 2, 4, 8, 16, 30), 4: (1, 2, 4, 8, 16, 20), 5: (1, 2, 4, 8, 15)}
 
 # Table 3: (N, W, G), whether candidates come from the prompt as well, speed over plain decoding, S.
 TABLE3 = (
@@ -41,7 +45,9 @@ TABLE3 = (
     (5, 15, 15, False, 1.78, 1.96),
     (5, 15, 15, True, 1.88, 2.05),
 )
-LOOKUP, LOOKUP_SPEED, LOOKUP_S = "prompt_lookup(num_tokens=10, num_chains=1)", 1.44, 1.55
+LOOKUP = "prompt_lookup(num_tokens=10, num_chains=1)"
+LOOKUP_SPEED = 1.44
+LOOKUP_S = 1.55
 SWEEP = {"window": (1, 2, 5, 15), "ngram": (3, 4, 5), "guesses": (1, 5, 15)}
 FIGURE8 = (1, 2, 3, 5, 7, 10, 15)
 SIZES = {"34B": (7, 5), "13B": (10, 5), "7B": (15, 5)}  # table 4: W and N, G = W
@@ -49,7 +55,10 @@ SIZES = {"34B": (7, 5), "13B": (10, 5), "7B": (15, 5)}  # table 4: W and N, G = 
 
 def lookahead(window: int, ngram: int, guesses: int | None = None, more: str = "") -> str:
     """Return the drafter with W, N and G; G = W if ``None``."""
-    return f"lookahead(window={window}, ngram={ngram}, guesses={window if guesses is None else guesses}{more})"
+    return (
+        f"lookahead(window={window}, ngram={ngram}, "
+        f"guesses={window if guesses is None else guesses}{more})"
+    )
 
 
 WITHOUT_PROMPT = ", use_prompt=False"
@@ -58,7 +67,8 @@ WITHOUT_PROMPT = ", use_prompt=False"
 def expected_best(alpha: float, gamma: int, b: int) -> float:
     """Return ``(γ + 1) - Σ_{i=1..γ} (1 - α^i)^b`` (equation 5): tokens per step of the best of ``b`` chains.
 
-    The chains are independent, so ``(1 - α^i)^b`` is the probability that none has its first ``i`` tokens accepted.
+    The chains are independent, so ``(1 - α^i)^b`` is the probability that none has its first ``i``
+    tokens accepted.
     """
     return gamma + 1 - math.fsum((1 - alpha**i) ** b for i in range(1, gamma + 1))
 
@@ -84,9 +94,13 @@ def fit(points: Sequence[tuple[int, int, float]]) -> Fit:
 
     def best(alpha: float) -> Fit:
         gains = [expected_best(alpha, ngram - 1, window) - 1 for window, ngram, _ in points]
-        share = sum(gain * (s - 1) for gain, (*_, s) in zip(gains, points, strict=True)) / sum(g**2 for g in gains)
+        share = sum(gain * (s - 1) for gain, (*_, s) in zip(gains, points, strict=True)) / sum(
+            g**2 for g in gains
+        )
         share = min(1.0, max(share, 1e-6))  # f is at least 1
-        error = sum((s - 1 - share * gain) ** 2 for gain, (*_, s) in zip(gains, points, strict=True))
+        error = sum(
+            (s - 1 - share * gain) ** 2 for gain, (*_, s) in zip(gains, points, strict=True)
+        )
         mean = fmean(s for *_, s in points)
         return Fit(alpha, 1 / share, error / sum((s - mean) ** 2 for *_, s in points))
 
@@ -108,12 +122,20 @@ def fit_table(results: Results) -> str:
     found = fit(points)
     rows = [
         [f"{ngram}", window, 2 * window * (ngram - 1), f"{s:.2f}"]
-        + [f"{expected_lookahead(alpha, f, window, ngram):.2f}" for alpha, f in (found[:2], (PAPER_ALPHA, PAPER_F))]
+        + [
+            f"{expected_lookahead(alpha, f, window, ngram):.2f}"
+            for alpha, f in (found[:2], (PAPER_ALPHA, PAPER_F))
+        ]
         for window, ngram, s in points
     ]
-    text = f"α = {found.alpha:.3f} and f = {found.f:.3f} leave {found.unexplained:.0%} of the variance of S"
+    text = (
+        f"α = {found.alpha:.3f} and f = {found.f:.3f} leave {found.unexplained:.0%} of the "
+        "variance of S"
+    )
     text += f" unexplained. The paper: α = {PAPER_ALPHA}, f = {PAPER_F}.\n\n"
-    return text + markdown(["N", "W = G", "(W + G)(N - 1)", "S", "equation 7, fitted", "equation 7, paper's"], rows)
+    return text + markdown(
+        ["N", "W = G", "(W + G)(N - 1)", "S", "equation 7, fitted", "equation 7, paper's"], rows
+    )
 
 
 def draw_fit(results: Results, path: Path) -> None:
@@ -140,7 +162,10 @@ def draw_fit(results: Results, path: Path) -> None:
 def ablation_specs() -> list[str]:
     return [
         LOOKUP,
-        *(lookahead(window, ngram, guesses, f", use_prompt={use}") for ngram, window, guesses, use, *_ in TABLE3),
+        *(
+            lookahead(window, ngram, guesses, f", use_prompt={use}")
+            for ngram, window, guesses, use, *_ in TABLE3
+        ),
     ]
 
 
@@ -150,11 +175,25 @@ def ablation_table(results: Results) -> str:
     paper += [(f"({n}, {w}, {g})", use, speed, s) for n, w, g, use, speed, s in TABLE3]
     found = [results.of(spec) for spec in ablation_specs()]
     rows = [
-        [name, "yes" if use else "no", f"{ours.per_pass:.2f}", f"{s:.2f}", ours.speed, f"{speed:.2f}"]
+        [
+            name,
+            "yes" if use else "no",
+            f"{ours.per_pass:.2f}",
+            f"{s:.2f}",
+            ours.speed,
+            f"{speed:.2f}",
+        ]
         for (name, use, speed, s), ours in zip(paper, found, strict=True)
     ]
     order = ranks([each.per_pass for each in found], [row[3] for row in paper])
-    columns = ["(N, W, G)", "prompt as reference", "S", "paper's S", "× plain [90 %]", "paper's × plain"]
+    columns = [
+        "(N, W, G)",
+        "prompt as reference",
+        "S",
+        "paper's S",
+        "× plain [90 %]",
+        "paper's × plain",
+    ]
     return markdown(columns, rows) + f"\n\nRank correlation of S with the paper's: {order:.2f}."
 
 
@@ -173,10 +212,18 @@ def sweep_table(results: Results) -> str:
     for ngram in SWEEP["ngram"]:
         for window in SWEEP["window"]:
             found = [results.of(lookahead(window, ngram, guesses)) for guesses in SWEEP["guesses"]]
-            rows.append([ngram, window, *(f"{each.over_plain[0]:.2f} ({each.per_pass:.2f})" for each in found)])
+            rows.append(
+                [
+                    ngram,
+                    window,
+                    *(f"{each.over_plain[0]:.2f} ({each.per_pass:.2f})" for each in found),
+                ]
+            )
     best = max(sweep_specs(), key=lambda spec: results.of(spec).over_plain[0])
     columns = ["N", "W", *(f"G = {guesses}" for guesses in SWEEP["guesses"])]
-    return f"× plain (S). Fastest: `{best}`, {results.of(best).speed}.\n\n" + markdown(columns, rows)
+    return f"× plain (S). Fastest: `{best}`, {results.of(best).speed}.\n\n" + markdown(
+        columns, rows
+    )
 
 
 def figure8_table(results: Results) -> str:
@@ -195,14 +242,24 @@ def default_specs() -> dict[str, str]:
     """Return the drafters of the part ``defaults`` by the names of their rows."""
     sized = {f"paper, for {model}: ({n}, {w}, {w})": (w, n) for model, (w, n) in SIZES.items()}
     sized |= {"ours: (4, 15, 15)": (15, 4), "ours: (4, 5, 5)": (5, 4)}
-    filled = {f"{name}, filled at once": lookahead(*size, more=", warm_up='random'") for name, size in sized.items()}
-    return {name: lookahead(*size) for name, size in sized.items()} | filled | {"ours: auto": "lookahead"}
+    filled = {
+        f"{name}, filled at once": lookahead(*size, more=", warm_up='random'")
+        for name, size in sized.items()
+    }
+    return (
+        {name: lookahead(*size) for name, size in sized.items()}
+        | filled
+        | {"ours: auto": "lookahead"}
+    )
 
 
 def defaults_table(results: Results) -> str:
     """Return the paper's sizes beside ours."""
     found = {name: results.of(spec) for name, spec in default_specs().items()}
-    rows = [[name, f"{each.per_pass:.2f}", each.speed, f"{each.milliseconds:.2f}"] for name, each in found.items()]
+    rows = [
+        [name, f"{each.per_pass:.2f}", each.speed, f"{each.milliseconds:.2f}"]
+        for name, each in found.items()
+    ]
     return markdown(["(N, W, G)", "S", "× plain [90 %]", "step, ms"], rows)
 
 
@@ -229,7 +286,12 @@ def joint_table(results: Results, options: argparse.Namespace) -> str:
     for name, (spec, paper) in joint_specs(options).items():
         cells = [results.of(spec, suite) for suite in results.suites]
         rows.append(
-            [name, *(f"{each.per_pass:.2f}, {each.over_plain[0]:.2f}" for each in cells), results.of(spec).speed, paper]
+            [
+                name,
+                *(f"{each.per_pass:.2f}, {each.over_plain[0]:.2f}" for each in cells),
+                results.of(spec).speed,
+                paper,
+            ]
         )
     return markdown(["S, × plain", *results.suites, "all, × plain [90 %]", "paper's × plain"], rows)
 
@@ -239,18 +301,28 @@ def fit_specs() -> list[str]:
 
 
 PARTS = {
-    "fit": Part("Figure 4, equations 5 and 7", lambda _: fit_specs(), lambda results, _: fit_table(results)),
-    "table3": Part("Table 3", lambda _: ablation_specs(), lambda results, _: ablation_table(results)),
-    "sweep": Part("Speed by W, N and G", lambda _: sweep_specs(), lambda results, _: sweep_table(results)),
+    "fit": Part(
+        "Figure 4, equations 5 and 7", lambda _: fit_specs(), lambda results, _: fit_table(results)
+    ),
+    "table3": Part(
+        "Table 3", lambda _: ablation_specs(), lambda results, _: ablation_table(results)
+    ),
+    "sweep": Part(
+        "Speed by W, N and G", lambda _: sweep_specs(), lambda results, _: sweep_table(results)
+    ),
     "figure8": Part(
-        "Figure 8, N = 5", lambda _: [lookahead(w, 5) for w in FIGURE8], lambda results, _: figure8_table(results)
+        "Figure 8, N = 5",
+        lambda _: [lookahead(w, 5) for w in FIGURE8],
+        lambda results, _: figure8_table(results),
     ),
     "defaults": Part(
         "Table 4: sizes, and the first window",
         lambda _: [*default_specs().values()],
         lambda results, _: defaults_table(results),
     ),
-    "table6": Part("Table 6", lambda options: [spec for spec, _ in joint_specs(options).values()], joint_table),
+    "table6": Part(
+        "Table 6", lambda options: [spec for spec, _ in joint_specs(options).values()], joint_table
+    ),
 }
 
 

@@ -1,7 +1,8 @@
 """Measurements that the scripts of this folder share: drafters on one model and its prompts, interleaved.
 
-Every draft token is verified (``budget="all"``), as in the papers, and all drafters must give the same tokens. Times
-are those of ``benchmarks/priced.py``, or with ``--wall`` of the wall clock; they leave out the first token.
+Every draft token is verified (``budget="all"``), as in the papers, and all drafters must give the
+same tokens. Times are those of ``benchmarks/priced.py``, or with ``--wall`` of the wall clock; they
+leave out the first token.
 """
 
 from __future__ import annotations
@@ -22,14 +23,26 @@ from policy import PLAIN, Prompt, Run, interval, measure_all, read_prompts, writ
 from pronk import LLM
 from pronk.lab.bench.machine import describe_hardware
 
-__all__ = ["PLAIN", "Part", "Result", "Results", "add_folders", "add_parts", "draw", "markdown", "ranks", "run_parts"]
+__all__ = [
+    "PLAIN",
+    "Part",
+    "Result",
+    "Results",
+    "add_folders",
+    "add_parts",
+    "draw",
+    "markdown",
+    "ranks",
+    "run_parts",
+]
 
 
 class Result(NamedTuple):
     """Figures of a drafter over some prompts."""
 
     per_pass: float  # S: tokens per forward pass of the target
-    over_plain: tuple[float, float, float]  # speed over plain decoding's, and its 90 % interval over the prompts
+    # speed over plain decoding's, and its 90 % interval over the prompts
+    over_plain: tuple[float, float, float]
     milliseconds: float  # per step
 
     @property
@@ -72,24 +85,40 @@ class Part(NamedTuple):
 
 def add_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
     """Add the names of the parts to measure as positional arguments, and the choice of kernels."""
-    parser.add_argument("--kernels", default="auto", help="an instruction set, to compare processors on one machine")
+    parser.add_argument(
+        "--kernels", default="auto", help="an instruction set, to compare processors on one machine"
+    )
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; by default all")
 
 
-def add_folders(parser: argparse.ArgumentParser, option: str, text: str, *, required: bool = False) -> None:
-    """Add an option for trained drafters, which may be repeated; its value is a list of pairs (name, folder)."""
+def add_folders(
+    parser: argparse.ArgumentParser, option: str, text: str, *, required: bool = False
+) -> None:
+    """Add an option for trained drafters, which may be repeated.
+
+    Its value is a list of pairs (name, folder).
+    """
 
     def pair(words: str) -> tuple[str, str]:
         name, _, folder = words.partition("=")
         return name, folder
 
     parser.add_argument(
-        option, action="append", type=pair, default=[], required=required, metavar="NAME=FOLDER", help=text
+        option,
+        action="append",
+        type=pair,
+        default=[],
+        required=required,
+        metavar="NAME=FOLDER",
+        help=text,
     )
 
 
 def run_parts(
-    parser: argparse.ArgumentParser, parts: Mapping[str, Part], options: argparse.Namespace, title: str
+    parser: argparse.ArgumentParser,
+    parts: Mapping[str, Part],
+    options: argparse.Namespace,
+    title: str,
 ) -> list[Results]:
     """Measure the drafters of all chosen parts in one run, print and write the tables, return the measurements."""
     if unknown := set(options.parts) - set(parts):
@@ -99,7 +128,9 @@ def run_parts(
     tables = []
     for results in all_results:
         for part in chosen:
-            tables.append(f"## {part.title}, T = {results.temperature}\n\n{part.table(results, options)}")
+            tables.append(
+                f"## {part.title}, T = {results.temperature}\n\n{part.table(results, options)}"
+            )
             print(tables[-1], end="\n\n", flush=True)
     _write(options, title, llm, tables, all_results)
     return all_results
@@ -108,9 +139,13 @@ def run_parts(
 def _measure(options: argparse.Namespace, specs: Sequence[str]) -> tuple[LLM, list[Results]]:
     """Decode all prompts with plain decoding and all drafters, at each temperature."""
     prompts = read_prompts(options.prompts, options.per_suite)
-    llm = LLM(options.model, drafter=PLAIN, budget="all", kernels=options.kernels, threads=options.threads)
+    llm = LLM(
+        options.model, drafter=PLAIN, budget="all", kernels=options.kernels, threads=options.threads
+    )
     drafters = list(dict.fromkeys([PLAIN, *specs]))
-    return llm, [Results(prompts, runs, each) for each, runs in measure_all(llm, prompts, drafters, options)]
+    return llm, [
+        Results(prompts, runs, each) for each, runs in measure_all(llm, prompts, drafters, options)
+    ]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -120,10 +155,16 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def ranks(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return Spearman's rank correlation of two sequences: 1 is the same order. Equal numbers share their mean rank."""
+    """Return Spearman's rank correlation of two sequences: 1 is the same order.
+
+    Equal numbers share their mean rank.
+    """
 
     def places(values: Sequence[float]) -> list[float]:
-        return [sum(other < each for other in values) + sum(other == each for other in values) / 2 for each in values]
+        return [
+            sum(other < each for other in values) + sum(other == each for other in values) / 2
+            for each in values
+        ]
 
     return correlation(places(ours), places(theirs))
 
@@ -141,7 +182,11 @@ def draw(path: Path, draw_axes: Callable[[Any], None]) -> None:
 
 
 def _write(
-    options: argparse.Namespace, title: str, llm: LLM, tables: Sequence[str], all_results: list[Results]
+    options: argparse.Namespace,
+    title: str,
+    llm: LLM,
+    tables: Sequence[str],
+    all_results: list[Results],
 ) -> None:
     """Write the tables and the figures of every drafter, and print one JSON line."""
     cells = [
@@ -153,7 +198,14 @@ def _write(
     ]
     prompts = len(all_results[0].prompts)
     clock = "wall clock" if options.wall else "prices of forward passes"
-    more = f"; {prompts} prompts, {options.tokens} tokens each; {clock}; all methods gave the tokens of plain decoding"
+    more = (
+        f"; {prompts} prompts, {options.tokens} tokens each; {clock}; all methods gave the tokens "
+        "of plain decoding"
+    )
     write_report(options.out, title, llm, tables, cells, more)
     machine = describe_hardware("cpu")["processor"]
-    print(json.dumps({"model": llm.path.name, "machine": machine, "date": strftime("%Y-%m"), "cells": cells}))
+    print(
+        json.dumps(
+            {"model": llm.path.name, "machine": machine, "date": strftime("%Y-%m"), "cells": cells}
+        )
+    )

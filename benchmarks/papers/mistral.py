@@ -3,12 +3,15 @@
     python benchmarks/papers/mistral.py                      32,768 tokens, a window of 4,096 as in the paper
     python benchmarks/papers/mistral.py --out results/mistral
 
-The model is pronk-tiny with the configuration of Mistral's family: its context is longer and, in one of two copies, all
-layers have the window. Its texts are meaningless, but the number of cached tokens is that of a larger model.
+The model is pronk-tiny with the configuration of Mistral's family: its context is longer and, in
+one of two copies, all layers have the window. Its texts are meaningless, but the number of cached
+tokens is that of a larger model.
 
-1. Cache of one request: after the prefill and at its peak, with and without the window. The paper: 8 times less at
-   32 thousand tokens. The blocks of tokens that have left the window are free for other requests.
-2. Prefill by the size of its chunks: 512 tokens (the default) and one window, as in figure 3 of the paper.
+1. Cache of one request: after the prefill and at its peak, with and without the window. The paper:
+   8 times less at 32 thousand tokens. The blocks of tokens that have left the window are free for
+   other requests.
+2. Prefill by the size of its chunks: 512 tokens (the default) and one window, as in figure 3 of the
+  paper.
 """
 
 from __future__ import annotations
@@ -47,15 +50,32 @@ def write_model(folder: Path, window: int | None, context: int) -> Path:
     shutil.copytree(tiny_model(), folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    changes = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    changes = {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": window,
+    }
     path.write_text(json.dumps(config | changes | {"max_position_embeddings": context}))
     return folder
 
 
-def measure(folder: Path, window: int | None, chunk: int | Literal["window"], length: int, threads: int) -> Measurement:
-    """Decode one request of ``length`` tokens, prompt and output; read the cache at each allocation of blocks."""
-    llm = LLM(folder, prefill_chunk=chunk, max_batch=1, threads=threads, drafter="autoregressive", kv_memory="4GiB")
-    allocator, held = llm.engine.cache.allocator, list[int]()
+def measure(
+    folder: Path, window: int | None, chunk: int | Literal["window"], length: int, threads: int
+) -> Measurement:
+    """Decode one request of ``length`` tokens, prompt and output.
+
+    Read the cache at each allocation of blocks.
+    """
+    llm = LLM(
+        folder,
+        prefill_chunk=chunk,
+        max_batch=1,
+        threads=threads,
+        drafter="autoregressive",
+        kv_memory="4GiB",
+    )
+    allocator = llm.engine.cache.allocator
+    held = list[int]()
     allocate = allocator.allocate
 
     def counted(block_table: BlockTable, tokens: int) -> None:
@@ -67,19 +87,23 @@ def measure(folder: Path, window: int | None, chunk: int | Literal["window"], le
     params = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
     done = llm.generate(prompt, params)
     bytes_per_block = llm.engine.cache.block_size * llm.engine.cache.bytes_per_token
-    decoding, peak = held[-1] * bytes_per_block, max(held) * bytes_per_block
+    decoding = held[-1] * bytes_per_block
+    peak = max(held) * bytes_per_block
     size = llm.engine.scheduler.prefill_chunk
     return Measurement(window, size, decoding, peak, done.stats.ttft, done.token_ids)
 
 
 def memory_table(found: list[Measurement]) -> str:
     """Return the caches as Markdown."""
-    full, rolling = found[0], found[1]
+    full = found[0]
+    rolling = found[1]
     lines = ["| attention | while decoding, MB | peak, MB |", "|---|--:|--:|"]
     for each in (full, rolling):
         name = "full" if each.window is None else f"window of {each.window}"
         lines.append(f"| {name} | {each.decoding / 1e6:.1f} | {each.peak / 1e6:.1f} |")
-    lines.append(f"| factor | {full.decoding / rolling.decoding:.2f} | {full.peak / rolling.peak:.2f} |")
+    lines.append(
+        f"| factor | {full.decoding / rolling.decoding:.2f} | {full.peak / rolling.peak:.2f} |"
+    )
     return "\n".join(lines) + f"\n\nThe paper: a factor of {PAPER:.0f}."
 
 
@@ -94,7 +118,9 @@ def chunk_table(found: list[Measurement], length: int) -> str:
 
 def main() -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--length", type=int, default=32768, help="tokens of prompt and output")
     parser.add_argument("--window", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
@@ -105,20 +131,34 @@ def main() -> None:
             window: write_model(Path(temporary) / str(window), window, options.length)
             for window in (None, options.window)
         }
-        settings: list[tuple[int | None, int | Literal["window"]]] = [(None, 512), (options.window, 512)]
+        settings: list[tuple[int | None, int | Literal["window"]]] = [
+            (None, 512),
+            (options.window, 512),
+        ]
         settings.append((options.window, "window"))
-        found = [measure(folders[window], window, chunk, options.length, options.threads) for window, chunk in settings]
+        found = [
+            measure(folders[window], window, chunk, options.length, options.threads)
+            for window, chunk in settings
+        ]
     if found[1].tokens != found[2].tokens:
         msg = "mistral: expected equal tokens with both sizes of chunks, found others"
         raise SystemExit(msg)
     hardware = describe_hardware("cpu")
-    head = f"{options.length} tokens; {hardware['processor']}, {options.threads} threads, {strftime('%B %Y')}"
+    head = (
+        f"{options.length} tokens; {hardware['processor']}, {options.threads} threads, "
+        f"{strftime('%B %Y')}"
+    )
     text = f"{head}\n\n{memory_table(found)}\n\n{chunk_table(found[1:], options.length)}\n"
-    document = {"machine": head, "measurements": [each._asdict() | {"tokens": None} for each in found]}
+    document = {
+        "machine": head,
+        "measurements": [each._asdict() | {"tokens": None} for each in found],
+    }
     print(text)
     if options.out is not None:
         save_result("out", Path(f"{options.out}.json"), json.dumps(document))
-        save_result("out", Path(f"{options.out}.md"), f"# Sliding window: memory and prefill\n\n{text}")
+        save_result(
+            "out", Path(f"{options.out}.md"), f"# Sliding window: memory and prefill\n\n{text}"
+        )
 
 
 if __name__ == "__main__":

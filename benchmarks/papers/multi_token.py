@@ -8,14 +8,15 @@
     python benchmarks/papers/multi_token.py batches --state runs --minutes 10          figure S10
     python benchmarks/papers/multi_token.py choice_points --state runs --minutes 10    appendix L.3
 
-Each command trains models until they are done or ``--minutes`` are over, and then writes a table, a JSON file and a
-plot to ``--out``. The same command continues. If the folder ``--state`` is lost, ``--report`` with the JSON file brings
-the results of finished models back, though not their weights. Models with further heads have as many weights as the
-model without: each further head replaces a layer. ± is half the width of the 95 % interval of the mean over the seeds
-(Student's t), and ``?`` with one seed. A model that is not finished counts, with what it has reached, only while no
-other seed of its row is finished; the table and the plot say so. Every training and evaluation uses one thread, and the
-tables report the processor's time, also for models that are trained on a GPU (``--device cuda``). One such model does
-not fill a GPU: ``--processes`` trains several at once.
+Each command trains models until they are done or ``--minutes`` are over, and then writes a table, a
+JSON file and a plot to ``--out``. The same command continues. If the folder ``--state`` is lost,
+``--report`` with the JSON file brings the results of finished models back, though not their
+weights. Models with further heads have as many weights as the model without: each further head
+replaces a layer. ± is half the width of the 95 % interval of the mean over the seeds (Student's t),
+and ``?`` with one seed. A model that is not finished counts, with what it has reached, only while
+no other seed of its row is finished; the table and the plot say so. Every training and evaluation
+uses one thread, and the tables report the processor's time, also for models that are trained on a
+GPU (``--device cuda``). One such model does not fill a GPU: ``--processes`` trains several at once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ from statistics import fmean
 from typing import Any
 
 from multi_token_models import SIZES, Cell, Deadline, Heads, Trainable, restore_results, train_cell
-from multi_token_results import Line, by_group, cost, interval, markdown, measured, paired, seeds_of, write_report
+from multi_token_results import (
+    Line,
+    by_group,
+    cost,
+    interval,
+    markdown,
+    measured,
+    paired,
+    seeds_of,
+    write_report,
+)
 from multi_token_tasks import Polynomials, Stories
 from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches, prepare_text
 
@@ -43,7 +54,17 @@ from pronk.train.loop import set_all_threads
 
 Result = dict[str, Any]
 # Options that change what a model of a given name learns, or how it is measured.
-_TRAINING = ("texts", "test", "in_domain", "out_of_domain", "vocab", "batch", "text_tokens", "rate", "steps")
+_TRAINING = (
+    "texts",
+    "test",
+    "in_domain",
+    "out_of_domain",
+    "vocab",
+    "batch",
+    "text_tokens",
+    "rate",
+    "steps",
+)
 # Millions of weights of a size, for the axis of a plot.
 MILLIONS = {"tiny": 0.05, "0.3M": 0.3, "1M": 1.0, "3M": 3.1, "10M": 10.6}
 
@@ -54,12 +75,17 @@ def say(text: str) -> None:
 
 
 def folder_of(options: argparse.Namespace) -> Path:
-    """Return the folder of the models; the commands on text share theirs, except ``epochs`` with its small text."""
+    """Return the folder of the models.
+
+    The commands on text share theirs, except ``epochs`` with its small text.
+    """
     on_text = options.command in {"variants", "finetune", "batches", "choice_points"}
     return options.state / ("text" if on_text else options.command)
 
 
-def train_all(options: argparse.Namespace, cells: Iterable[Trainable], stop: Callable[[], bool]) -> list[Result]:
+def train_all(
+    options: argparse.Namespace, cells: Iterable[Trainable], stop: Callable[[], bool]
+) -> list[Result]:
     """Train the cells, ``--processes`` at a time; return the results of all that have begun."""
     train = partial(train_cell, folder_of(options), stop=stop, say=say)
     if options.processes == 1:
@@ -70,12 +96,21 @@ def train_all(options: argparse.Namespace, cells: Iterable[Trainable], stop: Cal
     return [result for result in found if result is not None]
 
 
-def on_task(options: argparse.Namespace, cells: Sequence[Trainable], stop: Callable[[], bool]) -> list[Result]:
-    """Train the cells; return the results of all models of the experiment with as many steps, of earlier calls, too."""
+def on_task(
+    options: argparse.Namespace, cells: Sequence[Trainable], stop: Callable[[], bool]
+) -> list[Result]:
+    """Train the cells.
+
+    Return the results of all models of the experiment with as many steps, of earlier calls, too.
+    """
     train_all(options, cells, stop)
     files = sorted((folder_of(options)).glob("*/result.json"))
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return [result for result in results if result["steps"] == options.steps and result["base_rate"] == options.rate]
+    return [
+        result
+        for result in results
+        if result["steps"] == options.steps and result["base_rate"] == options.rate
+    ]
 
 
 def curve_of(result: Result) -> list[tuple[int, dict[str, float]]]:
@@ -85,7 +120,9 @@ def curve_of(result: Result) -> list[tuple[int, dict[str, float]]]:
 
 def best(result: Result, names: Sequence[str]) -> float:
     """Return the mean of some figures at the evaluation where it is highest (the paper's early stopping); else 0."""
-    return max((fmean(figures[name] for name in names) for _, figures in curve_of(result)), default=0.0)
+    return max(
+        (fmean(figures[name] for name in names) for _, figures in curve_of(result)), default=0.0
+    )
 
 
 def last(result: Result, name: str) -> float | None:
@@ -118,24 +155,49 @@ def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         for seed, share, size, n in order
     ]
     results = on_task(options, cells, stop)
-    rows, lines = [], []
-    for (share, size, n), group in sorted(by_group(results, "new_names", "size", "n").items(), key=_by_size):
+    rows = []
+    lines = []
+    for (share, size, n), group in sorted(
+        by_group(results, "new_names", "size", "n").items(), key=_by_size
+    ):
         shown = measured(group)
         accuracy = interval([best(result, ["0"]) for result in shown])
         final = interval([last(result, "0") or 0.0 for result in shown])
         until = ", ".join(tokens_until(result, 0.75) for result in shown)
-        rows.append((share, size, n, accuracy.text(), final.text(), until, seeds_of(group), cost(group)))
+        rows.append(
+            (share, size, n, accuracy.text(), final.text(), until, seeds_of(group), cost(group))
+        )
     for (share, n), group in sorted(by_group(results, "new_names", "n").items()):
         points = [
             (MILLIONS[size], interval([best(result, ["0"]) for result in measured(several)]))
-            for (size,), several in sorted(by_group(group, "size").items(), key=lambda each: MILLIONS[each[0][0]])
+            for (size,), several in sorted(
+                by_group(group, "size").items(), key=lambda each: MILLIONS[each[0][0]]
+            )
         ]
-        done = all(any(result["finished"] for result in several) for several in by_group(group, "size").values())
+        done = all(
+            any(result["finished"] for result in several)
+            for several in by_group(group, "size").values()
+        )
         lines.append(Line(f"random names in {share:.0%} of the stories", f"n = {n}", points, done))
-    header = ("random names", "size", "n", "best, %", "final, %", "M tokens until 75 %", "seeds", "CPU")
-    text = markdown(header, rows) + differences(results, lambda result: best(result, ["0"]), "new_names", "size")
-    settings = settings_of(options, "Parameters (M)", "accuracy", "induction: second tokens of names", "log")
-    return write_report(options.out, "multi-token-induction", text + total(results), results, settings, lines)
+    header = (
+        "random names",
+        "size",
+        "n",
+        "best, %",
+        "final, %",
+        "M tokens until 75 %",
+        "seeds",
+        "CPU",
+    )
+    text = markdown(header, rows) + differences(
+        results, lambda result: best(result, ["0"]), "new_names", "size"
+    )
+    settings = settings_of(
+        options, "Parameters (M)", "accuracy", "induction: second tokens of names", "log"
+    )
+    return write_report(
+        options.out, "multi-token-induction", text + total(results), results, settings, lines
+    )
 
 
 def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
@@ -158,23 +220,50 @@ def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     ]
     results = on_task(options, cells, stop)
     groups = [str(number) for number in range(1, options.out_of_domain + 1)]
-    inside, outside = groups[: options.in_domain], groups[options.in_domain :]
-    rows, lines = [], []
-    for (pauses, size, n), group in sorted(by_group(results, "pauses", "size", "n").items(), key=_by_size):
+    inside = groups[: options.in_domain]
+    outside = groups[options.in_domain :]
+    rows = []
+    lines = []
+    for (pauses, size, n), group in sorted(
+        by_group(results, "pauses", "size", "n").items(), key=_by_size
+    ):
         shown = measured(group)
-        means = [interval([best(result, names) for result in shown]).text() for names in (["1"], inside, outside)]
+        means = [
+            interval([best(result, names) for result in shown]).text()
+            for names in (["1"], inside, outside)
+        ]
         rows.append((pauses, size, n, *means, seeds_of(group), cost(group)))
         reached = [curve_of(result)[-1][1] for result in shown if result["curve"]]
         if reached:
-            points = [(int(name), interval([figures[name] for figures in reached])) for name in groups]
+            points = [
+                (int(name), interval([figures[name] for figures in reached])) for name in groups
+            ]
             done = all(result["finished"] for result in shown)
             lines.append(Line(f"{size}, {pauses} pause tokens", f"n = {n}", points, done))
-    header = ("pauses", "size", "n", "1 operation, %", "in domain, %", "out of domain, %", "seeds", "CPU")
-    text = markdown(header, rows) + "\nThe table has a model's best evaluation (early stopping), the plot its last.\n"
+    header = (
+        "pauses",
+        "size",
+        "n",
+        "1 operation, %",
+        "in domain, %",
+        "out of domain, %",
+        "seeds",
+        "CPU",
+    )
+    text = (
+        markdown(header, rows)
+        + "\nThe table has a model's best evaluation (early stopping), the plot its last.\n"
+    )
     for label, names in (("in domain", inside), ("out of domain", outside)):
-        text += differences(results, lambda result, names=names: best(result, names), "pauses", "size", title=label)
-    settings = settings_of(options, "operations", "accuracy", "polynomial arithmetic modulo 7", "linear")
-    return write_report(options.out, "multi-token-arithmetic", text + total(results), results, settings, lines)
+        text += differences(
+            results, lambda result, names=names: best(result, names), "pauses", "size", title=label
+        )
+    settings = settings_of(
+        options, "operations", "accuracy", "polynomial arithmetic modulo 7", "linear"
+    )
+    return write_report(
+        options.out, "multi-token-arithmetic", text + total(results), results, settings, lines
+    )
 
 
 def variants(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
@@ -185,7 +274,15 @@ def variants(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         parameters = f"{group[0]['parameters'] / 1e6:.2f}"
         figures = [mean_of(group, name, 1) for name in (text_name(group), "greedy S", "T=0.8 S")]
         rows.append((heads, parameters, *figures, seeds_of(group), cost(group)))
-    header = ("heads", "M weights", "loss of the next token, nats", "S, greedy", "S, T = 0.8", "seeds", "CPU")
+    header = (
+        "heads",
+        "M weights",
+        "loss of the next token, nats",
+        "S, greedy",
+        "S, T = 0.8",
+        "seeds",
+        "CPU",
+    )
     settings = settings_of(options, "", "", "variants of the heads (table S4)", "linear")
     text = markdown(header, rows) + total(results)
     return write_report(options.out, "multi-token-variants", text, results, settings)
@@ -196,7 +293,8 @@ def epochs(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     kinds = [Heads(n) for n in options.heads]
     cells = text_cells(options, kinds, evaluations=options.epochs)
     results = train_all(options, cells, stop)
-    rows, lines = [], []
+    rows = []
+    lines = []
     per_epoch = options.steps / options.epochs
     for (n,), group in sorted(by_group(results, "n").items()):
         by_step: dict[int, list[float]] = {}
@@ -205,8 +303,12 @@ def epochs(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
                 by_step.setdefault(round(step / per_epoch), []).append(figures[text_name([result])])
         points = [(epoch, interval(values)) for epoch, values in sorted(by_step.items())]
         rows += [(n, epoch, mean.text(1, 3), mean.count) for epoch, mean in points]
-        lines.append(Line("held-out text", f"n = {n}", points, all(result["finished"] for result in group)))
-    settings = settings_of(options, "epochs", "loss of the next token, nats", "several epochs (section 3.5)", "linear")
+        lines.append(
+            Line("held-out text", f"n = {n}", points, all(result["finished"] for result in group))
+        )
+    settings = settings_of(
+        options, "epochs", "loss of the next token, nats", "several epochs (section 3.5)", "linear"
+    )
     text = markdown(("n", "epoch", "loss of the next token, nats", "seeds"), rows) + total(results)
     return write_report(options.out, "multi-token-epochs", text, results, settings, lines)
 
@@ -217,13 +319,26 @@ def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     results = train_all(options, first, stop)
     trained = {(result["n"], result["seed"]) for result in results if result["finished"]}
     ready = [cell for cell in first if (cell.heads.tokens, cell.seed) in trained]
-    results += train_all(options, [tuned_cell(options, cell, after) for cell in ready for after in (1, 4)], stop)
+    results += train_all(
+        options, [tuned_cell(options, cell, after) for cell in ready for after in (1, 4)], stop
+    )
     rows = []
     tuned_results = [result for result in results if "before" in result]
     for (before, after), group in sorted(by_group(tuned_results, "before", "terms").items()):
-        name = next((name for name in group[0]["curve"][-1][1] if " " not in name), "") if group[0]["curve"] else ""
+        name = (
+            next((name for name in group[0]["curve"][-1][1] if " " not in name), "")
+            if group[0]["curve"]
+            else ""
+        )
         rows.append(
-            (before, after, mean_of(group, name, 1), mean_of(group, "greedy S", 1), seeds_of(group), cost(group))
+            (
+                before,
+                after,
+                mean_of(group, name, 1),
+                mean_of(group, "greedy S", 1),
+                seeds_of(group),
+                cost(group),
+            )
         )
     header = ("n", "n'", "loss of the next token, nats", "S, greedy", "seeds", "CPU")
     settings = settings_of(options, "", "", "fine-tuning n to n' (section 3.6, table S6)", "linear")
@@ -234,7 +349,8 @@ def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 def tuned_cell(options: argparse.Namespace, cell: TextCell, after: int) -> TextCell:
     """Return the model that goes on from ``cell``, which is finished, with ``after`` tokens at once, on other text."""
     folder = folder_of(options) / cell.name
-    export, data = folder / "export", folder_of(options) / "data" / f"tuned {cell.name}"
+    export = folder / "export"
+    data = folder_of(options) / "data" / f"tuned {cell.name}"
     if not export.exists():
         trained_model(folder, cell).export(export, "", {"name": cell.name})
     prepare_text(data, options.tune, options.batch * options.tune_steps + 1, 0, say, str(export))
@@ -265,9 +381,17 @@ def batches(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         model = folder / "export"
         trained_model(folder, cell).export(model, "", {"name": cell.name})
     set_all_threads(1)
-    rows = measure_batches(model, options.batch_sizes, (1, 2, 3, 4), options.tokens, options.rounds, stop)
+    rows = measure_batches(
+        model, options.batch_sizes, (1, 2, 3, 4), options.tokens, options.rounds, stop
+    )
     table = [
-        (row["batch"], row["k"], f"{row['throughput']:.2f}", f"{row['latency']:.2f}", f"{row['tokens_per_pass']:.2f}")
+        (
+            row["batch"],
+            row["k"],
+            f"{row['throughput']:.2f}",
+            f"{row['latency']:.2f}",
+            f"{row['tokens_per_pass']:.2f}",
+        )
         for row in rows
     ]
     lines = [
@@ -275,7 +399,9 @@ def batches(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         for panel in ("throughput", "latency")
         for (k,), group in by_group(rows, "k").items()
     ]
-    settings = settings_of(options, "batch size", "relative to k = 1", "decoding by batch size (figure S10)", "linear")
+    settings = settings_of(
+        options, "batch size", "relative to k = 1", "decoding by batch size (figure S10)", "linear"
+    )
     text = markdown(("batch", "k", "throughput", "latency", "tokens per pass"), table)
     return write_report(options.out, "multi-token-batches", text, rows, settings, lines)
 
@@ -288,20 +414,37 @@ def choices(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
         return "the models are not trained yet; the same command continues\n"
     models = [trained_model(folder_of(options) / cell.name, cell) for cell in pair]
     found = choice_points(*models)
-    rows = [(name, f"{value:.3f}" if isinstance(value, float) else value) for name, value in found.items()]
+    rows = [
+        (name, f"{value:.3f}" if isinstance(value, float) else value)
+        for name, value in found.items()
+    ]
     settings = settings_of(options, "", "", "choice points (appendix L.3)", "linear")
     text = markdown(("figure", "value"), rows) + total(results)
     return write_report(options.out, "multi-token-choice-points", text, [found, *results], settings)
 
 
-def text_cells(options: argparse.Namespace, kinds: Sequence[Heads], **settings: Any) -> list[TextCell]:
+def text_cells(
+    options: argparse.Namespace, kinds: Sequence[Heads], **settings: Any
+) -> list[TextCell]:
     """Return the models to train on text, one per seed and kind of heads, and prepare the text."""
     data = folder_of(options) / "data" / "text"
     prepare_text(data, options.source, options.text_tokens, options.vocab, say)
-    size, steps, batch, rate = options.size, options.steps, options.batch, options.rate
+    size = options.size
+    steps = options.steps
+    batch = options.batch
+    rate = options.rate
     return [
         TextCell(
-            data, size, heads, steps, seed, options.vocab, batch=batch, rate=rate, device=options.device, **settings
+            data,
+            size,
+            heads,
+            steps,
+            seed,
+            options.vocab,
+            batch=batch,
+            rate=rate,
+            device=options.device,
+            **settings,
         )
         for seed in options.seeds
         for heads in kinds
@@ -335,14 +478,19 @@ def text_name(group: Sequence[Result]) -> str:
 
 def mean_of(group: Sequence[Result], name: str, scale: float) -> str:
     """Return mean and interval of a figure of the last evaluations; a dash without any."""
-    values = [value for value in (last(result, name) for result in measured(group)) if value is not None]
+    values = [
+        value for value in (last(result, name) for result in measured(group)) if value is not None
+    ]
     return interval(values).text(scale, 3) if values else "–"
 
 
-def differences(results: Sequence[Result], value: Callable[[Result], float], *keys: str, title: str = "") -> str:
+def differences(
+    results: Sequence[Result], value: Callable[[Result], float], *keys: str, title: str = ""
+) -> str:
     """Return lines with the difference between n > 1 and n = 1 of the same seeds, in percentage points."""
     lines = [
-        f"- {title}{', ' if title else ''}{', '.join(f'{k} {v}' for k, v in zip(keys, key, strict=True))}, n = {n} "
+        "- "
+        f"{title}{', ' if title else ''}{', '.join(f'{k} {v}' for k, v in zip(keys, key, strict=True))}, n = {n} "
         f"minus n = 1: {mean.text()} points, {mean.count} seed{'s' * (mean.count > 1)}\n"
         for key, by_n in paired(results, value, *keys).items()
         for n, mean in by_n.items()
@@ -353,19 +501,36 @@ def differences(results: Sequence[Result], value: Callable[[Result], float], *ke
 def total(results: Sequence[Result]) -> str:
     """Return a sentence about the cost of all models."""
     finished = sum(result["finished"] for result in results)
-    return f"\nIn all {cost(results)} for {len(results)} models, of which {finished} are finished.\n"
+    return (
+        f"\nIn all {cost(results)} for {len(results)} models, of which {finished} are finished.\n"
+    )
 
 
-def settings_of(options: argparse.Namespace, x: str, y: str, title: str, scale: str) -> dict[str, Any]:
+def settings_of(
+    options: argparse.Namespace, x: str, y: str, title: str, scale: str
+) -> dict[str, Any]:
     """Return the options for the JSON file, without paths, and the texts of the plot."""
-    hidden = {"state", "out", "model", "run", "minutes", "source", "tune", "report", "device", "processes"}
+    hidden = {
+        "state",
+        "out",
+        "model",
+        "run",
+        "minutes",
+        "source",
+        "tune",
+        "report",
+        "device",
+        "processes",
+    }
     given = {name: value for name, value in vars(options).items() if name not in hidden}
     return {**given, "x": x, "y": y, "title": title, "scale": scale}
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = made.add_subparsers(dest="command", required=True)
     runs = {
         "induction": induction, "arithmetic": arithmetic, "variants": variants, "epochs": epochs,
@@ -374,18 +539,41 @@ def parser() -> argparse.ArgumentParser:
     for name, run in runs.items():
         sub = commands.add_parser(name, help=run.__doc__)
         sub.set_defaults(run=run)
-        sub.add_argument("--state", type=Path, required=True, help="folder of the trained models; continued")
-        sub.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of tables and plots")
-        sub.add_argument("--minutes", type=float, default=60.0, help="time of this call (default: 60)")
-        if name in {"induction", "arithmetic", "variants", "epochs"}:  # the others need the weights, too
-            sub.add_argument("--report", type=Path, help="JSON file of an earlier call, for the results of its models")
+        sub.add_argument(
+            "--state", type=Path, required=True, help="folder of the trained models; continued"
+        )
+        sub.add_argument(
+            "--out",
+            type=Path,
+            default=Path("benchmarks/results"),
+            help="folder of tables and plots",
+        )
+        sub.add_argument(
+            "--minutes", type=float, default=60.0, help="time of this call (default: 60)"
+        )
+        # the others need the weights, too
+        if name in {"induction", "arithmetic", "variants", "epochs"}:
+            sub.add_argument(
+                "--report",
+                type=Path,
+                help="JSON file of an earlier call, for the results of its models",
+            )
         sub.add_argument("--device", default="cpu", help="device of the training, such as cuda")
-        sub.add_argument("--processes", type=int, default=1, help="models to train at once (default: 1)")
+        sub.add_argument(
+            "--processes", type=int, default=1, help="models to train at once (default: 1)"
+        )
         is_task = name in {"induction", "arithmetic"}
-        sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2] if is_task or name == "variants" else [0])
+        sub.add_argument(
+            "--seeds",
+            type=int,
+            nargs="+",
+            default=[0, 1, 2] if is_task or name == "variants" else [0],
+        )
         rate_help = f"peak learning rate{' at hidden size 128' if is_task else ''}"
         sub.add_argument("--rate", type=float, default=6e-3 if is_task else 3e-3, help=rate_help)
-        sub.add_argument("--steps", type=int, default={"arithmetic": 800, "induction": 3000}.get(name, 1000))
+        sub.add_argument(
+            "--steps", type=int, default={"arithmetic": 800, "induction": 3000}.get(name, 1000)
+        )
         (add_task_options if is_task else add_text_options)(sub, name)
     return made
 
@@ -393,18 +581,29 @@ def parser() -> argparse.ArgumentParser:
 def add_task_options(sub: argparse.ArgumentParser, name: str) -> None:
     """Add the options of induction and arithmetic."""
     sub.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.3M", "1M", "3M", "10M"])
-    sub.add_argument("--heads", type=int, nargs="+", default=[1, 2], help="numbers of tokens predicted at once")
-    sub.add_argument("--texts", type=int, default=16 if name == "induction" else 64, help="texts per step")
-    sub.add_argument("--test", type=int, default=200, help="test texts, for each number of operations")
+    sub.add_argument(
+        "--heads", type=int, nargs="+", default=[1, 2], help="numbers of tokens predicted at once"
+    )
+    sub.add_argument(
+        "--texts", type=int, default=16 if name == "induction" else 64, help="texts per step"
+    )
+    sub.add_argument(
+        "--test", type=int, default=200, help="test texts, for each number of operations"
+    )
     sub.add_argument("--evaluations", type=int, default=8)
     if name == "induction":
         sub.add_argument("--new-names", type=float, nargs="+", default=[0.1, 0.9])
     else:
         sub.add_argument("--pauses", type=int, nargs="+", default=[0, 5])
         sub.add_argument("--terms", type=int, default=Polynomials.terms)
-        operations = {"--in-domain": Polynomials.in_domain, "--out-of-domain": Polynomials.out_of_domain}
+        operations = {
+            "--in-domain": Polynomials.in_domain,
+            "--out-of-domain": Polynomials.out_of_domain,
+        }
         for option, default in operations.items():
-            sub.add_argument(option, type=int, default=default, help="most operations of an expression")
+            sub.add_argument(
+                option, type=int, default=default, help="most operations of an expression"
+            )
 
 
 def add_text_options(sub: argparse.ArgumentParser, name: str) -> None:
@@ -434,7 +633,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if getattr(options, "epochs", None) and isinstance(options.epochs, int):
         options.steps = options.epochs * max(1, options.text_tokens // options.batch)
     if getattr(options, "report", None) is not None:
-        given = {name: value for name in _TRAINING if (value := getattr(options, name, None)) is not None}
+        given = {
+            name: value for name in _TRAINING if (value := getattr(options, name, None)) is not None
+        }
         try:
             restore_results(folder_of(options), options.report, options.command, given)
         except OptionError as error:

@@ -1,7 +1,8 @@
 """Small models of the multi-token paper, trained on synthetic tasks in runs that can be stopped and continued.
 
-A *cell* is one model: size, number of tokens predicted at once, seed, task. Its folder in the state folder has the
-checkpoint of :mod:`pronk.train.loop` and ``result.json`` with the accuracy at each evaluation.
+A *cell* is one model: size, number of tokens predicted at once, seed, task. Its folder in the state
+folder has the checkpoint of :mod:`pronk.train.loop` and ``result.json`` with the accuracy at each
+evaluation.
 """
 
 from __future__ import annotations
@@ -30,11 +31,26 @@ from pronk.train.loop import PassResult, Report, Trainer, find_device
 from pronk.train.losses import autocast, text_loss
 from pronk.train.options import ModelShape, TrainOptions
 
-__all__ = ["SIZES", "Cell", "Deadline", "Heads", "TaskModel", "Trainable", "model_shape", "train_cell"]
+__all__ = [
+    "SIZES",
+    "Cell",
+    "Deadline",
+    "Heads",
+    "TaskModel",
+    "Trainable",
+    "model_shape",
+    "train_cell",
+]
 
-# Hidden size, layers and attention heads by millions of weights besides the embedding; 1M to 10M are from table S14.
-# The MLP is gated, and its width is 8/3 of the hidden size.
-SIZES = {"tiny": (32, 4, 2), "0.3M": (64, 6, 4), "1M": (128, 5, 4), "3M": (256, 4, 8), "10M": (384, 6, 8)}
+# Hidden size, layers and attention heads by millions of weights besides the embedding; 1M to 10M
+# are from table S14. The MLP is gated, and its width is 8/3 of the hidden size.
+SIZES = {
+    "tiny": (32, 4, 2),
+    "0.3M": (64, 6, 4),
+    "1M": (128, 5, 4),
+    "3M": (256, 4, 8),
+    "10M": (384, 6, 8),
+}
 
 
 def model_shape(size: str, vocab: int) -> ModelShape:
@@ -87,8 +103,8 @@ class Cell:
     task: Task
     steps: int
     texts: int = 32
-    # Peak learning rate at hidden size 128; inversely proportional to the hidden size, because models of 3 M weights
-    # did not form induction at the rate of those of 1 M weights.
+    # Peak learning rate at hidden size 128; inversely proportional to the hidden size, because
+    # models of 3 M weights did not form induction at the rate of those of 1 M weights.
     rate: float = 3e-3
     evaluations: int = 20
     count: int = 200  # test texts per group
@@ -116,7 +132,9 @@ class Cell:
 
     def objective(self, folder: Path, options: TrainOptions) -> TextModel[Any]:
         """Return the objective of a model without or with further heads."""
-        return (_NextToken if options.heads is None else _SeveralTokens)(folder, options, self.task, self.count)
+        return (_NextToken if options.heads is None else _SeveralTokens)(
+            folder, options, self.task, self.count
+        )
 
     def options(self) -> TrainOptions:
         """Return the options of the training.
@@ -146,19 +164,29 @@ class Cell:
 
 
 class TaskModel(TextModel[Any]):
-    """Training of a model on a task instead of text files; ``count`` test texts per group measure it."""
+    """Training of a model on a task instead of text files.
+
+    ``count`` test texts per group measure it.
+    """
 
     def __init__(self, folder: Path, options: TrainOptions, task: Task, count: int) -> None:
-        self.folder, self.options, self.initial = folder, options, None
-        self.task, self.count = task, count
-        self.config, self.device = model_config(options.shape, None, (0,)), find_device(options.device)
+        self.folder = folder
+        self.options = options
+        self.initial = None
+        self.task = task
+        self.count = count
+        self.config = model_config(options.shape, None, (0,))
+        self.device = find_device(options.device)
         self.module = self.build().to(self.device)
         self.phases = (task, task)  # type: ignore[assignment] - a task has all that the loop reads of a series
         self.identity = {"kind": "multi_token"} | task.identity
 
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:  # noqa: ARG002
         """Return the accuracy in each group of the task."""
-        return {str(group): value for group, value in self.task.measure(self.decoder, self.count).items()}
+        return {
+            str(group): value
+            for group, value in self.task.measure(self.decoder, self.count).items()
+        }
 
     def judge(self, figures: Mapping[str, float]) -> float:
         """Return the negative mean accuracy."""
@@ -173,12 +201,18 @@ class _SeveralTokens(TaskModel, FutureTokens):
     """A model that predicts several tokens; targets without a loss are left out."""
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Return the mean loss of the heads; add ``scale`` times the gradient of the sum of their losses."""
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
+        """Return the mean loss of the heads.
+
+        Add ``scale`` times the gradient of the sum of their losses.
+        """
+        inputs = inputs.to(self.device)
+        targets = targets.to(self.device)
         with autocast(self.device):
             trunk = self._trunk(inputs)
             stages = self.module.stages(inputs)
-        z, losses, labels = trunk.detach().requires_grad_(), list[float](), targets.reshape(-1)
+        z = trunk.detach().requires_grad_()
+        losses = list[float]()
+        labels = targets.reshape(-1)
         outputs = head_by_head(stages, z, chained=self.module.heads.shape.is_chained)
         for number, out in outputs:
             rows, own_rows = shifted_rows(*inputs.shape, number, inputs.device)
@@ -225,18 +259,25 @@ def restore_results(state: Path, report: Path, command: str, settings: Mapping[s
     """Write the results of a report's finished models to ``state``, so that they are not trained again.
 
     Raises:
-        OptionError: the file is no report of ``command``, or its models were trained with other ``settings``.
+        OptionError: the file is no report of ``command``, or its models were trained with other
+            ``settings``.
     """
     try:
         document = json.loads(report.read_text(encoding="utf-8"))
         found = {name: document["settings"][name] for name in ("command", *settings)}
         results = {Path(result["name"]).name: result for result in document["results"]}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        msg = f"report: expected a JSON file of {command} at {report}, found none ({error!r}); check the path"
+        msg = (
+            f"report: expected a JSON file of {command} at {report}, found none ({error!r}); "
+            "check the path"
+        )
         raise OptionError(msg) from error
     expected = {"command": command, **settings}
     if found != expected:
-        msg = f"report: expected one with {expected}, found {found}; give the options with which it was made"
+        msg = (
+            f"report: expected one with {expected}, found {found}; "
+            "give the options with which it was made"
+        )
         raise OptionError(msg)
     for name, result in results.items():
         file = state / name / "result.json"
@@ -248,10 +289,13 @@ def restore_results(state: Path, report: Path, command: str, settings: Mapping[s
 def train_cell(
     state: Path, cell: Trainable, stop: Callable[[], bool], say: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Train a cell to its end or until ``stop``; return its result, or ``None`` if nothing has been trained.
+    """Train a cell to its end or until ``stop``.
 
-    A finished cell is not computed again. The result is written after each evaluation, so that a process that is killed
-    loses only the steps since its last checkpoint. The result counts the processor's seconds of all calls for the cell.
+    Return its result, or ``None`` if nothing has been trained.
+
+    A finished cell is not computed again. The result is written after each evaluation, so that a
+    process that is killed loses only the steps since its last checkpoint. The result counts the
+    processor's seconds of all calls for the cell.
     """
     folder = state / cell.name
     file = folder / "result.json"
@@ -265,7 +309,8 @@ def train_cell(
         return None
     started = time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
-    trainer, hardware = Trainer(cell.objective(folder, options)), describe_hardware(options.device)
+    trainer = Trainer(cell.objective(folder, options))
+    hardware = describe_hardware(options.device)
     say(f"{cell.name}: from step {trainer.step} of {options.steps}")
 
     def write_result() -> dict[str, Any]:
@@ -278,23 +323,31 @@ def train_cell(
             "steps": options.steps,
             "tokens": trainer.tokens,
             "finished": trainer.is_finished,
-            "curve": [[entry["step"], entry["valid"]] for entry in trainer.history if entry["valid"]],
-            "cpu_seconds": time.process_time() - started + (before["cpu_seconds"] if before else 0.0),
+            "curve": [
+                [entry["step"], entry["valid"]] for entry in trainer.history if entry["valid"]
+            ],
+            "cpu_seconds": time.process_time()
+            - started
+            + (before["cpu_seconds"] if before else 0.0),
         }
         write_json(file, result)
         return result
 
     def evaluated(_: Report) -> None:
-        # A result must not be ahead of the checkpoint: a finished one would never be trained to its end.
+        # A result must not be ahead of the checkpoint: a finished one would never be trained to its
+        # end.
         trainer.save()
         write_result()
 
-    # With heads of 32 to 48 dimensions, the backward pass of torch's fused attention takes up to half of a step on a
-    # processor; with plain matrix products, attention takes a tenth.
+    # With heads of 32 to 48 dimensions, the backward pass of torch's fused attention takes up to
+    # half of a step on a processor; with plain matrix products, attention takes a tenth.
     with sdpa_kernel(SDPBackend.MATH) if options.device == "cpu" else nullcontext():
         trainer.train(lambda _: None, evaluated, stop)
     if not trainer.step:
         return None
     result = write_result()
-    say(f"{cell.name}: step {trainer.step} of {options.steps}, {result['cpu_seconds']:.0f} CPU-seconds")
+    say(
+        f"{cell.name}: step {trainer.step} of {options.steps}, "
+        f"{result['cpu_seconds']:.0f} CPU-seconds"
+    )
     return result

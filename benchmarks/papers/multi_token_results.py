@@ -68,13 +68,20 @@ def by_group(results: Iterable[Result], *keys: str) -> dict[tuple[Any, ...], lis
 def paired(
     results: Sequence[Result], value: Callable[[Result], float], *keys: str
 ) -> dict[tuple[Any, ...], dict[int, Interval]]:
-    """Return, by ``keys`` and n, the interval of the difference to n = 1 of the same seed; finished models only."""
+    """Return, by ``keys`` and n, the interval of the difference to n = 1 of the same seed.
+
+    Finished models only.
+    """
     differences: dict[tuple[Any, ...], dict[int, Interval]] = {}
     finished = [result for result in results if result["finished"]]
     for key, group in by_group(finished, *keys).items():
         plain = {result["seed"]: value(result) for result in group if result["n"] == 1}
         for (n,), several in by_group(group, "n").items():
-            found = [value(result) - plain[result["seed"]] for result in several if result["seed"] in plain]
+            found = [
+                value(result) - plain[result["seed"]]
+                for result in several
+                if result["seed"] in plain
+            ]
             if n > 1 and found:
                 differences.setdefault(key, {})[n] = interval(found)
     return differences
@@ -87,11 +94,18 @@ def seeds_of(group: Sequence[Result]) -> str:
     if not rest:
         return number
     stopped = f"stopped at {', '.join(rest)}"
-    return f"{number}, {stopped}" if len(rest) == len(group) else f"{number} ({len(rest)} more {stopped})"
+    return (
+        f"{number}, {stopped}"
+        if len(rest) == len(group)
+        else f"{number} ({len(rest)} more {stopped})"
+    )
 
 
 def measured(group: Sequence[Result]) -> Sequence[Result]:
-    """Return the finished models, or all while none is finished; a mean of both would mix numbers of steps."""
+    """Return the finished models, or all while none is finished.
+
+    A mean of both would mix numbers of steps.
+    """
     return [result for result in group if result["finished"]] or group
 
 
@@ -116,7 +130,9 @@ class Line:
     finished: bool = True
 
 
-def draw(path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: str = "linear") -> None:
+def draw(
+    path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: str = "linear"
+) -> None:
     """Draw curves with error bars, one panel per ``Line.panel``, as an SVG file.
 
     Raises:
@@ -131,7 +147,9 @@ def draw(path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: s
     panels = list(dict.fromkeys(line.panel for line in lines))
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False, sharey=True)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False, sharey=True
+    )
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     for axis, panel in zip(axes.flat, panels, strict=False):
@@ -145,7 +163,8 @@ def draw(path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: s
             style = "o-" if line.finished else "o--"
             axis.errorbar(places, means, halves, fmt=style, markersize=3, label=label, capsize=3)
         if y == "accuracy":
-            axis.set_ylim(-0.02, 1.02)  # the interval of two seeds may be wider than all possible values
+            # the interval of two seeds may be wider than all possible values
+            axis.set_ylim(-0.02, 1.02)
         axis.set_xscale(scale)
         if scale == "log":  # the measured places instead of powers of ten, whose labels overlap
             ticks = sorted({place for line in lines for place, _ in line.points})
@@ -165,21 +184,40 @@ def draw(path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: s
 
 
 def write_report(
-    out: Path, name: str, text: str, results: Sequence[Any], settings: Mapping[str, Any], lines: Sequence[Line] = ()
+    out: Path,
+    name: str,
+    text: str,
+    results: Sequence[Any],
+    settings: Mapping[str, Any],
+    lines: Sequence[Line] = (),
 ) -> str:
-    """Write ``name.json``, ``name.md`` and, with ``lines``, ``name.svg`` to ``out``; return the text.
+    """Write ``name.json``, ``name.md`` and, with ``lines``, ``name.svg`` to ``out``.
 
-    ``settings`` has ``x``, ``y``, ``title`` and ``scale`` of the plot, beside what the JSON file reports.
+    Return the text.
+
+    ``settings`` has ``x``, ``y``, ``title`` and ``scale`` of the plot, beside what the JSON file
+    reports.
     """
     out.mkdir(parents=True, exist_ok=True)
     machine = describe_hardware("cpu")
-    document = {"experiment": name, "date": datetime.now(UTC).date().isoformat(), "hardware": machine}
-    write_json(out / f"{name}.json", {**document, "settings": dict(settings), "results": list(results)}, indent=1)
+    document = {
+        "experiment": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": machine,
+    }
+    write_json(
+        out / f"{name}.json",
+        {**document, "settings": dict(settings), "results": list(results)},
+        indent=1,
+    )
     if lines:
         plot = {key: settings[key] for key in ("x", "y", "title", "scale")}
         draw(out / f"{name}.svg", lines, **plot)
         text += f"\n![{settings['title']}]({name}.svg)\n"
     processors = {each.get("processor", machine["processor"]) for each in results}
-    head = f"# Multi-token prediction: {settings['title']}\n\n{', '.join(sorted(processors))}, {document['date']}.\n\n"
+    head = (
+        f"# Multi-token prediction: {settings['title']}\n\n{', '.join(sorted(processors))}, "
+        f"{document['date']}.\n\n"
+    )
     save_result("out", out / f"{name}.md", head + text)
     return text

@@ -2,15 +2,16 @@
 
 A task generates its text by code, without end, and measures a model on a fixed test set.
 
-``Stories`` differs from the paper's data: the stories come from a grammar of twelve short sentences instead of a
-language model, and a name always has two tokens. A token in seven is the second token of a known name. In training, a
-fraction ``new_names`` of the stories has names that are random pairs of tokens; in the other stories the first token of
-a name determines the second one, so that a bigram suffices. All stories of the test set have random pairs. The paper's
-test names have tokens that the training lacks.
+``Stories`` differs from the paper's data: the stories come from a grammar of twelve short sentences
+instead of a language model, and a name always has two tokens. A token in seven is the second token
+of a known name. In training, a fraction ``new_names`` of the stories has names that are random
+pairs of tokens; in the other stories the first token of a name determines the second one, so that a
+bigram suffices. All stories of the test set have random pairs. The paper's test names have tokens
+that the training lacks.
 
-``Polynomials`` is arithmetic in F7[X]/(X^terms) with negation, addition, multiplication and composition. The paper has
-five terms and 26 billion tokens of training text; with two terms, and one or two operations per expression, a small
-model learns from less than a million tokens.
+``Polynomials`` is arithmetic in F7[X]/(X^terms) with negation, addition, multiplication and
+composition. The paper has five terms and 26 billion tokens of training text; with two terms, and
+one or two operations per expression, a small model learns from less than a million tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ TEST_SEED = "test"  # training batches have seeds that end in a number
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids of one text; ``marks`` has the positions of the tokens to measure, ``group`` the row of the table."""
+    """Token ids of one text.
+
+    ``marks`` has the positions of the tokens to measure, ``group`` the row of the table.
+    """
 
     ids: list[int]
     marks: list[int]
@@ -45,10 +49,12 @@ class Text:
 
 
 class Task(ABC):
-    """Endless training texts of up to ``length`` tokens, and a test set; satisfies ``pronk.train.batches.Batches``.
+    """Endless training texts of up to ``length`` tokens, and a test set.
 
-    ``whole``: whether a text of the test set counts as correct only if all its marked tokens are. ``marked_only``:
-    whether only marked tokens have a loss.
+    Satisfies ``pronk.train.batches.Batches``.
+
+    ``whole``: whether a text of the test set counts as correct only if all its marked tokens are.
+    ``marked_only``: whether only marked tokens have a loss.
     """
 
     length: int
@@ -78,7 +84,8 @@ class Task(ABC):
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
         """Return texts ``start`` to ``start + count - 1``, one per row: inputs and targets ``[count, length]``.
 
-        Targets without a loss are ``IGNORED``: those after the text, and with ``marked_only`` all that are not marked.
+        Targets without a loss are ``IGNORED``: those after the text, and with ``marked_only`` all
+        that are not marked.
         """
         rows = torch.zeros(count, self.length + 1, dtype=torch.int64)
         targets = torch.full((count, self.length), IGNORED)
@@ -102,8 +109,8 @@ class Task(ABC):
     def measure(self, decoder: DecoderModule, count: int, rows: int = 64) -> dict[int, float]:
         """Return the accuracy in each group, from ``count`` test texts per group.
 
-        A text's own tokens are the input. Whether the most likely token is right at every mark is therefore the same as
-        whether greedy decoding writes all marked tokens.
+        A text's own tokens are the input. Whether the most likely token is right at every mark is
+        therefore the same as whether greedy decoding writes all marked tokens.
         """
         right: dict[int, list[float]] = {group: [] for group in self.groups}
         texts = list(self.test_texts(count))
@@ -117,13 +124,16 @@ class Task(ABC):
             hits = (likeliest == ids[:, 1:]).cpu()
             for text, row in zip(part, hits, strict=True):
                 found = [bool(row[mark - 1]) for mark in text.marks]
-                right[text.group] += [float(all(found))] if self.whole else [float(each) for each in found]
+                right[text.group] += (
+                    [float(all(found))] if self.whole else [float(each) for each in found]
+                )
         return {group: sum(found) / len(found) for group, found in right.items() if found}
 
 
 _FIRST = [f"{a}{b}" for a in "BDKLMNPR" for b in "ae"]
 _SECOND = [f"{a}{b}" for a in "bdklmnpr" for b in ("by", "co")]
-_ANIMALS = "cat dog bear fox hare mouse frog duck goat wolf lamb pig hen owl crow mole".split()  # one per first token
+# one per first token
+_ANIMALS = "cat dog bear fox hare mouse frog duck goat wolf lamb pig hen owl crow mole".split()
 _NOUNS = "ball boat kite cake tree flower book hat box star shell stone drum fish bell cup".split()
 _PLACES = "park garden house forest beach school kitchen river hill market farm barn".split()
 _ADJECTIVES = "big small red blue green old new shiny soft funny lost little happy warm".split()
@@ -152,7 +162,12 @@ class Stories(Task):
         """End of text, the first tokens of names, the second tokens, all other words."""
         slots = {"P", "Q", "E", "N", "L", "A", "F"}
         rest = {word for line in _SENTENCES for word in line if word not in slots}
-        return ["<end>", *_FIRST, *_SECOND, *sorted(rest.union(_ANIMALS, _NOUNS, _PLACES, _ADJECTIVES, _FEELINGS))]
+        return [
+            "<end>",
+            *_FIRST,
+            *_SECOND,
+            *sorted(rest.union(_ANIMALS, _NOUNS, _PLACES, _ADJECTIVES, _FEELINGS)),
+        ]
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -175,8 +190,15 @@ class Stories(Task):
         if test or generator.random() < self.new_names:
             second = [generator.randrange(len(_SECOND)) for _ in first]
         names = [(_FIRST[a], _SECOND[b]) for a, b in zip(first, second, strict=True)]
-        fills = {"N": generator.sample(_NOUNS, 2), "L": generator.sample(_PLACES, 2), "A": _ADJECTIVES, "F": _FEELINGS}
-        ids, marks, seen = list[int](), list[int](), set[tuple[str, str]]()
+        fills = {
+            "N": generator.sample(_NOUNS, 2),
+            "L": generator.sample(_PLACES, 2),
+            "A": _ADJECTIVES,
+            "F": _FEELINGS,
+        }
+        ids = list[int]()
+        marks = list[int]()
+        seen = set[tuple[str, str]]()
         for line in generator.choices(_SENTENCES, k=self.sentences):
             roles = dict(zip("PQ", generator.sample(names, 2), strict=True))
             for word in line:
@@ -197,11 +219,13 @@ Polynomial = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Polynomials(Task):
-    """Expressions over polynomials modulo 7 and X^terms; the answer is the coefficients of the result.
+    """Expressions over polynomials modulo 7 and X^terms.
 
-    A line is ``( 1 2 * ( - 3 4 ) ) = 4 2``. Coefficients start with that of X^0. In training an expression has 1 to
-    ``in_domain`` operations, in the test up to ``out_of_domain``. ``pauses`` tokens stand before the equals sign
-    (figure S15).
+    The answer is the coefficients of the result.
+
+    A line is ``( 1 2 * ( - 3 4 ) ) = 4 2``. Coefficients start with that of X^0. In training an
+    expression has 1 to ``in_domain`` operations, in the test up to ``out_of_domain``. ``pauses``
+    tokens stand before the equals sign (figure S15).
     """
 
     seed: int = 0
@@ -221,7 +245,18 @@ class Polynomials(Task):
     @property
     def words(self) -> list[str]:
         """End of a line, digits, parentheses, operators (``o``: composition), equals sign, pause."""
-        return ["<end>", *map(str, range(self.modulus)), "(", ")", "-", "+", "*", "o", "=", "<pause>"]
+        return [
+            "<end>",
+            *map(str, range(self.modulus)),
+            "(",
+            ")",
+            "-",
+            "+",
+            "*",
+            "o",
+            "=",
+            "<pause>",
+        ]
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -239,7 +274,10 @@ class Polynomials(Task):
         return {"task": "polynomials", "data": data}
 
     def make(self, generator: random.Random, *, test: bool, group: int | None = None) -> Text:  # noqa: ARG002
-        """Return a line with ``group`` operations, by default a random number of them; the answer is marked."""
+        """Return a line with ``group`` operations, by default a random number of them.
+
+        The answer is marked.
+        """
         count = generator.randint(1, self.in_domain) if group is None else group
         words, value = self.expression(generator, count)
         question = [*words, *["<pause>"] * self.pauses, "="]
@@ -257,7 +295,9 @@ class Polynomials(Task):
             words, value = self.expression(generator, operations - 1)
             return ["(", "-", *words, ")"], tuple(-each % self.modulus for each in value)
         left = generator.randrange(operations)
-        (first, f), (second, g) = (self.expression(generator, each) for each in (left, operations - 1 - left))
+        (first, f), (second, g) = (
+            self.expression(generator, each) for each in (left, operations - 1 - left)
+        )
         return ["(", *first, operator, *second, ")"], self.apply(operator, f, g)
 
     def apply(self, operator: str, f: Polynomial, g: Polynomial) -> Polynomial:

@@ -1,8 +1,9 @@
 """Small models of the multi-token paper, trained on text files: several epochs, variants of the heads, fine-tuning.
 
-The text is Python code, as in the paper's main experiments: by default the standard library and the installed packages.
-The paper measures models of 0.3 to 13 billion weights by pass@k on MBPP and HumanEval. A model of a million weights
-solves none of these problems, so the figures here are the loss on held-out text and tokens per forward pass.
+The text is Python code, as in the paper's main experiments: by default the standard library and the
+installed packages. The paper measures models of 0.3 to 13 billion weights by pass@k on MBPP and
+HumanEval. A model of a million weights solves none of these problems, so the figures here are the
+loss on held-out text and tokens per forward pass.
 """
 
 from __future__ import annotations
@@ -46,10 +47,20 @@ VARIANTS = (
 
 
 def prepare_text(
-    folder: Path, sources: Sequence[str], tokens: int, vocab: int, say: Callable[[str], None], init: str | None = None
+    folder: Path,
+    sources: Sequence[str],
+    tokens: int,
+    vocab: int,
+    say: Callable[[str], None],
+    init: str | None = None,
 ) -> None:
-    """Write the token files of a text into ``folder``, unless they exist; ``init``: with this model's tokenizer."""
-    options = DataOptions(tuple(parse_source(each) for each in sources), dialogues=0.0, vocab_size=vocab)
+    """Write the token files of a text into ``folder``, unless they exist.
+
+    ``init``: with this model's tokenizer.
+    """
+    options = DataOptions(
+        tuple(parse_source(each) for each in sources), dialogues=0.0, vocab_size=vocab
+    )
     encoder = None if init is None else InitialModel.read(init).encoder
     prepare(options, folder, tokens, CONTEXT, say, encoder)
 
@@ -76,13 +87,21 @@ class TextCell:
     def name(self) -> str:
         """Name of the folder."""
         labels = (f"{key}={value}" for key, value in self.labels.items())
-        return " ".join((self.size, self.heads.name, *labels, f"seed={self.seed}", f"steps={self.steps}"))
+        return " ".join(
+            (self.size, self.heads.name, *labels, f"seed={self.seed}", f"steps={self.steps}")
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
         """Columns of the result."""
         heads = self.heads
-        return {"size": self.size, "n": heads.tokens, "heads": vars(heads), "seed": self.seed, **self.labels}
+        return {
+            "size": self.size,
+            "n": heads.tokens,
+            "heads": vars(heads),
+            "seed": self.seed,
+            **self.labels,
+        }
 
     def options(self) -> TrainOptions:
         """Return the options of the training.
@@ -95,7 +114,10 @@ class TextCell:
         else:
             initial = InitialModel.read(self.init)
             shape = initial.shape
-            further = initial.heads_for(self.heads.tokens) or Heads(self.heads.tokens, equal=False).plan(shape)[1]
+            further = (
+                initial.heads_for(self.heads.tokens)
+                or Heads(self.heads.tokens, equal=False).plan(shape)[1]
+            )
         return TrainOptions(
             shape=shape,
             heads=further,
@@ -115,7 +137,10 @@ class TextCell:
         )
 
     def objective(self, folder: Path, options: TrainOptions) -> TextModel[Any]:
-        """Return the objective of ``pronk train lm``; all models of an experiment share the token files."""
+        """Return the objective of ``pronk train lm``.
+
+        All models of an experiment share the token files.
+        """
         if not (folder / "data").exists():
             (folder / "data").symlink_to(self.data.resolve())
         initial = None if self.init is None else InitialModel.read(self.init)
@@ -124,18 +149,25 @@ class TextCell:
 
 @torch.no_grad()
 def token_losses(model: TextModel[Any], inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Return for each head the losses ``[count, length]``; a token's loss stands at the token's own place.
+    """Return for each head the losses ``[count, length]``.
 
-    Head ``i`` predicts a token from the place ``i`` tokens before; places without a prediction are NaN.
+    A token's loss stands at the token's own place.
+
+    Head ``i`` predicts a token from the place ``i`` tokens before; places without a prediction are
+    NaN.
     """
     count, length = inputs.shape
-    inputs, targets = inputs.to(model.device), targets.to(model.device)
+    inputs = inputs.to(model.device)
+    targets = targets.to(model.device)
     if isinstance(model, FutureTokens):
         trunk = model.module.trunk(inputs)
-        outputs, x, chained = {}, trunk, model.module.heads.shape.is_chained
+        outputs = {}
+        x = trunk
+        chained = model.module.heads.shape.is_chained
         for number, apply in model.module.stages(inputs):
             out = apply(x)
-            outputs[number], x = out, out if chained else trunk
+            outputs[number] = out
+            x = out if chained else trunk
         read = model.module.norm_and_unembedding
     else:
         decoder = model.decoder
@@ -155,26 +187,32 @@ def token_losses(model: TextModel[Any], inputs: Tensor, targets: Tensor) -> list
     return losses
 
 
-def choice_points(plain: TextModel[Any], several: TextModel[Any], sequences: int = 64) -> dict[str, float]:
+def choice_points(
+    plain: TextModel[Any], several: TextModel[Any], sequences: int = 64
+) -> dict[str, float]:
     """Measure how much more a loss over ``n`` tokens weighs choice points (appendix L.3).
 
-    A choice point is a token to which the next-token model ``plain`` gives a loss of at least 3 nats, with a mean loss
-    below 1 nat at the ``n - 1`` tokens before and after it: an isolated surprise. The paper counts ``n (n + 1) / 2``
-    terms of the loss that span it, if all of them are as hard to predict, against ``n`` terms of another token. The
-    measured weight is the sum of the losses of these terms, divided by ``n`` times the loss of the own head at the
-    choice point.
+    A choice point is a token to which the next-token model ``plain`` gives a loss of at least 3
+    nats, with a mean loss below 1 nat at the ``n - 1`` tokens before and after it: an isolated
+    surprise. The paper counts ``n (n + 1) / 2`` terms of the loss that span it, if all of them are
+    as hard to predict, against ``n`` terms of another token. The measured weight is the sum of the
+    losses of these terms, divided by ``n`` times the loss of the own head at the choice point.
     """
     n = several.module.heads.shape.num_heads + 1
     (_, texts), *_ = held_out_sets(several.data, 256, several.config.vocab_size)
     inputs, targets = texts.batch(0, min(sequences, len(texts)))
-    one, own = token_losses(plain, inputs, targets)[0], token_losses(several, inputs, targets)
-    weights, choices, others = list[float](), list[tuple[float, float]](), list[tuple[float, float]]()
+    one = token_losses(plain, inputs, targets)[0]
+    own = token_losses(several, inputs, targets)
+    weights = list[float]()
+    choices = list[tuple[float, float]]()
+    others = list[tuple[float, float]]()
     for row in range(len(inputs)):
         for place in range(n, inputs.shape[1] - n):
             pair = (float(one[row, place]), float(own[0][row, place]))
             around = [float(one[row, place + step]) for step in range(1 - n, n) if step]
             if pair[0] >= 3 and fmean(around) < 1:
-                # Head i's prediction of the token at place + j spans the choice point if 0 <= j <= i.
+                # Head i's prediction of the token at place + j spans the choice point if 0 <= j <=
+                # i.
                 spanning = [float(own[i][row, place + j]) for i in range(n) for j in range(i + 1)]
                 weights.append(sum(spanning) / (n * max(pair[1], 1e-6)))
                 choices.append(pair)
@@ -187,21 +225,35 @@ def choice_points(plain: TextModel[Any], several: TextModel[Any], sequences: int
         "weight by the count of terms": (n + 1) / 2,
         "measured weight": fmean(weights) if weights else float("nan"),
         "loss at choice points, n = 1": fmean(a for a, _ in choices) if choices else float("nan"),
-        f"loss at choice points, n = {n}": fmean(b for _, b in choices) if choices else float("nan"),
+        f"loss at choice points, n = {n}": fmean(b for _, b in choices)
+        if choices
+        else float("nan"),
         "loss at other tokens, n = 1": fmean(a for a, _ in others) if others else float("nan"),
         f"loss at other tokens, n = {n}": fmean(b for _, b in others) if others else float("nan"),
     }
 
 
 def measure_batches(
-    model: Path, batches: Sequence[int], heads: Sequence[int], tokens: int, rounds: int, stop: Callable[[], bool]
+    model: Path,
+    batches: Sequence[int],
+    heads: Sequence[int],
+    tokens: int,
+    rounds: int,
+    stop: Callable[[], bool],
 ) -> list[dict[str, Any]]:
     """Return throughput and latency of greedy decoding by batch size and number ``k`` of heads used (figure S10).
 
-    Latency is the duration of a request whose batch runs alone: all its requests start together. The least of
-    ``rounds`` times counts, and the order of ``k`` changes from round to round.
+    Latency is the duration of a request whose batch runs alone: all its requests start together.
+    The least of ``rounds`` times counts, and the order of ``k`` changes from round to round.
     """
-    llm = LLM(model, drafter="autoregressive", threads=1, max_batch=max(batches), budget="all", calibration=False)
+    llm = LLM(
+        model,
+        drafter="autoregressive",
+        threads=1,
+        max_batch=max(batches),
+        budget="all",
+        calibration=False,
+    )
     data = model.parent / "data"
     end = llm.config.eos_ids[0]
     prompts = beginnings(data, llm.config.vocab_size, end, llm.config.context)
@@ -223,7 +275,9 @@ def measure_batches(
                 assert expected is None or written == expected, "draft tokens changed the text"
                 expected = written
                 passes = max(len(output.stats.steps) for output in outputs)
-                best[k] = min(best.get(k, (float("inf"), 0, 0)), (seconds, sum(map(len, written)), passes))
+                best[k] = min(
+                    best.get(k, (float("inf"), 0, 0)), (seconds, sum(map(len, written)), passes)
+                )
         plain = best[heads[0]][0]
         rows += [
             {

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Public names of each module. The first use of a name imports its module, so that `pronk --help` loads no NumPy.
+# Public names of each module. The first use of a name imports its module, so that `pronk --help`
+# loads no NumPy.
 _NAMES = {
     "pronk.drafting.proposer": ("Drafter", "Proposer"),
     "pronk.base.errors": errors.__all__,
@@ -79,4 +80,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*(name for names in _NAMES.values() for name in names), *drafter_classes(), "__version__"]
+    return [
+        *(name for names in _NAMES.values() for name in names),
+        *drafter_classes(),
+        "__version__",
+    ]

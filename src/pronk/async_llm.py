@@ -6,8 +6,9 @@
         async for piece in llm.stream("def fibonacci(n):"):
             print(piece.text, end="")
 
-Requests join and leave the batch between steps. Other threads may use the same :class:`~pronk.llm.LLM` concurrently.
-Methods of :class:`~pronk.llm.LLM` that have no coroutine here do not wait for the model: they are those of ``llm``.
+Requests join and leave the batch between steps. Other threads may use the same
+:class:`~pronk.llm.LLM` concurrently. Methods of :class:`~pronk.llm.LLM` that have no coroutine here
+do not wait for the model: they are those of ``llm``.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ from pronk.text.chat.messages import Messages, TemplateOptions
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# Threads for what depends on the size of a request: reading its body and prompts, and writing its reply. Their Python
-# code runs while no other code does, the event loop's included, so that the loop waits for each busy thread in turn.
+# Threads for what depends on the size of a request: reading its body and prompts, and writing its
+# reply. Their Python code runs while no other code does, the event loop's included, so that the
+# loop waits for each busy thread in turn.
 REQUEST_THREADS = 2
-# Texts of one request for embeddings that run at the same time. The others wait, so that the request holds no more
-# places than that.
+# Texts of one request for embeddings that run at the same time. The others wait, so that the
+# request holds no more places than that.
 MAX_EMBEDDED = 64
 # Prompts of one request, and their characters or token ids, that are read by one job. Between two
 # jobs, other requests have their turns, and a request that has ended has no further jobs.
@@ -68,8 +70,8 @@ class EngineLoad(NamedTuple):
     kv_used: float = 0.0  # fraction of the KV blocks in use, 0..1
     kv_idle: int = 0  # number of KV blocks that the prefix cache holds and no request uses
     resumed: int = 0  # number of times, so far, that a request was continued on another replica
-    # Counts of the prompt cache on disk so far: texts of which blocks were read; blocks and bytes read and written;
-    # blocks deleted because of the size limit, or because they were damaged.
+    # Counts of the prompt cache on disk so far: texts of which blocks were read; blocks and bytes
+    # read and written; blocks deleted because of the size limit, or because they were damaged.
     disk_hits: int = 0
     disk_blocks_read: int = 0
     disk_bytes_read: int = 0
@@ -81,13 +83,15 @@ class EngineLoad(NamedTuple):
 
 def split_prompts(prompts: Sequence[Prompt]) -> Generator[Sequence[Prompt]]:
     """Yield prompts in groups that are short enough for one job each; a long prompt has its own."""
-    first, size = 0, 0
+    first = 0
+    size = 0
     for number, prompt in enumerate(prompts):
         size += _length(prompt)
         is_full = number - first == _PROMPTS_AT_ONCE or size > _SIZE_AT_ONCE
         if is_full and number > first:
             yield prompts[first:number]
-            first, size = number, _length(prompt)
+            first = number
+            size = _length(prompt)
     yield prompts[first:]
 
 
@@ -97,7 +101,10 @@ def _length(prompt: Prompt) -> int:
 
 
 def _conversation_size(messages: Messages) -> int:
-    """Return the number of characters; of contents that are not texts, more than a small job has."""
+    """Return the number of characters.
+
+    Of contents that are not texts, more than a small job has.
+    """
     if not isinstance(messages, Sequence):
         return 0  # a value that is refused later
     contents = [each.get("content") if isinstance(each, Mapping) else None for each in messages]
@@ -108,14 +115,15 @@ def _conversation_size(messages: Messages) -> int:
 class AdmissionLimit:
     """Thread-safe counter of samples (outputs of requests) in progress; it never exceeds ``limit``.
 
-    If it is ``shared``, a tenant may have at most as many samples as are free afterwards, so that some are left for
-    other tenants whatever one of them does: half of ``limit`` for one tenant, and a third each for two that take turns
-    (Choudhury and Hahne 1998, *Dynamic queue length thresholds for shared-memory packet switches*). A tenant without
-    samples gets one while one is free.
+    If it is ``shared``, a tenant may have at most as many samples as are free afterwards, so that
+    some are left for other tenants whatever one of them does: half of ``limit`` for one tenant, and
+    a third each for two that take turns (Choudhury and Hahne 1998, *Dynamic queue length thresholds
+    for shared-memory packet switches*). A tenant without samples gets one while one is free.
     """
 
     def __init__(self, limit: int, *, shared: bool = False) -> None:
-        self.limit, self.num_admitted = limit, 0
+        self.limit = limit
+        self.num_admitted = 0
         self._shared = shared
         self._by_tenant = Counter[str]()
         self._lock = threading.Lock()
@@ -131,7 +139,8 @@ class AdmissionLimit:
 
         The block may attach jobs that go on after its end, see :meth:`Admission.until`.
 
-        Raises ``OptionError`` if ``count`` samples are never admitted, ``OverloadedError`` if they are not now.
+        Raises ``OptionError`` if ``count`` samples are never admitted, ``OverloadedError`` if they
+        are not now.
         """
         self._admit(count, tenant)
         admission = Admission(partial(self._release, count, tenant))
@@ -155,7 +164,9 @@ class AdmissionLimit:
             if self._shared and own > max(1, free):
                 most_now = count_text(max(1, (free + own) // 2), "request")
                 expected = f"at most {most_now} of one key now"
-                msg = f"expected {expected}, as others share the server, found {own}; try again later"
+                msg = (
+                    f"expected {expected}, as others share the server, found {own}; try again later"
+                )
                 raise OverloadedError(msg)
             self.num_admitted += count
             self._by_tenant[tenant] += count
@@ -170,8 +181,8 @@ class AdmissionLimit:
 class Admission:
     """Admitted samples of one request.
 
-    They are released when the request has left and its jobs have ended: a job that runs in a thread goes on when the
-    request is cancelled or its time is over.
+    They are released when the request has left and its jobs have ended: a job that runs in a thread
+    goes on when the request is cancelled or its time is over.
     """
 
     def __init__(self, release: Callable[[], None]) -> None:
@@ -197,11 +208,14 @@ class Admission:
 
 _LLM_OPTIONS = tuple(inspect.signature(LLM).parameters)
 
-# Options of the scheduler that all requests of a call have: priority, deadline (``perf_counter``), salt and tenant.
+# Options of the scheduler that all requests of a call have: priority, deadline (``perf_counter``),
+# salt and tenant.
 _Schedule = tuple[int, float | None, bytes, str]
 
 
-def _schedule(*, priority: int = 0, deadline: float | None = None, salt: bytes = b"", tenant: str = "") -> _Schedule:
+def _schedule(
+    *, priority: int = 0, deadline: float | None = None, salt: bytes = b"", tenant: str = ""
+) -> _Schedule:
     """Check the options of a call that begins now; ``deadline`` is in seconds from now."""
     check_integer("priority", priority, -(2**31), 2**31)
     if deadline is not None:
@@ -253,26 +267,36 @@ class AsyncLLM:
     ) -> None:
         """Start the engine thread, after loading the model if it is not loaded.
 
-        Loading blocks the event loop: call this before the loop starts, or in a thread (``asyncio.to_thread``).
+        Loading blocks the event loop: call this before the loop starts, or in a thread
+        (``asyncio.to_thread``).
 
         Args:
-            llm: a loaded model, or what :class:`~pronk.llm.LLM` takes to load one: folder, GGUF file, name, ``None``.
-                :meth:`close` closes a model that is loaded here, and no other.
+            llm: a loaded model, or what :class:`~pronk.llm.LLM` takes to load one: folder, GGUF
+                file, name, ``None``. :meth:`close` closes a model that is loaded here, and no
+                other.
             max_requests: maximum number of samples in progress, queued ones included.
-            shared: whether tenants share these samples, so that no tenant has more of them than are free.
-            executor: runs what depends on the size of a request; ``None``: two threads that end with :meth:`stop`.
-            options: keyword arguments of :class:`~pronk.llm.LLM`, ``model`` included, for a model that is loaded here.
+            shared: whether tenants share these samples, so that no tenant has more of them than are
+                free.
+            executor: runs what depends on the size of a request; ``None``: two threads that end
+                with :meth:`stop`.
+            options: keyword arguments of :class:`~pronk.llm.LLM`, ``model`` included, for a model
+                that is loaded here.
 
         Raises ``OptionError`` if a loaded model is given with options; other errors are those of
         :class:`~pronk.llm.LLM`.
         """
         check_integer("max_requests", max_requests, 1)
         if isinstance(llm, LLM) and options:
-            msg = f"{next(iter(options))}: expected no options of LLM with a loaded model, found one; give it to LLM"
+            msg = (
+                f"{next(iter(options))}: expected no options of LLM with a loaded model, found "
+                "one; give it to LLM"
+            )
             raise OptionError(msg)
         check_keywords(options, "AsyncLLM", ["max_requests", *_LLM_OPTIONS])
         if llm is not None and "model" in options:
-            msg = f"model: expected one model, found {llm!r} and {options['model']!r}; leave one out"
+            msg = (
+                f"model: expected one model, found {llm!r} and {options['model']!r}; leave one out"
+            )
             raise OptionError(msg)
         self._owns_model = not isinstance(llm, LLM)
         if not isinstance(llm, LLM):
@@ -282,7 +306,8 @@ class AsyncLLM:
         self._owns_executor = executor is None
         self.executor = executor or FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._thread = EngineThread(llm.engine)
-        # If an AsyncLLM is dropped without close(), stop the thread, which would keep the model in memory.
+        # If an AsyncLLM is dropped without close(), stop the thread, which would keep the model in
+        # memory.
         weakref.finalize(self, self._thread.stop)
 
     @property
@@ -303,9 +328,12 @@ class AsyncLLM:
     def load(self) -> EngineLoad:
         """Current load of the engine."""
         engine = self.llm.engine
-        scheduler, blocks = engine.scheduler, engine.cache.allocator
+        scheduler = engine.scheduler
+        blocks = engine.cache.allocator
         used = 1.0 - blocks.num_free / max(1, blocks.num_blocks)
-        load = EngineLoad(len(scheduler.running), len(scheduler.waiting), used, len(blocks.evictable))
+        load = EngineLoad(
+            len(scheduler.running), len(scheduler.waiting), used, len(blocks.evictable)
+        )
         prompts = engine.cache.prompt_cache
         if prompts is None:
             return load
@@ -322,7 +350,9 @@ class AsyncLLM:
         adapter: str | None = None,
         **schedule: Unpack[ScheduleOptions],
     ) -> AsyncGenerator[Piece]:
-        """Continue one prompt and yield each token; closing the iterator or cancellation aborts the request.
+        """Continue one prompt and yield each token.
+
+        Closing the iterator or cancellation aborts the request.
 
         Args:
             prompt: text or token ids.
@@ -331,9 +361,10 @@ class AsyncLLM:
             adapter: name of the adapter that computes this request; ``None``: the model alone.
             priority: scheduling priority; higher values are scheduled first.
             deadline: time limit in seconds, queueing included; ``None`` sets no limit.
-            salt: part of the prefix cache's key; only requests with equal salts share cached blocks.
-            tenant: client name for fair scheduling: whatever others do, a tenant waits at most ``max_wait`` of the LLM
-                until one of its requests is in a forward pass.
+            salt: part of the prefix cache's key; only requests with equal salts share cached
+                blocks.
+            tenant: client name for fair scheduling: whatever others do, a tenant waits at most
+                ``max_wait`` of the LLM until one of its requests is in a forward pass.
 
         Raises:
             OptionError: an option is out of range.
@@ -359,7 +390,9 @@ class AsyncLLM:
         **schedule: Unpack[ScheduleOptions],
     ) -> Completion:
         """Continue one prompt; arguments and errors are those of :meth:`stream`."""
-        return await _collect(self.stream(prompt, params, drafter=drafter, adapter=adapter, **schedule))
+        return await _collect(
+            self.stream(prompt, params, drafter=drafter, adapter=adapter, **schedule)
+        )
 
     @_scheduled
     async def stream_chat(
@@ -377,10 +410,13 @@ class AsyncLLM:
         Arguments and errors are those of :meth:`~pronk.llm.LLM.chat` and :meth:`stream`.
         """
         _schedule(**schedule)  # raises errors before the conversation is rendered
-        deadline, start = schedule.get("deadline"), perf_counter()
+        deadline = schedule.get("deadline")
+        start = perf_counter()
         render = partial(self.llm.chat_ids, messages, template_options=template_options)
         async with time_limit(deadline):
-            job = self.executor.submit(schedule.get("tenant", ""), render, size=_conversation_size(messages))
+            job = self.executor.submit(
+                schedule.get("tenant", ""), render, size=_conversation_size(messages)
+            )
             ids = await asyncio.wrap_future(job)
         if deadline is not None:
             schedule["deadline"] = max(0.0, deadline - (perf_counter() - start))
@@ -403,11 +439,18 @@ class AsyncLLM:
     ) -> Completion:
         """Answer a conversation; arguments and errors are those of :meth:`stream_chat`."""
         pieces = self.stream_chat(
-            messages, params, drafter=drafter, adapter=adapter, template_options=template_options, **schedule
+            messages,
+            params,
+            drafter=drafter,
+            adapter=adapter,
+            template_options=template_options,
+            **schedule,
         )
         return await _collect(pieces)
 
-    async def choose(self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None) -> Choice:
+    async def choose(
+        self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None
+    ) -> Choice:
         """Return the log-probabilities of given continuations, like :meth:`~pronk.llm.LLM.choose`."""
         return await asyncio.to_thread(self.llm.choose, prompt, options, adapter=adapter)
 
@@ -423,25 +466,34 @@ class AsyncLLM:
         calls: AnswerCalls | None = None,
         **schedule: Unpack[ScheduleOptions],
     ) -> AsyncGenerator[list[Piece]]:
-        """Continue several prompts; yield one list per decoding step, with the new tokens of all samples.
+        """Continue several prompts.
 
-        Sample ``s`` of prompt ``p`` has the index ``p * n + s``. An error of one prompt ends all prompts. Arguments
-        and errors are those of :meth:`stream`.
+        Yield one list per decoding step, with the new tokens of all samples.
 
-        ``given`` maps the index of a sample to the pieces of it that another replica has already delivered. Decoding
-        resumes after these pieces, with the same result for the same seed. Samples that are complete are skipped.
+        Sample ``s`` of prompt ``p`` has the index ``p * n + s``. An error of one prompt ends all
+        prompts. Arguments and errors are those of :meth:`stream`.
 
-        ``calls`` are the calls of tools that the texts may have: a text ends with the first one that repeats an earlier
-        one, whatever the drafter.
+        ``given`` maps the index of a sample to the pieces of it that another replica has already
+        delivered. Decoding resumes after these pieces, with the same result for the same seed.
+        Samples that are complete are skipped.
+
+        ``calls`` are the calls of tools that the texts may have: a text ends with the first one
+        that repeats an earlier one, whatever the drafter.
         """
         (params,) = params_per_prompt(params, 1)
         scheduling = _schedule(**schedule)
-        deadline, tenant = schedule.get("deadline"), schedule.get("tenant", "")
+        deadline = schedule.get("deadline")
+        tenant = schedule.get("tenant", "")
         if given and params.prompt_logprobs is not None:
-            msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
+            msg = (
+                "prompt_logprobs: expected None in a resumed request, found a number; "
+                "omit the option"
+            )
             raise OptionError(msg)
         with self._admission.hold(len(prompts) * params.n, tenant) as admission:
-            create = partial(self._create_requests, prompts, params, drafter, adapter, given or {}, calls)
+            create = partial(
+                self._create_requests, prompts, params, drafter, adapter, given or {}, calls
+            )
             async with time_limit(deadline):
                 if params.guide is not None:
                     compiling = self.llm.request_factory.grammars.submit(params.guide, tenant)
@@ -465,11 +517,13 @@ class AsyncLLM:
     ) -> Array:
         """Return an embedding per text, with options of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`.
 
-        A text counts as a sample. Of many texts, ``MAX_EMBEDDED`` run at a time, and the others wait for them.
+        A text counts as a sample. Of many texts, ``MAX_EMBEDDED`` run at a time, and the others
+        wait for them.
         """
         options = EmbeddingOptions(pooling, dimensions, normalize)
         scheduling = _schedule(**schedule)
-        deadline, tenant = schedule.get("deadline"), schedule.get("tenant", "")
+        deadline = schedule.get("deadline")
+        tenant = schedule.get("tenant", "")
         size = min(len(texts), MAX_EMBEDDED, self._admission.max_per_request)
         with self._admission.hold(size, tenant) as admission:
             requests = list[Request]()
@@ -495,7 +549,10 @@ class AsyncLLM:
         self._thread.stop()
 
     async def close(self) -> None:
-        """Stop and wait for the engine thread to end; close the model if the constructor has loaded it."""
+        """Stop and wait for the engine thread to end.
+
+        Close the model if the constructor has loaded it.
+        """
         self.stop()
         await asyncio.to_thread(self._thread.thread.join)
         if self._owns_model:
@@ -507,8 +564,13 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _run(self, requests: Mapping[int, Request], schedule: _Schedule) -> AsyncGenerator[list[Piece]]:
-        """Run requests on the engine thread; yield one list per step with the new tokens of all samples."""
+    async def _run(
+        self, requests: Mapping[int, Request], schedule: _Schedule
+    ) -> AsyncGenerator[list[Piece]]:
+        """Run requests on the engine thread.
+
+        Yield one list per step with the new tokens of all samples.
+        """
         for request in requests.values():
             request.priority, request.deadline, request.salt, request.tenant = schedule
         call = PendingRequests(requests, asyncio.get_running_loop())
@@ -542,7 +604,8 @@ class AsyncLLM:
         calls: AnswerCalls | None,
     ) -> dict[int, Request]:
         options = params_per_prompt(params, len(prompts))
-        found, proposer = self.llm.adapters.find(adapter), self.llm.get_proposer(drafter, adapter)
+        found = self.llm.adapters.find(adapter)
+        proposer = self.llm.get_proposer(drafter, adapter)
         groups = self.llm.request_factory.create_batch(prompts, options, proposer, found)
         requests = dict(enumerate(request for group in groups for request in group))
         if calls is not None:
@@ -551,13 +614,17 @@ class AsyncLLM:
             if pieces and pieces[-1].completion is not None:
                 del requests[index]
             else:
-                requests[index].resume((piece.token_id, piece.source, piece.logprobs) for piece in pieces)
+                requests[index].resume(
+                    (piece.token_id, piece.source, piece.logprobs) for piece in pieces
+                )
         return requests
 
 
 async def _collect(pieces: AsyncGenerator[Piece]) -> Completion:
     """Return the completion of the first sample, with the others in it."""
     async with aclosing(pieces):
-        completions = {piece.index: piece.completion async for piece in pieces if piece.completion is not None}
+        completions = {
+            piece.index: piece.completion async for piece in pieces if piece.completion is not None
+        }
     first, *others = (completions[index] for index in sorted(completions))
     return replace(first, others=tuple(others))

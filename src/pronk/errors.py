@@ -1,4 +1,7 @@
-"""Former name of :mod:`pronk.base.errors`, until 0.4; the exceptions are names of :mod:`pronk`, too."""
+"""Former name of :mod:`pronk.base.errors`, until 0.4.
+
+The exceptions are names of :mod:`pronk`, too.
+"""
 
 from pronk.base.lazy import former
 

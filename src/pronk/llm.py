@@ -57,17 +57,20 @@ class LLM:
         workers: number of processes that compute the model.
         adapters: the adapters, by name.
         calibration: measured acceptance rates; ``save()`` writes them to a file.
-        exact: whether equal seeds give equal texts with any drafter and batch, if acceptance is ``coupled``.
+        exact: whether equal seeds give equal texts with any drafter and batch, if acceptance is
+            ``coupled``.
         device: device that computes the model.
         kernels: instruction set of pronk's kernels in use, or ``"torch"``.
-        target: target to bind a drafter to; ``Suffix().bind(llm.target)`` creates a new :class:`Proposer`.
+        target: target to bind a drafter to; ``Suffix().bind(llm.target)`` creates a new
+            :class:`Proposer`.
     """
 
     @takes(LLMOptions)
     def __init__(self, options: LLMOptions) -> None:
         """Load a model.
 
-        Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option is out of range.
+        Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option is
+        out of range.
         """
         workers = options.workers
         set_threads(options.threads, workers, divide=not is_launched(workers))
@@ -84,7 +87,8 @@ class LLM:
         self.dtype = parse_dtype(options.dtype, self.config)
         self.workers = workers
         backend = choose_backend(options.kernels, options.device, self.config, self.dtype)
-        self.device, self.kernels = backend.device, backend.name
+        self.device = backend.device
+        self.kernels = backend.name
         self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
         if options.check is not None:
             options.check(self.request_factory)
@@ -110,7 +114,8 @@ class LLM:
                 on_progress=options.progress,
             )
             self.adapters.attach(decoder)
-            make_cache, pool = backend.make_cache, self._team.pool
+            make_cache = backend.make_cache
+            pool = self._team.pool
             cache = kv_budget.add(
                 self._team.shard_config,
                 backend.compute_dtype(self.dtype),
@@ -121,19 +126,30 @@ class LLM:
             if self._prompt_cache is not None:
                 self._prompt_cache.attach(cache)
             runner = self._team.make_runner(decoder, cache)
-            target = Target(decoder, cache, tokenizer=self.tokenizer, budget=kv_budget, folder=self.path, runner=runner)
+            target = Target(
+                decoder,
+                cache,
+                tokenizer=self.tokenizer,
+                budget=kv_budget,
+                folder=self.path,
+                runner=runner,
+            )
             self.engine = Engine(
                 target,
                 options,
                 budget=options.budget == "auto",
                 acceptance_stats=self.calibration.stats,
             )
-            self.target, self.exact = self.engine.target, self.engine.exact
+            self.target = self.engine.target
+            self.exact = self.engine.exact
             self._proposers = ProposerCache(self.target, self.drafter)
             on_error.pop_all()  # no error: keep the workers running
 
     def close(self) -> None:
-        """Stop the workers, finish the prompt cache; decoding here can go on, unless ``parallel="tensor"``."""
+        """Stop the workers, finish the prompt cache.
+
+        Decoding here can go on, unless ``parallel="tensor"``.
+        """
         self._team.end()
         if self._prompt_cache is not None:
             self._prompt_cache.store.close()
@@ -180,18 +196,27 @@ class LLM:
             A :class:`Completion`, or for a list of prompts a list of completions.
 
         Raises:
-            PromptError, OptionError: a prompt is empty or too long, or it or an option does not fit the model.
+            PromptError, OptionError: a prompt is empty or too long, or it or an option does not fit
+                the model.
             CacheFullError: a request does not fit into the KV cache.
             PronkError: a request failed; the other requests of this call are aborted.
         """
-        single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
+        single = not isinstance(prompts, (list, tuple)) or (
+            len(prompts) > 0 and isinstance(prompts[0], (int, float))
+        )
         batch = cast(list[Prompt], [prompts] if single else prompts)
         options = params_per_prompt(params, len(batch))
-        found, proposer = self.adapters.find(adapter), self.get_proposer(drafter, adapter)
+        found = self.adapters.find(adapter)
+        proposer = self.get_proposer(drafter, adapter)
         groups = self.request_factory.create_batch(batch, options, proposer, found)
         requests = [request for group in groups for request in group]
-        self.engine.run(requests, None if progress is None else lambda finished: progress(finished, len(requests)))
-        completions = [Completion.of(first, tuple(map(Completion.of, others))) for first, *others in groups]
+        self.engine.run(
+            requests,
+            None if progress is None else lambda finished: progress(finished, len(requests)),
+        )
+        completions = [
+            Completion.of(first, tuple(map(Completion.of, others))) for first, *others in groups
+        ]
         return completions[0] if single else completions
 
     def stream(
@@ -203,8 +228,11 @@ class LLM:
         adapter: str | None = None,
     ) -> Generator[Piece]:
         """Continue one prompt and yield the new tokens; closing the iterator aborts the request."""
-        options, found = params_per_prompt(params, 1), self.adapters.find(adapter)
-        (requests,) = self.request_factory.create_batch([prompt], options, self.get_proposer(drafter, adapter), found)
+        options = params_per_prompt(params, 1)
+        found = self.adapters.find(adapter)
+        (requests,) = self.request_factory.create_batch(
+            [prompt], options, self.get_proposer(drafter, adapter), found
+        )
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(
@@ -218,12 +246,13 @@ class LLM:
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template.
 
-        Messages are those of :mod:`pronk.text.chat.messages`: ``{"role": "user", "content": "…"}``. Without
-        ``params``, they are those of :meth:`get_default_sampling_params`. ``template_options`` are variables of the
-        template: ``{"enable_thinking": False}``.
+        Messages are those of :mod:`pronk.text.chat.messages`: ``{"role": "user", "content": "…"}``.
+        Without ``params``, they are those of :meth:`get_default_sampling_params`.
+        ``template_options`` are variables of the template: ``{"enable_thinking": False}``.
 
         Raises:
-            PromptError: messages are malformed, or the template refuses them, times out or renders nothing.
+            PromptError: messages are malformed, or the template refuses them, times out or renders
+                nothing.
             TokenizerError: the chat template is missing or damaged.
         """
         ids = self.chat_ids(messages, template_options=template_options)
@@ -247,29 +276,35 @@ class LLM:
     def get_default_sampling_params(self, **options: Any) -> SamplingParams:
         """Return the parameters of :meth:`chat` without ``params``: those recommended for the model.
 
-        An option is that of the model's files, or else that of the model's row in the table of short names, or else
-        that of ``SamplingParams()``, which is greedy. ``options`` replace them: ``max_tokens=64``.
+        An option is that of the model's files, or else that of the model's row in the table of
+        short names, or else that of ``SamplingParams()``, which is greedy. ``options`` replace
+        them: ``max_tokens=64``.
         """
         return recommended_params(self.config, **options)
 
-    def choose(self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None) -> Choice:
+    def choose(
+        self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None
+    ) -> Choice:
         """Return the log-probabilities of given continuations of a prompt, computed in one token tree.
 
         ::
 
             llm.choose("It broke on day one. A review that is", [" good", " bad"]).best
 
-        An option is tokenized with the prompt, or alone if its first characters would merge with the prompt's last
-        token. The end of the text is not scored, so that an option is at least as likely as a continuation of it.
+        An option is tokenized with the prompt, or alone if its first characters would merge with
+        the prompt's last token. The end of the text is not scored, so that an option is at least as
+        likely as a continuation of it.
 
         Args:
             prompt: text or token ids, at least two tokens.
             options: 1..1024 distinct, non-empty texts.
             adapter: see :meth:`generate`.
 
-        Raises ``OptionError`` if an option is empty, repeated or has no tokens; other errors: :meth:`generate`.
+        Raises ``OptionError`` if an option is empty, repeated or has no tokens; other errors:
+        :meth:`generate`.
         """
-        texts, ids = check_texts("options", options), self.request_factory.encode_prompt(prompt)
+        texts = check_texts("options", options)
+        ids = self.request_factory.encode_prompt(prompt)
         continuations = self.request_factory.encode_continuations(prompt, ids, texts)
         found = score(self.engine, ids, continuations, self.adapters.find(adapter))
         return Choice(texts, tuple(found))
@@ -283,24 +318,37 @@ class LLM:
         normalize: bool = True,
         adapter: str | None = None,
     ) -> Array:
-        """Return float32 ``[texts, dimensions]``; see :class:`~pronk.engine.pooling.EmbeddingOptions`."""
-        options, found = EmbeddingOptions(pooling, dimensions, normalize), self.adapters.find(adapter)
+        """Return float32 ``[texts, dimensions]``.
+
+        See :class:`~pronk.engine.pooling.EmbeddingOptions`.
+        """
+        options = EmbeddingOptions(pooling, dimensions, normalize)
+        found = self.adapters.find(adapter)
         requests = self.request_factory.create_embeddings(texts, options, self.engine.runner, found)
         self.engine.run(requests)
         return options.embeddings([request.pooler for request in requests], self.config.hidden_size)
 
     def chat_ids(
-        self, messages: Messages, tools: Tools | None = None, template_options: TemplateOptions | None = None
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        template_options: TemplateOptions | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation, with tools in OpenAI's format; errors: :meth:`chat`."""
+        """Return the token ids of a conversation, with tools in OpenAI's format.
+
+        Errors: :meth:`chat`.
+        """
         return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
-    def get_proposer(self, spec: str | Drafter | None = None, adapter: str | None = None) -> Proposer[Any]:
+    def get_proposer(
+        self, spec: str | Drafter | None = None, adapter: str | None = None
+    ) -> Proposer[Any]:
         """Return the proposer for a drafter; ``None`` is the default drafter.
 
-        Calling this before :meth:`generate` loads the draft model and reports errors early. Equal drafters share one
-        proposer until its model's files change. Besides the default, the 64 most recently used without a draft model
-        and the 4 most recently used with one are kept. Drafters that keep texts have a proposer for each adapter.
-        Raises ``OptionError`` or ``CheckpointError``.
+        Calling this before :meth:`generate` loads the draft model and reports errors early. Equal
+        drafters share one proposer until its model's files change. Besides the default, the 64 most
+        recently used without a draft model and the 4 most recently used with one are kept. Drafters
+        that keep texts have a proposer for each adapter. Raises ``OptionError`` or
+        ``CheckpointError``.
         """
         return self._proposers.get_proposer(spec, adapter)

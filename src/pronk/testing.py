@@ -26,7 +26,10 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 
 _TOKENIZER_TEXTS = (
-    "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return sum(values) / len(values)\n",
+    (
+        "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return sum(values) / "
+        "len(values)\n"
+    ),
     "The quick brown fox jumps over the lazy dog, and then the dog sleeps in the sun.",
     "for i in range(10):\n    print(i, i * i)\n",
     "Grüße aus Köln — naïve café, 東京と大阪, 🙂🙃",
@@ -35,7 +38,13 @@ _TOKENIZER_TEXTS = (
 _SAMPLING_OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8, "seed": 1},
-    {"temperature": 1.0, "seed": 2, "top_p": 0.9, "repetition_penalty": 1.2, "frequency_penalty": 0.2},
+    {
+        "temperature": 1.0,
+        "seed": 2,
+        "top_p": 0.9,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.2,
+    },
 )
 
 
@@ -54,15 +63,21 @@ def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
     return tokenizer
 
 
-def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int = 64, context: int = 512) -> Path:
+def tiny_checkpoint(
+    folder: Path, *, seed: int = 0, layers: int = 2, hidden: int = 64, context: int = 512
+) -> Path:
     """Write a random Llama model (float32, 300 token ids) and return its folder.
 
-    The weights are scaled so that the most likely token has a probability of about 0.5, as in a trained model, and
-    greedy texts do not loop. Otherwise comparisons of texts would be meaningless.
+    The weights are scaled so that the most likely token has a probability of about 0.5, as in a
+    trained model, and greedy texts do not loop. Otherwise comparisons of texts would be
+    meaningless.
 
-    The number of ``layers`` is at least 1, ``hidden`` a multiple of 32, and ``context`` the maximum number of tokens.
+    The number of ``layers`` is at least 1, ``hidden`` a multiple of 32, and ``context`` the maximum
+    number of tokens.
     """
-    vocab, heads, width = 300, hidden // 16, 2 * hidden
+    vocab = 300
+    heads = hidden // 16
+    width = 2 * hidden
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -84,7 +99,11 @@ def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int
     }
     shapes = {"self_attn.q_proj": (hidden, hidden), "self_attn.o_proj": (hidden, hidden)}
     shapes |= {f"self_attn.{name}_proj": (hidden // 2, hidden) for name in "kv"}
-    shapes |= {"mlp.gate_proj": (width, hidden), "mlp.up_proj": (width, hidden), "mlp.down_proj": (hidden, width)}
+    shapes |= {
+        "mlp.gate_proj": (width, hidden),
+        "mlp.up_proj": (width, hidden),
+        "mlp.down_proj": (hidden, width),
+    }
     generator = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, scale: float) -> Array:
@@ -111,22 +130,30 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
 
     name = "scripted"
 
-    def __init__(self, texts: Mapping[tuple[int, ...], Sequence[int]], *, depth: int = 4, astray: int = 5) -> None:
+    def __init__(
+        self, texts: Mapping[tuple[int, ...], Sequence[int]], *, depth: int = 4, astray: int = 5
+    ) -> None:
         """Store the texts to propose.
 
         Args:
             texts: for each prompt its continuation, both as token ids.
             depth: maximum length of a chain.
-            astray: if the context's length is a multiple of this number, the chain contains a wrong token.
+            astray: if the context's length is a multiple of this number, the chain contains a wrong
+                token.
         """
-        self.texts, self.depth, self.astray = dict(texts), depth, astray
+        self.texts = dict(texts)
+        self.depth = depth
+        self.astray = astray
 
     def start(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Return the request's state: its prompt, which is the key into ``texts``."""
         return tuple(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[tuple[int, ...]]]) -> list[TokenTree]:
-        """Return one tree per context; only a root if the prompt is unknown or its continuation has ended."""
+        """Return one tree per context.
+
+        Only a root if the prompt is unknown or its continuation has ended.
+        """
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[tuple[int, ...]]) -> None:
@@ -138,7 +165,8 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
         chain = text[length : length + min(self.depth, context.max_depth, context.max_nodes // 2)]
         if chain and length % self.astray == 0:
             chain[length % len(chain)] = text[0]
-        tokens, parents = [context.tokens[-1], *chain], [*range(-1, len(chain))]
+        tokens = [context.tokens[-1], *chain]
+        parents = [*range(-1, len(chain))]
         wrong_sibling = text[-1]
         for parent, token in enumerate(chain):
             if token != wrong_sibling:
@@ -148,21 +176,29 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
 
 
 def assert_lossless(
-    llm: LLM, drafter: str | Drafter, prompts: Sequence[str], *, max_tokens: int = 48, guesses: bool = True
+    llm: LLM,
+    drafter: str | Drafter,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int = 48,
+    guesses: bool = True,
 ) -> None:
     """Assert that a drafter does not change the texts, for single prompts and for a batch.
 
     The texts are generated greedily, by sampling, and by sampling with penalties.
 
     Args:
-        llm: model, loaded with ``budget="all"``; ``"auto"`` drops draft tokens depending on measured times.
+        llm: model, loaded with ``budget="all"``; ``"auto"`` drops draft tokens depending on
+            measured times.
         drafter: drafter to test.
         prompts: texts to continue; include some for which the drafter proposes.
         max_tokens: length of each continuation.
-        guesses: whether to fail if no draft token was verified, because the test would then prove nothing.
+        guesses: whether to fail if no draft token was verified, because the test would then prove
+            nothing.
 
     Raises:
-        AssertionError: a text differs, the drafter raised an exception, or no draft token was verified.
+        AssertionError: a text differs, the drafter raised an exception, or no draft token was
+            verified.
     """
     drafted = 0
     for options in _SAMPLING_OPTIONS:
@@ -178,18 +214,28 @@ def assert_lossless(
                     raise AssertionError(msg)
                 if got.token_ids != want.token_ids:
                     pairs = enumerate(zip(got.token_ids, want.token_ids, strict=False))
-                    first = next((i for i, (token, plain_token) in pairs if token != plain_token), "its end")
-                    msg = f"{where}: expected the tokens of plain decoding, found others from number {first} on"
+                    first = next(
+                        (i for i, (token, plain_token) in pairs if token != plain_token), "its end"
+                    )
+                    msg = (
+                        f"{where}: expected the tokens of plain decoding, "
+                        f"found others from number {first} on"
+                    )
                     raise AssertionError(msg)
                 drafted += got.stats.drafted
     if guesses and not drafted:
-        msg = "expected draft tokens, found none; add prompts for which the drafter proposes, or load with budget='all'"
+        msg = (
+            "expected draft tokens, found none; add prompts for which the drafter proposes, or "
+            "load with budget='all'"
+        )
         raise AssertionError(msg)
 
 
 def __getattr__(name: str) -> Any:
     if name == "ScriptedGuesser":
-        warn("ScriptedGuesser is deprecated; use ScriptedProposer", DeprecationWarning, stacklevel=2)
+        warn(
+            "ScriptedGuesser is deprecated; use ScriptedProposer", DeprecationWarning, stacklevel=2
+        )
         return ScriptedProposer
     msg = f"module 'pronk.testing' has no attribute {name!r}"
     raise AttributeError(msg)

@@ -50,7 +50,10 @@ def test_reasons_are_one_line_and_never_empty(error: BaseException) -> None:
         (Exception("two\n  lines"), "two lines"),
         (Exception(), "Exception without a message"),
         (MemoryError(), "not enough memory"),
-        (OSError(errno.ENOSPC, "No space left on device", "out.json"), "No space left on device: out.json"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "out.json"),
+            "No space left on device: out.json",
+        ),
     ],
 )
 def test_reasons(error: Exception, reason: str) -> None:
@@ -65,12 +68,22 @@ def test_an_exception_without_a_message_is_described_by_its_cause() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    ["plain, größer …", "two\nlines", "a\0b", "\ud800", "\x1b[31mred", "x" * 100_000, "\n" * 100_000],
+    [
+        "plain, größer …",
+        "two\nlines",
+        "a\0b",
+        "\ud800",
+        "\x1b[31mred",
+        "x" * 100_000,
+        "\n" * 100_000,
+    ],
     ids=lambda message: f"{message[:8]!r} of {len(message)}",
 )
 @pytest.mark.parametrize("kind", [PronkError, CheckpointError, OptionError, DeadlineError])
 def test_messages_are_one_printable_line(kind: type[PronkError], message: str) -> None:
-    """Whatever a message quotes of a file, the line has a bounded length, and its beginning and end remain."""
+    """Whatever a message quotes of a file, the line has a bounded length, and its beginning and end
+    remain.
+    """
     shown = str(kind(f"file: {message}; do this"))
     assert shown.isprintable()
     assert len(shown) <= 10_000

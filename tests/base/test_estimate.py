@@ -10,7 +10,9 @@ from pronk.base.estimate import TimeEstimate, duration_text
 
 
 def said(updates: Sequence[tuple[float, float]], total: float) -> list[str]:
-    """Return the lines after ``updates``: pairs of a time in seconds and the amount of work done."""
+    """Return the lines after ``updates``: pairs of a time in seconds and the amount of work
+    done.
+    """
     lines: list[str] = []
     now = 0.0
     estimate = TimeEstimate(lines.append, "12 prompts × 3 methods", "--limit 1", lambda: now)
@@ -29,18 +31,28 @@ def said(updates: Sequence[tuple[float, float]], total: float) -> list[str]:
         ([(0, 0), (600, 1)], 24, "about 4 hours"),
     ],
 )
-def test_the_first_part_gives_the_duration(updates: Sequence[tuple[float, float]], total: float, duration: str) -> None:
+def test_the_first_part_gives_the_duration(
+    updates: Sequence[tuple[float, float]], total: float, duration: str
+) -> None:
     assert said(updates, total) == [f"{duration} (12 prompts × 3 methods); shorter: --limit 1"]
 
 
-@pytest.mark.parametrize("updates", [[], [(0, 0)], [(0, 0), (5, 0)], [(0, 0), (0.1, 1)], [(0, 0), (9, 36)]])
+@pytest.mark.parametrize(
+    "updates", [[], [(0, 0)], [(0, 0), (5, 0)], [(0, 0), (0.1, 1)], [(0, 0), (9, 36)]]
+)
 def test_short_work_is_not_announced(updates: Sequence[tuple[float, float]]) -> None:
     assert said(updates, 36) == []
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(10, "10 seconds"), (89, "89 seconds"), (91, "2 minutes"), (5000, "83 minutes"), (7200, "2 hours")],
+    [
+        (10, "10 seconds"),
+        (89, "89 seconds"),
+        (91, "2 minutes"),
+        (5000, "83 minutes"),
+        (7200, "2 hours"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text

@@ -20,7 +20,8 @@ class Gate:
     """A job that blocks its thread until it is opened."""
 
     def __init__(self) -> None:
-        self.begun, self.open = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.open = threading.Event()
 
     def __call__(self) -> None:
         self.begun.set()
@@ -28,7 +29,9 @@ class Gate:
 
 
 def test_tenants_take_turns() -> None:
-    made, gate, order = FairExecutor(1, "test"), Gate(), list[str]()
+    made = FairExecutor(1, "test")
+    gate = Gate()
+    order = list[str]()
     first = made.submit("a", gate)
     assert gate.begun.wait(WAIT)
     jobs = [made.submit(tenant, lambda tenant=tenant: order.append(tenant)) for tenant in "aaaabbc"]  # type: ignore[misc]
@@ -54,11 +57,13 @@ def test_a_tenant_leaves_a_thread_to_others() -> None:
 
 
 def test_failed_and_cancelled_jobs() -> None:
-    made, gate = FairExecutor(1, "test"), Gate()
+    made = FairExecutor(1, "test")
+    gate = Gate()
     first = made.submit("a", gate)
     assert gate.begun.wait(WAIT)
     failing: Future[float] = made.submit("a", lambda: 1 / 0)
-    cancelled, last = made.submit("a", lambda: 1), made.submit("a", lambda: 2)
+    cancelled = made.submit("a", lambda: 1)
+    last = made.submit("a", lambda: 2)
     assert cancelled.cancel()
     gate.open.set()
     assert last.result(WAIT) == 2
@@ -69,7 +74,8 @@ def test_failed_and_cancelled_jobs() -> None:
 
 
 def test_shutdown_fails_waiting_jobs_and_ends_the_threads() -> None:
-    made, gate = FairExecutor(1, "test-shutdown"), Gate()
+    made = FairExecutor(1, "test-shutdown")
+    gate = Gate()
     first = made.submit("a", gate)
     assert gate.begun.wait(WAIT)
     waiting = [made.submit(tenant, lambda: None) for tenant in "ab"]
@@ -81,7 +87,9 @@ def test_shutdown_fails_waiting_jobs_and_ends_the_threads() -> None:
     first.result(WAIT)
     with pytest.raises(ClosedError):
         made.submit("a", lambda: None)
-    assert eventually(lambda: not any(each.name.startswith("test-shutdown") for each in threading.enumerate()))
+    assert eventually(
+        lambda: not any(each.name.startswith("test-shutdown") for each in threading.enumerate())
+    )
 
 
 def test_a_coroutine_awaits_a_job() -> None:
@@ -103,7 +111,8 @@ def test_a_coroutine_awaits_a_job() -> None:
 @pytest.mark.parametrize("tenant", ["a", "b"])
 def test_a_small_job_waits_for_no_large_one(tenant: str, threads: int, *, shared: bool) -> None:
     """Neither for those that run nor for those in the queue, whose tenant may be its own."""
-    made, gates = FairExecutor(threads, "test", shared=shared), [Gate() for _ in range(5)]
+    made = FairExecutor(threads, "test", shared=shared)
+    gates = [Gate() for _ in range(5)]
     large = [made.submit("a", gate, size=SMALL_JOB + 1) for gate in gates]
     assert gates[0].begun.wait(WAIT)
     assert made.submit(tenant, lambda: "small", size=SMALL_JOB).result(WAIT) == "small"
@@ -116,7 +125,8 @@ def test_a_small_job_waits_for_no_large_one(tenant: str, threads: int, *, shared
 
 
 def test_large_jobs_wait_for_no_small_ones() -> None:
-    made, gates = FairExecutor(1, "test"), [Gate() for _ in range(5)]
+    made = FairExecutor(1, "test")
+    gates = [Gate() for _ in range(5)]
     small = [made.submit("a", gate, size=1) for gate in gates]
     assert made.submit("a", lambda: "large").result(WAIT) == "large"
     for gate in gates:
@@ -132,7 +142,8 @@ def test_a_tiny_job_runs_in_the_event_loop() -> None:
     async def main() -> None:
         name = threading.current_thread().name
         ran_in = [
-            await made.run("a", lambda: threading.current_thread().name, size=size) for size in (TINY_JOB, TINY_JOB + 1)
+            await made.run("a", lambda: threading.current_thread().name, size=size)
+            for size in (TINY_JOB, TINY_JOB + 1)
         ]
         assert [each == name for each in ran_in] == [True, False]
 
@@ -147,7 +158,9 @@ def test_threads_without_jobs_end_and_later_jobs_start_new_ones(
     made = FairExecutor(2, "test-idle")
     for _ in range(3):
         assert made.submit("a", lambda: 1).result(WAIT) == 1
-        assert eventually(lambda: not any(each.name.startswith("test-idle") for each in threading.enumerate()))
+        assert eventually(
+            lambda: not any(each.name.startswith("test-idle") for each in threading.enumerate())
+        )
     made.shutdown()
 
 
@@ -165,5 +178,7 @@ print("end")
 
 
 def test_the_process_ends_beside_a_job_that_does_not() -> None:
-    ended = subprocess.run([sys.executable, "-c", EXIT], timeout=HUNG, check=True, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", EXIT], timeout=HUNG, check=True, capture_output=True, text=True
+    )
     assert ended.stdout == "end\n"

@@ -1,4 +1,6 @@
-"""Deferral of Ctrl-C: signals within the guard, within interruptible blocks, and in a long draft."""
+"""Deferral of Ctrl-C: signals within the guard, within interruptible blocks, and in a long
+draft.
+"""
 
 import signal
 from collections.abc import Callable
@@ -22,9 +24,14 @@ def interrupt_an_uninterrupted_block(reached: list[int]) -> None:
 
 
 @pytest.mark.parametrize("call", [1, 2], ids=["while it is installed", "while it is removed"])
-def test_a_signal_while_the_guard_is_installed_or_removed(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal raises KeyboardInterrupt, and the next ``uninterrupted`` block defers signals as usual."""
-    install, calls = signal.signal, []
+def test_a_signal_while_the_guard_is_installed_or_removed(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal raises KeyboardInterrupt, and the next ``uninterrupted`` block defers signals as
+    usual.
+    """
+    install = signal.signal
+    calls = []
 
     def interrupted_install(number: int, handler: Any) -> Any:
         before = install(number, handler)
@@ -74,10 +81,17 @@ def interrupt_between_blocks(done: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("work", "want"),
-    [(interrupt_in_a_block, ["before", "after"]), (interrupt_between_blocks, ["before", "inner", "after"])],
+    [
+        (interrupt_in_a_block, ["before", "after"]),
+        (interrupt_between_blocks, ["before", "inner", "after"]),
+    ],
 )
-def test_after_an_interrupt_later_signals_are_deferred(work: Callable[[list[str]], None], want: list[str]) -> None:
-    """The first signal raises in the interruptible block; later ones wait until clean-up is done."""
+def test_after_an_interrupt_later_signals_are_deferred(
+    work: Callable[[list[str]], None], want: list[str]
+) -> None:
+    """The first signal raises in the interruptible block; later ones wait until clean-up is
+    done.
+    """
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         work(done)

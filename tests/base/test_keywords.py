@@ -28,7 +28,8 @@ def test_a_misspelt_keyword_of_a_constructor_is_named_with_the_closest_one(cls: 
     for name in names:
         wrong = f"{name}x"
         with pytest.raises(
-            OptionError, match=f"^{wrong}: expected an option of {cls.__name__}, .*did you mean .*{name}"
+            OptionError,
+            match=f"^{wrong}: expected an option of {cls.__name__}, .*did you mean .*{name}",
         ):
             cls(**{wrong: 1})
     with pytest.raises(TypeError, match=r"^qqqq: expected an option of"):  # as Python itself raises
@@ -38,13 +39,30 @@ def test_a_misspelt_keyword_of_a_constructor_is_named_with_the_closest_one(cls: 
 @pytest.mark.parametrize(
     ("cls", "args", "options", "message"),
     [
-        (LLM, ("pronk-tiny",), {"model": "x"}, "model: expected it once, found it by position and by name"),
-        (AsyncLLM, ("pronk-tiny",), {"model": "x"}, "model: expected one model, found 'pronk-tiny' and 'x'; leave one"),
-        (AsyncLLM, ("pronk-tiny",), {"max_request": 1}, "max_request: .* did you mean max_requests"),
+        (
+            LLM,
+            ("pronk-tiny",),
+            {"model": "x"},
+            "model: expected it once, found it by position and by name",
+        ),
+        (
+            AsyncLLM,
+            ("pronk-tiny",),
+            {"model": "x"},
+            "model: expected one model, found 'pronk-tiny' and 'x'; leave one",
+        ),
+        (
+            AsyncLLM,
+            ("pronk-tiny",),
+            {"max_request": 1},
+            "max_request: .* did you mean max_requests",
+        ),
         (SamplingParams, (5,), {"max_tokens": 5}, "max_tokens: expected it once"),
     ],
 )
-def test_a_keyword_given_twice_is_named(cls: Any, args: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
+def test_a_keyword_given_twice_is_named(
+    cls: Any, args: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(OptionError, match=f"^{message}"):
         cls(*args, **options)
 
@@ -54,7 +72,9 @@ METHODS = ("generate", "stream", "chat", "stream_chat", "choose", "embed")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_name_misspelt_keywords(llm: LLM, method: str) -> None:
-    with pytest.raises(OptionError, match=rf"^adaptor: expected an option of LLM\.{method}, .*did you mean adapter"):
+    with pytest.raises(
+        OptionError, match=rf"^adaptor: expected an option of LLM\.{method}, .*did you mean adapter"
+    ):
         getattr(llm, method)("x", adaptor=None)
 
 
@@ -64,7 +84,9 @@ def test_params_of_another_type_are_named(llm: LLM, method: str, wrong: Any) -> 
     prompt: Any = [{"role": "user", "content": "x"}] if "chat" in method else "x"
     with pytest.raises(OptionError, match=r"^params: expected "):
         getattr(llm, method)(prompt, wrong)
-    with pytest.raises(OptionError, match=r"^max_tokens: .*options of SamplingParams are given as params="):
+    with pytest.raises(
+        OptionError, match=r"^max_tokens: .*options of SamplingParams are given as params="
+    ):
         getattr(llm, method)(prompt, max_tokens=3)
 
     async def run() -> None:
@@ -87,5 +109,7 @@ async def _once(answer: Any) -> Any:
 def test_the_check_changes_nothing_else() -> None:
     assert inspect.iscoroutinefunction(AsyncLLM.generate)
     assert "drafter" in inspect.signature(LLM).parameters
-    assert dataclasses.replace(SamplingParams(max_tokens=3), seed=1) == SamplingParams(max_tokens=3, seed=1)
+    assert dataclasses.replace(SamplingParams(max_tokens=3), seed=1) == SamplingParams(
+        max_tokens=3, seed=1
+    )
     assert pronk.Suffix() == pronk.Suffix()

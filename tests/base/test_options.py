@@ -20,8 +20,12 @@ class Oven:
 
 
 def declare() -> Any:
-    number, flag, text = int, bool, str
-    share, way, limit = float, Literal["gas", "wood"], int | None
+    number = int
+    flag = bool
+    text = str
+    share = float
+    way = Literal["gas", "wood"]
+    limit = int | None
     namespace: dict[str, Any] = {
         "__annotations__": {
             "loaves": Annotated[number, Option("Number of loaves.", low=1, high=9)],
@@ -65,7 +69,11 @@ class Bread:
         (Option("A number.", low=-2.0, high=2.0), "-2..2", "A number. -2..2."),
         (Option("A number.", low=0.0, high=1e9), "0..1e9", "A number. 0..1e9."),
         (Option("A number.", low=0.0, exclusive_min=True), "above 0", "A number. Above 0."),
-        (Option("A number.", low=0.0, high=1.0, exclusive_min=True), "above 0 to 1", "A number. Above 0 to 1."),
+        (
+            Option("A number.", low=0.0, high=1.0, exclusive_min=True),
+            "above 0 to 1",
+            "A number. Above 0 to 1.",
+        ),
     ],
 )
 def test_ranges_in_words(option: Option, range_text: str, help_text: str) -> None:
@@ -96,8 +104,10 @@ def test_values_out_of_range(options: dict[str, Any], message: str) -> None:
 def test_a_constructor_takes_options() -> None:
     assert Bread(3, salt=1.0, minutes=None).options == BreadOptions(3, salt=1.0)
     assert str(inspect.signature(Bread)) == (
-        "(loaves: int = 2, *, flour: str = 'rye', salt: float = 0.02, heat: Literal['gas', 'wood'] = 'gas', "
-        "steam: bool = True, minutes: int | None = None, baker: 'Oven' = None, undeclared: int = 0) -> None"
+        "(loaves: int = 2, *, flour: str = 'rye', salt: float = 0.02, heat: Literal['gas', 'wood'] "
+        "= 'gas', "
+        "steam: bool = True, minutes: int | None = None, baker: 'Oven' = None, undeclared: int = "
+        "0) -> None"
     )
     text = Bread.__init__.__doc__
     assert text is not None
@@ -105,13 +115,19 @@ def test_a_constructor_takes_options() -> None:
     assert "    heat: Kind of heat. Wood takes longer.\n" in text
     assert "    minutes: Minutes to bake. ``None``: until it is brown.\n" in text
     assert text.endswith("\n\nRaises ``OptionError``.")
-    assert BreadOptions.__doc__.startswith("Options of bread.\n\nAttributes:\n    loaves: Number of loaves. 1..9.\n")
+    assert BreadOptions.__doc__.startswith(
+        "Options of bread.\n\nAttributes:\n    loaves: Number of loaves. 1..9.\n"
+    )
 
 
 def test_declared_options() -> None:
     found = declared_options(BreadOptions)
     assert [*found] == ["loaves", "flour", "salt", "heat", "steam", "minutes", "baker"]
-    assert (found["minutes"].kind, found["minutes"].optional, found["minutes"].default) == (int, True, None)
+    assert (found["minutes"].kind, found["minutes"].optional, found["minutes"].default) == (
+        int,
+        True,
+        None,
+    )
     assert (found["baker"].kind, found["baker"].owner) == ("Oven", BreadOptions)
     assert found["heat"].choices == ("gas", "wood")
 
@@ -123,5 +139,7 @@ import sys
 import pronk.engine.options, pronk.sampling.params
 print({"numpy", "torch", "pydantic", "pronk.engine.engine", "pronk.llm", "pronk.models.decoder"} & {*sys.modules})
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG, check=True
+    )
     assert done.stdout == "set()\n"

@@ -8,7 +8,22 @@ import pytest
 
 from pronk.base.quantities import number_texts, size_texts
 
-SIZES = [0, 1, 999, 1000, 1001, 1023, 1024, 10**6 - 1, 10**6, 12_345_678, 12_345_679, 10**9, 10**9 + 1, 123 * 10**12]
+SIZES = [
+    0,
+    1,
+    999,
+    1000,
+    1001,
+    1023,
+    1024,
+    10**6 - 1,
+    10**6,
+    12_345_678,
+    12_345_679,
+    10**9,
+    10**9 + 1,
+    123 * 10**12,
+]
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -37,7 +52,13 @@ def test_sizes_have_few_digits(sizes: tuple[int, ...], texts: list[str]) -> None
 
 @pytest.mark.parametrize(
     ("numbers", "texts"),
-    [((0.1, 0.5), ["0.1", "0.5"]), ((0.10001, 0.10002), ["0.10001", "0.10002"]), ((10, 10), ["10", "10"])],
+    [
+        ((0.1, 0.5), ["0.1", "0.5"]),
+        ((0.10001, 0.10002), ["0.10001", "0.10002"]),
+        ((10, 10), ["10", "10"]),
+    ],
 )
-def test_different_numbers_have_different_texts(numbers: tuple[float, ...], texts: list[str]) -> None:
+def test_different_numbers_have_different_texts(
+    numbers: tuple[float, ...], texts: list[str]
+) -> None:
     assert number_texts(*numbers) == texts

@@ -1,4 +1,6 @@
-"""``benchmarks/attack.py``: one request of each kind against a server of its own, and the table of results."""
+"""``benchmarks/attack.py``: one request of each kind against a server of its own, and the table of
+results.
+"""
 
 import json
 import runpy

@@ -30,7 +30,8 @@ def test_figures_of_a_known_text(limits: Any) -> None:
     cells = limits.summary([text], {3, 5, 6, 7, 9}, 2)
     assert cells[:2] == ["4", "25.0% (50.0%)"]
     assert cells[2:7] == ["0.500", "0.750", "0.750", "0.750", "0.750"]
-    assert cells[7:10] == ["0.67", "0.50", "2.00"]  # the last position has no second token to compare with
+    # the last position has no second token to compare with
+    assert cells[7:10] == ["0.67", "0.50", "2.00"]
     assert cells[10] == "0.50: 1.00, 0.00"
 
 
@@ -38,14 +39,16 @@ def test_every_position_is_recorded(limits: Any, tmp_path: Path) -> None:
     folder = tiny_model()
     assert folder is not None
     llm = LLM(str(folder), drafter="autoregressive", budget="all", threads=1)
-    size, vocab = llm.config.hidden_size, llm.config.vocab_size
+    size = llm.config.hidden_size
+    vocab = llm.config.vocab_size
     form = Form(sources=(1, 1, 2), hidden=size, vocab=vocab, draft=vocab // 4)
     head = write_head(random_head(form, size=size), tmp_path, target_hidden_size=size)
     recorder = limits.Recorder(llm, "eagle3", head, 3)
     prompt = llm.tokenizer.encode("def fibonacci(n):")
     text = limits.record(llm, recorder, prompt, 12)
     assert text.ids == llm.generate(prompt, SamplingParams(max_tokens=12)).token_ids
-    assert len(text.positions) == len(text.ids) - 2 > 5  # the engine drafts neither the first nor the last token
+    # the engine drafts neither the first nor the last token
+    assert len(text.positions) == len(text.ids) - 2 > 5
     for place, position in enumerate(text.positions, 1):
         assert len(position.chain) == min(3, len(text.ids) - 1 - place)
         assert len(set(position.likeliest)) == limits.TOP

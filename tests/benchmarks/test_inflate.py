@@ -28,25 +28,34 @@ from tiny_models import kernels, text_logits
 module = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "inflate.py"))
 inflate: Callable[..., int] = module["inflate"]
 TOKENS = random.Random(7).sample(range(300), 40)
-# The source has 48 dimensions, 3 layers, 80 MLP units, 6 heads of 8 dimensions over 2 key/value heads.
-EXACT, ROUNDED = (192, 5, 112), (128, 5, 112)
+# The source has 48 dimensions, 3 layers, 80 MLP units, 6 heads of 8 dimensions over 2 key/value
+# heads.
+EXACT = (192, 5, 112)
+ROUNDED = (128, 5, 112)
 
 
 def our_logits(folder: Path) -> Array:
-    decoder = load_decoder(folder, read_config(folder), dtype=FLOAT32, backend=KernelBackend(kernels()))
+    decoder = load_decoder(
+        folder, read_config(folder), dtype=FLOAT32, backend=KernelBackend(kernels())
+    )
     return text_logits(decoder, TOKENS)
 
 
 @pytest.mark.parametrize("shape", [EXACT, ROUNDED], ids=["exact", "rounded"])
 @pytest.mark.parametrize(
     "config",
-    [{}, {"tie_word_embeddings": True, "save_dtype": torch.bfloat16}, {"attention_bias": True, "mlp_bias": True}],
+    [
+        {},
+        {"tie_word_embeddings": True, "save_dtype": torch.bfloat16},
+        {"attention_bias": True, "mlp_bias": True},
+    ],
     ids=["untied", "tied, bfloat16", "biases"],
 )
 def test_same_function(
     config: dict[str, Any], shape: tuple[int, int, int], checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    source, big = checkpoint("llama", rms_norm_eps=0.1, **config), tmp_path / "big"
+    source = checkpoint("llama", rms_norm_eps=0.1, **config)
+    big = tmp_path / "big"
     count = inflate(source, big, *shape)
     expected = transformers_logits(source, TOKENS)
     assert expected.std() > 0.5, "logits too flat to show anything"
@@ -68,11 +77,16 @@ def test_same_function(
     ],
     ids=["layer's attention", "layer's MLP", "heads", "MLP units"],
 )
-def test_added_parts_compute(name: str, columns: slice, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """The logits change if the output projection of an added layer, head or MLP unit is no longer zero."""
+def test_added_parts_compute(
+    name: str, columns: slice, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """The logits change if the output projection of an added layer, head or MLP unit is no longer
+    zero.
+    """
     big = tmp_path / "big"
     inflate(checkpoint("llama"), big, *ROUNDED)
-    before, tensors = our_logits(big), load_file(big / "model.safetensors")
+    before = our_logits(big)
+    tensors = load_file(big / "model.safetensors")
     assert not tensors[name][:, columns].any()
     tensors[name][:48, columns] = 0.5
     save_file(tensors, big / "model.safetensors")
@@ -83,7 +97,9 @@ def test_greedy_text_of_pronk_tiny(tmp_path: Path) -> None:
     source = tiny_model()
     inflate(source, tmp_path / "big", 512, 10, 1024)
     small, big = (
-        LLM(folder, dtype="float32", threads=1).generate("def fibonacci(n):\n", SamplingParams(max_tokens=40)).token_ids
+        LLM(folder, dtype="float32", threads=1)
+        .generate("def fibonacci(n):\n", SamplingParams(max_tokens=40))
+        .token_ids
         for folder in (source, tmp_path / "big")
     )
     assert small == big
@@ -93,7 +109,8 @@ def test_greedy_text_of_pronk_tiny(tmp_path: Path) -> None:
 
 
 def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    source, out = checkpoint("llama"), tmp_path / "out"
+    source = checkpoint("llama")
+    out = tmp_path / "out"
     for shape, expected in (
         ((40, 5, 112), "hidden: expected at least 48"),
         ((128, 2, 112), "layers: expected at least 3"),
@@ -117,7 +134,8 @@ def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
         tmp_path / "x",
     ):
         with pytest.raises(
-            OptionError, match="expected the folder of a Llama checkpoint, neither quantized nor inflated"
+            OptionError,
+            match="expected the folder of a Llama checkpoint, neither quantized nor inflated",
         ):
             inflate(folder, out, *ROUNDED)
     with pytest.raises(OptionError, match="new or empty folder"):

@@ -1,4 +1,6 @@
-"""``benchmarks/papers/multi_token.py``: its tasks, resuming, statistics, and each command on tiny models."""
+"""``benchmarks/papers/multi_token.py``: its tasks, resuming, statistics, and each command on tiny
+models.
+"""
 
 import importlib
 import itertools
@@ -22,7 +24,9 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 
 
 def evaluate(words: list[str], terms: int) -> Any:
-    """Return the value of an expression, by a parser of its own and polynomials of NumPy; consumes ``words``."""
+    """Return the value of an expression, by a parser of its own and polynomials of NumPy; consumes
+    ``words``.
+    """
     word = words.pop(0)
     if word != "(":
         rest = [words.pop(0) for _ in range(terms - 1)]
@@ -39,7 +43,8 @@ def evaluate(words: list[str], terms: int) -> Any:
         elif operator == "*":
             value = np.convolve(left, right)[:terms]
         else:
-            value, power = np.zeros(terms, int), np.array([1])
+            value = np.zeros(terms, int)
+            power = np.array([1])
             for coefficient in left:
                 term = coefficient * power[:terms]
                 value[: len(term)] += term
@@ -76,14 +81,19 @@ def test_training_expressions_are_in_domain_and_fit(load: Load) -> None:
         assert inputs[row, : len(text.ids) - 1].tolist() == text.ids[:-1]
         with_loss = [place for place in range(task.length) if targets[row, place] != tasks.IGNORED]
         assert [place + 1 for place in with_loss] == text.marks
-        assert [int(targets[row, place]) for place in with_loss] == [text.ids[mark] for mark in text.marks]
+        assert [int(targets[row, place]) for place in with_loss] == [
+            text.ids[mark] for mark in text.marks
+        ]
 
 
 @pytest.mark.parametrize("characters", [2, 4])
-def test_marked_tokens_of_stories_follow_from_the_first_mention(characters: int, load: Load) -> None:
+def test_marked_tokens_of_stories_follow_from_the_first_mention(
+    characters: int, load: Load
+) -> None:
     task = load("multi_token_tasks").Stories(new_names=0.0, characters=characters)
     names = 16  # tokens 1 to 16 begin a name, 17 to 32 end one
-    unusual, animals = 0, dict[int, set[str]]()
+    unusual = 0
+    animals = dict[int, set[str]]()
     for number in range(100):
         text = task.make(random.Random(number), test=True)
         first: dict[int, int] = {}
@@ -93,12 +103,19 @@ def test_marked_tokens_of_stories_follow_from_the_first_mention(characters: int,
             assert (place in text.marks) == (name in first)
             assert first.setdefault(name, text.ids[place]) == text.ids[place]
             following = task.words[text.ids[place + 1]]
-            if following in "cat dog bear fox hare mouse frog duck goat wolf lamb pig hen owl crow mole".split():
+            if (
+                following
+                in (
+                    "cat dog bear fox hare mouse frog duck goat wolf lamb pig hen owl crow mole"
+                ).split()
+            ):
                 animals.setdefault(name, set()).add(following)
         assert len(first) <= characters
         unusual += sum(second != name + names for name, second in first.items())
     assert unusual > 65 * characters  # test names are random pairs
-    assert [len(found) for found in animals.values()] == [1] * names, "the first token determines the animal"
+    assert [len(found) for found in animals.values()] == [1] * names, (
+        "the first token determines the animal"
+    )
     usual = task.make(random.Random(0), test=False)
     assert all(usual.ids[mark] == usual.ids[mark - 1] + names for mark in usual.marks)
 
@@ -119,8 +136,11 @@ def test_intervals_are_those_of_student(load: Load) -> None:
 
 
 def test_a_stopped_model_goes_on_to_the_same_result(load: Load, tmp_path: Path) -> None:
-    models, tasks = load("multi_token_models"), load("multi_token_tasks")
-    cell = models.Cell("tiny", models.Heads(2), tasks.Stories(new_names=1.0), 6, 2, evaluations=3, count=2)
+    models = load("multi_token_models")
+    tasks = load("multi_token_tasks")
+    cell = models.Cell(
+        "tiny", models.Heads(2), tasks.Stories(new_names=1.0), 6, 2, evaluations=3, count=2
+    )
     whole = models.train_cell(tmp_path / "whole", cell, lambda: False, lambda _: None)
     asked = iter([False, False, False, False, True, True, True, True])
     part = models.train_cell(tmp_path / "parts", cell, lambda: next(asked, True), lambda _: None)
@@ -138,9 +158,14 @@ def test_a_stopped_model_goes_on_to_the_same_result(load: Load, tmp_path: Path) 
     assert "skipped, layers: expected at least 5" in said[0]
 
 
-def test_a_killed_model_has_a_result_and_goes_on(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, tasks = load("multi_token_models"), load("multi_token_tasks")
-    cell = models.Cell("tiny", models.Heads(2), tasks.Stories(new_names=1.0), 6, 2, evaluations=3, count=2)
+def test_a_killed_model_has_a_result_and_goes_on(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = load("multi_token_models")
+    tasks = load("multi_token_tasks")
+    cell = models.Cell(
+        "tiny", models.Heads(2), tasks.Stories(new_names=1.0), 6, 2, evaluations=3, count=2
+    )
     whole = models.train_cell(tmp_path / "whole", cell, lambda: False, lambda _: None)
 
     calls = itertools.count()
@@ -160,7 +185,8 @@ def test_a_killed_model_has_a_result_and_goes_on(load: Load, tmp_path: Path, mon
 
 
 def test_models_have_equal_numbers_of_weights(load: Load) -> None:
-    models, tasks = load("multi_token_models"), load("multi_token_tasks")
+    models = load("multi_token_models")
+    tasks = load("multi_token_tasks")
     for size in ("1M", "3M", "10M"):
         counts = []
         for n in (1, 2):
@@ -200,19 +226,34 @@ def test_induction(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str
     for wrong, said in ((tmp_path / "none.json", "found none"), (report, "give the options")):
         with pytest.raises(SystemExit, match="2"):
             load("multi_token").main(
-                ["induction", "--state", str(tmp_path / "new"), *again, "--test", "3", "--report", str(wrong)]
+                [
+                    "induction",
+                    "--state",
+                    str(tmp_path / "new"),
+                    *again,
+                    "--test",
+                    "3",
+                    "--report",
+                    str(wrong),
+                ]
             )
         assert said in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
-def test_processes_train_the_same_models(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_train_the_same_models(
+    load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     documents = []
     for count in ("1", "2"):
         words = [*TINY[:-2], "1", "--new-names", "0.5", "--processes", count]
         documents.append(run(load, "induction", words, tmp_path / count)[1])
-        assert ("from step 0" in capsys.readouterr().err) == (count == "1"), "with 2, other processes train and say so"
-    one, two = ([(each["name"], each["curve"]) for each in document["results"]] for document in documents)
+        assert ("from step 0" in capsys.readouterr().err) == (count == "1"), (
+            "with 2, other processes train and say so"
+        )
+    one, two = (
+        [(each["name"], each["curve"]) for each in document["results"]] for document in documents
+    )
     assert one == two
 
 
@@ -223,19 +264,24 @@ def test_arithmetic_shows_what_is_unfinished(load: Load, tmp_path: Path) -> None
     assert all(result["cpu_seconds"] > 0 for result in document["results"])
     state = tmp_path / "state" / "arithmetic"
     files = sorted(state.glob("tiny n=1 pauses=0*/result.json"))
-    for file, said in zip(files, ("| 1 (1 more stopped at 50%) |", "| 2, stopped at 50%, 50% |"), strict=True):
+    for file, said in zip(
+        files, ("| 1 (1 more stopped at 50%) |", "| 2, stopped at 50%, 50% |"), strict=True
+    ):
         result = json.loads(file.read_text(encoding="utf-8")) | {"finished": False, "step": 2}
         file.write_text(json.dumps(result), encoding="utf-8")
         text, _ = run(load, "arithmetic", [*TINY, "--pauses", "0", "--minutes", "0"], tmp_path)
         assert said in text
         assert "| 2 | tiny | 2 |" in text, "models of earlier calls are in the table"
-    assert "(unfinished)" in (tmp_path / "out" / "multi-token-arithmetic.svg").read_text(encoding="utf-8")
+    assert "(unfinished)" in (tmp_path / "out" / "multi-token-arithmetic.svg").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return options of a tiny run on text."""
-    folder, draw = tmp_path_factory.mktemp("text"), random.Random(3)
+    folder = tmp_path_factory.mktemp("text")
+    draw = random.Random(3)
     nouns = "cat dog bird tree house river stone child".split()
     for number in range(120):
         sentences = [f"The {draw.choice(nouns)} sees the {draw.choice(nouns)}." for _ in range(12)]
@@ -246,7 +292,9 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_variants(load: Load, words: list[str], tmp_path: Path) -> None:
     text, document = run(load, "variants", words, tmp_path)
-    found = {" ".join((each["heads"]["kind"], each["heads"]["order"])) for each in document["results"]}
+    found = {
+        " ".join((each["heads"]["kind"], each["heads"]["order"])) for each in document["results"]
+    }
     assert {"linear parallel", "linear causal", "transformer parallel"} <= found
     assert "n=4 linear parallel" in text
 
@@ -260,10 +308,14 @@ def test_epochs(load: Load, words: list[str], tmp_path: Path) -> None:
     assert len(document["results"]) == 2
 
 
-def test_finetune(load: Load, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finetune(
+    load: Load, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(load("multi_token_models").SIZES, "tiny", (32, 5, 2))
     source = words[-1]
-    text, document = run(load, "finetune", [*words, "--tune", source, "--tune-steps", "4"], tmp_path)
+    text, document = run(
+        load, "finetune", [*words, "--tune", source, "--tune-steps", "4"], tmp_path
+    )
     assert [line[:9] for line in text.splitlines() if line.startswith(("| 1 |", "| 4 |"))] == [
         "| 1 | 1 |", "| 1 | 4 |", "| 4 | 1 |", "| 4 | 4 |",
     ]  # fmt: skip
@@ -276,7 +328,9 @@ def test_batches_and_choice_points(
     monkeypatch.setitem(load("multi_token_models").SIZES, "tiny", (32, 5, 2))
     more = ["--batch-sizes", "1", "2", "--tokens", "8", "--rounds", "1"]
     text, document = run(load, "batches", [*words, *more], tmp_path)
-    assert [(row["batch"], row["k"]) for row in document["results"]] == [(b, k) for b in (1, 2) for k in (1, 2, 3, 4)]
+    assert [(row["batch"], row["k"]) for row in document["results"]] == [
+        (b, k) for b in (1, 2) for k in (1, 2, 3, 4)
+    ]
     assert all(row["throughput"] == 1 for row in document["results"] if row["k"] == 1)
     text, document = run(load, "choice_points", words, tmp_path)
     assert "| weight by the count of terms | 2.500 |" in text

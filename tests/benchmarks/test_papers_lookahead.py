@@ -25,33 +25,49 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def simulated(alpha: float, gamma: int, b: int, trials: int) -> float:
     """Return the mean tokens per step of the best of ``b`` random chains."""
-    dice, tokens = random.Random(0), 0
+    dice = random.Random(0)
+    tokens = 0
     for _ in range(trials):
-        lengths = [next((i for i in range(gamma) if dice.random() >= alpha), gamma) for _ in range(b)]
+        lengths = [
+            next((i for i in range(gamma) if dice.random() >= alpha), gamma) for _ in range(b)
+        ]
         tokens += 1 + max(lengths)
     return tokens / trials
 
 
-@pytest.mark.parametrize(("alpha", "gamma", "b"), [(0.4, 4, 1), (0.4, 4, 15), (0.8, 3, 2), (0.1, 6, 30)])
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "b"), [(0.4, 4, 1), (0.4, 4, 15), (0.8, 3, 2), (0.1, 6, 30)]
+)
 def test_equation_5(script: Any, alpha: float, gamma: int, b: int) -> None:
-    assert script.expected_best(alpha, gamma, b) == pytest.approx(simulated(alpha, gamma, b, 20_000), rel=0.02)
+    assert script.expected_best(alpha, gamma, b) == pytest.approx(
+        simulated(alpha, gamma, b, 20_000), rel=0.02
+    )
     assert script.expected_best(alpha, gamma, 1) == pytest.approx(expected_tokens(alpha, gamma))
     assert script.expected_best(0.0, gamma, b) == 1
     assert script.expected_best(1.0, gamma, b) == gamma + 1
 
 
 def test_equation_7(script: Any) -> None:
-    """One step in f gives E tokens, the others one; S grows with log W where N is large (the scaling law)."""
-    alpha, f = script.PAPER_ALPHA, script.PAPER_F
+    """One step in f gives E tokens, the others one; S grows with log W where N is large (the
+    scaling law).
+    """
+    alpha = script.PAPER_ALPHA
+    f = script.PAPER_F
     assert script.expected_lookahead(alpha, 1.0, 15, 5) == script.expected_best(alpha, 4, 15)
-    assert script.expected_lookahead(alpha, f, 15, 5) == pytest.approx(1 + (script.expected_best(alpha, 4, 15) - 1) / f)
+    assert script.expected_lookahead(alpha, f, 15, 5) == pytest.approx(
+        1 + (script.expected_best(alpha, 4, 15) - 1) / f
+    )
     doublings = [script.expected_lookahead(alpha, f, 2**power, 20) for power in range(3, 9)]
     gains = [second - first for first, second in pairwise(doublings)]
     assert max(gains) < 1.1 * min(gains)
 
 
 def test_fit_finds_the_parameters(script: Any) -> None:
-    points = [(w, n, script.expected_lookahead(0.425, 3.106, w, n)) for n, ws in script.WINDOWS.items() for w in ws]
+    points = [
+        (w, n, script.expected_lookahead(0.425, 3.106, w, n))
+        for n, ws in script.WINDOWS.items()
+        for w in ws
+    ]
     found = script.fit(points)
     assert found.alpha == pytest.approx(0.425, abs=1e-9)
     assert found.f == pytest.approx(3.106)
@@ -78,10 +94,25 @@ def test_tables(
     monkeypatch.setattr(script, "WINDOWS", {3: (1, 4), 4: (2,)})
     monkeypatch.setattr(script, "FIGURE8", (1, 3))
     monkeypatch.setattr(script, "SWEEP", {"window": (2,), "ngram": (3,), "guesses": (1, 4)})
-    rows = [{"task": task, "turns": [text]} for task, text in (("code", "def fib(n):"), ("chat", "Count to nine."))]
+    rows = [
+        {"task": task, "turns": [text]}
+        for task, text in (("code", "def fib(n):"), ("chat", "Count to nine."))
+    ]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["lookahead.py", str(tiny_model()), "--prompts", str(tmp_path / "p.jsonl"), "--per-suite", "1", "--wall"]
-    monkeypatch.setattr(sys, "argv", [*words, "--tokens", "24", "--temperatures", "0", "--out", str(tmp_path / "out")])
+    words = [
+        "lookahead.py",
+        str(tiny_model()),
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "--per-suite",
+        "1",
+        "--wall",
+    ]
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [*words, "--tokens", "24", "--temperatures", "0", "--out", str(tmp_path / "out")],
+    )
     script.main()
     text = (tmp_path / "out.md").read_text()
     for part in script.PARTS.values():

@@ -23,20 +23,36 @@ def folder(kind: str) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that runs a script with two prompts, and returns its tables and its figures by drafter."""
+    """Return a function that runs a script with two prompts, and returns its tables and its figures
+    by drafter.
+    """
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.syspath_prepend(str(SCRIPTS.parent))
-    rows = [{"task": task, "turns": [text]} for task, text in (("qa", "def fib(n):"), ("rag", "Count to nine."))]
+    rows = [
+        {"task": task, "turns": [text]}
+        for task, text in (("qa", "def fib(n):"), ("rag", "Count to nine."))
+    ]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def call(script: str, **patches: object) -> tuple[str, dict[str, dict[str, float]]]:
-        module, words = importlib.import_module(script), [f"{script}.py", str(tiny_model())]
-        words += ["--prompts", str(tmp_path / "p.jsonl"), "--per-suite", "1", "--wall", "--tokens", "24"]
+        module = importlib.import_module(script)
+        words = [f"{script}.py", str(tiny_model())]
+        words += [
+            "--prompts",
+            str(tmp_path / "p.jsonl"),
+            "--per-suite",
+            "1",
+            "--wall",
+            "--tokens",
+            "24",
+        ]
         arguments = patches.pop("arguments")
         assert isinstance(arguments, list)
         for name, value in patches.items():
             monkeypatch.setattr(module, name, value)
-        monkeypatch.setattr(sys, "argv", [*words, "--temperatures", "0", "--out", str(tmp_path / "out"), *arguments])
+        monkeypatch.setattr(
+            sys, "argv", [*words, "--temperatures", "0", "--out", str(tmp_path / "out"), *arguments]
+        )
         module.main()
         (cell,) = json.loads((tmp_path / "out.json").read_text())["cells"]
         return (tmp_path / "out.md").read_text(), cell["drafters"]
@@ -45,9 +61,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_kangaroo(run: Run, tmp_path: Path) -> None:
-    store, export = str(tiny_model() / "datastore"), tmp_path / "run" / "export"
+    store = str(tiny_model() / "datastore")
+    export = tmp_path / "run" / "export"
     shutil.copytree(folder("kangaroo"), export)
-    arguments = [f"--kangaroo=exit 2={folder('kangaroo')}", "--medusa", folder("medusa"), "--datastore", store]
+    arguments = [
+        f"--kangaroo=exit 2={folder('kangaroo')}",
+        "--medusa",
+        folder("medusa"),
+        "--datastore",
+        store,
+    ]
     arguments.append(f"--kangaroo=a run={export}")
     text, found = run("kangaroo", ETAS=(0.0, 0.6), GAMMAS=(4, 6), arguments=arguments)
     for title in ("Table 1: Spec-Bench", "Figure 3a: the exit layer", "Figure 3b: the threshold"):
@@ -56,7 +79,8 @@ def test_kangaroo(run: Run, tmp_path: Path) -> None:
     assert "| Kangaroo, the paper's | 1.87, 1.43 | 2.05, 1.52 |" in text
     assert str(Path(store).parent) not in text + json.dumps(found)
     fixed, dynamic = (
-        found[f"kangaroo(model='pronk-tiny-kangaroo', eta={eta}, num_tokens=6)"]["per_pass"] for eta in (0.0, 0.6)
+        found[f"kangaroo(model='pronk-tiny-kangaroo', eta={eta}, num_tokens=6)"]["per_pass"]
+        for eta in (0.0, 0.6)
     )
     assert fixed >= dynamic > 1.0
     assert found["kangaroo(model='run/export', eta=0.0, num_tokens=6)"]["per_pass"] == fixed
@@ -65,7 +89,14 @@ def test_kangaroo(run: Run, tmp_path: Path) -> None:
 
 
 def test_glide(run: Run) -> None:
-    arguments = ["--glide", folder("glide"), "--vanilla", folder("vanilla"), "--medusa", folder("medusa")]
+    arguments = [
+        "--glide",
+        folder("glide"),
+        "--vanilla",
+        folder("vanilla"),
+        "--medusa",
+        folder("medusa"),
+    ]
     arguments += ["--variant", f"the same={folder('glide')}"]
     text, found = run("glide", BATCHES=(1, 2), ROUNDS=1, arguments=arguments)
     for title in (
@@ -77,7 +108,10 @@ def test_glide(run: Run) -> None:
         assert f"## {title}, T = 0.0" in text
     assert "| beam of 8 | " in text
     variants = text[text.index("## Figures 7 to 9") :]
-    assert variants.split("| GLIDE | ")[1].splitlines()[0] == variants.split("| the same | ")[1].splitlines()[0]
+    assert (
+        variants.split("| GLIDE | ")[1].splitlines()[0]
+        == variants.split("| the same | ")[1].splitlines()[0]
+    )
     glide = "glide(model='pronk-tiny-glide', num_tokens=5)"
     assert 1.0 < found[glide]["per_pass"] <= found[f"cape({glide})"]["per_pass"]
     assert f"cape({glide}, sizes=4)" in found

@@ -12,8 +12,19 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "prompt_cache.py"
 
 
 def test_a_small_conversation() -> None:
-    sizes = {"--tokens": "300", "--turns": "3", "--max-tokens": "8", "--rounds": "1", "--threads": "1"}
-    command = [sys.executable, str(SCRIPT), str(tiny_model()), *(each for pair in sizes.items() for each in pair)]
+    sizes = {
+        "--tokens": "300",
+        "--turns": "3",
+        "--max-tokens": "8",
+        "--rounds": "1",
+        "--threads": "1",
+    }
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        str(tiny_model()),
+        *(each for pair in sizes.items() for each in pair),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])

@@ -24,18 +24,36 @@ def real() -> ModuleType:
     return module
 
 
-def test_a_benchmark_of_a_small_model(real: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_of_a_small_model(
+    real: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "toy"
-    words = ["real.py", "pronk-tiny", "--out", str(out), "--minutes", "0", "--max-tokens", "6", "--threads", "1"]
+    words = [
+        "real.py",
+        "pronk-tiny",
+        "--out",
+        str(out),
+        "--minutes",
+        "0",
+        "--max-tokens",
+        "6",
+        "--threads",
+        "1",
+    ]
     words += ["--drafter", "prompt_lookup", "--peer", "none"]
     monkeypatch.setattr(sys, "argv", words)
     real.main()
     rows = json.loads(out.with_suffix(".json").read_text())
     plain, lookup = (
-        next(row for row in rows if (row["group"], row["temperature"], row["method"]) == ("all", 0.0, method))
+        next(
+            row
+            for row in rows
+            if (row["group"], row["temperature"], row["method"]) == ("all", 0.0, method)
+        )
         for method in ("autoregressive", "prompt_lookup")
     )
-    assert plain["prompts"] == lookup["prompts"] == 1  # the limit ends every call after its first prompt
+    # the limit ends every call after its first prompt
+    assert plain["prompts"] == lookup["prompts"] == 1
     assert (plain["speedup"], plain["tokens_per_pass"]) == (1.0, 1.0)
     assert lookup["same"] == lookup["prompts"]
     command = f"python benchmarks/real.py pronk-tiny --out OUT {' '.join(words[4:])}"
@@ -49,8 +67,37 @@ def test_a_benchmark_of_a_small_model(real: ModuleType, tmp_path: Path, monkeypa
 
 def test_rows(real: ModuleType) -> None:
     step = StepStats(1, 0, 0, 0, 1, 0.0, 0.0, 0.0)
-    plain = Sample("gsm8k", "a", "autoregressive", "pronk", 0.0, 1, 0, 4.0, 4.0, 5, (1, 2, 3, 4), 1.0, (step,) * 4)
-    ours = Sample("gsm8k", "a", "x", "pronk", 0.0, 1, 0, 2.0, 2.0, 5, (1, 2, 3, 5), 1.0, (step,) * 2, peak_memory=7)
+    plain = Sample(
+        "gsm8k",
+        "a",
+        "autoregressive",
+        "pronk",
+        0.0,
+        1,
+        0,
+        4.0,
+        4.0,
+        5,
+        (1, 2, 3, 4),
+        1.0,
+        (step,) * 4,
+    )
+    ours = Sample(
+        "gsm8k",
+        "a",
+        "x",
+        "pronk",
+        0.0,
+        1,
+        0,
+        2.0,
+        2.0,
+        5,
+        (1, 2, 3, 5),
+        1.0,
+        (step,) * 2,
+        peak_memory=7,
+    )
     figures = real.figures([(ours, plain)])
     assert figures == {
         "prompts": 1, "speed": 2.0, "speed_after_first": 3.0, "speedup": 2.0, "speedup_after_first": 3.0,

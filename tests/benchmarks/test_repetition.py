@@ -35,4 +35,7 @@ def test_loops(repetition: Any, tokens: list[int], loops: bool) -> None:
 def test_sequences_of_four_tokens(repetition: Any) -> None:
     assert repetition.count_sequences([1, 2, 3, 4, 5])[2, 3, 4, 5] == 1
     assert repetition.share_of_repeats([1] * 7) == 0.75
-    assert repetition.share_of_repeats([1, 2, 3]) == 0.0 or repetition.share_of_repeats([1, 2, 3]) == 1.0
+    assert (
+        repetition.share_of_repeats([1, 2, 3]) == 0.0
+        or repetition.share_of_repeats([1, 2, 3]) == 1.0
+    )

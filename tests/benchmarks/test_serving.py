@@ -1,4 +1,6 @@
-"""The options that ``benchmarks/serving.py`` passes to GuideLLM (here a fake script), and the table of results."""
+"""The options that ``benchmarks/serving.py`` passes to GuideLLM (here a fake script), and the table
+of results.
+"""
 
 import json
 import runpy
@@ -26,7 +28,12 @@ json.dump({{"benchmarks": [{{"metrics": metrics}}]}}, open(asked["--output"]["pa
 def metrics(speed: float, failed: int = 0) -> dict[str, Any]:
     """Return the fields of a guidellm 0.8.1 report that the table reads."""
     return {
-        "request_totals": {"successful": 4 - failed, "errored": failed, "incomplete": 0, "total": 4},
+        "request_totals": {
+            "successful": 4 - failed,
+            "errored": failed,
+            "incomplete": 0,
+            "total": 4,
+        },
         "output_tokens_per_second": {"successful": {"mean": speed}},
         "time_to_first_token_ms": {"successful": {"median": 250.0}},
         "inter_token_latency_ms": {"successful": {"median": 7.25}},
@@ -36,12 +43,20 @@ def metrics(speed: float, failed: int = 0) -> dict[str, Any]:
 def test_table() -> None:
     rounds = [
         {"plain": metrics(10.0), "speculative": metrics(20.0), "other": metrics(0.0, failed=4)},
-        {"plain": metrics(20.0), "speculative": metrics(30.0, failed=1), "other": metrics(0.0, failed=4)},
+        {
+            "plain": metrics(20.0),
+            "speculative": metrics(30.0, failed=1),
+            "other": metrics(0.0, failed=4),
+        },
     ]
     assert serving["row"]("edit, 4", rounds) == (
-        "| edit, 4 | 15.0, 1.00, 250 ms, 7.2 ms | 25.0, 1.75, 250 ms, 7.2 ms, 1 of 8 failed | –, 8 of 8 failed |"
+        "| edit, 4 | 15.0, 1.00, 250 ms, 7.2 ms | 25.0, 1.75, 250 ms, 7.2 ms, 1 of 8 failed | –, 8 "
+        "of 8 failed |"
     )
-    assert serving["header"](["plain"]) == "| prompts, clients | plain: tok/s, × plain, TTFT, ITL |\n|---|---|"
+    assert (
+        serving["header"](["plain"])
+        == "| prompts, clients | plain: tok/s, × plain, TTFT, ITL |\n|---|---|"
+    )
 
 
 def test_options_of_guidellm(tmp_path: Path) -> None:
@@ -49,20 +64,28 @@ def test_options_of_guidellm(tmp_path: Path) -> None:
     fake.write_text(FAKE)
     fake.chmod(0o755)
     options = Namespace(model=tmp_path, guidellm=str(fake), requests=3, tokens=16, prompt_tokens=99)
-    load, url = serving["EngineLoad"], "http://127.0.0.1:1"
+    load = serving["EngineLoad"]
+    url = "http://127.0.0.1:1"
     found = [
-        serving["measure"](options, load(kind, 2, 1), tmp_path, url, {"drafter": "x"}) for kind in ("random", "edit")
+        serving["measure"](options, load(kind, 2, 1), tmp_path, url, {"drafter": "x"})
+        for kind in ("random", "edit")
     ]
     asked = found[0]["asked"]
     assert asked["--backend"]["target"] == url
     assert asked["--backend"]["extras"] == {"body": {"temperature": 0.0, "drafter": "x"}}
-    assert (asked["--profile"]["streams"], asked["--constraint"]["count"], asked["--seed"]["value"]) == (2, 8, 1002)
+    assert (
+        asked["--profile"]["streams"],
+        asked["--constraint"]["count"],
+        asked["--seed"]["value"],
+    ) == (2, 8, 1002)
     assert asked["--data"] == {"kind": "synthetic_text", "prompt_tokens": 99, "output_tokens": 16}
     rows = [json.loads(line) for line in found[1]["prompts"].splitlines()]
     assert len({row["prompt"] for row in rows}) == 8
     assert {row["output_tokens_count"] for row in rows} == {16}
     fake.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such option')\n")
-    with pytest.raises(SystemExit, match="expected a report of guidellm, found exit code 1:\nno such option"):
+    with pytest.raises(
+        SystemExit, match="expected a report of guidellm, found exit code 1:\nno such option"
+    ):
         serving["measure"](options, load("edit", 2, 1), tmp_path, url, {})
 
 
@@ -100,6 +123,10 @@ def test_delays_of_health(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_guidellm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["serving.py", "--model", str(tmp_path), "--guidellm", "no-such-command"])
-    with pytest.raises(SystemExit, match="expected the command no-such-command, found none; pip install guidellm"):
+    monkeypatch.setattr(
+        sys, "argv", ["serving.py", "--model", str(tmp_path), "--guidellm", "no-such-command"]
+    )
+    with pytest.raises(
+        SystemExit, match="expected the command no-such-command, found none; pip install guidellm"
+    ):
         serving["main"]()

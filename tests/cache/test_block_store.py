@@ -1,4 +1,6 @@
-"""Blocks on disk: damage, size limit, full disks, several processes, and processes that are killed."""
+"""Blocks on disk: damage, size limit, full disks, several processes, and processes that are
+killed.
+"""
 
 import hashlib
 import logging
@@ -61,7 +63,8 @@ def test_blocks_outlive_the_process(tmp_path: Path) -> None:
     with opened(tmp_path / "new" / "folder") as store:
         put(store, 0, 5)
         assert (store.counts.blocks_written, store.counts.bytes_written) == (5, 5 * SIZE)
-        store.write(chain(0, 7), {5: content(5), 6: content(6)})  # not flushed: closing writes what is queued
+        # not flushed: closing writes what is queued
+        store.write(chain(0, 7), {5: content(5), 6: content(6)})
     with opened(tmp_path / "new" / "folder") as store:
         assert store.count_leading(chain(0, 9)) == 7
         assert store.count_leading(chain(3, 9)) == 4
@@ -82,12 +85,17 @@ def test_long_texts_are_looked_up_in_parts(tmp_path: Path) -> None:
         assert store.count_leading(chain(0, 1150)) == 1150
 
 
-def test_nothing_is_looked_up_after_a_missing_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_looked_up_after_a_missing_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(tmp_path) as store:
         store.write(chain(0, 2), dict.fromkeys(range(2), b"content"))
         store.flush()
-        queries, select = list[int](), store._select
-        monkeypatch.setattr(store, "_select", lambda query, keys: queries.append(len(keys)) or select(query, keys))
+        queries = list[int]()
+        select = store._select
+        monkeypatch.setattr(
+            store, "_select", lambda query, keys: queries.append(len(keys)) or select(query, keys)
+        )
         assert store.count_leading(chain(0, 1200)) == 2
         assert len(queries) == 1
 
@@ -127,7 +135,9 @@ def test_a_damaged_block_is_missing_and_deleted(part: str, tmp_path: Path) -> No
 def test_damaged_bytes_of_the_file_give_no_wrong_block(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Random bytes anywhere in the file: each block is right or missing, and the next process can store again."""
+    """Random bytes anywhere in the file: each block is right or missing, and the next process can
+    store again.
+    """
     dice = random.Random(seed)
     with opened(tmp_path) as store:
         put(store, 0, 40)
@@ -154,7 +164,8 @@ def test_a_file_that_is_no_database_is_replaced(what: str, tmp_path: Path) -> No
         "text": b"no database" * 1000,
         "truncated": data[: len(data) // 2],
         "zeros": bytes(len(data)),
-        "name": data.replace(b"sqlite_autoindex_", b"sqlite_autoindex\x85"),  # quoted in SQLite's error, but not UTF-8
+        # quoted in SQLite's error, but not UTF-8
+        "name": data.replace(b"sqlite_autoindex_", b"sqlite_autoindex\x85"),
     }
     assert data not in bad.values()
     database(tmp_path).write_bytes(bad[what])
@@ -180,7 +191,9 @@ def test_a_database_of_another_version_is_emptied(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" if kind == "file" else tmp_path / "file" / "folder"
-    with pytest.raises(OptionError, match=r"^prompt_cache: expected a writable .*: not a folder; choose another$"):
+    with pytest.raises(
+        OptionError, match=r"^prompt_cache: expected a writable .*: not a folder; choose another$"
+    ):
         BlockStore(folder, 1 << 20)
 
 
@@ -195,7 +208,9 @@ class TestSizeLimit:
             counts = {first: store.count_leading(chain(first, 8)) for first in (0, 100, 200, 300)}
             assert counts[0] == counts[200] == counts[300] == 8
             assert 0 < counts[100] < 8
-            assert counts[100] + store.counts.blocks_evicted == 8, "blocks at the end of the text were deleted"
+            assert counts[100] + store.counts.blocks_evicted == 8, (
+                "blocks at the end of the text were deleted"
+            )
             assert not store.is_known(key(107))
 
     def test_the_start_of_a_long_text_is_not_deleted_for_its_end(self, tmp_path: Path) -> None:
@@ -210,7 +225,9 @@ class TestSizeLimit:
     def test_the_file_stays_within_the_limit(self, tmp_path: Path) -> None:
         with opened(tmp_path, 2 << 20) as store:
             for first in range(0, 1000, 10):
-                store.write(chain(first, 10), {index: content(first + index) for index in range(10)})
+                store.write(
+                    chain(first, 10), {index: content(first + index) for index in range(10)}
+                )
             store.flush()
             assert store.counts.blocks_written > 500
         assert database(tmp_path).stat().st_size <= (2 << 20) + 10 * SIZE
@@ -255,11 +272,14 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_an_error_drops_what_is_queued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each queued transaction would wait for the lock of a stuck process again, also at the end of the program."""
+    """Each queued transaction would wait for the lock of a stuck process again, also at the end of
+    the program.
+    """
     monkeypatch.setattr(block_database, "_WRITE_TIMEOUT", 0.2)
     monkeypatch.setattr(block_store, "_PAUSE_SECONDS", HUNG)
     all_queued = threading.Event()
-    drop, num_failures = block_store._Writer._drop, 0
+    drop = block_store._Writer._drop
+    num_failures = 0
 
     def drop_when_all_are_queued(*given: Any) -> None:
         nonlocal num_failures
@@ -306,11 +326,15 @@ print(store.counts.blocks_written, room[0], room[-1])
 
 @pytest.mark.parametrize("digits", [4, 6])
 def test_a_full_disk_is_reported_once(digits: int, tmp_path: Path) -> None:
-    """Files cannot grow beyond 10 kB, too few for the tables, or 1 MB; the process continues, with one warning."""
+    """Files cannot grow beyond 10 kB, too few for the tables, or 1 MB; the process continues, with
+    one warning.
+    """
     arguments = [sys.executable, "-c", FULL_DISK, str(tmp_path), str(digits)]
     # Without coverage, which lacks the room for its own file.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=HUNG, check=False, env=env)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=HUNG, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"prompt cache {tmp_path}: ")
@@ -358,7 +382,9 @@ def test_a_store_recovers_from_a_disk_that_is_full_at_the_start(tmp_path: Path) 
         store.flush()
     arguments = [sys.executable, "-c", FULL_AT_START, *map(str, folders)]
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=HUNG, check=False, env=env)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=HUNG, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
     assert all((folder / "blocks.sqlite3").stat().st_mode & 0o777 == 0o600 for folder in folders)
 
@@ -379,13 +405,19 @@ while True:
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(200, marks=pytest.mark.slow)])
-def test_killed_processes_leave_no_wrong_block(count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two processes write at a time, with evictions, and are killed at random moments after their first writes."""
+def test_killed_processes_leave_no_wrong_block(
+    count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two processes write at a time, with evictions, and are killed at random moments after their
+    first writes.
+    """
     dice = random.Random(count)
     found = 0
     for _ in range(count):
         writers = [
-            subprocess.Popen([sys.executable, "-c", WRITING, str(tmp_path), str(first)], stdout=subprocess.PIPE)
+            subprocess.Popen(
+                [sys.executable, "-c", WRITING, str(tmp_path), str(first)], stdout=subprocess.PIPE
+            )
             for first in (0, 1000)
         ]
         for writer in writers:

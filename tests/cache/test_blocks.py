@@ -41,7 +41,9 @@ def test_the_example_of_the_docstring() -> None:
     assert BlockTable([3, 5], contiguous=False).first_block is None
 
 
-@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (160, 10), (161, 11)])
+@pytest.mark.parametrize(
+    ("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (160, 10), (161, 11)]
+)
 def test_num_blocks_for(tokens: int, blocks: int) -> None:
     assert BlockAllocator(4, 16).num_blocks_for(tokens) == blocks
 
@@ -49,7 +51,9 @@ def test_num_blocks_for(tokens: int, blocks: int) -> None:
 def test_errors_of_a_full_cache() -> None:
     allocator = BlockAllocator(5, 16)
     a, b = grown(allocator, 40, 10)
-    with pytest.raises(CacheFullError, match=r"2 blocks of 16 tokens needed, 1 of 5 free; raise kv_memory"):
+    with pytest.raises(
+        CacheFullError, match=r"2 blocks of 16 tokens needed, 1 of 5 free; raise kv_memory"
+    ):
         allocator.allocate(b, 33)
     assert b.blocks == [3]
     check(allocator, [a, b])
@@ -106,7 +110,8 @@ class Slow:
     def claim(self, count: int, place: int) -> list[int]:
         taken = list[int]()
         while len(taken) < count:
-            empty, missing = self.empty, count - len(taken)
+            empty = self.empty
+            missing = count - len(taken)
             if missing > len(empty):
                 every = sorted([*empty, *self.idle[: missing - len(empty)]])
                 more = [b for b in every if b >= place] + [b for b in every if b < place]
@@ -130,7 +135,9 @@ class Slow:
         return min(enough, key=len) if enough else max(runs, key=len)
 
     def drop(self, blocks: Sequence[int], memory: Prefix) -> list[int]:
-        """Remove a reference to each block; return the free blocks that are not in the prefix cache."""
+        """Remove a reference to each block; return the free blocks that are not in the prefix
+        cache.
+        """
         freed = list[int]()
         for block in reversed(blocks):
             self.references[block] -= 1
@@ -139,10 +146,18 @@ class Slow:
         return freed[::-1]
 
 
-def act(allocator: BlockAllocator, slow: Slow, memory: Prefix, tables: list[BlockTable], dice: random.Random) -> None:
+def act(
+    allocator: BlockAllocator,
+    slow: Slow,
+    memory: Prefix,
+    tables: list[BlockTable],
+    dice: random.Random,
+) -> None:
     """Apply a random operation to both allocators and compare the results."""
-    block_table, size = dice.choice(tables), allocator.block_size
-    held, num_released = list(block_table.blocks), block_table.num_released
+    block_table = dice.choice(tables)
+    size = allocator.block_size
+    held = list(block_table.blocks)
+    num_released = block_table.num_released
     slots = (num_released + len(held)) * size
     operation = dice.randrange(8)
     if operation < 3:
@@ -167,7 +182,9 @@ def act(allocator: BlockAllocator, slow: Slow, memory: Prefix, tables: list[Bloc
         assert freed == slow.drop(held, memory)
         assert (block_table.blocks, block_table.length, block_table.num_released) == ([], 0, 0)
     elif operation == 6 and any(map(allocator.is_shared, held)) and allocator.num_free:
-        index = dice.choice([index for index, block in enumerate(held) if allocator.is_shared(block)])
+        index = dice.choice(
+            [index for index, block in enumerate(held) if allocator.is_shared(block)]
+        )
         (new,) = slow.claim(1, -1)
         slow.references[held[index]] -= 1
         assert allocator.replace_shared(block_table, index) == (held[index], new)
@@ -184,7 +201,9 @@ def act(allocator: BlockAllocator, slow: Slow, memory: Prefix, tables: list[Bloc
 def test_random_operations_equal_those_of_a_slow_allocator(seed: int) -> None:
     dice = random.Random(seed)
     blocks = dice.choice((3, 12, 40))
-    allocator, slow, memory = BlockAllocator(blocks, dice.choice((1, 3, 4, 16))), Slow(blocks), Prefix()
+    allocator = BlockAllocator(blocks, dice.choice((1, 3, 4, 16)))
+    slow = Slow(blocks)
+    memory = Prefix()
     allocator.set_prefix_cache(memory)
     tables = [BlockTable() for _ in range(4)]
     for _ in range(400):

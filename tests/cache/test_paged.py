@@ -1,7 +1,8 @@
-"""The paged KV cache: programs write to the slots of the table, commits move rows, shared blocks are copied.
+"""The paged KV cache: programs write to the slots of the table, commits move rows, shared blocks
+are copied.
 
-Tests run with all layouts: panels of 16 slots, and panels and rows in 8 bits; ``tests/torch`` runs them with rows. Most
-texts begin four slots before the end of a block.
+Tests run with all layouts: panels of 16 slots, and panels and rows in 8 bits; ``tests/torch`` runs
+them with rows. Most texts begin four slots before the end of a block.
 """
 
 import gc
@@ -28,13 +29,23 @@ from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.program import KVSource
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
-from tiny_models import kernels, make_backend, make_cache, read_kv, text_logits, tiny_config, tiny_decoder, tiny_module
+from tiny_models import (
+    kernels,
+    make_backend,
+    make_cache,
+    read_kv,
+    text_logits,
+    tiny_config,
+    tiny_decoder,
+    tiny_module,
+)
 
 CONFIG = replace(tiny_config(heads=2, kv_heads=2, head_dim=6), rope=None)
 HIDDEN = CONFIG.hidden_size
 MARGIN = 16
 SIZE = 16  # tokens of a block
-LEAD = [*range(900, 900 + SIZE - 4)]  # first tokens of a text, up to four slots before the end of its first block
+# first tokens of a text, up to four slots before the end of its first block
+LEAD = [*range(900, 900 + SIZE - 4)]
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,11 @@ class Kind:
     kv_dtype: DType | None = None
 
     def make(self, blocks: int = 12) -> PagedCache:
-        shape: dict[str, Any] = {"num_blocks": blocks, "block_size": SIZE, "kv_dtype": self.kv_dtype}
+        shape: dict[str, Any] = {
+            "num_blocks": blocks,
+            "block_size": SIZE,
+            "kv_dtype": self.kv_dtype,
+        }
         return make_cache(CONFIG, self.dtype, **shape, packed=self.packed)
 
     def poisoned(self, array: Array) -> Array:
@@ -67,7 +82,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def rows(values: list[int], layer: int) -> Array:
-    """Return keys ``[rows, 2, 6]`` with the numbers ``value // 100, value % 100, layer, head, 127, 0``.
+    """Return keys ``[rows, 2, 6]`` with the numbers ``value // 100, value % 100, layer, head, 127,
+    0``.
 
     Numbers below 100 are exact in bfloat16; 127 makes the scale of 8-bit codes 1.
     """
@@ -76,41 +92,65 @@ def rows(values: list[int], layer: int) -> Array:
 
 
 def outputs(values: list[int], layer: int) -> Array:
-    """Return hidden states ``[rows, hidden]`` that repeat ``value // 100 + layer, value % 100 + layer``."""
+    """Return hidden states ``[rows, hidden]`` that repeat ``value // 100 + layer, value % 100 +
+    layer``.
+    """
     number = np.array(values, np.float32)[:, None]
-    return np.tile(np.concatenate((number // 100, number % 100), axis=1), HIDDEN // 2) + np.float32(layer)
+    return np.tile(np.concatenate((number // 100, number % 100), axis=1), HIDDEN // 2) + np.float32(
+        layer
+    )
 
 
 def write(cache: PagedCache, block_table: BlockTable, values: list[int]) -> None:
-    """Write the rows of ``values`` after the committed tokens in every layer; V is the negated K."""
+    """Write the rows of ``values`` after the committed tokens in every layer; V is the negated
+    K.
+    """
     for layer in range(len(cache.keys)):
         keys = rows(values, layer)
         write_rows(cache, block_table, layer, keys, -keys)
     for layer in cache.hidden:
         program = backend_of(cache).program(HIDDEN, cache.dtype, cache)
         program.store_hidden(layer)
-        program.run(rows_after(block_table, len(values)), outputs(values, layer).astype(cache.dtype))
+        program.run(
+            rows_after(block_table, len(values)), outputs(values, layer).astype(cache.dtype)
+        )
 
 
-def write_rows(cache: PagedCache, block_table: BlockTable, layer: int, keys: Array, values: Array) -> None:
-    """Write keys and values ``[rows, heads, size]`` after the committed tokens by a program of the cache's backend.
+def write_rows(
+    cache: PagedCache, block_table: BlockTable, layer: int, keys: Array, values: Array
+) -> None:
+    """Write keys and values ``[rows, heads, size]`` after the committed tokens by a program of the
+    cache's backend.
 
-    The input of row ``i`` is the unit vector ``i``, for which the projection returns column ``i`` of its weight.
+    The input of row ``i`` is the unit vector ``i``, for which the projection returns column ``i``
+    of its weight.
     """
-    count, backend, config = len(keys), backend_of(cache), cache.config
+    count = len(keys)
+    backend = backend_of(cache)
+    config = cache.config
     cache.prepare(block_table, block_table.length + count)
     inputs = 256  # a unit vector times its square root has a mean square of exactly 1
     weight = np.zeros((sum(config.qkv_sizes), inputs), np.float32)
-    weight[config.qkv_sizes[0] :, :count] = np.concatenate((keys, values), axis=1).reshape(count, -1).T
-    linear = Linear(backend, weight.astype(cache.dtype), None, WeightLayout(unit=config.head_dim), None)
+    weight[config.qkv_sizes[0] :, :count] = (
+        np.concatenate((keys, values), axis=1).reshape(count, -1).T
+    )
+    linear = Linear(
+        backend, weight.astype(cache.dtype), None, WeightLayout(unit=config.head_dim), None
+    )
     program = backend.program(inputs, cache.dtype, cache)
-    program.project(linear, Norm(np.full(inputs, 1 / 16, np.float32), None, 0.0), config, KVSource(layer))
+    program.project(
+        linear, Norm(np.full(inputs, 1 / 16, np.float32), None, 0.0), config, KVSource(layer)
+    )
     units = 16 * np.eye(count, inputs, dtype=np.float32)
     program.run(rows_after(block_table, count), units.astype(cache.dtype))
 
 
 def backend_of(cache: PagedCache) -> Backend:
-    return make_backend(cache.dtype, packed=False) if cache.kernels is None else KernelBackend(cache.kernels)
+    return (
+        make_backend(cache.dtype, packed=False)
+        if cache.kernels is None
+        else KernelBackend(cache.kernels)
+    )
 
 
 def rows_after(block_table: BlockTable, count: int) -> ProgramRows:
@@ -126,7 +166,9 @@ def start_text(cache: PagedCache) -> BlockTable:
 
 
 def every(cache: PagedCache, slots: slice | Array = slice(None)) -> list[Array]:
-    """Return slots of all pools as float32 ``[heads, slots, size]``: K and V of each layer, then kept layer outputs."""
+    """Return slots of all pools as float32 ``[heads, slots, size]``: K and V of each layer, then
+    kept layer outputs.
+    """
     whole = BlockTable([*range(cache.allocator.num_blocks)], length=cache.num_slots)
     found = [pool for layer in range(len(cache.keys)) for pool in read_kv(cache, layer, whole)]
     found += [cache.read_hidden(layer, whole, 0, cache.num_slots)[None] for layer in cache.hidden]
@@ -134,7 +176,9 @@ def every(cache: PagedCache, slots: slice | Array = slice(None)) -> list[Array]:
 
 
 def read(cache: PagedCache, block_table: BlockTable, start: int, stop: int) -> list[int]:
-    """Return the values of some tokens, after a check that all layers, heads and kept outputs have them."""
+    """Return the values of some tokens, after a check that all layers, heads and kept outputs have
+    them.
+    """
     found = every(cache, cache.slots(block_table, start, stop))
     values: list[int] = np.rint(100 * found[0][0, :, 0] + found[0][0, :, 1]).astype(int).tolist()
     for layer in range(len(cache.keys)):
@@ -143,7 +187,9 @@ def read(cache: PagedCache, block_table: BlockTable, start: int, stop: int) -> l
         assert np.array_equal(found[2 * layer + 1], -want)
     for layer, pool in zip(cache.hidden, found[2 * len(cache.keys) :], strict=True):
         assert np.array_equal(pool[0], outputs(values, layer))
-        assert np.array_equal(cache.read_hidden(layer, block_table, start, stop).astype(np.float32), pool[0])
+        assert np.array_equal(
+            cache.read_hidden(layer, block_table, start, stop).astype(np.float32), pool[0]
+        )
     return values
 
 
@@ -165,7 +211,9 @@ def test_shapes_and_sizes_of_pools(kind: Kind) -> None:
     panels = (2, slots // 16, 10, 16) if coded else panels
     assert all(pool.shape == (panels if kind.packed else values) for pool in cache.keys)
     assert all(pool.shape == values for pool in cache.values)
-    assert sum(pool.nbytes for pool in (*cache.keys, *cache.values)) == slots * cache.bytes_per_token
+    assert (
+        sum(pool.nbytes for pool in (*cache.keys, *cache.values)) == slots * cache.bytes_per_token
+    )
     for pool in every(cache):
         assert pool.shape == (2, slots, 6)
         assert kind.poisoned(pool).all()
@@ -186,7 +234,9 @@ def test_panels(dtype: DType) -> None:
         for place, slot in enumerate(slots.tolist()):
             for d in range(6):
                 panel = cache.keys[0][head, slot // 16]
-                found = panel[d, slot % 16, 0] if dtype == FLOAT32 else panel[d // 2, slot % 16, d % 2]
+                found = (
+                    panel[d, slot % 16, 0] if dtype == FLOAT32 else panel[d // 2, slot % 16, d % 2]
+                )
                 assert found == keys[place, head, d]
     block_table.length = 48
     for found, want in zip(read_kv(cache, 0, block_table), (keys, -keys), strict=True):
@@ -199,7 +249,8 @@ def test_panels(dtype: DType) -> None:
 
 def test_codes_of_8_bits() -> None:
     """Each key and value of each head is stored beside its scale; zeros stay zeros."""
-    cache, block_table = KINDS["kernels, 8 bits"].make(4), BlockTable([2, 0, 1])
+    cache = KINDS["kernels, 8 bits"].make(4)
+    block_table = BlockTable([2, 0, 1])
     block_table.update_derived()
     numbers = np.random.default_rng(0).standard_normal((2, 48, 2, 6), np.float32)
     keys, values = numbers * np.logspace(-9, 9, 48, dtype=np.float32)[:, None, None]
@@ -208,10 +259,18 @@ def test_codes_of_8_bits() -> None:
     for head in range(2):
         for token, slot in enumerate(cache.slots(block_table, 0, 48).tolist()):
             panel = cache.keys[1][head, slot // 16]
-            key = np.concatenate((panel[:6, slot % 16], panel[6:].reshape(-1)[slot % 16 * 4 : slot % 16 * 4 + 4]))
-            for own, row in ((key, keys[token, head]), (cache.values[1][head, slot], values[token, head])):
+            key = np.concatenate(
+                (panel[:6, slot % 16], panel[6:].reshape(-1)[slot % 16 * 4 : slot % 16 * 4 + 4])
+            )
+            for own, row in (
+                (key, keys[token, head]),
+                (cache.values[1][head, slot], values[token, head]),
+            ):
                 largest = np.abs(row).max()
-                assert own[:6].tolist() == np.rint(row * (np.float32(127) / max(largest, np.float32(1e-30)))).tolist()
+                assert (
+                    own[:6].tolist()
+                    == np.rint(row * (np.float32(127) / max(largest, np.float32(1e-30)))).tolist()
+                )
                 assert own[6:].copy().view(np.float32) == largest / np.float32(127)
     block_table.length = 48
     found = [each.swapaxes(0, 1) for each in read_kv(cache, 1, block_table)]
@@ -223,10 +282,12 @@ def test_codes_of_8_bits() -> None:
 def test_stored_bytes_are_those_of_every_layout() -> None:
     """Slots that one cache exports are the tokens of the cache that imports them, at any slots."""
     for kind in [each for each in KINDS.values() if each.packed]:
-        source, target = kind.make(4), kind.make(5)
+        source = kind.make(4)
+        target = kind.make(5)
         for cache in (source, target):
             cache.keep_hidden(2, cache)
-        block_table, values = BlockTable(), list(range(100, 150))
+        block_table = BlockTable()
+        values = list(range(100, 150))
         write(source, block_table, values)
         stored = source.export_slots(source.slots(block_table, 0, 50))
         assert (stored.shape, stored.dtype) == ((50, source.bytes_per_token), UINT8)
@@ -239,11 +300,17 @@ def test_stored_bytes_are_those_of_every_layout() -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [{}, {"heads": 7, "kv_heads": 1, "windows": (30, None)}, {"classic": True, "heads": 4, "kv_heads": 4}],
+    [
+        {},
+        {"heads": 7, "kv_heads": 1, "windows": (30, None)},
+        {"classic": True, "heads": 4, "kv_heads": 4},
+    ],
     ids=str,
 )
 def test_logits_with_a_cache_of_8_bits(shape: dict[str, Any]) -> None:
-    """Logits equal those of dense attention with rounded keys and values, up to rare differences in rounding."""
+    """Logits equal those of dense attention with rounded keys and values, up to rare differences in
+    rounding.
+    """
     tokens = random.Random(0).choices(range(131), k=90)
     plain = tiny_module(FLOAT32, **shape)
     want = dense_logits(plain, tokens, coded=True)
@@ -271,12 +338,16 @@ def test_slots_of_scattered_blocks() -> None:
 
 
 def test_slots_of_consecutive_blocks() -> None:
-    """Slots are consecutive beyond the end of the blocks too, and before their start if slots exist there."""
+    """Slots are consecutive beyond the end of the blocks too, and before their start if slots exist
+    there.
+    """
     cache = KINDS["kernels"].make()
     assert cache.slots(BlockTable(blocks=[2, 3]), 0, 32).tolist() == [*range(32, 64)]
     assert cache.slots(BlockTable(blocks=[2, 3]), 0, 160).tolist() == [*range(32, 192)]
     assert cache.slots(BlockTable(blocks=[10, 11]), 0, 48).tolist() == [*range(160, 208)]
-    assert cache.slots(BlockTable(blocks=[3, 4], num_released=2), 0, 160).tolist() == [*range(16, 176)]
+    assert cache.slots(BlockTable(blocks=[3, 4], num_released=2), 0, 160).tolist() == [
+        *range(16, 176)
+    ]
     for block_table in (BlockTable(blocks=[0, 1], num_released=1), BlockTable(blocks=[10, 11])):
         found = cache.slots(block_table, 0, 80)
         start = block_table.num_released * SIZE
@@ -303,7 +374,8 @@ def test_slots_of_consecutive_blocks() -> None:
 def test_commit_moves_the_accepted_rows(
     kind: Kind, blocks: list[int], offsets: list[int], kept: list[int], *, keeps: bool
 ) -> None:
-    cache, block_table = kind.make(), BlockTable(blocks)
+    cache = kind.make()
+    block_table = BlockTable(blocks)
     if keeps:
         cache.keep_hidden(2, cache)
     block_table.update_derived()
@@ -317,7 +389,10 @@ def test_commit_moves_the_accepted_rows(
     assert held(cache, block_table) == [1, 2, 3, *kept]
     first = block_table.length - len(kept)
     moved = [first + place for place, offset in enumerate(offsets) if offset != place]
-    rest = sorted({*range(cache.num_slots)} - {*cache.slots(block_table, 0, block_table.length)[moved].tolist()})
+    rest = sorted(
+        {*range(cache.num_slots)}
+        - {*cache.slots(block_table, 0, block_table.length)[moved].tolist()}
+    )
     for old, new in zip(before, every(cache), strict=True):
         assert np.array_equal(old[:, rest], new[:, rest], equal_nan=True)
 
@@ -325,7 +400,8 @@ def test_commit_moves_the_accepted_rows(
 @pytest.mark.parametrize("seed", range(6))
 def test_commit_of_many_rows(kind: Kind, seed: int) -> None:
     """Source and target slots overlap."""
-    dice, cache = random.Random(seed), kind.make(40)
+    dice = random.Random(seed)
+    cache = kind.make(40)
     cache.keep_hidden(1, cache)
     block_table = start_text(cache)
     draft = dice.sample(range(800), 100)
@@ -335,13 +411,16 @@ def test_commit_of_many_rows(kind: Kind, seed: int) -> None:
     assert held(cache, block_table) == [draft[i] for i in kept]
 
 
-def test_moves_accept_arrays_that_are_not_contiguous(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moves_accept_arrays_that_are_not_contiguous(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Contiguous copies of the arrays stay alive while the kernels read them."""
     cache = kind.make(40)
     block_table = start_text(cache)
     draft = list(range(100, 150))
     write(cache, block_table, draft)
-    slots, taken = cache.slots(block_table, block_table.length, block_table.length + len(draft)), list[Any]()
+    slots = cache.slots(block_table, block_table.length, block_table.length + len(draft))
+    taken = list[Any]()
     if cache.kernels is not None:
         move = cache.kernels.library.pronk_move
 
@@ -350,7 +429,9 @@ def test_moves_accept_arrays_that_are_not_contiguous(kind: Kind, monkeypatch: py
             return int(move(*arguments))
 
         monkeypatch.setattr(cache.kernels.library, "pronk_move", busy)
-    source, target = np.array([(slots[2 * place + 1], slots[place]) for place in range(20)], np.int64).T
+    source, target = np.array(
+        [(slots[2 * place + 1], slots[place]) for place in range(20)], np.int64
+    ).T
     cache.move(source, target)
     cache.commit(block_table, range(20))
     assert held(cache, block_table) == draft[1:41:2]
@@ -358,7 +439,12 @@ def test_moves_accept_arrays_that_are_not_contiguous(kind: Kind, monkeypatch: py
 
 def test_commit_after_a_resize_or_with_more_kept_outputs(kind: Kind) -> None:
     cache = kind.make(6)
-    for change in (lambda: None, lambda: cache.resize(9), lambda: cache.keep_hidden(1, cache), lambda: cache.resize(7)):
+    for change in (
+        lambda: None,
+        lambda: cache.resize(9),
+        lambda: cache.keep_hidden(1, cache),
+        lambda: cache.resize(7),
+    ):
         before = cache.version
         change()
         for pool in (*cache.keys, *cache.values, *cache.hidden.values()):
@@ -375,10 +461,12 @@ def test_commit_after_a_resize_or_with_more_kept_outputs(kind: Kind) -> None:
 def test_a_shared_block_is_copied_before_it_is_written(kind: Kind) -> None:
     cache = kind.make()
     cache.keep_hidden(2, cache)
-    block_table, lead = start_text(cache), len(LEAD)
+    block_table = start_text(cache)
+    lead = len(LEAD)
     write(cache, block_table, [1, 2, 3, 4, 5, 6])
     cache.commit(block_table, range(6))
-    other, third = cache.allocator.fork(block_table, lead + 6), cache.allocator.fork(block_table, lead + 5)
+    other = cache.allocator.fork(block_table, lead + 6)
+    third = cache.allocator.fork(block_table, lead + 5)
     write(cache, other, [20, 21, 22])
     cache.commit(other, range(3))
     write(cache, block_table, [10])
@@ -398,7 +486,9 @@ def test_a_shared_block_is_copied_before_it_is_written(kind: Kind) -> None:
 
 
 def test_a_full_shared_block_is_not_copied(kind: Kind) -> None:
-    cache, block_table, count = kind.make(), BlockTable(), 2 * SIZE
+    cache = kind.make()
+    block_table = BlockTable()
+    count = 2 * SIZE
     write(cache, block_table, list(range(count)))
     cache.commit(block_table, range(count))
     other = cache.allocator.fork(block_table, count)
@@ -408,7 +498,9 @@ def test_a_full_shared_block_is_not_copied(kind: Kind) -> None:
 
 
 def test_freed_blocks_are_poisoned_and_no_others(kind: Kind) -> None:
-    cache, block_table, size = kind.make(), BlockTable(), SIZE
+    cache = kind.make()
+    block_table = BlockTable()
+    size = SIZE
     for pool in (*cache.keys, *cache.values):
         pool[...] = 0
     count = 2 * size + 2
@@ -448,12 +540,17 @@ def assert_all_readable(cache: PagedCache, texts: list[Text]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_operations(kind: Kind, seed: int) -> None:
     """Requests write, commit, fork, roll back and release; each reads its own tokens only."""
-    dice, cache, texts, value, size = random.Random(seed), kind.make(30), list[Text](), 0, SIZE
+    dice = random.Random(seed)
+    cache = kind.make(30)
+    texts = list[Text]()
+    value = 0
+    size = SIZE
     for step in range(150):
         if not texts or (dice.random() < 0.15 and cache.allocator.num_free > 12):
             texts.append(Text())
         text = dice.choice(texts)
-        block_table, operation = text.block_table, dice.random()
+        block_table = text.block_table
+        operation = dice.random()
         if operation < 0.6 and cache.allocator.num_free > 6:
             draft = [(value := value + 1) % 10_000 for _ in range(dice.randint(1, 2 * size + 1))]
             write(cache, block_table, draft)
@@ -502,7 +599,8 @@ def test_memory_sizes(value: str | int, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [0, -1, True, False, "", "GB", "-1GB", "0", "0.0GB", "1 TB", "1e9", "two", "1,5G", "nan"]
+    "value",
+    [0, -1, True, False, "", "GB", "-1GB", "0", "0.0GB", "1 TB", "1e9", "two", "1,5G", "nan"],
 )
 def test_memory_sizes_that_are_refused(value: object) -> None:
     with pytest.raises(OptionError, match="kv_memory: expected a positive number") as caught:
@@ -515,7 +613,10 @@ def blocks(dtype: DType, memory: str | int | None, requests: int, *, packed: boo
     backend = make_backend(dtype, packed=packed)
     pool = budget.KVBudget(memory, requests).add(CONFIG, dtype, backend.make_cache)
     assert pool.kernels is backend.kernels
-    assert sum(each.nbytes for each in (*pool.keys, *pool.values)) == pool.num_slots * pool.bytes_per_token
+    assert (
+        sum(each.nbytes for each in (*pool.keys, *pool.values))
+        == pool.num_slots * pool.bytes_per_token
+    )
     return pool.allocator.num_blocks
 
 
@@ -525,14 +626,19 @@ def packed() -> bool:
 
 
 def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch, *, packed: bool) -> None:
-    """The cache fills the budget; without a budget it holds all requests, within a quarter of the memory."""
-    block = 2 * 2 * 2 * 6 * 4 * BLOCK_SIZE  # keys and values, layers, heads, size of a head, bytes, tokens
+    """The cache fills the budget; without a budget it holds all requests, within a quarter of the
+    memory.
+    """
+    # keys and values, layers, heads, size of a head, bytes, tokens
+    block = 2 * 2 * 2 * 6 * 4 * BLOCK_SIZE
     assert kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE == block
     assert kv_bytes_per_token(CONFIG, INT8) * 4 * 6 == kv_bytes_per_token(CONFIG, FLOAT32) * (6 + 4)
     assert blocks(FLOAT32, block, 9, packed=packed) == 1
     assert blocks(FLOAT32, 10 * block - 1, 9, packed=packed) == 9
     assert blocks(BFLOAT16, 10 * block, 9, packed=packed) == 20
-    with pytest.raises(OptionError, match=f"kv_memory: expected at least {block} bytes.*found '1k'"):
+    with pytest.raises(
+        OptionError, match=f"kv_memory: expected at least {block} bytes.*found '1k'"
+    ):
         blocks(FLOAT32, "1k", 9, packed=packed)
     needed = 3 * math.ceil((CONFIG.context + 128) / BLOCK_SIZE)
     assert blocks(FLOAT32, None, 3, packed=packed) == needed
@@ -552,11 +658,14 @@ def test_default_size_without_sysconf(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pools_share_the_budget() -> None:
     """A second cache takes memory from the first one; both have the same number of blocks."""
     block = kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE
-    memory, make = budget.KVBudget(10 * block, 9), KernelBackend(kernels()).make_cache
+    memory = budget.KVBudget(10 * block, 9)
+    make = KernelBackend(kernels()).make_cache
     target = memory.add(CONFIG, FLOAT32, make)
     block_table = BlockTable()
     target.prepare(block_table, 9 * BLOCK_SIZE)
-    with pytest.raises(OptionError, match="expected no running request while a draft model is added"):
+    with pytest.raises(
+        OptionError, match="expected no running request while a draft model is added"
+    ):
         memory.add(CONFIG, BFLOAT16, make)
     target.release(block_table)
     draft = memory.add(CONFIG, BFLOAT16, make)
@@ -568,6 +677,10 @@ def test_pools_share_the_budget() -> None:
     target.release(block_table)
     del draft
     gc.collect()
-    assert memory.add(CONFIG, BFLOAT16, make).allocator.num_blocks == 6, "the memory of the first draft is free again"
+    assert memory.add(CONFIG, BFLOAT16, make).allocator.num_blocks == 6, (
+        "the memory of the first draft is free again"
+    )
     with pytest.raises(OptionError, match="kv_memory: expected at least"):
-        budget.KVBudget(block, 9).add(replace(CONFIG, num_layers=7, windows=(None,) * 7), FLOAT32, make)
+        budget.KVBudget(block, 9).add(
+            replace(CONFIG, num_layers=7, windows=(None,) * 7), FLOAT32, make
+        )

@@ -14,13 +14,18 @@ SIZE = 4
 
 
 def made(blocks: int = 12) -> tuple[BlockAllocator, PrefixCache]:
-    allocator, prefix = BlockAllocator(blocks, SIZE), PrefixCache()
+    allocator = BlockAllocator(blocks, SIZE)
+    prefix = PrefixCache()
     prefix.attach(allocator)
     return allocator, prefix
 
 
-def text(allocator: BlockAllocator, prefix: PrefixCache, tokens: list[int], salt: bytes = b"") -> BlockTable:
-    """Return the block table of a text, with blocks of the prefix cache if possible, and cache its blocks."""
+def text(
+    allocator: BlockAllocator, prefix: PrefixCache, tokens: list[int], salt: bytes = b""
+) -> BlockTable:
+    """Return the block table of a text, with blocks of the prefix cache if possible, and cache its
+    blocks.
+    """
     block_table = prefix.match(tokens, salt) or BlockTable()
     allocator.allocate(block_table, len(tokens))
     block_table.length = len(tokens)
@@ -55,7 +60,8 @@ def test_equal_digests_of_different_tokens_give_no_hit(monkeypatch: pytest.Monke
 
 def test_idle_blocks_are_cached_until_they_are_needed() -> None:
     allocator, prefix = made(6)
-    old, new = [*range(9)], [*range(50, 59)]
+    old = [*range(9)]
+    new = [*range(50, 59)]
     for tokens in (old, new):
         allocator.release(text(allocator, prefix, tokens))
     assert allocator.num_free == 6
@@ -97,9 +103,12 @@ class Held:
 @pytest.mark.parametrize("seed", range(20))
 def test_random_texts(seed: int) -> None:
     """Hits hold the right text and salt, blocks in use are not evicted, and no block is lost."""
-    dice, written = random.Random(seed), dict[int, tuple[int, ...]]()
+    dice = random.Random(seed)
+    written = dict[int, tuple[int, ...]]()
     allocator, prefix = made(dice.randint(6, 30))
-    texts, hits, evictions = list[Held](), 0, 0
+    texts = list[Held]()
+    hits = 0
+    evictions = 0
     for _ in range(400):
         if texts and (dice.random() < 0.4 or allocator.num_free < 4):
             allocator.release(texts.pop(dice.randrange(len(texts))).block_table)
@@ -127,7 +136,9 @@ def test_random_texts(seed: int) -> None:
                 references[block] += 1
         assert references == allocator.references
         assert allocator.num_free == references.count(0)
-        assert all(not references[block] and prefix.is_cached(block) for block in allocator.evictable)
+        assert all(
+            not references[block] and prefix.is_cached(block) for block in allocator.evictable
+        )
     assert hits > 0
     assert evictions > 0
     for each in texts:
@@ -138,7 +149,8 @@ def test_random_texts(seed: int) -> None:
 def test_keeping_more_outputs_clears_the_prefix_cache() -> None:
     """Blocks computed before do not hold the outputs of the layer that is kept from now on."""
     cache = make_cache(tiny_config(), FLOAT32, num_blocks=8, share_prefixes=True)
-    tokens, block_table = [*range(40)], BlockTable()
+    tokens = [*range(40)]
+    block_table = BlockTable()
     cache.prepare(block_table, 40)
     cache.commit(block_table, range(40))
     cache.cache_blocks(block_table, tokens)
@@ -156,7 +168,8 @@ def test_known_digests_are_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> 
     allocator, prefix = made(20)
     tokens = [*range(30)]
     allocator.release(text(allocator, prefix, tokens[:13]))
-    hashed, digest = list[bytes](), prefix._digest
+    hashed = list[bytes]()
+    digest = prefix._digest
 
     def counted(before: bytes, own: bytes) -> bytes:
         hashed.append(own)

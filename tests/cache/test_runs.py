@@ -20,7 +20,12 @@ def test_the_example_of_the_docstring() -> None:
         runs.take(run)
     assert [*runs] == [0, 1, 2, 5, 6, 8]
     assert [n in runs for n in range(-1, 10)] == [n in {0, 1, 2, 5, 6, 8} for n in range(-1, 10)]
-    assert [runs.best_fit(length) for length in (1, 2, 3, 4)] == [range(8, 9), range(5, 7), range(3), range(3)]
+    assert [runs.best_fit(length) for length in (1, 2, 3, 4)] == [
+        range(8, 9),
+        range(5, 7),
+        range(3),
+        range(3),
+    ]
     assert [*runs.run_from(1)] == [1, 2]
     assert not runs.run_from(3)
     assert not runs.run_from(-1)
@@ -37,7 +42,8 @@ def test_no_runs() -> None:
 def test_random_changes(seed: int) -> None:
     dice = random.Random(seed)
     stop = dice.randint(1, 40)
-    runs, there = FreeRuns(stop), set(range(stop))
+    runs = FreeRuns(stop)
+    there = set(range(stop))
     for _ in range(300):
         start = dice.randrange(stop)
         part = range(start, min(stop, start + dice.randint(1, 5)))
@@ -51,8 +57,11 @@ def test_random_changes(seed: int) -> None:
         assert [*runs] == sorted(there)
         assert [n in runs for n in range(stop)] == [n in there for n in range(stop)]
         for number in range(stop + 1):
-            assert [*runs.run_from(number)] == [n for run in slow if number in run for n in run if n >= number]
+            assert [*runs.run_from(number)] == [
+                n for run in slow if number in run for n in run if n >= number
+            ]
         for length in range(1, stop + 1) if slow else ():
             enough = [run for run in slow if len(run) >= length]
-            want = min(enough, key=len) if enough else max(slow, key=len)  # the first of equal length
+            # the first of equal length
+            want = min(enough, key=len) if enough else max(slow, key=len)
             assert runs.best_fit(length) == want

@@ -1,4 +1,6 @@
-"""States of short convolutions in the paged KV cache: sizes, commits, copies, bytes, and freed blocks."""
+"""States of short convolutions in the paged KV cache: sizes, commits, copies, bytes, and freed
+blocks.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -38,7 +40,9 @@ def made(options: dict[str, Any], **more: Any) -> PagedCache:
 
 
 def write(cache: PagedCache, table: BlockTable, values: list[int]) -> None:
-    """Write states that repeat each value, plus the number of the layer, after the committed tokens."""
+    """Write states that repeat each value, plus the number of the layer, after the committed
+    tokens.
+    """
     cache.prepare(table, table.length + len(values))
     slots = cache.slots(table, table.length, table.length + len(values))
     for layer in (0, 2):
@@ -73,7 +77,8 @@ def test_sizes(options: dict[str, Any]) -> None:
 
 
 def test_commit_moves_states(options: dict[str, Any]) -> None:
-    cache, table = made(options), BlockTable()
+    cache = made(options)
+    table = BlockTable()
     write(cache, table, [*range(1, 13)])
     cache.commit(table, range(12))
     write(cache, table, [*range(20, 32)])  # across the end of a block
@@ -86,7 +91,8 @@ def test_commit_moves_states(options: dict[str, Any]) -> None:
 
 
 def test_a_shared_block_is_copied_before_it_is_written(options: dict[str, Any]) -> None:
-    cache, table = made(options), BlockTable()
+    cache = made(options)
+    table = BlockTable()
     write(cache, table, [*range(20)])
     cache.commit(table, range(20))
     other = cache.allocator.fork(table, 18)
@@ -99,7 +105,10 @@ def test_a_shared_block_is_copied_before_it_is_written(options: dict[str, Any]) 
 
 def test_stored_bytes(options: dict[str, Any]) -> None:
     """Slots are exported to workers, blocks to the disk."""
-    one, other, table, copied = made(options), made(options), BlockTable(), BlockTable()
+    one = made(options)
+    other = made(options)
+    table = BlockTable()
+    copied = BlockTable()
     write(one, table, [*range(SIZE)])
     one.commit(table, range(SIZE))
     stored = one.export_slots(one.slots(table, 0, SIZE))
@@ -114,11 +123,14 @@ def test_stored_bytes(options: dict[str, Any]) -> None:
 
 
 def test_freed_blocks_are_poisoned(options: dict[str, Any]) -> None:
-    cache, table = made(options), BlockTable()
+    cache = made(options)
+    table = BlockTable()
     write(cache, table, [1] * SIZE)
     block = table.blocks[0]
     cache.release(table)
-    states: Array = np.asarray(cache.keys[2][0, block * SIZE : (block + 1) * SIZE]).astype(np.float32)
+    states: Array = np.asarray(cache.keys[2][0, block * SIZE : (block + 1) * SIZE]).astype(
+        np.float32
+    )
     assert (np.isnan(states) | (states > 1e3)).all()
 
 

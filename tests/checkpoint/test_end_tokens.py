@@ -16,7 +16,8 @@ from pronk.checkpoint.gguf.vocabulary import TokenKind, Vocabulary
 from pronk.testing import byte_tokenizer
 from pronk.text.tokenizer import Tokenizer
 
-# Vocabularies of well-known models, without ordinary tokens; those that end a generation in llama.cpp are marked.
+# Vocabularies of well-known models, without ordinary tokens; those that end a generation in
+# llama.cpp are marked.
 VOCABULARIES = {
     "qwen": [
         "*<|endoftext|>", "<|im_start|>", "*<|im_end|>", "<tool_call>", "<|fim_prefix|>", "<|fim_middle|>",
@@ -41,7 +42,9 @@ VOCABULARY = pytest.mark.parametrize("model", VOCABULARIES)
 
 def names_and_ends(model: str) -> tuple[list[str], tuple[int, ...]]:
     marked = VOCABULARIES[model]
-    return [name.removeprefix("*") for name in marked], tuple(i for i, name in enumerate(marked) if name[0] == "*")
+    return [name.removeprefix("*") for name in marked], tuple(
+        i for i, name in enumerate(marked) if name[0] == "*"
+    )
 
 
 @VOCABULARY
@@ -67,7 +70,9 @@ def test_folder(model: str, special: bool) -> None:
     expected = [name for i, name in enumerate(names) if i in ends]
     if "<|endoftext|>" not in names:
         expected.insert(0, "<|endoftext|>")  # of ``byte_tokenizer``
-    config = llama_config(hidden=8, layers=1, heads=1, kv_heads=1, mlp=8, vocab=400, context=8, eos_ids=(7, 5))
+    config = llama_config(
+        hidden=8, layers=1, heads=1, kv_heads=1, mlp=8, vocab=400, context=8, eos_ids=(7, 5)
+    )
     found = Tokenizer(backend).add_end_tokens(config).eos_ids
     assert found[:2] == (7, 5)
     assert {backend.id_to_token(token) for token in found[2:]} == {*expected}
@@ -102,10 +107,16 @@ def test_a_text_ends_at_such_a_token(name: str, checkpoint: MakeCheckpoint, tmp_
     backend.save(str(tmp_path / "tokenizer.json"))
     llm = LLM(tmp_path)
     end = llm.tokenizer.backend.token_to_id(name)
-    params = SamplingParams(max_tokens=20, temperature=1.0, seed=1, logit_bias={end: 7.0, 0: -100.0})
+    params = SamplingParams(
+        max_tokens=20, temperature=1.0, seed=1, logit_bias={end: 7.0, 0: -100.0}
+    )
     done = llm.generate(f"a{name}b", params)
     assert end in done.prompt_token_ids
-    assert (done.finish_reason, done.stop_reason, done.token_ids.index(end)) == ("stop", end, len(done.token_ids) - 1)
+    assert (done.finish_reason, done.stop_reason, done.token_ids.index(end)) == (
+        "stop",
+        end,
+        len(done.token_ids) - 1,
+    )
     on = llm.generate(f"a{name}b", SamplingParams(**(params.to_dict() | {"ignore_eos": True})))
     assert on.finish_reason == "length"
     assert on.token_ids[: len(done.token_ids)] == done.token_ids

@@ -45,19 +45,26 @@ def test_frequencies_are_those_of_training(scaling: str, theta: float, head_dim:
     """
     config = RopeConfig(head_dim, theta, **SCALINGS[scaling])
     if config.kind == "factors":
-        config = replace(config, divisors=tuple(np.random.default_rng(0).uniform(1, 8, head_dim // 2).tolist()))
+        config = replace(
+            config, divisors=tuple(np.random.default_rng(0).uniform(1, 8, head_dim // 2).tolist())
+        )
     for span in (1, 2048, 2049, 4096, 100_000) if config.kind == "dynamic" else (1,):
         cos, sin = RopeTable(config).compute_entries([1], [span])[0].astype(np.float64)
-        found, want = np.arctan2(sin, cos), torch_frequencies(config, span).numpy().astype(np.float64)
-        # The angle of position 1 is the frequency. Rounding the sine to float32 adds an error of half a unit.
+        found = np.arctan2(sin, cos)
+        want = torch_frequencies(config, span).numpy().astype(np.float64)
+        # The angle of position 1 is the frequency. Rounding the sine to float32 adds an error of
+        # half a unit.
         assert (np.abs(found - want) <= 2.5 * np.spacing(want.astype(np.float32))).all()
         assert np.hypot(cos, sin) == pytest.approx(config.attention_scale, rel=1e-6)
 
 
 def torch_frequencies(config: RopeConfig, span: int) -> Tensor:
     """Return the frequencies as transformers computes them, with float32 operations of torch."""
-    size, factor, original = config.dim, config.factor, config.original
-    exponents, theta = torch.arange(0, size, 2).float() / size, torch.tensor(config.theta)
+    size = config.dim
+    factor = config.factor
+    original = config.original
+    exponents = torch.arange(0, size, 2).float() / size
+    theta = torch.tensor(config.theta)
     if config.kind == "dynamic":
         length = torch.tensor([span]).clamp(min=original).float()
         theta = theta * (factor * length / original - (factor - 1)) ** (size / (size - 2))
@@ -67,17 +74,26 @@ def torch_frequencies(config: RopeConfig, span: int) -> Tensor:
     if config.kind == "factors":
         return plain / torch.tensor(config.divisors)
     if config.kind == "llama3":
-        wavelength, low, high = 2 * math.pi / plain, config.low_freq_factor, config.high_freq_factor
+        wavelength = 2 * math.pi / plain
+        low = config.low_freq_factor
+        high = config.high_freq_factor
         smooth = (original / wavelength - low) / (high - low)
         blended = (1 - smooth) * plain / factor + smooth * plain
         scaled = torch.where(wavelength > original / low, plain / factor, plain)
-        return torch.where((wavelength >= original / high) & (wavelength <= original / low), blended, scaled)
+        return torch.where(
+            (wavelength >= original / high) & (wavelength <= original / low), blended, scaled
+        )
     if config.kind == "yarn":
         turns = (config.beta_fast, config.beta_slow)
-        low, high = (size * math.log(original / (n * 2 * math.pi)) / (2 * math.log(config.theta)) for n in turns)
+        low, high = (
+            size * math.log(original / (n * 2 * math.pi)) / (2 * math.log(config.theta))
+            for n in turns
+        )
         if config.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, size - 1)
+            low = math.floor(low)
+            high = math.ceil(high)
+        low = max(low, 0)
+        high = min(high, size - 1)
         ramp = ((torch.arange(size // 2).float() - low) / (high - low)).clamp(0, 1)
         return plain / factor * ramp + plain * (1 - ramp)
     return plain

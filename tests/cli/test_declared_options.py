@@ -27,11 +27,25 @@ NAMES = {"adapters": "adapter"}
 SERVED = {"max_batch", "max_wait", "prefix_cache"}
 # Defaults that the command line writes in another way.
 WRITTEN: dict[str, Any] = {"weight_cache": "off", "calibration": "on"}
-REPEATABLE = ("model", "adapters", "logit_bias", "bad_words", "stop", "stop_token_ids", "logprob_token_ids")
+REPEATABLE = (
+    "model",
+    "adapters",
+    "logit_bias",
+    "bad_words",
+    "stop",
+    "stop_token_ids",
+    "logprob_token_ids",
+)
 WRITTEN |= {name: [] for name in REPEATABLE}
 
-OF_LLM = {name: each for name, each in declared_options(LLMOptions).items() if name not in NOT_ON_THE_COMMAND_LINE}
-OF_A_REQUEST = {name: each for name, each in declared_options(SamplingParams).items() if name != "guide"}
+OF_LLM = {
+    name: each
+    for name, each in declared_options(LLMOptions).items()
+    if name not in NOT_ON_THE_COMMAND_LINE
+}
+OF_A_REQUEST = {
+    name: each for name, each in declared_options(SamplingParams).items() if name != "guide"
+}
 
 
 def options_of(command: Any) -> Mapping[str, Any]:
@@ -63,7 +77,8 @@ def assert_same(declared: DeclaredOption, shown: Any, default: object) -> None:
 
 @pytest.mark.parametrize("name", OF_LLM)
 def test_options_of_a_model_are_those_of_the_library(name: str) -> None:
-    shown, declared = NAMES.get(name, name), OF_LLM[name]
+    shown = NAMES.get(name, name)
+    declared = OF_LLM[name]
     default = WRITTEN.get(name, declared.default)
     if name in SERVED:
         assert shown not in GENERATE
@@ -88,7 +103,9 @@ def test_options_of_a_request_are_those_of_the_library(name: str) -> None:
     ],
     ids=lambda each: each.name,
 )
-def test_ranges_are_checked_before_the_model_is_loaded(declared: DeclaredOption, command: Command) -> None:
+def test_ranges_are_checked_before_the_model_is_loaded(
+    declared: DeclaredOption, command: Command
+) -> None:
     """The message names the option as it was typed."""
     check_range(declared, command, "generate", "x")
 
@@ -113,14 +130,36 @@ def test_data_types_are_those_of_checkpoints() -> None:
     [
         (["--help"], 0, "Generate text that continues a prompt."),
         (["generate", "--help"], 0, "--threads"),
-        (["generate", "x", "--model", "./none", "--threads", "2", "--top-p", "0.5", "--stop", "a"], 2, "./none"),
-        (["generate", "x", "--threads", "0"], 2, "--threads: expected an integer in 1..4096, found 0"),
+        (
+            [
+                "generate",
+                "x",
+                "--model",
+                "./none",
+                "--threads",
+                "2",
+                "--top-p",
+                "0.5",
+                "--stop",
+                "a",
+            ],
+            2,
+            "./none",
+        ),
+        (
+            ["generate", "x", "--threads", "0"],
+            2,
+            "--threads: expected an integer in 1..4096, found 0",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_plain_values_need_no_pydantic(arguments: list[str], code: int, text: str) -> None:
     """Its import takes longer than all of ``--help``."""
-    program = "import sys; sys.modules['pydantic'] = None; from pronk.cli.main import main; main(sys.argv[1:])"
+    program = (
+        "import sys; sys.modules['pydantic'] = None; from pronk.cli.main import main; "
+        "main(sys.argv[1:])"
+    )
     words = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(words, capture_output=True, text=True, timeout=HUNG, check=False)
     assert done.returncode == code, done.stderr

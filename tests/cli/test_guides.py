@@ -9,7 +9,8 @@ from pronk.text.guide import MAX_SIZE, Guide
 
 
 def test_each_option_is_a_guide(tmp_path: Path) -> None:
-    schema, grammar = tmp_path / "schema.json", tmp_path / "sums.lark"
+    schema = tmp_path / "schema.json"
+    grammar = tmp_path / "sums.lark"
     schema.write_text('{"type": "integer"}', encoding="utf-8")
     grammar.write_text('start: "é"', encoding="utf-8")
     assert read_guide() is None

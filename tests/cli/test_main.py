@@ -1,4 +1,6 @@
-"""The command line, from outside: what goes to which stream, exit codes, and that no mistake ends in a traceback."""
+"""The command line, from outside: what goes to which stream, exit codes, and that no mistake ends
+in a traceback.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ SEED = 11
 
 
 class FakeLLM:
-    """Answers with a fixed text whose every second token is an accepted draft token; keeps its prompts."""
+    """Answers with a fixed text whose every second token is an accepted draft token; keeps its
+    prompts.
+    """
 
     made: FakeLLM
     kernels = "avx2"
@@ -45,9 +49,13 @@ class FakeLLM:
     answer_format = AnswerFormat(tool_tokenizer("hermes"))  # a model without thoughts
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self.model, self.options, self.adapters = model, options, tuple(options["adapters"])
+        self.model = model
+        self.options = options
+        self.adapters = tuple(options["adapters"])
         self.config = SimpleNamespace(context=1000, sampling={})
-        self.request_factory = SimpleNamespace(encode_prompt=lambda text: text, answer_format=self.answer_format)
+        self.request_factory = SimpleNamespace(
+            encode_prompt=lambda text: text, answer_format=self.answer_format
+        )
         self.calibration = SimpleNamespace(save=lambda: None)
         self.words = [*self.answer]
         self.error: BaseException | None = None
@@ -57,12 +65,16 @@ class FakeLLM:
         if options["progress"]:
             options["progress"](5, 10)
 
-    def generate(self, prompt: str, params: SamplingParams, *, adapter: str | None = None) -> Completion:
+    def generate(
+        self, prompt: str, params: SamplingParams, *, adapter: str | None = None
+    ) -> Completion:
         *_, last = self.stream(prompt, params, adapter=adapter)
         assert last.completion is not None
         return last.completion
 
-    def stream(self, prompt: Any, params: SamplingParams, *, adapter: str | None = None) -> Iterator[Piece]:
+    def stream(
+        self, prompt: Any, params: SamplingParams, *, adapter: str | None = None
+    ) -> Iterator[Piece]:
         self.asked.append(prompt)
         self.adapter = adapter
         return self._stream(params)
@@ -73,7 +85,9 @@ class FakeLLM:
                 if self.error is not None and i == 2:
                     raise self.error
                 done = self._complete() if i == len(self.words) - 1 else None
-                yield Piece(i, word, source="suffix" if i % 2 else None, index=index, completion=done)
+                yield Piece(
+                    i, word, source="suffix" if i % 2 else None, index=index, completion=done
+                )
 
     def _complete(self) -> Completion:
         steps = [StepStats(1, 0, 0, 0, 1, 0.0, 0.1, 0.2), StepStats(5, 4, 4, 1, 2, 0.0, 0.2, 0.4)]
@@ -92,7 +106,9 @@ class FakeLLM:
         self.used.append((params, template_options))
         return self.stream([dict(message) for message in messages], params, adapter=adapter)
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]], *, template_options: Any = None) -> list[int]:
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, str]], *, template_options: Any = None
+    ) -> list[int]:
         return [0] * (100 * len(messages))
 
 
@@ -147,7 +163,9 @@ def test_every_sampling_parameter_is_an_option_with_the_same_default() -> None:
     assert sampling_params() == SamplingParams()
 
 
-def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_reach_the_library(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[SamplingParams] = []
     monkeypatch.setattr(fake, "_stream", lambda _, params: seen.append(params) or iter([]))
     args = """
@@ -203,9 +221,14 @@ def test_piped_output_is_the_text_alone(run: Run, fake: type[FakeLLM]) -> None:
 
 
 def test_stats_and_echo_can_be_asked_for(run: Run, fake: type[FakeLLM]) -> None:
-    figures = "3 tokens · 6.0 tokens/s · 1.50 tokens per forward pass · 1 of 4 draft tokens accepted · kernels avx2"
+    figures = (
+        "3 tokens · 6.0 tokens/s · 1.50 tokens per forward pass · 1 of 4 draft tokens accepted · "
+        "kernels avx2"
+    )
     assert run("generate", "x =", "--stats", "--echo") == (0, "x =one two three\n", f"{figures}\n")
-    assert run("generate", "x", "--stats", "--temperature", "0.8")[2] == f"{figures} · seed {SEED}\n"
+    assert (
+        run("generate", "x", "--stats", "--temperature", "0.8")[2] == f"{figures} · seed {SEED}\n"
+    )
 
 
 @pytest.mark.parametrize("text", ["def f():\n", "", "zwei\r\nZeilen ü 🙂"])
@@ -234,7 +257,9 @@ def test_further_samples_follow_the_first(run: Run, fake: type[FakeLLM]) -> None
 
 
 @pytest.mark.usefixtures("terminal")
-def test_terminal_shows_figures_colours_and_no_control_characters(run: Run, fake: type[FakeLLM]) -> None:
+def test_terminal_shows_figures_colours_and_no_control_characters(
+    run: Run, fake: type[FakeLLM]
+) -> None:
     _, out, err = run("generate", "x", "--color-drafts")
     assert out == "one\x1b[32m two\x1b[0m three\n"
     assert "loading" in err
@@ -245,7 +270,9 @@ def test_terminal_shows_figures_colours_and_no_control_characters(run: Run, fake
     assert run("generate", "\x1b[2J\tx", "--echo")[1].count("\ufffd") == 1
 
 
-def test_an_interrupt_keeps_the_printed_text(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_the_printed_text(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt_third_token(fake, monkeypatch)
     assert run("generate", "x") == (130, "one two\n", "interrupted\n")
     assert run("generate", "x", "--json") == (130, "", "interrupted\n")
@@ -278,7 +305,9 @@ class Slow:
 pronk.llm.LLM = Slow
 pronk.cli.main.main(["generate", "x"])
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         start = process.stdout.read(5)
         process.send_signal(signal.SIGINT)
@@ -289,8 +318,12 @@ pronk.cli.main.main(["generate", "x"])
 
 
 def test_closed_pipe_is_silent() -> None:
-    command = f"'{sys.executable}' -c 'from pronk.cli.main import main; main()' generate --help | true"
-    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=HUNG, check=False)
+    command = (
+        f"'{sys.executable}' -c 'from pronk.cli.main import main; main()' generate --help | true"
+    )
+    result = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=HUNG, check=False
+    )
     assert result.stderr == ""
 
 
@@ -313,10 +346,15 @@ def test_a_byte_order_mark_in_piped_text_is_ignored(run: Run, fake: type[FakeLLM
 
 
 def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
-    code, out, err = run("chat", given="a\nb\n/stats\n/reset\nc\n/colors\n/foo bar\n/help\n/exit\nd\n")
+    code, out, err = run(
+        "chat", given="a\nb\n/stats\n/reset\nc\n/colors\n/foo bar\n/help\n/exit\nd\n"
+    )
     assert (code, out) == (0, "one two three\n" * 3)
     assert [len(messages) for messages in fake.made.asked] == [1, 3, 1]
-    figures = "6 tokens · 6.0 tokens/s · 1.50 tokens per forward pass · 2 of 8 draft tokens accepted · kernels avx2"
+    figures = (
+        "6 tokens · 6.0 tokens/s · 1.50 tokens per forward pass · 2 of 8 draft tokens accepted · "
+        "kernels avx2"
+    )
     assert f"{figures}\n" in err
     assert "draft tokens are not coloured" in err
     assert "/foo: expected a command, found an unknown one; /help lists the commands" in err
@@ -333,7 +371,9 @@ def test_chat_colours_draft_tokens_unless_turned_off(run: Run, fake: type[FakeLL
 
 @pytest.fixture
 def thinking(fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake, "answer_format", AnswerFormat(thinking_tokenizer("hermes", tokens=False)))
+    monkeypatch.setattr(
+        fake, "answer_format", AnswerFormat(thinking_tokenizer("hermes", tokens=False))
+    )
     monkeypatch.setattr(fake, "answer", ["<think>", "\n2 +", " 3", ".\n</think>\n\nIt", " is"])
 
 
@@ -352,7 +392,9 @@ def test_piped_thoughts_are_between_tags_and_not_sent_back(run: Run, fake: type[
 
 
 @pytest.mark.usefixtures("thinking")
-def test_interrupted_thoughts_are_ended(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_thoughts_are_ended(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt_third_token(fake, monkeypatch)
     assert run("chat", given="a\nb\n") == (0, "<think>\n2 +\n</think>\n" * 2, "stopped\nstopped\n")
     assert fake.made.asked[1][1] == {"role": "assistant", "content": ""}
@@ -361,22 +403,29 @@ def test_interrupted_thoughts_are_ended(run: Run, fake: type[FakeLLM], monkeypat
 def test_long_chat_forgets_its_oldest_turns(run: Run, fake: type[FakeLLM]) -> None:
     code, _, err = run("chat", "--max-tokens", "500", given="a\nb\nc\nd\n")
     assert code == 0
-    assert [len(messages) for messages in fake.made.asked] == [1, 3, 5, 5]  # 100 tokens each; 500 fit
+    # 100 tokens each; 500 fit
+    assert [len(messages) for messages in fake.made.asked] == [1, 3, 5, 5]
     assert fake.made.asked[-1][0] == {"role": "user", "content": "b"}
     assert err == "the context is full: forgot the oldest 1 of 3 turns\n"
 
 
-def test_interrupted_answer_stays_in_the_chat(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_answer_stays_in_the_chat(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt_third_token(fake, monkeypatch)
     code, out, err = run("chat", given="a\nb\n")
     assert (code, out, err) == (0, "one two\none two\n", "stopped\nstopped\n")
     assert fake.made.asked[1][1] == {"role": "assistant", "content": "one two"}
 
 
-def test_chat_goes_on_after_an_error(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_goes_on_after_an_error(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = fake.stream_chat
 
-    def refuse_first(self: FakeLLM, messages: Any, params: SamplingParams, **options: Any) -> Iterator[Piece]:
+    def refuse_first(
+        self: FakeLLM, messages: Any, params: SamplingParams, **options: Any
+    ) -> Iterator[Piece]:
         if messages[-1]["content"] == "a":
             raise CacheFullError("no room")
         return original(self, messages, params, **options)
@@ -394,7 +443,9 @@ def test_chat_uses_the_models_sampling_unless_told_otherwise(run: Run, fake: typ
             super().__init__(*args, **options)
             self.config.sampling = {"temperature": 0.7, "top_p": 0.8}
 
-        def stream_chat(self, messages: Any, params: SamplingParams, **options: Any) -> Iterator[Piece]:
+        def stream_chat(
+            self, messages: Any, params: SamplingParams, **options: Any
+        ) -> Iterator[Piece]:
             used.append(params)
             return super().stream_chat(messages, params, **options)
 
@@ -419,10 +470,16 @@ def test_chat_uses_the_models_sampling_unless_told_otherwise(run: Run, fake: typ
     ],
 )
 def test_chat_switches_thinking(
-    run: Run, fake: type[FakeLLM], given: Sequence[str], options: dict[str, bool], budget: int | None
+    run: Run,
+    fake: type[FakeLLM],
+    given: Sequence[str],
+    options: dict[str, bool],
+    budget: int | None,
 ) -> None:
     run("chat", *given, given="a\n")
-    assert [(params.thinking_budget, used) for params, used in fake.made.used] == [(budget, options)]
+    assert [(params.thinking_budget, used) for params, used in fake.made.used] == [
+        (budget, options)
+    ]
 
 
 def test_chat_with_a_system_message(run: Run, fake: type[FakeLLM]) -> None:
@@ -441,7 +498,9 @@ def test_chat_messages_of_several_lines(given: str, run: Run, fake: type[FakeLLM
 def test_chats_are_saved_and_continued(run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
     file = tmp_path / "a chat.json"
     _, _, err = run("chat", "--system", "be brief", given=f"a\n/save {file}\n/save\n")
-    assert err == f"saved 1 turns in {file}\nerror: /save: expected a file name after it, found none\n"
+    assert (
+        err == f"saved 1 turns in {file}\nerror: /save: expected a file name after it, found none\n"
+    )
     saved = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in saved] == ["system", "user", "assistant"]
     _, _, err = run("chat", given=f"/load {file}\nb\n")
@@ -460,9 +519,18 @@ def test_chats_are_saved_and_continued(run: Run, fake: type[FakeLLM], tmp_path: 
         ("[]", "expected an object with a list of messages, found []"),
         ('{"messages": "a"}', "expected an object with a list of messages"),
         ('{"messages": [1]}', "expected a role and a text in message 1, found 1"),
-        ('{"messages": [{"role": "robot", "content": "a"}]}', "expected a role and a text in message 1"),
-        ('{"messages": [{"role": "user", "content": 7}]}', "expected a role and a text in message 1"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', 'expected pairs of user and assistant, .*found \\["user"'),
+        (
+            '{"messages": [{"role": "robot", "content": "a"}]}',
+            "expected a role and a text in message 1",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": 7}]}',
+            "expected a role and a text in message 1",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "a"}]}',
+            'expected pairs of user and assistant, .*found \\["user"',
+        ),
         (None, "found: No such file or directory; check the path"),
         ("folder", "found: Is a directory; check the path"),
     ],
@@ -483,7 +551,9 @@ def test_other_files_are_not_loaded(
     assert len(fake.made.asked[1]) == 3  # the conversation goes on
 
 
-def test_ctrl_c_at_the_prompt_keeps_the_chat(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_the_prompt_keeps_the_chat(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[Any] = ["a", KeyboardInterrupt, "b", EOFError]
 
     def read(_: str) -> str:
@@ -500,7 +570,9 @@ def test_ctrl_c_at_the_prompt_keeps_the_chat(run: Run, fake: type[FakeLLM], monk
     assert [len(messages) for messages in fake.made.asked] == [1, 3]
 
 
-def test_ctrl_c_ends_a_chat_without_a_terminal(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_chat_without_a_terminal(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(_: str) -> str:
         raise KeyboardInterrupt
 
@@ -514,15 +586,20 @@ def test_quoted_messages_are_no_commands(run: Run, fake: type[FakeLLM]) -> None:
 
 
 def test_saving_does_not_replace_other_files(run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
-    file, chat = tmp_path / "notes", tmp_path / "chat"
+    file = tmp_path / "notes"
+    chat = tmp_path / "chat"
     file.write_text("mine")
-    _, _, err = run("chat", given=f"a\n/save {file}\n/save ~nobody-at-all/x\n/save {chat}\n/save {chat}\n")
+    _, _, err = run(
+        "chat", given=f"a\n/save {file}\n/save ~nobody-at-all/x\n/save {chat}\n/save {chat}\n"
+    )
     assert file.read_text() == "mine"
     assert err.count("saved 1 turns") == 2
     assert err.count("error: ") == 2
 
 
-def test_model_without_chat_template(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_without_chat_template(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(self: FakeLLM, messages: object, **_: object) -> list[int]:
         raise TokenizerError("the model has no chat template")
 
@@ -556,7 +633,9 @@ def test_usage_errors_are_one_line_with_a_hint(run: Run, args: list[str], expect
         (["--logprobs", "65"], ["logprobs", "64", "65"]),
     ],
 )
-def test_option_out_of_range_is_refused_before_loading(run: Run, args: list[str], expected: list[str]) -> None:
+def test_option_out_of_range_is_refused_before_loading(
+    run: Run, args: list[str], expected: list[str]
+) -> None:
     """One value per option; the tests of :class:`SamplingParams` cover the ranges."""
     assert_mistake(run("generate", "x", "--model", "no such folder", *args), *expected)
 
@@ -564,10 +643,16 @@ def test_option_out_of_range_is_refused_before_loading(run: Run, args: list[str]
 def test_prompt_given_wrongly(run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
     assert_mistake(run("generate"), "PROMPT", "neither")
     assert_mistake(run("generate", "x", "--prompt-file", "y"), "PROMPT", "both")
-    missing, folder = str(tmp_path / "none"), str(tmp_path)
+    missing = str(tmp_path / "none")
+    folder = str(tmp_path)
     expected = "prompt-file: expected a file that can be read at"
-    assert_mistake(run("generate", "--prompt-file", missing), f"{expected} {missing}, found No such file or directory;")
-    assert_mistake(run("generate", "--prompt-file", folder), f"{expected} {folder}, found Is a directory;")
+    assert_mistake(
+        run("generate", "--prompt-file", missing),
+        f"{expected} {missing}, found No such file or directory;",
+    )
+    assert_mistake(
+        run("generate", "--prompt-file", folder), f"{expected} {folder}, found Is a directory;"
+    )
     assert_mistake(run("generate", "-", given=b"\xff"), "UTF-8")
 
 
@@ -579,7 +664,10 @@ def test_unexpected_error_is_one_line_unless_the_traceback_is_asked_for(
 
     monkeypatch.setattr(fake, "stream", fail)
     code, _, err = run("generate", "x")
-    message = "generate: expected no error, found RuntimeError: out of memory; pronk --traceback ... shows where"
+    message = (
+        "generate: expected no error, found RuntimeError: out of memory; "
+        "pronk --traceback ... shows where"
+    )
     assert (code, err) == (1, f"pronk: error: {message}\n")
     with pytest.raises(RuntimeError, match="memory"):
         main(["--traceback", "generate", "x"])
@@ -608,7 +696,11 @@ def broken(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
     ],
 )
 def test_requests_that_do_not_fit(
-    run: Run, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, args: list[str], expected: list[str]
+    run: Run,
+    checkpoint: MakeCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    args: list[str],
+    expected: list[str],
 ) -> None:
     """Reported before the weights are loaded, which takes seconds for a large model."""
     monkeypatch.setattr(pronk.llm, "load_decoder", None)
@@ -666,7 +758,9 @@ def test_real_model_in_a_process(checkpoint: MakeCheckpoint) -> None:
         command += [str(checkpoint("llama")), "def add(a, b):", "--max-tokens", "8", *more]
         return subprocess.run(command, capture_output=True, text=True, timeout=HUNG, check=False)
 
-    plain, as_json, wrong = generate(), generate("--json"), generate("--temperature", "-1")
+    plain = generate()
+    as_json = generate("--json")
+    wrong = generate("--temperature", "-1")
     assert (plain.returncode, plain.stderr, as_json.returncode, as_json.stderr) == (0, "", 0, "")
     assert json.loads(as_json.stdout)["text"].rstrip("\n") == plain.stdout.rstrip("\n")
     assert_mistake((wrong.returncode, wrong.stdout, wrong.stderr), "temperature")
@@ -682,14 +776,22 @@ finally:
     heavy = {{"torch", "numpy", "tokenizers", "pydivsufsort", "rich.progress"}}
     assert not heavy & set(sys.modules), "imported too early"
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HUNG, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HUNG, check=False
+    )
     assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("chosen", [(), ("sql=a",)])
-def test_texts_are_computed_with_the_adapter(run: Run, fake: type[FakeLLM], chosen: tuple[str, ...]) -> None:
+def test_texts_are_computed_with_the_adapter(
+    run: Run, fake: type[FakeLLM], chosen: tuple[str, ...]
+) -> None:
     options = [word for pair in chosen for word in ("--adapter", pair)]
-    for command, given in ((["generate", "x"], ""), (["generate", "x", "--json"], ""), (["chat"], "hello\n")):
+    for command, given in (
+        (["generate", "x"], ""),
+        (["generate", "x", "--json"], ""),
+        (["chat"], "hello\n"),
+    ):
         assert run(*command, *options, given=given)[0] == 0
         assert fake.made.adapter == ("sql" if chosen else None)
 
@@ -703,7 +805,9 @@ def test_texts_are_computed_with_the_adapter(run: Run, fake: type[FakeLLM], chos
         (("a=b", "c=d"), "adapter: expected one, found a, c; leave the others out"),
     ],
 )
-def test_mistakes_in_adapters(run: Run, fake: type[FakeLLM], pairs: tuple[str, ...], message: str) -> None:
+def test_mistakes_in_adapters(
+    run: Run, fake: type[FakeLLM], pairs: tuple[str, ...], message: str
+) -> None:
     del fake
     options = [word for pair in pairs for word in ("--adapter", pair)]
     assert_mistake(run("generate", "x", *options), message)

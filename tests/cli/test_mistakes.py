@@ -32,9 +32,15 @@ WRONG = [
     (["generate", "x", "--max-tokens", "12x"], "--max-tokens: expected an integer, found '12x'"),
     (["generate", "x", "--temperature", "hot"], "--temperature: expected a number, found 'hot'"),
     (["generate", "x", "--threads", 0], "--threads: expected an integer in 1..4096, found 0"),
-    (["generate", "x", "--top-p", 0], "--top-p: expected a number above 0 and at most 1, found 0.0"),
+    (
+        ["generate", "x", "--top-p", 0],
+        "--top-p: expected a number above 0 and at most 1, found 0.0",
+    ),
     (["generate", "x", "--n", 5000], "--n: expected an integer in 1..1024, found 5000"),
-    (["generate", "x", "--stop-token-ids", "a"], "--stop-token-ids: expected an integer, found 'a'"),
+    (
+        ["generate", "x", "--stop-token-ids", "a"],
+        "--stop-token-ids: expected an integer, found 'a'",
+    ),
     (["generate", "x", "--seed"], "--seed: expected a value after it, found none"),
     (["generate", "x", "--echo=1"], "--echo: expected no value, found one"),
     (["generate", "x", "y"], "expected no further argument, found y"),
@@ -46,7 +52,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "near"), MISSPELLED, ids=lambda value: str(value)[:60])
-def test_misspelled_names_get_the_nearest(command: Command, arguments: list[object], near: str) -> None:
+def test_misspelled_names_get_the_nearest(
+    command: Command, arguments: list[object], near: str
+) -> None:
     known = arguments[0] == "generate" and "--model" not in arguments
     result = command(*arguments, *(["--model", "pronk-tiny"] if known else []))
     assert_mistake(result, "expected", "found", "did you mean")
@@ -57,7 +65,11 @@ def test_misspelled_names_get_the_nearest(command: Command, arguments: list[obje
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda value: str(value)[:60])
 def test_wrong_values_are_named(
-    command: Command, arguments: list[object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    arguments: list[object],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = command(*arguments)

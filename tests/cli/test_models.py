@@ -26,4 +26,6 @@ def test_rows_of_known_models_are_single_lines(
     assert [line[0] for line in lines] == [*known_models()]
     assert ("repository" in head) is (columns != 80)
     if columns != 80:
-        assert [line[-1] for line in lines] == [known.model.repo for known in known_models().values()]
+        assert [line[-1] for line in lines] == [
+            known.model.repo for known in known_models().values()
+        ]

@@ -16,7 +16,9 @@ def bread(*, flour: str = "rye", grams: int = 500) -> tuple[str, int]:
     return flour, grams
 
 
-def oven(place: str = "kitchen", *, degrees: int = 220, flour: str = "none") -> tuple[str, int, str]:
+def oven(
+    place: str = "kitchen", *, degrees: int = 220, flour: str = "none"
+) -> tuple[str, int, str]:
     return place, degrees, flour
 
 
@@ -31,7 +33,8 @@ def bake(
 ) -> None:
     flour, weight = dough()
     place, heated, spread = heat()
-    assert (place, heated, spread) == ("kitchen", degrees, flour)  # options of one name have one value
+    # options of one name have one value
+    assert (place, heated, spread) == ("kitchen", degrees, flour)
     baked.append((loaves, flour, weight, grams))
 
 

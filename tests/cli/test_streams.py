@@ -64,7 +64,9 @@ def run_in_a_process(arguments: str, **faults: str) -> Ended:
     """Run ``pronk ARGUMENTS`` with faults of its streams, e.g. ``stdout="full"``."""
     python = [sys.executable, *(["-u"] if UNBUFFERED in faults.values() else []), "-m", "pronk"]
     shell = "".join(
-        f" {REDIRECTIONS[fault].format(DESCRIPTORS[name])}" for name, fault in faults.items() if fault in REDIRECTIONS
+        f" {REDIRECTIONS[fault].format(DESCRIPTORS[name])}"
+        for name, fault in faults.items()
+        if fault in REDIRECTIONS
     )
     words = ["sh", "-c", f'"$@"{shell}', "sh", *python, *arguments.split()]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -75,22 +77,31 @@ def run_in_a_process(arguments: str, **faults: str) -> Ended:
 
 
 def run_here(arguments: str, **faults: str) -> Ended:
-    """Run ``pronk ARGUMENTS`` in this process, where ``sys`` has the streams that a process would begin with.
+    """Run ``pronk ARGUMENTS`` in this process, where ``sys`` has the streams that a process would
+    begin with.
 
-    At the end, each faulty stream is flushed, as when an interpreter ends; an error of it fails the test.
+    At the end, each faulty stream is flushed, as when an interpreter ends; an error of it fails the
+    test.
     """
-    texts = {name: io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for name in ("stdout", "stderr")}
+    texts = {
+        name: io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for name in ("stdout", "stderr")
+    }
     stdin = io.TextIOWrapper(io.BytesIO(b"hi\n"), encoding="utf-8")
     with ExitStack() as closing, pytest.MonkeyPatch.context() as patch:
         for name, stream in {"stdin": stdin, **texts}.items():
             buffering = 1 if name == "stderr" else -1  # of a process: by lines, or by blocks
-            used = closing.enter_context(faulty_stream(faults[name], buffering)) if name in faults else stream
+            used = (
+                closing.enter_context(faulty_stream(faults[name], buffering))
+                if name in faults
+                else stream
+            )
             patch.setattr(sys, name, used)
         with pytest.raises(SystemExit) as stop:
             main(arguments.split())
         for name in faults:
             stream = getattr(sys, name)  # main() replaces a closed one
-            with suppress(BrokenPipeError):  # the tests in processes see what the interpreter makes of it
+            # the tests in processes see what the interpreter makes of it
+            with suppress(BrokenPipeError):
                 stream.flush()
             with suppress(OSError):
                 stream.close()
@@ -125,16 +136,22 @@ def run_with_good_streams(arguments: str) -> Ended:
 
 
 def cases(commands: Sequence[str], faults: Sequence[str], slowly: Sequence[str] = ()) -> list[Any]:
-    """Return each command with each fault in this process, and a few in processes; the others are slow tests.
+    """Return each command with each fault in this process, and a few in processes; the others are
+    slow tests.
 
     The commands ``slowly`` are slow tests in this process, too.
     """
     here = [pytest.param(run_here, *case) for case in product(commands, faults)]
-    slow = [pytest.param(run_here, *case, marks=pytest.mark.slow) for case in product(slowly, faults)]
+    slow = [
+        pytest.param(run_here, *case, marks=pytest.mark.slow) for case in product(slowly, faults)
+    ]
     some = [each for each in commands if each in IN_PROCESSES]
     few = covering([run_in_a_process], some, faults, strength=1) if some else []
     others = [command for command in (*commands, *slowly) if command not in IN_PROCESSES]
-    rest = [pytest.param(run_in_a_process, *case, marks=pytest.mark.slow) for case in product(others, faults)]
+    rest = [
+        pytest.param(run_in_a_process, *case, marks=pytest.mark.slow)
+        for case in product(others, faults)
+    ]
     return [*here, *slow, *few, *rest]
 
 
@@ -142,10 +159,15 @@ def cases(commands: Sequence[str], faults: Sequence[str], slowly: Sequence[str] 
 @pytest.mark.parametrize(("run", "arguments", "fault"), cases(COMMANDS, [FULL_STREAM, UNBUFFERED]))
 def test_a_full_output_is_one_line(run: Run, arguments: str, fault: str) -> None:
     done = run(arguments, stdout=fault)
-    message = "stdout: expected room for the output, found No space left on device; make room or write elsewhere"
+    message = (
+        "stdout: expected room for the output, found No space left on device; "
+        "make room or write elsewhere"
+    )
     *others, last = done.stderr.splitlines()
     assert (done.returncode, last) == (1, f"pronk: error: {message}")
-    assert not any("Traceback" in line or "Errno" in line or "Exception ignored" in line for line in others)
+    assert not any(
+        "Traceback" in line or "Errno" in line or "Exception ignored" in line for line in others
+    )
 
 
 @pytest.mark.parametrize(("run", "arguments", "fault"), cases(COMMANDS, [CLOSED, READER_HAS_ENDED]))
@@ -158,8 +180,12 @@ def test_an_output_that_ends_is_no_error(run: Run, arguments: str, fault: str) -
 
 
 @NEEDS_FULL
-@pytest.mark.parametrize(("run", "arguments", "fault"), cases([*COMMANDS, *MISTAKES], [CLOSED, FULL_STREAM]))
-def test_standard_error_changes_neither_the_exit_code_nor_the_output(run: Run, arguments: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("run", "arguments", "fault"), cases([*COMMANDS, *MISTAKES], [CLOSED, FULL_STREAM])
+)
+def test_standard_error_changes_neither_the_exit_code_nor_the_output(
+    run: Run, arguments: str, fault: str
+) -> None:
     good = run_with_good_streams(arguments)
     bad = run(arguments, stderr=fault)
     assert bad.returncode == good.returncode
@@ -167,7 +193,8 @@ def test_standard_error_changes_neither_the_exit_code_nor_the_output(run: Run, a
     if "--json" in arguments:
         assert type(json.loads(bad.stdout)) is type(json.loads(good.stdout))
     elif VARYING.intersection(arguments.split()):
-        assert bad.stdout.split()[:2] == good.stdout.split()[:2]  # durations decide what is drafted, and what is shown
+        # durations decide what is drafted, and what is shown
+        assert bad.stdout.split()[:2] == good.stdout.split()[:2]
     else:
         assert bad.stdout == good.stdout
 

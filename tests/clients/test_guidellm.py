@@ -10,7 +10,9 @@ from server.serving import KEY
 
 pytestmark = pytest.mark.slow
 
-PROMPT, OUTPUT, REQUESTS = 40, 12, 3
+PROMPT = 40
+OUTPUT = 12
+REQUESTS = 3
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])

@@ -32,8 +32,11 @@ EXTRA = """
 
 @pytest.mark.parametrize("route", [[], ["--responses"]])
 @pytest.mark.parametrize("stream", [[], ["--no-stream"]])
-def test_endpoint(installed: Install, url: str, greedy: Greedy, route: list[str], stream: list[str]) -> None:
-    llm, ask = installed("llm"), ["openai", "endpoint", f"{url}/v1", "--key", KEY, *route]
+def test_endpoint(
+    installed: Install, url: str, greedy: Greedy, route: list[str], stream: list[str]
+) -> None:
+    llm = installed("llm")
+    ask = ["openai", "endpoint", f"{url}/v1", "--key", KEY, *route]
     assert llm.run("llm", *ask, "--models").split() == ["tiny"]
     asked = [*ask, "-m", "tiny", *GREEDY, *stream]
     assert llm.run("llm", *asked, QUESTION) == greedy(MESSAGES, 12) + "\n"
@@ -47,7 +50,8 @@ def test_endpoint(installed: Install, url: str, greedy: Greedy, route: list[str]
 
 
 def test_extra_model(installed: Install, url: str, greedy: Greedy, tmp_path: Path) -> None:
-    llm, user = installed("llm"), tmp_path / "user"
+    llm = installed("llm")
+    user = tmp_path / "user"
     user.mkdir()
     (user / "extra-openai-models.yaml").write_text(EXTRA.format(url=url))
     variables = {"LLM_USER_PATH": str(user)}

@@ -87,7 +87,8 @@ def test_scores_and_texts_equal_those_of_the_library(
 ) -> None:
     found = run(installed, url, tmp_path, backend)
     for sample in found["choose"]:
-        text, choices = sample["doc"]["text"], sample["doc"]["choices"]
+        text = sample["doc"]["text"]
+        choices = sample["doc"]["choices"]
         scores = [float(score) for ((score, _),) in sample["resps"]]
         want = [loglikelihood(library, text, f" {choice}") for choice in choices]
         assert scores == pytest.approx(want, abs=1e-3)

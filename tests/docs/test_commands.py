@@ -1,8 +1,10 @@
-"""Every shell command of the README, of CONTRIBUTING.md and of ``docs/`` is understood by the program that it names.
+"""Every shell command of the README, of CONTRIBUTING.md and of ``docs/`` is understood by the
+program that it names.
 
-``tests/docs/test_readme.py`` runs the commands of the README. Here, each command line of all pages is parsed by the
-real parser of its program: names of commands, options and their types. ``pronk generate``, ``explain`` and ``list``
-also run, with pronk-tiny and its drafters in place of other models. A form that no function here knows is an error.
+``tests/docs/test_readme.py`` runs the commands of the README. Here, each command line of all pages
+is parsed by the real parser of its program: names of commands, options and their types. ``pronk
+generate``, ``explain`` and ``list`` also run, with pronk-tiny and its drafters in place of other
+models. A form that no function here knows is an error.
 """
 
 import argparse
@@ -33,12 +35,23 @@ from pronk.server.protocol.completions import CompletionRequest
 Words = list[str]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Programs of other projects: their options cannot be checked here.
-FOREIGN = {"guidellm", "transformers", "llama_cpp.server", "llm", "aider", "lm_eval", "claude", "codex"}
+FOREIGN = {
+    "guidellm",
+    "transformers",
+    "llama_cpp.server",
+    "llm",
+    "aider",
+    "lm_eval",
+    "claude",
+    "codex",
+}
 PEERS = ("llama_cpp",)  # packages that scripts import before they parse their arguments
 
 
 def split_lines(text: str) -> list[Words]:
-    """Return the words of each command of a block; comments are left out, ``&&`` separates two commands."""
+    """Return the words of each command of a block; comments are left out, ``&&`` separates two
+    commands.
+    """
     commands: list[Words] = []
     for line in text.replace("\\\n", " ").splitlines():
         commands.append([])
@@ -95,10 +108,13 @@ def stop_after(parse_arguments: Callable[..., Any]) -> Callable[..., Any]:
 def check_script(path: str, words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a script of the repository until it has parsed its arguments."""
     if not words:
-        ast.parse((ROOT / path).read_text(encoding="utf-8"))  # it may take no arguments, and would run
+        # it may take no arguments, and would run
+        ast.parse((ROOT / path).read_text(encoding="utf-8"))
         return
     for method in ("parse_args", "parse_intermixed_args"):
-        monkeypatch.setattr(argparse.ArgumentParser, method, stop_after(getattr(argparse.ArgumentParser, method)))
+        monkeypatch.setattr(
+            argparse.ArgumentParser, method, stop_after(getattr(argparse.ArgumentParser, method))
+        )
     monkeypatch.setattr(sys, "argv", [path, *words])
     monkeypatch.syspath_prepend(str((ROOT / path).parent))
     for package in PEERS:
@@ -131,12 +147,15 @@ def check_pip(words: Words) -> None:
 def check_make(words: Words) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = [word for word in words if "=" not in word]
-    assert all(re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) for target in targets), targets
+    assert all(
+        re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) for target in targets
+    ), targets
 
 
 def check_curl(words: Words) -> None:
     """Validate the body of a request to ``/v1/completions``."""
-    url, body = words[0], words[words.index("-d") + 1]
+    url = words[0]
+    body = words[words.index("-d") + 1]
     assert url == "http://127.0.0.1:8000/v1/completions"
     CompletionRequest.model_validate(json.loads(body))
 
@@ -174,15 +193,24 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Words], None]
 
 
 @pytest.mark.parametrize(("place", "words"), COMMANDS, ids=[place for place, _ in COMMANDS])
-def test_commands_are_understood(checks: dict[str, Callable[[Words], None]], place: str, words: Words) -> None:
+def test_commands_are_understood(
+    checks: dict[str, Callable[[Words], None]], place: str, words: Words
+) -> None:
     while "=" in words[0]:  # an environment variable of the command
         words = words[1:]
-    assert words[0] in checks, f"{words[0]}: expected a check of this program; add one to the fixture checks"
+    assert words[0] in checks, (
+        f"{words[0]}: expected a check of this program; add one to the fixture checks"
+    )
     checks[words[0]](words[1:])
 
 
 def test_mistakes_in_commands_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for wrong in (["generat", "x"], ["generate", "x", "--no-such"], ["train", "nothing"], ["bench", "--limit", "x"]):
+    for wrong in (
+        ["generat", "x"],
+        ["generate", "x", "--no-such"],
+        ["train", "nothing"],
+        ["bench", "--limit", "x"],
+    ):
         with pytest.raises(typer.TyperException):
             check_pronk(wrong)
     for wrong in (["install", "pronk"], ["install", "pronk[serve]"], ["install", ".[nothing]"]):
@@ -195,19 +223,28 @@ def test_mistakes_in_commands_are_found(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_page_installs_pronk_from_an_index() -> None:
-    assert [page.name for page in PAGES if re.search(r"pronk\[\w+\]", page.read_text(encoding="utf-8"))] == []
+    assert [
+        page.name for page in PAGES if re.search(r"pronk\[\w+\]", page.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_all_blocks_are_found() -> None:
-    """No block of a known language is indented or has another mark, so that it would be left out."""
+    """No block of a known language is indented or has another mark, so that it would be left
+    out.
+    """
     assert len(COMMANDS) > 90
     for page in PAGES:
         content = page.read_text(encoding="utf-8")
-        marks = re.findall(r"^[ \t>]*(?:```|~~~)[ ]*(?:sh|bash|shell|console|python|py)\b", content, re.MULTILINE)
-        assert len(marks) == sum(block.language in (*SHELL, "python") for block in blocks_of(page)), page
+        marks = re.findall(
+            r"^[ \t>]*(?:```|~~~)[ ]*(?:sh|bash|shell|console|python|py)\b", content, re.MULTILINE
+        )
+        assert len(marks) == sum(
+            block.language in (*SHELL, "python") for block in blocks_of(page)
+        ), page
 
 
-# Folders of pronk-tiny's drafters, by the name of the drafter in a specification such as kangaroo(model='run/export').
+# Folders of pronk-tiny's drafters, by the name of the drafter in a specification such as
+# kangaroo(model='run/export').
 TINY_DRAFTERS = {
     "draft_model": "pronk-tiny-draft",
     "glide": "pronk-tiny-glide",
@@ -222,12 +259,15 @@ TO_RUN = [
     (place, words)
     for place, words in COMMANDS
     if words[0] == "pronk" and words[1] in RUN
-    if MANY_PROCESSES not in words and not any(name in word for name in WITHOUT_TINY for word in words)
+    if MANY_PROCESSES not in words
+    and not any(name in word for name in WITHOUT_TINY for word in words)
 ]
 
 
 def replace_models(words: Words) -> Words:
-    """Return the words with pronk-tiny as the model, its drafters as theirs, and a context that it has."""
+    """Return the words with pronk-tiny as the model, its drafters as theirs, and a context that it
+    has.
+    """
     replaced = list[str]()
     for option, word in zip(["", *words], words, strict=False):
         if option == "--model":
@@ -236,7 +276,11 @@ def replace_models(words: Words) -> Words:
             replaced.append("256")
         elif option == "--drafter":
             replaced.append(
-                re.sub(r"(\w+)\(model='[^']*'", lambda found: f"{found[1]}(model='{TINY_DRAFTERS[found[1]]}'", word)
+                re.sub(
+                    r"(\w+)\(model='[^']*'",
+                    lambda found: f"{found[1]}(model='{TINY_DRAFTERS[found[1]]}'",
+                    word,
+                )
             )
         else:
             replaced.append(word)
@@ -247,7 +291,11 @@ def replace_models(words: Words) -> Words:
 def documented_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the files that the pages name."""
     folder = tmp_path_factory.mktemp("files")
-    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}}, "required": ["name"]}
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 4}},
+        "required": ["name"],
+    }
     (folder / "person.json").write_text(json.dumps(schema))
     (folder / "sums.lark").write_text("start: /[0-9]/")
     (folder / "store").symlink_to(tiny_model() / "datastore")
@@ -277,14 +325,18 @@ def inline_commands() -> list[tuple[str, str]]:
     """Return commands in code spans of prose and tables, each with its page."""
     found = []
     for page in PAGES:
-        prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        prose = re.sub(
+            r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+        )
         spans = re.findall(r"`((?:pronk|pip install|make|python|\.venv/bin/\w+) [^`]+)`", prose)
         found += [(page.relative_to(ROOT).as_posix(), span) for span in dict.fromkeys(spans)]
     return found
 
 
 def check_span(span: str, checks: dict[str, Callable[[Words], None]]) -> None:
-    """Check names only: a span in prose may leave out arguments, or have words in capitals in their places."""
+    """Check names only: a span in prose may leave out arguments, or have words in capitals in their
+    places.
+    """
     words = shlex.split(span.replace("…", "X").partition(" && ")[0])
     if words[0] == "pronk":
         check_names(words[1:])
@@ -302,9 +354,13 @@ def check_names(words: Words) -> None:
     context = found.make_context("pronk", ["list"])
     while words and words[0] in getattr(context.command, "commands", ()):
         subcommand = context.command.commands[words.pop(0)]
-        context = subcommand.make_context(subcommand.name, [], parent=context, resilient_parsing=True)
+        context = subcommand.make_context(
+            subcommand.name, [], parent=context, resilient_parsing=True
+        )
     assert context.parent is not None or words[0].isupper() or words[0].startswith("-"), words
-    known = {name for each in context.command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+    known = {
+        name for each in context.command.params for name in (*each.opts, *each.secondary_opts)
+    } | {"--help"}
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     assert not [name for name in options if name not in known and not words[0].isupper()], options
 
@@ -313,5 +369,7 @@ INLINE = inline_commands()
 
 
 @pytest.mark.parametrize(("page", "span"), INLINE, ids=[f"{page} {span}" for page, span in INLINE])
-def test_names_in_prose_exist(checks: dict[str, Callable[[Words], None]], page: str, span: str) -> None:
+def test_names_in_prose_exist(
+    checks: dict[str, Callable[[Words], None]], page: str, span: str
+) -> None:
     check_span(span, checks)

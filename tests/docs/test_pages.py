@@ -1,4 +1,6 @@
-"""The documentation: links, generated blocks, plots, one page per drafter, and the navigation of the site."""
+"""The documentation: links, generated blocks, plots, one page per drafter, and the navigation of
+the site.
+"""
 
 import importlib
 import json
@@ -19,7 +21,10 @@ from pronk.serving import LLMOptions
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "benchmarks", "src", "models", "data", "tests")
-PAGES = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +45,11 @@ def faults(links: ModuleType, page: Path) -> Iterator[str]:
         path = page.parent / target if target else page
         if not path.exists():
             yield f"{target}: no such file"
-        elif anchor and path.suffix == ".md" and anchor not in links.anchors(path.read_text(encoding="utf-8")):
+        elif (
+            anchor
+            and path.suffix == ".md"
+            and anchor not in links.anchors(path.read_text(encoding="utf-8"))
+        ):
             yield f"{target}#{anchor}: no such heading"
 
 
@@ -52,7 +61,10 @@ def test_links_of_all_pages_resolve(links: ModuleType) -> None:
 
 def test_broken_links_are_found(links: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A page, twice?\n\n[a](page.md#a-page-twice) [b](#nothing) [c](gone.md)\n\n```\n[d](x.md)\n```\n")
+    page.write_text(
+        "# A page, twice?\n\n[a](page.md#a-page-twice) [b](#nothing) "
+        "[c](gone.md)\n\n```\n[d](x.md)\n```\n"
+    )
     assert [*faults(links, page)] == ["#nothing: no such heading", "gone.md: no such file"]
 
 
@@ -95,13 +107,17 @@ def test_every_drafter_has_a_page_with_its_options() -> None:
     for name in REGISTRY:
         assert f"`{name}`" in overview, f"{name}: expected a row in docs/methods/README.md"
         if name not in {"autoregressive", "vanilla"}:  # no options; those of glide
-            assert any(f"<!-- begin: options {name} -->" in page for page in pages), f"{name}: expected a page"
+            assert any(f"<!-- begin: options {name} -->" in page for page in pages), (
+                f"{name}: expected a page"
+            )
 
 
 def test_drafters_in_commands_can_be_made() -> None:
     """Every specification after ``--drafter`` names drafters and options that exist."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
-    specs = {spec or name for spec, name in re.findall(r'--drafter (?:"([^"]+)"|(\w+))', text)} - {"echo(times=2)"}
+    specs = {spec or name for spec, name in re.findall(r'--drafter (?:"([^"]+)"|(\w+))', text)} - {
+        "echo(times=2)"
+    }
     assert len(specs) > 25
     for spec in specs - {"NAME"}:
         make_drafter(spec)
@@ -114,7 +130,9 @@ def test_generated_blocks_are_up_to_date(tools: list[str]) -> None:
         text = path.read_text(encoding="utf-8")
         assert blocks.update(text) == text, f"{path.relative_to(ROOT)}: {advice}"
     for name, draw in blocks.PLOTS.items():
-        assert (ROOT / "docs" / "plots" / name).read_text(encoding="utf-8") == draw(blocks.RESULTS), f"{name}: {advice}"
+        assert (ROOT / "docs" / "plots" / name).read_text(encoding="utf-8") == draw(
+            blocks.RESULTS
+        ), f"{name}: {advice}"
 
 
 def test_options_are_read_from_docstrings_of_base_classes(tools: list[str]) -> None:
@@ -125,7 +143,9 @@ def test_options_are_read_from_docstrings_of_base_classes(tools: list[str]) -> N
 
 
 def test_every_object_of_the_api_page_exists() -> None:
-    names = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    names = re.findall(
+        r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert len(names) > 10
     for name in names:
         module, _, attribute = name.rpartition(".")
@@ -159,16 +179,22 @@ def test_pages_and_links_of_the_site_exist(tools: list[str], tmp_path: Path) -> 
     pages = [page for _, page in build.pages(nav)]
     assert len(set(pages)) == len(pages) > 40
     assert [page for page in pages if not (tmp_path / page).exists()] == []
-    assert {place for source, place in build.PAGES.items() if (ROOT / source).exists()} - set(pages) == set()
+    assert {place for source, place in build.PAGES.items() if (ROOT / source).exists()} - set(
+        pages
+    ) == set()
     docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert docs - set(pages) == set(), "a page of docs/ is missing in the navigation of zensical.toml"
+    assert docs - set(pages) == set(), (
+        "a page of docs/ is missing in the navigation of zensical.toml"
+    )
     found = {page.name: [*faults(links, page)] for page in tmp_path.rglob("*.md")}
     assert {page: lines for page, lines in found.items() if lines} == {}
 
 
 def test_llms_txt_lists_all_pages(tools: list[str], tmp_path: Path) -> None:
     build = importlib.import_module("build")
-    (tmp_path / "a.md").write_text("# A\n\n```sh\nrun\n```\n\nFirst [words](b.md)\nof a page.\n\nMore.\n")
+    (tmp_path / "a.md").write_text(
+        "# A\n\n```sh\nrun\n```\n\nFirst [words](b.md)\nof a page.\n\nMore.\n"
+    )
     (tmp_path / "site").mkdir()
     build.write_llms([{"Part": ["a.md"]}], tmp_path, tmp_path / "site")
     listed = (tmp_path / "site" / "llms.txt").read_text(encoding="utf-8")
@@ -180,7 +206,11 @@ def test_make_docs(tmp_path: Path) -> None:
     """The generator finds no fault; needs the extra docs."""
     pytest.importorskip("zensical", reason="pip install '.[docs]'")
     done = subprocess.run(
-        [sys.executable, "tools/docs/build.py"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "tools/docs/build.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (ROOT / "build" / "site" / "methods" / "suffix" / "index.html").exists()

@@ -38,10 +38,35 @@ FEWER = {
     "list": (),
     "batch": (),
     "chat": ("--max-tokens", "8"),
-    "bench": ("--limit", "1", "--repeats", "1", "--temperature", "0", "--max-tokens", "8", "--drafter", "suffix"),
-    "verify": ("--limit", "1", "--samples", "0", "--max-tokens", "16", "--drafter", "prompt_lookup(min_ngram=1)"),
+    "bench": (
+        "--limit",
+        "1",
+        "--repeats",
+        "1",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "8",
+        "--drafter",
+        "suffix",
+    ),
+    "verify": (
+        "--limit",
+        "1",
+        "--samples",
+        "0",
+        "--max-tokens",
+        "16",
+        "--drafter",
+        "prompt_lookup(min_ngram=1)",
+    ),
 }
-REQUEST = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "def f(", "max_tokens": 4}}
+REQUEST = {
+    "custom_id": "1",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"prompt": "def f(", "max_tokens": 4},
+}
 Run = Callable[[list[str]], None]
 
 
@@ -61,8 +86,11 @@ def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
 
     def pull(words: list[str]) -> None:
         """Download a small file from a Hub on this machine."""
-        data, known = b"GGUF", names.known_models()[words[2]]
-        known = known._replace(model=replace(known.model, revision=None), sha256=sha256(data).hexdigest())
+        data = b"GGUF"
+        known = names.known_models()[words[2]]
+        known = known._replace(
+            model=replace(known.model, revision=None), sha256=sha256(data).hexdigest()
+        )
         monkeypatch.setattr(names, "known_models", lambda: {known.name: known})
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         with fake_hub() as hub:
@@ -100,8 +128,12 @@ def install(words: list[str]) -> None:
 
 @contextmanager
 def serving(words: list[str]) -> Iterator[str]:
-    """Run ``pronk serve`` with pronk-tiny in place of each model; yield its address, and stop it by Ctrl-C."""
-    known = "|".join(re.escape(name) for name in sorted(names.known_models(), key=len, reverse=True))
+    """Run ``pronk serve`` with pronk-tiny in place of each model; yield its address, and stop it by
+    Ctrl-C.
+    """
+    known = "|".join(
+        re.escape(name) for name in sorted(names.known_models(), key=len, reverse=True)
+    )
     arguments = [re.sub(rf"(?:{known})$", "pronk-tiny", word) for word in words[1:]]
     arguments += [] if "--model" in words else ["--model", "pronk-tiny"]
     process = subprocess.Popen(
@@ -130,7 +162,11 @@ def serve(words: list[str]) -> None:
         assert len(models) == max(1, words.count("--model"))
         assert "text/html" in client.get("/").headers["content-type"]
         for model in models:
-            body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+            body = {
+                "model": model,
+                "max_tokens": 4,
+                "messages": [{"role": "user", "content": "Hello"}],
+            }
             for route in ("/v1/chat/completions", "/v1/messages"):
                 assert client.post(route, json=body).json()["usage"]
 
@@ -141,7 +177,9 @@ def curl(words: list[str]) -> None:
         pytest.skip("expected curl, found none; install it")
     with serving(["pronk", "serve"]) as url:
         there = [word.replace("http://127.0.0.1:8000", url) for word in words]
-        done = subprocess.run([*there, "--silent"], capture_output=True, text=True, check=True, timeout=HUNG)
+        done = subprocess.run(
+            [*there, "--silent"], capture_output=True, text=True, check=True, timeout=HUNG
+        )
     assert json.loads(done.stdout)["choices"][0]["text"]
 
 

@@ -1,7 +1,7 @@
 """Every snippet of Python in the README, in ``docs/`` and in the docstrings of the API page runs.
 
-The snippets of a page share their names, in the order of the page. pronk-tiny stands in for models that are not on this
-machine, and a server at a free port for the one at ``http://127.0.0.1:8000``.
+The snippets of a page share their names, in the order of the page. pronk-tiny stands in for models
+that are not on this machine, and a server at a free port for the one at ``http://127.0.0.1:8000``.
 """
 
 import ast
@@ -26,7 +26,9 @@ from pronk.checkpoint.hub.clone_models import tiny_model
 from server.serving import running
 from server.tool_models import tool_model
 
-SNIPPETS = {page: [block for block in blocks_of(page) if block.language == "python"] for page in PAGES}
+SNIPPETS = {
+    page: [block for block in blocks_of(page) if block.language == "python"] for page in PAGES
+}
 WITH_SNIPPETS = [page for page, blocks in SNIPPETS.items() if blocks]
 ADDRESS = "http://127.0.0.1:8000"
 MAX_NOT_RUN = 3  # number of blocks
@@ -38,7 +40,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     resolve = pronk.llm.resolve_model
 
     def resolve_or_replace(name: str | Path | None, **options: Any) -> Path:
-        return resolve(name if isinstance(name, Path) or Path(str(name)).exists() else "pronk-tiny", **options)
+        return resolve(
+            name if isinstance(name, Path) or Path(str(name)).exists() else "pronk-tiny", **options
+        )
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pronk.llm, "resolve_model", resolve_or_replace)
@@ -52,11 +56,15 @@ def make_adapters(text: str) -> None:
 
 
 def start_server(text: str, folder: Path, stack: ExitStack) -> str:
-    """Serve pronk-tiny under the name in a page's requests; return the address. Thoughts need another template."""
+    """Serve pronk-tiny under the name in a page's requests; return the address. Thoughts need
+    another template.
+    """
     names = {*re.findall(r'model="([^"]+)"', text)}
     assert len(names) == 1, f"expected one model in the requests of the page, found {sorted(names)}"
     llm = tool_model(folder, "deepseek") if "reasoning" in text else LLM(threads=1)
-    return stack.enter_context(running(llm, name=names.pop(), keys=(), allowed_drafters=("lookahead",))).url
+    return stack.enter_context(
+        running(llm, name=names.pop(), keys=(), allowed_drafters=("lookahead",))
+    ).url
 
 
 def run(block: Block, names: dict[str, Any], text: str) -> None:
@@ -106,7 +114,9 @@ def documented_objects() -> Iterator[tuple[str, Any]]:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for name in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
         module, _, attribute = name.rpartition(".")
-        found = getattr(importlib.import_module(module), attribute, None) or importlib.import_module(name)
+        found = getattr(
+            importlib.import_module(module), attribute, None
+        ) or importlib.import_module(name)
         yield name, found
         for member, value in vars(found).items():
             if not member.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value)):
@@ -125,13 +135,18 @@ def literal_blocks(docstring: str) -> Iterator[str]:
 
 
 EXAMPLES = [
-    (name, text) for name, found in documented_objects() for text in literal_blocks(inspect.getdoc(found) or "")
+    (name, text)
+    for name, found in documented_objects()
+    for text in literal_blocks(inspect.getdoc(found) or "")
 ]
 
 
 @pytest.mark.parametrize(("name", "text"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
 def test_examples_of_docstrings_run(name: str, text: str, here: Path) -> None:
-    names = {public: getattr(pronk, public) for public in pronk.__all__} | {"llm": LLM(threads=1), "Path": Path}
+    names = {public: getattr(pronk, public) for public in pronk.__all__} | {
+        "llm": LLM(threads=1),
+        "Path": Path,
+    }
     exec(compile(text, name, "exec"), names)
 
 

@@ -48,11 +48,13 @@ LIKELY = dict.fromkeys(range(5), 30.0)
 class Dense:
     """Reference of a draft model without a KV cache: computes the whole text for every call.
 
-    The results of the kernels (``decoder``) are compared bit by bit; those of torch must be close to them.
+    The results of the kernels (``decoder``) are compared bit by bit; those of torch must be close
+    to them.
     """
 
     def __init__(self, folder: str) -> None:
-        path, backend = Path(folder), KernelBackend(kernels())
+        path = Path(folder)
+        backend = KernelBackend(kernels())
         self.decoder = load_decoder(path, read_config(path), dtype=FLOAT32, backend=backend)
         self.model = read_checkpoint(path)
         self._after: dict[tuple[int, ...], Array] = {}
@@ -65,16 +67,22 @@ class Dense:
         return self._after[key]
 
     def rows(self, tokens: Sequence[int]) -> list[Array]:
-        """Return keys and values of all layers for ``tokens``, ``[kv_heads, tokens, head_dim]`` each."""
+        """Return keys and values of all layers for ``tokens``, ``[kv_heads, tokens, head_dim]``
+        each.
+        """
         return self._run(tuple(tokens))[1]
 
     def _run(self, tokens: tuple[int, ...]) -> tuple[Array, list[Array]]:
         blocks = -(-len(tokens) // 16)
-        runner = ModelRunner(self.decoder, make_cache(self.decoder.config, FLOAT32, num_blocks=blocks))
+        runner = ModelRunner(
+            self.decoder, make_cache(self.decoder.config, FLOAT32, num_blocks=blocks)
+        )
         block_table = BlockTable()
         runner.cache.prepare(block_table, len(tokens))
         job = ForwardJob(
-            Segment(block_table, TokenTree.chain(tokens)), range(len(tokens) - 1, len(tokens)), len(tokens)
+            Segment(block_table, TokenTree.chain(tokens)),
+            range(len(tokens) - 1, len(tokens)),
+            len(tokens),
         )
         logits = runner.forward([job]).logits[0][0]
         want = dense_logits(self.model, tokens)[-1]
@@ -90,7 +98,11 @@ def dense(noise: float) -> Dense:
 
 def kept_rows(runner: ModelRunner, block_table: BlockTable) -> list[Array]:
     """Return copies of the cached keys and values of a request in all layers."""
-    pools = [pool for layer in range(len(runner.cache.keys)) for pool in read_kv(runner.cache, layer, block_table)]
+    pools = [
+        pool
+        for layer in range(len(runner.cache.keys))
+        for pool in read_kv(runner.cache, layer, block_table)
+    ]
     return [pool.copy() for pool in pools]
 
 
@@ -137,7 +149,10 @@ class Watched(Proposer[Any]):
 
     def observe(self, outcome: Outcome[Any]) -> None:
         for notes in self.asked.values():
-            if notes[-1].tokens[-1] == outcome.tree.tokens[0] and len(notes[-1].tokens) - 1 == outcome.position:
+            if (
+                notes[-1].tokens[-1] == outcome.tree.tokens[0]
+                and len(notes[-1].tokens) - 1 == outcome.position
+            ):
                 notes[-1].path = outcome.path
         self.inner.observe(outcome)
 
@@ -168,7 +183,9 @@ class Turns(Proposer[Any]):
         (context,) = contexts
         context.state[0] += 1
         number = 1 + context.state[0] % 2
-        return (self.one, self.other)[number - 1].propose([replace(context, state=context.state[number])])
+        return (self.one, self.other)[number - 1].propose(
+            [replace(context, state=context.state[number])]
+        )
 
     def observe(self, outcome: Outcome[Any]) -> None:
         for number, part in enumerate((self.one, self.other), 1):
@@ -181,7 +198,9 @@ class Turns(Proposer[Any]):
 
 @dataclass
 class Pass:
-    """A forward pass of a draft model: for each request, one text per row, which ends with the row's token."""
+    """A forward pass of a draft model: for each request, one text per row, which ends with the
+    row's token.
+    """
 
     texts: list[list[tuple[int, ...]]]
 
@@ -192,8 +211,11 @@ class Pass:
 
 def watch_draft(draft: DraftRunner) -> list[Pass]:
     """Record the forward passes of ``draft``, whose pool gets a strict allocator."""
-    passes, caches, make_cache = list[Pass](), [], draft.make_cache
-    forward, grow = draft.runner.forward, draft.runner.draft_chain
+    passes = list[Pass]()
+    caches = []
+    make_cache = draft.make_cache
+    forward = draft.runner.forward
+    grow = draft.runner.draft_chain
     allocator = draft.runner.cache.allocator
     draft.runner.cache.allocator = StrictAllocator(allocator.num_blocks, allocator.block_size)
     if draft.runner.cache.prefix_cache is not None:
@@ -206,17 +228,25 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
     def texts_of(job: ForwardJob, more: int = 0) -> list[tuple[int, ...]]:
         (own,) = [each for each in caches if each.block_table is job.segment.block_table]
         assert own.block_table.length == len(own.tokens)
-        tree, places = job.segment.tree, len(own.block_table.blocks) * draft.runner.cache.block_size
-        assert own.block_table.length + len(tree) + more <= places, "the request has no KV slots for its rows"
+        tree = job.segment.tree
+        places = len(own.block_table.blocks) * draft.runner.cache.block_size
+        assert own.block_table.length + len(tree) + more <= places, (
+            "the request has no KV slots for its rows"
+        )
         nodes = range(job.segment.num_computed, len(tree))
-        return [(*own.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(n))) for n in nodes]
+        return [
+            (*own.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(n))) for n in nodes
+        ]
 
     def watched(jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> Any:
         passes.append(Pass([texts_of(job) for job in jobs]))
         return forward(jobs, collect)
 
-    def watched_growth(job: ForwardJob, sampler: Sampler, steps: int, take: Callable[[DraftToken], bool]) -> int:
-        before, draft_tokens = texts_of(job, steps - 1), list[int]()
+    def watched_growth(
+        job: ForwardJob, sampler: Sampler, steps: int, take: Callable[[DraftToken], bool]
+    ) -> int:
+        before = texts_of(job, steps - 1)
+        draft_tokens = list[int]()
 
         def recorded(draft_token: DraftToken) -> bool:
             draft_tokens.append(draft_token.token)
@@ -257,17 +287,28 @@ def watched(spec: str, **options: Any) -> tuple[Engine, Watched]:
     return engine, Watched(bound(spec, engine))
 
 
-def decode(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
+def decode(
+    engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any
+) -> list[Request]:
     """Decode the prompts in one batch; the outputs must equal plain decoding."""
-    params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
-    requests = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
+    params = [
+        SamplingParams(**{"max_tokens": 30, "seed": seed, **options})
+        for seed in range(len(prompts))
+    ]
+    requests = [
+        make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)
+    ]
     run(engine, requests)
     assert_plain(engine, requests)
     return requests
 
 
-def abort_one_and_finish(engine: Engine, drafter: Proposer[Any], requests: Sequence[Request]) -> None:
-    """Abort the second request after an interrupted step; the others must end with the tokens of plain decoding."""
+def abort_one_and_finish(
+    engine: Engine, drafter: Proposer[Any], requests: Sequence[Request]
+) -> None:
+    """Abort the second request after an interrupted step; the others must end with the tokens of
+    plain decoding.
+    """
     engine.abort(requests[1])
     rest = [*requests[:1], *requests[2:]]
     while any(request.result.finish_reason is None for request in rest):
@@ -285,7 +326,9 @@ def assert_plain(engine: Engine, requests: Sequence[Request]) -> None:
         assert request.output == plain_output(request.prompt, params, engine.runner.decoder)
 
 
-def plain_output(prompt: Sequence[int], params: SamplingParams, decoder: Decoder | None = None) -> list[int]:
+def plain_output(
+    prompt: Sequence[int], params: SamplingParams, decoder: Decoder | None = None
+) -> list[int]:
     """Return the output of plain decoding, by default of the tiny decoder."""
     decoder = decoder or tiny_decoder()
     key = (decoder, tuple(prompt), repr(params))
@@ -305,7 +348,9 @@ def text(seed: int, length: int) -> list[int]:
 
 def sampler_at(request: Request, tokens: Sequence[int]) -> Sampler:
     """Return a new sampler with the request's options and seed, for the token after ``tokens``."""
-    return Sampler(request.params, request.seed, TokenContext(list(tokens), len(request.prompt)), VOCAB)
+    return Sampler(
+        request.params, request.seed, TokenContext(list(tokens), len(request.prompt)), VOCAB
+    )
 
 
 def context(
@@ -319,9 +364,13 @@ def context(
     params: SamplingParams | None = None,
     **more: Any,
 ) -> DraftContext[Any]:
-    """Return the context of a proposal after ``tokens``, whose last ``drafted`` are another drafter's draft tokens."""
+    """Return the context of a proposal after ``tokens``, whose last ``drafted`` are another
+    drafter's draft tokens.
+    """
     state = drafter.start(tokens) if state is None else state
-    return plain_context(state, tokens, depth, nodes, drafted=drafted, params=params, vocab=VOCAB, **more)
+    return plain_context(
+        state, tokens, depth, nodes, drafted=drafted, params=params, vocab=VOCAB, **more
+    )
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:

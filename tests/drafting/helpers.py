@@ -33,7 +33,9 @@ CHECKPOINTS = Path(_TEMPORARY.name)
 
 
 def tokenizer_stub(vocabulary: str | None) -> Any:
-    """Return a tokenizer stub with this fingerprint, or ``None`` as the tokenizer of a target without one."""
+    """Return a tokenizer stub with this fingerprint, or ``None`` as the tokenizer of a target
+    without one.
+    """
     return None if vocabulary is None else SimpleNamespace(fingerprint=vocabulary)
 
 
@@ -50,10 +52,14 @@ def bind(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> 
 
 
 def within(drafter: Any, kind: type[Kind]) -> list[Kind]:
-    """Return the proposers of class ``kind`` in ``drafter``: itself or, in order, those that it combines."""
+    """Return the proposers of class ``kind`` in ``drafter``: itself or, in order, those that it
+    combines.
+    """
     if isinstance(drafter, kind):
         return [drafter]
-    inside = getattr(drafter, "parts", None) or ([drafter.inner] if hasattr(drafter, "inner") else [])
+    inside = getattr(drafter, "parts", None) or (
+        [drafter.inner] if hasattr(drafter, "inner") else []
+    )
     return [found for each in inside for found in within(each, kind)]
 
 
@@ -87,17 +93,20 @@ def context(
     vocab: int = VOCAB,
     **more: Any,
 ) -> DraftContext[Any]:
-    """Return the context of a text, whose last ``drafted`` tokens are another drafter's draft tokens."""
-    params, text = params or SamplingParams(), list(tokens)
-    sampler, block_table = (
-        Sampler(params, params.seed or 0, TokenContext(text), vocab),
-        BlockTable(length=len(text) - 1 - drafted),
-    )
+    """Return the context of a text, whose last ``drafted`` tokens are another drafter's draft
+    tokens.
+    """
+    params = params or SamplingParams()
+    text = list(tokens)
+    sampler = Sampler(params, params.seed or 0, TokenContext(text), vocab)
+    block_table = BlockTable(length=len(text) - 1 - drafted)
     return DraftContext(state, text, depth, nodes, params, sampler, block_table, **more)
 
 
 def priced(costs: CostCurve | None, requests: int = 1) -> RequestPolicy:
-    """Return the policy of a step of ``requests`` requests with these costs; what may be lost has no limit."""
+    """Return the policy of a step of ``requests`` requests with these costs; what may be lost has
+    no limit.
+    """
     policy = RequestPolicy()
     policy.set_prices(costs, requests, math.inf)
     return policy
@@ -117,18 +126,24 @@ def verify_step(
     model: Model,
     params: SamplingParams | None = None,
 ) -> tuple[int, ...]:
-    """Verify a tree below ``tokens``, append the committed tokens, inform the drafter; return the accepted nodes."""
+    """Verify a tree below ``tokens``, append the committed tokens, inform the drafter; return the
+    accepted nodes.
+    """
     paths = [[*tokens, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     logits = np.eye(VOCAB, dtype=np.float32)[[model(path) for path in paths]]
     found = verify_tree(tree, lambda node: int(logits[node].argmax()))
     position = len(tokens) - 1
     tokens += found.tokens
-    outcome = Outcome(state, tree, found.path, found.tokens, position, params or SamplingParams(), logits)
+    outcome = Outcome(
+        state, tree, found.path, found.tokens, position, params or SamplingParams(), logits
+    )
     drafter.observe(outcome)
     return found.path
 
 
-def step(drafter: Proposer[Any], state: Any, tokens: list[int], model: Model, **options: Any) -> TokenTree:
+def step(
+    drafter: Proposer[Any], state: Any, tokens: list[int], model: Model, **options: Any
+) -> TokenTree:
     """Decode one step and append its tokens to ``tokens``; return the tree."""
     (tree,) = drafter.propose([context(state, tokens, **options)])
     verify_step(drafter, state, tree, tokens, model)

@@ -11,11 +11,15 @@ from pronk.cache.paged import PagedCache
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.program_rows import ProgramRows
 
-_QKV, _CONVOLVE = 2, 7  # operations of ``csrc/pronk.h`` that store keys and values, or states
+# operations of ``csrc/pronk.h`` that store keys and values, or states
+_QKV = 2
+_CONVOLVE = 7
 
 
 def layers_of(program: KernelProgram) -> list[int]:
-    """Return the layers of its cache for which the program computes keys and values, or states, in order."""
+    """Return the layers of its cache for which the program computes keys and values, or states, in
+    order.
+    """
     if program.cache is None:
         return []
     where = {keys.ctypes.data: layer for layer, keys in enumerate(program.cache.keys)}
@@ -28,12 +32,16 @@ def slots_of(rows: ProgramRows, block_size: int) -> list[int]:
     for segment in rows.call.segment[: rows.call.segments]:
         blocks = ctypes.cast(segment.blocks, ctypes.POINTER(ctypes.c_int32))
         places = range(segment.length + segment.computed, segment.length + segment.nodes)
-        found += [blocks[p // block_size - segment.released] * block_size + p % block_size for p in places]
+        found += [
+            blocks[p // block_size - segment.released] * block_size + p % block_size for p in places
+        ]
     return found
 
 
 class Calls:
-    """Records ``(layer, slots)`` for every layer of every forward pass that computes into a cache."""
+    """Records ``(layer, slots)`` for every layer of every forward pass that computes into a
+    cache.
+    """
 
     def __init__(self, cache: PagedCache, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[int, list[int]]] = []
@@ -53,12 +61,14 @@ class Calls:
 
 @contextmanager
 def burning(cache: PagedCache, at: int, *, after: bool = True) -> Iterator[Callable[[], int]]:
-    """Raise KeyboardInterrupt at forward pass ``at`` (0 is the next one) that computes into ``cache``.
+    """Raise KeyboardInterrupt at forward pass ``at`` (0 is the next one) that computes into
+    ``cache``.
 
-    With ``after`` the pass has been computed and its caller has not been informed; otherwise the pass has not begun.
-    Yields a function that returns the number of passes.
+    With ``after`` the pass has been computed and its caller has not been informed; otherwise the
+    pass has not begun. Yields a function that returns the number of passes.
     """
-    passes, run = 0, KernelProgram.run
+    passes = 0
+    run = KernelProgram.run
 
     def burns(program: KernelProgram, rows: ProgramRows, *args: Any) -> None:
         nonlocal passes

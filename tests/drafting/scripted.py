@@ -36,7 +36,9 @@ class Scripted(Proposer[States]):
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         return [chain.tree() for chain in self.chains(contexts)]
 
-    def chains(self, contexts: Sequence[DraftContext[States]], stops: Sequence[Stop] | None = None) -> list[Chain]:
+    def chains(
+        self, contexts: Sequence[DraftContext[States]], stops: Sequence[Stop] | None = None
+    ) -> list[Chain]:
         chains = [Chain(context, self.name) for context in contexts]
         for number, chain in enumerate(chains):
             for each in self.script:
@@ -44,11 +46,17 @@ class Scripted(Proposer[States]):
                     break
                 chain.draft_tokens.append(each)
                 chain.origin.append((self.name, 0))
-                chain.cumulative_confidence.append((chain.cumulative_confidence or [1.0])[-1] * each.confidence)
+                chain.cumulative_confidence.append(
+                    (chain.cumulative_confidence or [1.0])[-1] * each.confidence
+                )
                 chain.gains.append((chain.gains or [1.0])[-1] * each.confidence)
                 if stops is not None and stops[number](chain):
                     break
         return chains
 
     def drafted(self, tree: TokenTree) -> list[int]:
-        return [node for node in range(1, len(tree)) if tree.origin and tree.origin[node][0] == self.name]
+        return [
+            node
+            for node in range(1, len(tree))
+            if tree.origin and tree.origin[node][0] == self.name
+        ]

@@ -1,4 +1,6 @@
-"""Decoding with a simulated clock, text and drafters, as :class:`~pronk.engine.speculator.Speculator` does it."""
+"""Decoding with a simulated clock, text and drafters, as
+:class:`~pronk.engine.speculator.Speculator` does it.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,8 @@ def changing(dice: random.Random, steps: int = 100) -> Truth:
 class Source(Proposer[Any]):
     """A drafter with the true text, whose draft tokens are right with a given probability.
 
-    ``claims`` are its gains: by default the probability; ``None``: it gives none. Its proposals take ``seconds`` times
-    a random factor of up to ``spread``.
+    ``claims`` are its gains: by default the probability; ``None``: it gives none. Its proposals
+    take ``seconds`` times a random factor of up to ``spread``.
     """
 
     capabilities = Capabilities(observes_all_steps=False)
@@ -58,8 +60,13 @@ class Source(Proposer[Any]):
         claims: Truth | str | None = "right",
         spread: float = 1.0,
     ) -> None:
-        self.world, self.name, self.seconds, self.right, self.count = world, name, seconds, right, count
-        self.claims, self.spread = right if claims == "right" else claims, spread
+        self.world = world
+        self.name = name
+        self.seconds = seconds
+        self.right = right
+        self.count = count
+        self.claims = right if claims == "right" else claims
+        self.spread = spread
         self.asked: list[int] = []
 
     def start(self, prompt: Sequence[int]) -> None:
@@ -69,8 +76,12 @@ class Source(Proposer[Any]):
         """Ignore the outcome."""
 
     def tokens(self, context: DraftContext[Any]) -> list[int]:
-        """Return draft tokens below the root: those of the text, and wrong ones after the first wrong one."""
-        dice, right, place = self.world.dice, self.right(self.world.step), len(context.tokens)
+        """Return draft tokens below the root: those of the text, and wrong ones after the first
+        wrong one.
+        """
+        dice = self.world.dice
+        right = self.right(self.world.step)
+        place = len(context.tokens)
         count = min(self.count, context.max_depth, context.max_nodes)
         good = 0
         while good < count and dice.random() < right:
@@ -78,7 +89,8 @@ class Source(Proposer[Any]):
         return [*self.world.text[place : place + good], *[VOCAB - 1] * (count - good)]
 
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
-        world, total = self.world, self.seconds * self.world.dice.uniform(1.0 / self.spread, self.spread)
+        world = self.world
+        total = self.seconds * self.world.dice.uniform(1.0 / self.spread, self.spread)
         world.clock.now += total
         known = contexts[0].policy.policy.sources[self.name]
         if known.calls > 1:  # the first call is not counted
@@ -95,12 +107,16 @@ class Source(Proposer[Any]):
             gain = [claims**depth for depth in range(len(tokens) + 1)]
             origin = (("", 0), *[(self.name, round(100 * claims))] * len(tokens))
             parents = tuple(range(-1, len(tokens)))
-            trees.append(TokenTree((each.tokens[-1], *tokens), parents, gain=tuple(gain), origin=origin))
+            trees.append(
+                TokenTree((each.tokens[-1], *tokens), parents, gain=tuple(gain), origin=origin)
+            )
         return trees
 
 
 class ChainSource(Source):
-    """A drafter that drafts token by token: ``seconds`` each, and ``reading`` for each token since its last one."""
+    """A drafter that drafts token by token: ``seconds`` each, and ``reading`` for each token since
+    its last one.
+    """
 
     reading = 0.0
 
@@ -114,20 +130,26 @@ class ChainSource(Source):
         return ChainPrice(context.policy.curve, self.seconds, self.reading * unread)
 
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
-        world, rate = self.world, self.right(self.world.step)
+        world = self.world
+        rate = self.right(self.world.step)
         self.asked.append(world.step)
-        trees, passes, reading = [], 0, 0.0
+        trees = []
+        passes = 0
+        reading = 0.0
         for each in contexts:
             price = self.chain_price(each)
             assert price is not None
             reading += price.reading
-            gains, tokens = list[float](), self.tokens(each)
+            gains = list[float]()
+            tokens = self.tokens(each)
             while len(gains) < len(tokens) and each.policy.extends(self, each, gains):
                 gains.append((gains or [1.0])[-1] * max(0.01, rate))
             passes = max(passes, len(gains))
             origin = (("", 0), *[(self.name, 0)] * len(gains))
             chain = (each.tokens[-1], *tokens[: len(gains)])
-            trees.append(TokenTree(chain, tuple(range(-1, len(gains))), gain=(1.0, *gains), origin=origin))
+            trees.append(
+                TokenTree(chain, tuple(range(-1, len(gains))), gain=(1.0, *gains), origin=origin)
+            )
         for each in contexts:
             each.policy.acceptance.source(self.name, {0: 0.7})
             each.state["read"] = len(each.tokens)
@@ -173,19 +195,25 @@ class World:
     def __post_init__(self) -> None:
         self.text = [self.dice.randrange(VOCAB - 1) for _ in range(self.length)]
 
-    def request(self, sources: Sequence[Source], place: int = 4, most: int = 10_000) -> SimulatedRequest:
+    def request(
+        self, sources: Sequence[Source], place: int = 4, most: int = 10_000
+    ) -> SimulatedRequest:
         policy = RequestPolicy(self.policy, RequestAcceptance(self.stats))
         return SimulatedRequest(
             policy, self.text[:place], [source.start(self.text[:place]) for source in sources], most
         )
 
-    def decode(self, requests: Sequence[SimulatedRequest], sources: Sequence[Source], steps: int = 1) -> None:
+    def decode(
+        self, requests: Sequence[SimulatedRequest], sources: Sequence[Source], steps: int = 1
+    ) -> None:
         """Decode ``steps`` steps of all ``requests``."""
         for _ in range(steps):
             self._step(requests, sources)
 
     def _step(self, requests: Sequence[SimulatedRequest], sources: Sequence[Source]) -> None:
-        policy, began, count = self.policy, self.clock.now, len(requests)
+        policy = self.policy
+        began = self.clock.now
+        count = len(requests)
         self.beyond = 0.0
         for each in requests:
             each.policy.begin()
@@ -194,9 +222,12 @@ class World:
             ask(source, [self._context(each, each.states[number]) for each in requests], self.clock)
         offered = [each.policy.tree(each.tokens[-1], 31) for each in requests]
         drafting = self.clock.now - began
-        kept = select_nodes(offered, count, self.curve, drafting=drafting, allowance=policy.allowance)
+        kept = select_nodes(
+            offered, count, self.curve, drafting=drafting, allowance=policy.allowance
+        )
         draft_tokens = sum(tree.num_draft_tokens for tree in kept)
-        seconds, accepted = self.curve.at(count + draft_tokens), 0
+        seconds = self.curve.at(count + draft_tokens)
+        accepted = 0
         for each, tree in zip(requests, kept, strict=True):
             accepted += self._commit(each, tree, sources)
         self.clock.now += seconds
@@ -213,19 +244,25 @@ class World:
 
     def _commit(self, request: SimulatedRequest, tree: TokenTree, sources: Sequence[Source]) -> int:
         """Verify a tree; return the number of accepted draft tokens."""
-        path, place = [0], len(request.tokens)
+        path = [0]
+        place = len(request.tokens)
         while (node := tree.child(path[-1], self.text[place + len(path) - 1])) is not None:
             path.append(node)
         new = tuple(self.text[place : place + len(path)])
         request.policy.acceptance.advance(new)
         request.policy.close(new, len(path) - 1, tree.num_draft_tokens)
         for source, state in zip(sources, request.states, strict=True):
-            outcome = Outcome(state, tree, tuple(path[1:]), new, place - 1, PARAMS, policy=request.policy)
+            outcome = Outcome(
+                state, tree, tuple(path[1:]), new, place - 1, PARAMS, policy=request.policy
+            )
             observe(source, outcome, self.clock)
         request.tokens += new
         return len(path) - 1
 
     def _context(self, request: SimulatedRequest, state: Any) -> DraftContext[Any]:
         depth = max(0, request.most - len(request.tokens) - 1)
-        table, no_sampler = BlockTable(length=len(request.tokens) - 1), Any
-        return DraftContext(state, request.tokens, depth, 31, PARAMS, no_sampler, table, request.policy)  # type: ignore[arg-type]
+        table = BlockTable(length=len(request.tokens) - 1)
+        no_sampler = Any
+        return DraftContext(
+            state, request.tokens, depth, 31, PARAMS, no_sampler, table, request.policy
+        )  # type: ignore[arg-type]

@@ -48,16 +48,36 @@ def test_calibration_can_be_disabled(model: Path) -> None:
     [
         (lambda found: found | {"model": "another"}, "found another; give each model its own"),
         (lambda found: found | {"format": "pronk-calibration/1"}, "expected a file of the format"),
-        (lambda found: found | {"counts": [["suffix", 1, 1, 0, 2.0, 3.0]]}, "expected a file of the format"),
-        (lambda found: found | {"counts": [["suffix", 1, 1, 0, 4097.0, 1.0]]}, "expected a file of the format"),
-        (lambda found: found | {"counts": [["suffix", True, 1, 0, 2.0, 1.0]]}, "expected a file of the format"),
-        (lambda found: found | {"counts": [["suffix", 1, 1, 0, float("nan"), 1.0]]}, "expected a file of the format"),
-        (lambda found: found | {"counts": [[["suffix"], 1, 1, 0, 2.0, 1.0]]}, "expected a file of the format"),
-        (lambda found: found | {"counts": [["suffix", 1, 1, 0, 10**400, 1.0]]}, "expected a file of the format"),
+        (
+            lambda found: found | {"counts": [["suffix", 1, 1, 0, 2.0, 3.0]]},
+            "expected a file of the format",
+        ),
+        (
+            lambda found: found | {"counts": [["suffix", 1, 1, 0, 4097.0, 1.0]]},
+            "expected a file of the format",
+        ),
+        (
+            lambda found: found | {"counts": [["suffix", True, 1, 0, 2.0, 1.0]]},
+            "expected a file of the format",
+        ),
+        (
+            lambda found: found | {"counts": [["suffix", 1, 1, 0, float("nan"), 1.0]]},
+            "expected a file of the format",
+        ),
+        (
+            lambda found: found | {"counts": [[["suffix"], 1, 1, 0, 2.0, 1.0]]},
+            "expected a file of the format",
+        ),
+        (
+            lambda found: found | {"counts": [["suffix", 1, 1, 0, 10**400, 1.0]]},
+            "expected a file of the format",
+        ),
         (lambda _: [1], "expected a file of the format"),
     ],
 )
-def test_foreign_and_damaged_files_are_refused(model: Path, tmp_path: Path, change: Any, message: str) -> None:
+def test_foreign_and_damaged_files_are_refused(
+    model: Path, tmp_path: Path, change: Any, message: str
+) -> None:
     path = tmp_path / "calibration.json"
     LLM(model, calibration=path).calibration.save()
     path.write_text(json.dumps(change(json.loads(path.read_text()))))

@@ -1,4 +1,6 @@
-"""Acceptance statistics: proposals compared with the text, three levels of counts, and the shares of requests."""
+"""Acceptance statistics: proposals compared with the text, three levels of counts, and the shares
+of requests.
+"""
 
 import random
 from collections.abc import Sequence
@@ -20,21 +22,31 @@ def tree_of(*origin: tuple[str, int]) -> TokenTree:
 def chain_of(tokens: Sequence[int], kind: int = 0) -> TokenTree:
     """Return a chain of ``own`` below the root 9."""
     size = len(tokens)
-    return TokenTree((9, *tokens), tuple(range(-1, size)), origin=(("", 0), *[("own", kind)] * size))
+    return TokenTree(
+        (9, *tokens), tuple(range(-1, size)), origin=(("", 0), *[("own", kind)] * size)
+    )
 
 
-def request(shared: AcceptanceStats | None = None, temperature: float = 0.0, *, private: bool = False) -> SourceRates:
+def request(
+    shared: AcceptanceStats | None = None, temperature: float = 0.0, *, private: bool = False
+) -> SourceRates:
     """Return the rates of ``own`` for a new request."""
     return RequestAcceptance(shared, temperature, private=private).source("own", PRIORS)
 
 
 def counts(rates: SourceRates) -> dict[int, tuple[float, float]]:
     """Return offered and accepted draft tokens by kind."""
-    return {kind: (offered, rates.taken[kind]) for kind, offered in rates.offered.items() if kind >= 0}
+    return {
+        kind: (offered, rates.taken[kind]) for kind, offered in rates.offered.items() if kind >= 0
+    }
 
 
-def propose(tree: TokenTree, *steps: Sequence[int], lead: Sequence[int] = ()) -> dict[int, tuple[float, float]]:
-    """Return the counts after one proposal, which the text passes in the given steps; weights do not fade."""
+def propose(
+    tree: TokenTree, *steps: Sequence[int], lead: Sequence[int] = ()
+) -> dict[int, tuple[float, float]]:
+    """Return the counts after one proposal, which the text passes in the given steps; weights do
+    not fade.
+    """
     acceptance = RequestAcceptance()
     rates = acceptance.source("own", PRIORS)
     rates.fade = lambda: None  # type: ignore[method-assign]
@@ -47,7 +59,8 @@ def propose(tree: TokenTree, *steps: Sequence[int], lead: Sequence[int] = ()) ->
 def test_a_draft_token_counts_if_its_parent_equals_the_text() -> None:
     tree = tree_of(("own", 0), ("own", 2), ("own", 1), ("own", 2))
     assert propose(tree, [1]) == {0: (1.0, 1.0), 1: (1.0, 0.0)}
-    assert propose(tree, [1, 5]) == {0: (1.0, 1.0), 1: (1.0, 0.0), 2: (1.0, 0.0)}  # node 4 has a wrong parent
+    # node 4 has a wrong parent
+    assert propose(tree, [1, 5]) == {0: (1.0, 1.0), 1: (1.0, 0.0), 2: (1.0, 0.0)}
     assert propose(tree, [3, 4]) == {0: (1.0, 0.0), 1: (1.0, 1.0), 2: (1.0, 1.0)}
     assert propose(tree, [5, 1, 2]) == {0: (1.0, 0.0), 1: (1.0, 0.0)}
 
@@ -77,12 +90,16 @@ def test_a_root_below_other_draft_tokens_counts_if_they_are_right() -> None:
 
 
 def test_draft_tokens_of_other_drafters_do_not_count() -> None:
-    assert propose(tree_of(("other", 0), ("own", 2), ("other", 1), ("other", 2)), [1, 2]) == {2: (1.0, 1.0)}
+    assert propose(tree_of(("other", 0), ("own", 2), ("other", 1), ("other", 2)), [1, 2]) == {
+        2: (1.0, 1.0)
+    }
     assert propose(TokenTree.chain([9, 1, 2]), [1, 2]) == {}
 
 
 def test_nodes_that_may_not_be_accepted_do_not_count() -> None:
-    window = TokenTree((9, 1, 2), (-1, 0, 0), (True, False, True), origin=(("", 0), ("own", 0), ("own", 1)))
+    window = TokenTree(
+        (9, 1, 2), (-1, 0, 0), (True, False, True), origin=(("", 0), ("own", 0), ("own", 1))
+    )
     assert propose(window, [1]) == {1: (1.0, 0.0)}
 
 
@@ -201,7 +218,9 @@ def test_rates_depend_on_the_temperature() -> None:
     learn(request(stats, 0.0), True, 50)
     learn(request(stats, 0.8), False, 50)
     assert request(stats, 0.0).rate(1, 1) == pytest.approx((50 + 1.6) / 66)
-    assert request(stats, 0.7).rate(1, 1) == request(stats, 1.0).rate(1, 1) == pytest.approx(1.6 / 66)
+    assert (
+        request(stats, 0.7).rate(1, 1) == request(stats, 1.0).rate(1, 1) == pytest.approx(1.6 / 66)
+    )
     assert request(stats, 0.5).rate(1, 1) == request(stats, 1.5).rate(1, 1) == pytest.approx(0.1)
 
 
@@ -268,7 +287,9 @@ def test_confidences_of_the_same_tenth_share_their_error() -> None:
 
 @pytest.mark.parametrize("off", [-0.2, 0.0, 0.2])
 def test_the_error_of_a_draft_models_confidence_is_found(off: float) -> None:
-    dice, rates, errors = random.Random(0), confidences(), []
+    dice = random.Random(0)
+    rates = confidences()
+    errors = []
     for step in range(3000):
         confidence = dice.uniform(0.2, 0.8)
         if step > 500:
@@ -279,7 +300,8 @@ def test_the_error_of_a_draft_models_confidence_is_found(off: float) -> None:
 
 
 def test_confidences_start_with_the_counts_of_other_requests() -> None:
-    stats, dice = AcceptanceStats(), random.Random(0)
+    stats = AcceptanceStats()
+    dice = random.Random(0)
     for _ in range(4):
         teacher = confidences(stats)
         for _ in range(40):
@@ -289,4 +311,8 @@ def test_confidences_start_with_the_counts_of_other_requests() -> None:
     assert 0.8 < rate(taught, 0.55) < 0.95
     assert rate(taught, 0.55, 2) == pytest.approx(0.55)  # no counts at depth 2
     assert rate(taught, 0.25) == pytest.approx(0.25)
-    assert rate(confidences(), 0.55) == rate(confidences(stats, "another"), 0.55) == pytest.approx(0.55)
+    assert (
+        rate(confidences(), 0.55)
+        == rate(confidences(stats, "another"), 0.55)
+        == pytest.approx(0.55)
+    )

@@ -1,4 +1,6 @@
-"""What other choices would have saved, by hand-made steps and by a slow count over simulated ones."""
+"""What other choices would have saved, by hand-made steps and by a slow count over simulated
+ones.
+"""
 
 import random
 
@@ -60,13 +62,19 @@ def test_a_right_and_cheap_drafter_leaves_little_regret() -> None:
 def test_the_saved_seconds_are_those_of_the_cost_model() -> None:
     """Each step's savings, counted once more from the trees and the texts."""
     world = World(random.Random(2))
-    sources = [Source(world, "good", 0.02, always(0.8), 4), Source(world, "poor", 0.05, always(0.2), 3)]
+    sources = [
+        Source(world, "good", 0.02, always(0.8), 4),
+        Source(world, "poor", 0.05, always(0.2), 3),
+    ]
     requests = [world.request(sources), world.request(sources, 40)]
     world.decode(requests, sources, 200)
     total = Regret()
     for request in requests:
         total.add(request.policy.regret)
-        assert request.policy.regret.best_steps >= max(0.0, *request.policy.regret.sources.values()) - 1e-9
+        assert (
+            request.policy.regret.best_steps
+            >= max(0.0, *request.policy.regret.sources.values()) - 1e-9
+        )
         assert request.policy.regret.best_steps >= request.policy.regret.saved - 1e-9
     assert total.seconds == pytest.approx(world.policy.elapsed)
     assert set(total.sources) == {"good", "poor"}
@@ -84,4 +92,6 @@ def test_one_step_by_hand() -> None:
     regret = request.policy.regret
     saved = 2 * COSTS.at(1) - (COSTS.at(3) - COSTS.at(1))
     assert regret.seconds == pytest.approx(COSTS.at(3))
-    assert (regret.saved, regret.sources["copy"], regret.best_steps) == pytest.approx((saved, saved, saved))
+    assert (regret.saved, regret.sources["copy"], regret.best_steps) == pytest.approx(
+        (saved, saved, saved)
+    )

@@ -28,8 +28,12 @@ def begun() -> tuple[Chain, RequestPolicy]:
     return Chain(World(length=1), "draft", 0.0, always(0.0)), policy
 
 
-@pytest.mark.parametrize(("parents", "depth"), [((-1, 0), 1), ((-1, 0, 1), 2), ((-1, 0, 1, 0, 0, 1), 2)])
-def test_the_start_of_a_proposal_is_what_its_passes_do_not_take(parents: tuple[int, ...], depth: int) -> None:
+@pytest.mark.parametrize(
+    ("parents", "depth"), [((-1, 0), 1), ((-1, 0, 1), 2), ((-1, 0, 1, 0, 0, 1), 2)]
+)
+def test_the_start_of_a_proposal_is_what_its_passes_do_not_take(
+    parents: tuple[int, ...], depth: int
+) -> None:
     """A pass takes 0.1 seconds, and there is one per depth: siblings cost no pass."""
     proposer, policy = begun()
     assert policy.reason(proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy)) == "pays"
@@ -46,7 +50,9 @@ def test_an_empty_proposal_is_no_measure_of_a_start() -> None:
 
 
 def test_the_inner_drafter_of_a_wrapper_takes_no_part_of_the_time_for_learning() -> None:
-    """A wrapper is the source that the policy asks; its inner drafter asks only whether to extend a chain."""
+    """A wrapper is the source that the policy asks; its inner drafter asks only whether to extend a
+    chain.
+    """
     proposer, policy = begun()
     assert policy.extends(proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy), ())
     assert not policy.policy.sources

@@ -22,7 +22,9 @@ WITH_MEMORY: dict[str, Drafter] = {
 
 @singledispatch
 def memory_of(drafter: Proposer[Any]) -> object:
-    """Return the memory that later requests draft from; each drafter with a memory registers a function."""
+    """Return the memory that later requests draft from; each drafter with a memory registers a
+    function.
+    """
     raise AssertionError(drafter)
 
 
@@ -38,7 +40,8 @@ def _(drafter: RecyclingProposer) -> object:
 
 def decode(drafter: Proposer[Any], params: SamplingParams | None = None) -> None:
     """Decode one request, whose output may enter the memory."""
-    tokens, params = [1, 2, 3], params or SamplingParams()
+    tokens = [1, 2, 3]
+    params = params or SamplingParams()
     state = drafter.start(tokens)
     for _ in range(8):
         (tree,) = drafter.propose([context(state, tokens, params=params)])
@@ -85,7 +88,8 @@ def test_equal_options_of_one_llm_share_a_memory(given: Drafter) -> None:
 def test_each_adapter_has_a_memory_of_its_own(given: Drafter) -> None:
     """Also inside composites; drafters without memory have one proposer for all adapters."""
     llm = LLM(drafter=given)
-    one, other = llm.get_proposer(adapter="a"), llm.get_proposer(adapter="b")
+    one = llm.get_proposer(adapter="a")
+    other = llm.get_proposer(adapter="b")
     assert len({id(one), id(other), id(llm.get_proposer())}) == 3
     assert llm.get_proposer(adapter="a") is one
     before = memory_of(other)
@@ -110,7 +114,9 @@ def test_a_store_on_disk_has_texts_of_the_model_alone(tmp_path: Path) -> None:
     assert file.stat().st_size > size
 
 
-@pytest.mark.parametrize("drafter", [Suffix(store_tokens=0), Recycling()], ids=["suffix", "recycling"])
+@pytest.mark.parametrize(
+    "drafter", [Suffix(store_tokens=0), Recycling()], ids=["suffix", "recycling"]
+)
 def test_drafters_without_memory_keep_nothing(drafter: Drafter) -> None:
     made = drafter.bind(make_engine(tiny_decoder(), tokenizer=tokenizer_stub("one")).target)
     before = memory_of(made)

@@ -23,13 +23,17 @@ from tiny_models import make_engine, make_request, tiny_decoder
     ids=["eagle3", "eagle3's head", "mtp"],
 )
 def test_an_interrupted_program_is_built_again(spec: Callable[[], str], part: str) -> None:
-    """Interrupt the building of a module's program at each call of ``part``; the next step starts anew."""
-    prompt, params = [1, 2, 3], SamplingParams(max_tokens=8, logit_bias=dict.fromkeys(range(5), 30.0))
+    """Interrupt the building of a module's program at each call of ``part``; the next step starts
+    anew.
+    """
+    prompt = [1, 2, 3]
+    params = SamplingParams(max_tokens=8, logit_bias=dict.fromkeys(range(5), 30.0))
 
     def decode(interrupt: int | None) -> tuple[list[list[int]], int]:
         engine = make_engine(tiny_decoder())
         watched = Watched(make_drafter(spec()).bind(engine.target))
-        original, calls = getattr(KernelProgram, part), 0
+        original = getattr(KernelProgram, part)
+        calls = 0
 
         def counted(*args: Any, **more: Any) -> None:
             nonlocal calls

@@ -1,4 +1,6 @@
-"""The choice of drafters and of the length of drafts, with simulated drafters and a simulated clock."""
+"""The choice of drafters and of the length of drafts, with simulated drafters and a simulated
+clock.
+"""
 
 import math
 import random
@@ -20,7 +22,9 @@ from pronk.sampling.tree import TokenTree
 def random_source(world: World, number: int, steps: int = 100) -> Source:
     """Return a source with a random price and accuracy, and gains that may lie."""
     dice = world.dice
-    seconds, right, count = dice.choice((0.001, 0.02, 0.2, 1.0, 4.0)), changing(dice, steps), dice.randint(1, 8)
+    seconds = dice.choice((0.001, 0.02, 0.2, 1.0, 4.0))
+    right = changing(dice, steps)
+    count = dice.randint(1, 8)
     if dice.random() < 0.3:
         source = ChainSource(world, str(number), seconds / 4, right, count)
         source.reading = dice.choice((0.0, 0.01, 0.3))
@@ -33,17 +37,25 @@ def random_trace(seed: int) -> World:
     """Decode a batch for some steps; texts, costs, sources and their accuracies are random."""
     dice = random.Random(seed)
     slope = dice.choice((0.01, 0.1, 0.3, 1.0))
-    curve = CostCurve(dice.choice((0.3, 1.0, 3.0)), 1.0 - slope * dice.randint(1, 6), slope, dice.choice((0.0, 0.5)))
+    curve = CostCurve(
+        dice.choice((0.3, 1.0, 3.0)),
+        1.0 - slope * dice.randint(1, 6),
+        slope,
+        dice.choice((0.0, 0.5)),
+    )
     world = World(dice, curve, length=400)
     sources = [random_source(world, number, steps=8) for number in range(dice.randint(1, 3))]
-    requests = [world.request(sources, place=dice.randint(4, 40)) for _ in range(dice.choice((1, 1, 2, 4)))]
+    requests = [
+        world.request(sources, place=dice.randint(4, 40)) for _ in range(dice.choice((1, 1, 2, 4)))
+    ]
     world.decode(requests, sources, dice.randint(5, 20))
     return world
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(800, marks=pytest.mark.slow)])
 def test_the_bound_of_the_loss_holds_in_every_trace(first: int) -> None:
-    drafted, lossy = 0, 0
+    drafted = 0
+    lossy = 0
     for seed in range(first, first + 800):
         world = random_trace(seed)
         assert world.loss <= world.worst + 1e-9, seed
@@ -64,7 +76,10 @@ def test_the_bound_of_the_loss_holds_in_long_traces() -> None:
 
 def test_drafters_that_are_never_right_cost_one_percent() -> None:
     world = World()
-    sources = [Source(world, str(claims), 0.05, always(0.0), claims=always(claims)) for claims in (0.3, 0.99)]
+    sources = [
+        Source(world, str(claims), 0.05, always(0.0), claims=always(claims))
+        for claims in (0.3, 0.99)
+    ]
     requests = [world.request(sources)]
     world.decode(requests, sources, 2000)
     plain = 2000 * COSTS.at(1)
@@ -74,7 +89,10 @@ def test_drafters_that_are_never_right_cost_one_percent() -> None:
 
 def test_a_cheap_and_accurate_source_displaces_an_expensive_one() -> None:
     world = World()
-    sources = [Source(world, "copy", 0.01, always(0.98), 8), Source(world, "draft", 0.6, always(0.9))]
+    sources = [
+        Source(world, "copy", 0.01, always(0.98), 8),
+        Source(world, "draft", 0.6, always(0.9)),
+    ]
     world.decode([world.request(sources)], sources, 300)
     assert len(sources[0].asked) > 295
     assert len(sources[1].asked) < 15
@@ -91,8 +109,11 @@ def test_an_expensive_source_is_used_if_the_cheap_one_has_nothing() -> None:
 
 @pytest.mark.parametrize("right", [0.0, 0.3, 0.6, 0.9])
 def test_draft_rows_that_need_other_experts_are_verified_only_if_they_pay(right: float) -> None:
-    """A draft token costs 0.79 of a plain step. In a dense model, where it costs 0.1, all but the first source pay."""
-    speeds, counts = list[float](), list[int]()
+    """A draft token costs 0.79 of a plain step. In a dense model, where it costs 0.1, all but the
+    first source pay.
+    """
+    speeds = list[float]()
+    counts = list[int]()
     for curve in (COSTS._replace(experts=0.9, overlap=0.125), COSTS):
         world = World(curve=curve)
         source = Source(world, "copy", 0.01, always(right))
@@ -117,7 +138,9 @@ def test_unprofitable_sources_are_asked_rarely() -> None:
 
 
 def settled(source: Source, change: int, *, wanted: bool) -> int:
-    """Return the steps after ``change`` until the source is used (``wanted``) or dropped for 10 steps."""
+    """Return the steps after ``change`` until the source is used (``wanted``) or dropped for 10
+    steps.
+    """
     for step in range(change, change + 110):
         asked = sum(step <= each < step + 10 for each in source.asked)
         if (asked >= 8) if wanted else (asked <= 2):
@@ -129,18 +152,25 @@ def settled(source: Source, change: int, *, wanted: bool) -> int:
     ("change", "wanted", "most"),
     [
         pytest.param(360, True, 5, id="copies to code: the draft model is used again"),
-        pytest.param(480, False, 30, id="code to prose: the draft model is dropped"),  # see the docstring
-        pytest.param(600, False, 5, id="prose to copies: the cheap source displaces the draft model"),
+        # see the docstring
+        pytest.param(480, False, 30, id="code to prose: the draft model is dropped"),
+        pytest.param(
+            600, False, 5, id="prose to copies: the cheap source displaces the draft model"
+        ),
     ],
 )
 def test_the_choice_follows_a_change_of_the_text(change: int, wanted: bool, most: int) -> None:
-    """A source that stops paying is asked for up to 30 steps more: its expected contribution halves in 7 steps."""
+    """A source that stops paying is asked for up to 30 steps more: its expected contribution halves
+    in 7 steps.
+    """
     phases = {"copy": (0.05, 0.05, 0.97), "draft": (0.85, 0.2, 0.85)}
     delays = []
     for seed in range(11):
         world = World(random.Random(seed))
         copy, draft = (
-            Source(world, name, seconds, lambda step, name=name: phases[name][step // 120 % 3], count)  # type: ignore[misc]
+            Source(
+                world, name, seconds, lambda step, name=name: phases[name][step // 120 % 3], count
+            )  # type: ignore[misc]
             for name, seconds, count in (("copy", 0.02, 8), ("draft", 0.25, 4))
         )
         world.decode([world.request([copy, draft])], [copy, draft], change + 120)
@@ -152,7 +182,10 @@ def test_decisions_are_reproducible() -> None:
     runs = []
     for _ in range(2):
         world = World(random.Random(5))
-        sources = [Source(world, "a", 0.1, changing(random.Random(1))), ChainSource(world, "b", 0.1, always(0.6))]
+        sources = [
+            Source(world, "a", 0.1, changing(random.Random(1))),
+            ChainSource(world, "b", 0.1, always(0.6)),
+        ]
         world.decode([world.request(sources), world.request(sources, 50)], sources, 300)
         runs.append(([source.asked for source in sources], world.clock.now, world.num_draft_tokens))
     assert runs[0] == runs[1]
@@ -161,7 +194,10 @@ def test_decisions_are_reproducible() -> None:
 
 def test_a_new_request_uses_what_earlier_ones_have_shown() -> None:
     world = World()
-    sources = poor, good = [Source(world, "poor", 0.5, always(0.1)), Source(world, "good", 0.3, always(0.9))]
+    sources = poor, good = [
+        Source(world, "poor", 0.5, always(0.1)),
+        Source(world, "good", 0.3, always(0.9)),
+    ]
     world.decode([world.request(sources)], sources, 200)
     poor.asked.clear(), good.asked.clear()
     began = world.step
@@ -186,16 +222,21 @@ def test_the_last_token_of_a_request_has_no_draft_tokens(kind: type[Source]) -> 
 
 
 @pytest.mark.parametrize(("right", "least", "most"), [(0.95, 900, 1200), (0.0, 1, 60)])
-def test_drafters_without_gains_are_judged_by_their_accepted_draft_tokens(right: float, least: int, most: int) -> None:
+def test_drafters_without_gains_are_judged_by_their_accepted_draft_tokens(
+    right: float, least: int, most: int
+) -> None:
     world = World()
     sources = [Source(world, "bare", 0.02, always(right), claims=None)]
     world.decode([world.request(sources)], sources, 300)
     assert least <= sum(world.num_draft_tokens) <= most
 
 
-def best_chain(chain: ChainPrice, requests: int, gains: Sequence[float], rate: float, most: int) -> Offer:
+def best_chain(
+    chain: ChainPrice, requests: int, gains: Sequence[float], rate: float, most: int
+) -> Offer:
     """Return the best of all longer chains, by its formula."""
-    last, offers = (gains or [1.0])[-1], list[Offer]()
+    last = (gains or [1.0])[-1]
+    offers = list[Offer]()
     for ahead in range(1, most - len(gains) + 1):
         rows = requests * (1 + len(gains) + ahead)
         seconds = (chain.curve.at(rows) + (len(gains) + ahead) * chain.token) / requests
@@ -214,17 +255,21 @@ class Chain(Source):
 
 
 def test_a_chain_continues_if_a_longer_one_is_worth_more() -> None:
-    dice, answers = random.Random(0), list[bool]()
+    dice = random.Random(0)
+    answers = list[bool]()
     for _ in range(1000):
         slope = dice.choice((0.02, 0.1, 0.3))
-        curve, requests = CostCurve(1.0, 1.0 - slope * dice.randint(1, 5), slope), dice.randint(1, 5)
-        policy, proposer = RequestPolicy(), Chain(World(length=1), "draft", 0.0, always(0.0))
+        curve = CostCurve(1.0, 1.0 - slope * dice.randint(1, 5), slope)
+        requests = dice.randint(1, 5)
+        policy = RequestPolicy()
+        proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
         proposer.price = ChainPrice(curve, dice.choice((0.01, 0.05, 0.2, 0.6)))
         policy.set_prices(curve, requests, float("inf"))
         rates = policy.acceptance.source("draft", {0: 0.7})
         for _ in range(dice.randrange(20)):
             rates.learn(0, 1, right=dice.random() < 0.8, share=False)
-        gains, most = list[float](), dice.randint(1, 12)
+        gains = list[float]()
+        most = dice.randint(1, 12)
         for _ in range(min(most, dice.randrange(6))):
             gains.append((gains or [1.0])[-1] * dice.random() ** 0.3)
         longer = best_chain(proposer.price, requests, gains, rates.mean(0.7), most)
@@ -237,17 +282,27 @@ def test_a_chain_continues_if_a_longer_one_is_worth_more() -> None:
 
 
 def test_several_rows_may_pay_if_one_does_not() -> None:
-    """A further request per row crosses the end of the free rows at once; a draft token alone is not worth its time."""
-    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    """A further request per row crosses the end of the free rows at once; a draft token alone is
+    not worth its time.
+    """
+    proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
+    policy = RequestPolicy()
     proposer.price = ChainPrice(CostCurve(1.0, 0.0, 0.125), 0.01, reading=0.0)
     policy.set_prices(proposer.price.curve, 1, float("inf"))
-    assert policy.extends(proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy), [0.9, 0.85])
-    assert not policy.extends(proposer, context(None, [1], 2, 9, vocab=VOCAB, policy=policy), [0.9, 0.85])
-    assert not policy.extends(proposer, context(None, [1], 9, 2, vocab=VOCAB, policy=policy), [0.9, 0.85])
+    assert policy.extends(
+        proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy), [0.9, 0.85]
+    )
+    assert not policy.extends(
+        proposer, context(None, [1], 2, 9, vocab=VOCAB, policy=policy), [0.9, 0.85]
+    )
+    assert not policy.extends(
+        proposer, context(None, [1], 9, 2, vocab=VOCAB, policy=policy), [0.9, 0.85]
+    )
 
 
 def test_a_chain_ends_with_the_allowance() -> None:
-    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
+    policy = RequestPolicy()
     proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1, reading=0.05)
     policy.set_prices(proposer.price.curve, 2, 0.21)
     asked = context(None, [1], 9, 9, vocab=VOCAB, policy=policy)
@@ -256,8 +311,11 @@ def test_a_chain_ends_with_the_allowance() -> None:
 
 
 def test_a_text_is_read_when_the_steps_without_it_have_missed_as_much() -> None:
-    """Reading costs as much as 20 passes; a chain of a new source saves about a pass in each step."""
-    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    """Reading costs as much as 20 passes; a chain of a new source saves about a pass in each
+    step.
+    """
+    proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
+    policy = RequestPolicy()
     proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1, reading=20.0)
     policy.policy.sources["draft"].explored = 1.0  # no time for learning is left
 
@@ -266,7 +324,12 @@ def test_a_text_is_read_when_the_steps_without_it_have_missed_as_much() -> None:
             policy.begin()
             assert not policy.is_quiet()  # the steps that miss something are counted
             policy.set_prices(proposer.price.curve, 1, float("inf"))
-            if policy.reason(proposer, context(None, [1], max_depth, 99, vocab=VOCAB, policy=policy)) is not None:
+            if (
+                policy.reason(
+                    proposer, context(None, [1], max_depth, 99, vocab=VOCAB, policy=policy)
+                )
+                is not None
+            ):
                 return step
         return 100
 
@@ -296,7 +359,8 @@ def test_an_interrupted_proposal_counts_as_twice_its_expected_time() -> None:
     source = Source(world, "copy", 0.1, always(0.9))
     request = world.request([source])
     world.decode([request], [source], 20)
-    spent, measured = world.policy.spent, world.policy.sources["copy"]
+    spent = world.policy.spent
+    measured = world.policy.sources["copy"]
     expected = measured.price
     assert expected > 0.0
     request.policy.begin()
@@ -320,7 +384,8 @@ def test_learning_waits_while_a_proposal_is_saved_for() -> None:
 
 
 def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
-    proposer, policy = Chain(World(length=1), "draft", 0.0, always(0.0)), RequestPolicy()
+    proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
+    policy = RequestPolicy()
     proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 5.0)
     asked = context(None, [1], 9, 9, vocab=VOCAB, policy=policy)
     assert not policy.is_quiet()
@@ -349,7 +414,9 @@ def test_a_request_whose_sources_were_not_considered_is_not_quiet() -> None:
 
 def test_without_costs_all_sources_are_asked() -> None:
     world = World()
-    sources = [Source(world, str(seconds), seconds, always(0.0), claims=None) for seconds in (0.1, 100.0)]
+    sources = [
+        Source(world, str(seconds), seconds, always(0.0), claims=None) for seconds in (0.1, 100.0)
+    ]
     request = world.request(sources)
     request.policy.begin()
     request.policy.set_prices(None, 1, 0.0)
@@ -368,7 +435,8 @@ def test_the_least_gain_is_that_of_the_cost_of_a_row() -> None:
 
 
 def test_offers_are_united_and_the_least_probable_left_out() -> None:
-    world, policy = World(length=1), RequestPolicy()
+    world = World(length=1)
+    policy = RequestPolicy()
     policy.begin()
     policy.set_prices(COSTS, 1, 1.0)
     one, other = (Source(world, name, 0.0, always(0.0)) for name in ("one", "other"))

@@ -1,4 +1,6 @@
-"""The cache of proposers: evictions, the models that they free, and errors for objects that are no drafter."""
+"""The cache of proposers: evictions, the models that they free, and errors for objects that are no
+drafter.
+"""
 
 import gc
 import os
@@ -16,7 +18,16 @@ import pytest
 from checkpoints import MakeCheckpoint
 from drafting.from_draft.drafts import write_checkpoint
 from drafting.helpers import context
-from pronk import LLM, DraftModel, Merged, OptionError, PromptLookup, SamplingParams, Suffix, Threshold
+from pronk import (
+    LLM,
+    DraftModel,
+    Merged,
+    OptionError,
+    PromptLookup,
+    SamplingParams,
+    Suffix,
+    Threshold,
+)
 from pronk.drafting import Drafter, Proposer, Target, make_drafter
 from pronk.drafting.autoregressive import Autoregressive
 from pronk.drafting.proposer import bind_proposer
@@ -30,7 +41,9 @@ PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 @pytest.fixture
 def folders(checkpoint: MakeCheckpoint, tmp_path: Path) -> list[str]:
-    """Return folders of draft models for the target of :func:`llm`, all equal but for their paths."""
+    """Return folders of draft models for the target of :func:`llm`, all equal but for their
+    paths.
+    """
     made = checkpoint("llama", num_hidden_layers=1, seed=5)
     return [shutil.copytree(made, tmp_path / str(number)).as_posix() for number in range(8)]
 
@@ -55,7 +68,9 @@ def without_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_collector")
-def test_four_draft_models_stay_and_the_target_keeps_its_memory(llm: LLM, folders: list[str]) -> None:
+def test_four_draft_models_stay_and_the_target_keeps_its_memory(
+    llm: LLM, folders: list[str]
+) -> None:
     blocks = []
     for folder in folders:
         assert llm.generate("def", PARAMS, drafter=DraftModel(folder)).stats.drafted > 0
@@ -81,10 +96,12 @@ def test_a_referenced_proposer_keeps_its_model(llm: LLM, folders: list[str]) -> 
 
 
 def test_proposers_without_models_evict_none_with_a_model(llm: LLM, folders: list[str]) -> None:
-    held, first = llm.get_proposer(DraftModel(folders[0])), llm.get_proposer(Suffix(num_nodes=1))
+    held = llm.get_proposer(DraftModel(folders[0]))
+    first = llm.get_proposer(Suffix(num_nodes=1))
     for num_nodes in range(2, 65):
         llm.get_proposer(Suffix(num_nodes=num_nodes))
-    assert llm.get_proposer(Suffix(num_nodes=1)) is first  # one of 64, and now the most recently used
+    # one of 64, and now the most recently used
+    assert llm.get_proposer(Suffix(num_nodes=1)) is first
     for num_nodes in range(65, 129):
         llm.get_proposer(Suffix(num_nodes=num_nodes))
     assert llm.get_proposer(Suffix(num_nodes=1)) is not first
@@ -92,7 +109,9 @@ def test_proposers_without_models_evict_none_with_a_model(llm: LLM, folders: lis
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "draft_model"])
-def test_the_default_drafter_is_never_evicted(drafter: str, checkpoint: MakeCheckpoint, folders: list[str]) -> None:
+def test_the_default_drafter_is_never_evicted(
+    drafter: str, checkpoint: MakeCheckpoint, folders: list[str]
+) -> None:
     given = Suffix() if drafter == "suffix" else DraftModel(folders[0])
     llm = LLM(checkpoint("llama"), drafter=given)
     own = llm.get_proposer()
@@ -104,17 +123,21 @@ def test_the_default_drafter_is_never_evicted(drafter: str, checkpoint: MakeChec
 
 
 @pytest.mark.parametrize(
-    "kind", ["{}", "threshold({})", "merged(prompt_lookup, {})"], ids=["draft_model", "threshold", "merged"]
+    "kind",
+    ["{}", "threshold({})", "merged(prompt_lookup, {})"],
+    ids=["draft_model", "threshold", "merged"],
 )
 def test_a_rewritten_folder_is_loaded_again(kind: str, target: Target, tmp_path: Path) -> None:
     folder = tmp_path / "draft"
     write_checkpoint(folder, tiny_module(), noise=0.1)
     drafter = make_drafter(kind.format(f"draft_model(model={str(folder)!r})"))
-    proposers, other = ProposerCache(target, drafter), ProposerCache(target, Autoregressive())
+    proposers = ProposerCache(target, drafter)
+    other = ProposerCache(target, Autoregressive())
     old = other.get_proposer(drafter)
     assert other.get_proposer(drafter) is old
     write_checkpoint(folder, tiny_module(), noise=0.2)
-    os.utime(folder / "model.safetensors", ns=(1, 2**60))  # another time even on file systems with coarse clocks
+    # another time even on file systems with coarse clocks
+    os.utime(folder / "model.safetensors", ns=(1, 2**60))
     new = other.get_proposer(drafter)
     assert new is not old
     assert new.models != old.models
@@ -128,7 +151,8 @@ def test_a_rewritten_folder_is_loaded_again(kind: str, target: Target, tmp_path:
 
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in ("eagle3", "mtp")])
 def test_proposers_list_their_models(name: str) -> None:
-    llm = LLM(drafter="autoregressive")  # pronk-tiny, which has a trained drafter of every other kind
+    # pronk-tiny, which has a trained drafter of every other kind
+    llm = LLM(drafter="autoregressive")
     proposer = llm.get_proposer(name)
     assert {*map(id, proposer.models)} == {*map(id, llm.target.shared_models.values())}
     assert set(proposer.models) == set(llm.target.model_files)
@@ -162,8 +186,12 @@ def test_other_requests_and_drafters_go_on_while_a_drafter_is_bound(llm: LLM) ->
     assert slow.ended == [True]
 
 
-def test_threads_that_bind_one_drafter_get_one_proposer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, looked_up, get_current = Slow(), set[int](), ProposerCache._get_current
+def test_threads_that_bind_one_drafter_get_one_proposer(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow()
+    looked_up = set[int]()
+    get_current = ProposerCache._get_current
 
     def observed(*given: Any) -> Proposer[Any] | None:
         found = get_current(*given)
@@ -180,9 +208,13 @@ def test_threads_that_bind_one_drafter_get_one_proposer(llm: LLM, monkeypatch: p
 
 
 def test_a_draft_model_is_added_between_steps(llm: LLM, folders: list[str]) -> None:
-    """The draft model's KV cache takes blocks of the target's, so loading waits for the lock of the steps."""
-    want, blocks = llm.generate("def", PARAMS).token_ids, llm.engine.cache.allocator.num_blocks
-    lock, waits = llm.engine.lock, threading.Event()
+    """The draft model's KV cache takes blocks of the target's, so loading waits for the lock of the
+    steps.
+    """
+    want = llm.generate("def", PARAMS).token_ids
+    blocks = llm.engine.cache.allocator.num_blocks
+    lock = llm.engine.lock
+    waits = threading.Event()
 
     class ObservedLock:
         def __enter__(self) -> None:
@@ -261,12 +293,21 @@ class Unbindable(Autoregressive):
         ([], r"expected a name or a drafter, found \[\]"),
         (["a\nb"] * 99, r"expected a name or a drafter, found \['a"),
         (Suffix, r"expected a name or a drafter, found the class Suffix; write .*Suffix\(\)"),
-        (Changing(), "drafter changing: expected hashable options, found an unhashable type: 'Changing'"),
+        (
+            Changing(),
+            "drafter changing: expected hashable options, found an unhashable type: 'Changing'",
+        ),
         (Frozen(), "drafter frozen: expected hashable options, found an unhashable type: 'list'"),
         (Merged((Changing(), PromptLookup())), "drafter merged: expected hashable options"),
         (Returns(None), r"drafter returns: expected bind\(\) to return a Proposer, found NoneType"),
-        (Returns(Suffix()), r"drafter returns: expected bind\(\) to return a Proposer, found Suffix"),
-        (Returns(Autoregressive), r"drafter returns: expected bind\(\) to return a Proposer, found ABCMeta"),
+        (
+            Returns(Suffix()),
+            r"drafter returns: expected bind\(\) to return a Proposer, found Suffix",
+        ),
+        (
+            Returns(Autoregressive),
+            r"drafter returns: expected bind\(\) to return a Proposer, found ABCMeta",
+        ),
         (
             Merged((PromptLookup(), Returns(None))),
             r"drafter returns: expected bind\(\) to return a Proposer, found NoneType",
@@ -277,9 +318,16 @@ class Unbindable(Autoregressive):
         ),
         (
             Threshold((ReturnsChains(PromptLookup()),)),
-            r"drafter prompt_lookup: expected bind\(\) to return a proposer with a method chains, found PromptLookup",
+            (
+                r"drafter prompt_lookup: expected bind\(\) to return a proposer with a method "
+                r"chains, "
+                r"found PromptLookup"
+            ),
         ),
-        (Unbindable(), r"drafter autoregressive: expected bind\(\) to return a Proposer, found NoneType"),
+        (
+            Unbindable(),
+            r"drafter autoregressive: expected bind\(\) to return a Proposer, found NoneType",
+        ),
     ],
     ids=lambda value: value[:50] if isinstance(value, str) else type(value).__name__,
 )
@@ -297,10 +345,17 @@ def test_objects_that_are_no_drafter_are_refused(drafter: Any, message: str) -> 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("chooser", "; use sampler"), ("table", "; use block_table"), ("costs", "; use policy"), ("color", "")],
+    [
+        ("chooser", "; use sampler"),
+        ("table", "; use block_table"),
+        ("costs", "; use policy"),
+        ("color", ""),
+    ],
 )
 def test_messages_for_former_fields_name_the_present_ones(name: str, hint: str) -> None:
-    with pytest.raises(AttributeError, match=f"^expected a field of DraftContext, found {name}{hint}$"):
+    with pytest.raises(
+        AttributeError, match=f"^expected a field of DraftContext, found {name}{hint}$"
+    ):
         getattr(context(None, [1]), name)
 
 

@@ -43,7 +43,8 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_registered_drafter_is_available_everywhere() -> None:
     drafter = make_drafter("echo(times=2)")
     assert type(drafter) is REGISTRY["echo"] is pronk.Echo  # type: ignore[comparison-overlap]
-    llm, params = LLM(budget="all"), SamplingParams(max_tokens=24)
+    llm = LLM(budget="all")
+    params = SamplingParams(max_tokens=24)
     plain = llm.generate("a = 1\nb = 1\n", params, drafter="autoregressive")
     found = llm.generate("a = 1\nb = 1\n", params, drafter=drafter)
     assert found.token_ids == plain.token_ids

@@ -24,11 +24,20 @@ def random_tree(dice: random.Random, size: int) -> TokenTree:
 
 def random_curve(dice: random.Random) -> CostCurve:
     slope = dice.choice((0.02, 0.1, 0.3, 1.0))
-    return CostCurve(dice.uniform(0.5, 2.0), dice.uniform(-1.0, 1.0) if slope < 1.0 else 0.0, slope, dice.random())
+    return CostCurve(
+        dice.uniform(0.5, 2.0),
+        dice.uniform(-1.0, 1.0) if slope < 1.0 else 0.0,
+        slope,
+        dice.random(),
+    )
 
 
-def value(expected: float, requests: int, nodes: int, prompts: int, curve: CostCurve, drafting: float) -> float:
-    """Return tokens per second; ``nodes`` cost what they add to a pass with ``prompts`` prompt rows."""
+def value(
+    expected: float, requests: int, nodes: int, prompts: int, curve: CostCurve, drafting: float
+) -> float:
+    """Return tokens per second; ``nodes`` cost what they add to a pass with ``prompts`` prompt
+    rows.
+    """
     added = curve.at(prompts + requests + nodes) - curve.at(prompts + requests)
     return (requests + expected) / (curve.at(requests) + added + drafting)
 
@@ -44,11 +53,15 @@ def num_drafts(trees: list[TokenTree]) -> int:
 @pytest.mark.parametrize("prompts", [0, 3, 40])
 @pytest.mark.parametrize("drafting", [0.0, 0.5])
 def test_no_subset_is_worth_more(prompts: int, drafting: float) -> None:
-    dice, kept = random.Random(prompts), 0
+    dice = random.Random(prompts)
+    kept = 0
     for _ in range(60):
         trees = [random_tree(dice, dice.randrange(5)) for _ in range(dice.randint(1, 2))]
-        requests, curve = len(trees) + dice.randrange(4), random_curve(dice)
-        nodes = [(number, node) for number, tree in enumerate(trees) for node in range(1, len(tree))]
+        requests = len(trees) + dice.randrange(4)
+        curve = random_curve(dice)
+        nodes = [
+            (number, node) for number, tree in enumerate(trees) for node in range(1, len(tree))
+        ]
         best = 0.0
         for count in range(len(nodes) + 1):
             for chosen in combinations(nodes, count):
@@ -56,16 +69,23 @@ def test_no_subset_is_worth_more(prompts: int, drafting: float) -> None:
                 best = max(best, value(gain, requests, count, prompts, curve, drafting))
         cut = select_nodes(trees, requests, curve, prompts=prompts, drafting=drafting)
         kept += 0 < num_drafts(cut) < len(nodes)
-        assert value(sum_of_gains(cut), requests, num_drafts(cut), prompts, curve, drafting) == pytest.approx(best)
+        assert value(
+            sum_of_gains(cut), requests, num_drafts(cut), prompts, curve, drafting
+        ) == pytest.approx(best)
     assert kept > 5
 
 
 def test_no_affordable_subset_is_worth_more() -> None:
-    dice, limited = random.Random(7), 0
+    dice = random.Random(7)
+    limited = 0
     for _ in range(100):
         trees = [random_tree(dice, dice.randint(1, 4)) for _ in range(2)]
-        curve, prompts, allowance = random_curve(dice), dice.choice((0, 5)), dice.random()
-        nodes = [(number, node) for number, tree in enumerate(trees) for node in range(1, len(tree))]
+        curve = random_curve(dice)
+        prompts = dice.choice((0, 5))
+        allowance = dice.random()
+        nodes = [
+            (number, node) for number, tree in enumerate(trees) for node in range(1, len(tree))
+        ]
         best = 0.0
         for count in range(len(nodes) + 1):
             if curve.at(prompts + 2 + count) - curve.at(prompts + 2) > allowance:
@@ -76,7 +96,9 @@ def test_no_affordable_subset_is_worth_more() -> None:
         cut = select_nodes(trees, 2, curve, prompts=prompts, allowance=allowance)
         rows = prompts + 2 + num_drafts(cut)
         assert curve.at(rows) - curve.at(prompts + 2) <= allowance + 1e-9
-        assert value(sum_of_gains(cut), 2, num_drafts(cut), prompts, curve, 0.0) == pytest.approx(best)
+        assert value(sum_of_gains(cut), 2, num_drafts(cut), prompts, curve, 0.0) == pytest.approx(
+            best
+        )
         limited += num_drafts(cut) < num_drafts(select_nodes(trees, 2, curve, prompts=prompts))
     assert limited > 10
 
@@ -87,8 +109,12 @@ def test_what_is_kept_is_a_tree_with_the_root() -> None:
         tree = random_tree(dice, 9)
         (cut,) = select_nodes([tree], 1, random_curve(dice))
         assert cut.tokens[0] == tree.tokens[0]
-        assert cut.gain == (1.0, *sorted((tree.gain or ())[1:], reverse=True)[: cut.num_draft_tokens]) or (
-            sorted(cut.gain or (), reverse=True) == sorted(tree.gain or (), reverse=True)[: len(cut)]
+        assert cut.gain == (
+            1.0,
+            *sorted((tree.gain or ())[1:], reverse=True)[: cut.num_draft_tokens],
+        ) or (
+            sorted(cut.gain or (), reverse=True)
+            == sorted(tree.gain or (), reverse=True)[: len(cut)]
         )
 
 
@@ -111,7 +137,10 @@ def test_improbable_draft_tokens_stay_only_if_they_are_free() -> None:
 
 def test_drafting_that_has_taken_time_makes_further_rows_worth_more() -> None:
     tree = TokenTree.chain(range(9), gain=[0.8**depth for depth in range(9)])
-    kept = [select_nodes([tree], 1, CURVE, drafting=seconds)[0].num_draft_tokens for seconds in (0.0, 1.0, 5.0)]
+    kept = [
+        select_nodes([tree], 1, CURVE, drafting=seconds)[0].num_draft_tokens
+        for seconds in (0.0, 1.0, 5.0)
+    ]
     assert kept == sorted(kept)
     assert kept[0] < kept[-1]
 
@@ -129,7 +158,8 @@ def test_nodes_without_gains_stay() -> None:
 
 
 def test_while_costs_are_unknown_only_nodes_without_gains_stay() -> None:
-    plain, sure = TokenTree.chain([1, 2, 3]), TokenTree.chain([1, 2, 3], gain=[1.0, 1.0, 1.0])
+    plain = TokenTree.chain([1, 2, 3])
+    sure = TokenTree.chain([1, 2, 3], gain=[1.0, 1.0, 1.0])
     assert select_nodes([plain, sure], 2, None) == [plain, TokenTree.chain([1], gain=[1.0])]
 
 
@@ -137,10 +167,16 @@ def test_while_costs_are_unknown_only_nodes_without_gains_stay() -> None:
 def test_an_offer_is_a_requests_part_if_all_choose_alike(requests: int) -> None:
     dice = random.Random(requests)
     for _ in range(50):
-        curve, gains = random_curve(dice), sorted((dice.random() for _ in range(8)), reverse=True)
-        choices = [Offer(1 + sum(gains[:count]), curve.at(requests * (1 + count)) / requests) for count in range(9)]
+        curve = random_curve(dice)
+        gains = sorted((dice.random() for _ in range(8)), reverse=True)
+        choices = [
+            Offer(1 + sum(gains[:count]), curve.at(requests * (1 + count)) / requests)
+            for count in range(9)
+        ]
         offer = Offer.of(random.Random(0).sample(gains, 8), curve, requests)
-        assert offer.tokens / offer.seconds == pytest.approx(max(each.tokens / each.seconds for each in choices))
+        assert offer.tokens / offer.seconds == pytest.approx(
+            max(each.tokens / each.seconds for each in choices)
+        )
         assert any(offer == pytest.approx(each) for each in choices)
     assert Offer.of((), CURVE, requests) == (1.0, pytest.approx(CURVE.at(requests) / requests))
 

@@ -47,7 +47,9 @@ def test_equal_gains_keep_their_order(
 def test_a_trie_has_exactly_the_prefixes_of_its_candidates() -> None:
     dice = random.Random(1)
     for _ in range(200):
-        candidates = [[dice.randrange(3) for _ in range(dice.randrange(6))] for _ in range(dice.randrange(5))]
+        candidates = [
+            [dice.randrange(3) for _ in range(dice.randrange(6))] for _ in range(dice.randrange(5))
+        ]
         prefixes = {tuple(c[:n]) for c in candidates for n in range(1, len(c) + 1)}
         trie = grow(candidates, 0.5)
         assert words(trie.tree(100)) == prefixes
@@ -63,7 +65,12 @@ def test_the_likeliest_nodes_stay_and_the_greedy_path_comes_first() -> None:
     for _ in range(200):
         trie = Trie(0)
         for _ in range(dice.randrange(1, 30)):
-            trie.add(dice.randrange(len(trie)), dice.randrange(4), dice.random(), ("one", dice.randrange(9)))
+            trie.add(
+                dice.randrange(len(trie)),
+                dice.randrange(4),
+                dice.random(),
+                ("one", dice.randrange(9)),
+            )
         size = dice.randrange(1, 12)
         tree = trie.tree(size)
         assert tree.gain is not None
@@ -112,7 +119,11 @@ def test_nodes_that_may_not_be_accepted_are_not_merged() -> None:
     trie = Trie(0)
     trie.merge(tree, ("other", 4))
     merged = trie.tree(9)
-    assert (merged.tokens, merged.parents, merged.origin) == ((0, 3), (-1, 0), (("", 0), ("other", 4)))
+    assert (merged.tokens, merged.parents, merged.origin) == (
+        (0, 3),
+        (-1, 0),
+        (("", 0), ("other", 4)),
+    )
 
 
 def test_children_of_several_trees_share_the_probability() -> None:
@@ -137,8 +148,12 @@ def test_siblings_of_one_tree_do_not_lower_each_other() -> None:
 
 def test_a_common_child_keeps_the_larger_gain() -> None:
     trie = Trie(9)
-    trie.merge(TokenTree((9, 1, 2), (-1, 0, 1), gain=(1.0, 0.5, 0.4), origin=(("", 0), ("a", 0), ("a", 1))))
-    trie.merge(TokenTree((9, 1, 2), (-1, 0, 1), gain=(1.0, 0.8, 0.4), origin=(("", 0), ("b", 0), ("b", 1))))
+    trie.merge(
+        TokenTree((9, 1, 2), (-1, 0, 1), gain=(1.0, 0.5, 0.4), origin=(("", 0), ("a", 0), ("a", 1)))
+    )
+    trie.merge(
+        TokenTree((9, 1, 2), (-1, 0, 1), gain=(1.0, 0.8, 0.4), origin=(("", 0), ("b", 0), ("b", 1)))
+    )
     assert trie.gains == pytest.approx([1.0, 0.8, 0.4])
     assert trie.origins[1:] == [("b", 0), ("a", 1)]
 
@@ -155,9 +170,13 @@ def test_merged_gains_of_siblings_stay_within_their_parents() -> None:
                 grown.add(parent, dice.randrange(1000), gain, NO_ORIGIN)
             trie.merge(grown.tree(99))
         for node, gain in enumerate(trie.gains):
-            children = [trie.gains[child] for child in range(1, len(trie)) if trie.parents[child] == node]
+            children = [
+                trie.gains[child] for child in range(1, len(trie)) if trie.parents[child] == node
+            ]
             assert sum(children) <= gain + 1e-9
-            assert trie.probability_wrong(node) == pytest.approx(1.0 - sum(children) / gain if gain else 0.0, abs=1e-9)
+            assert trie.probability_wrong(node) == pytest.approx(
+                1.0 - sum(children) / gain if gain else 0.0, abs=1e-9
+            )
 
 
 def test_a_tree_without_gains_halves_them_with_each_depth() -> None:

@@ -1,8 +1,9 @@
-"""Drafters for tests: random trees, trees of right draft tokens, and trees that try to break the engine.
+"""Drafters for tests: random trees, trees of right draft tokens, and trees that try to break the
+engine.
 
-A *shape* makes one tree from the root and the tokens that plain decoding gives after it, if the test provides these.
-The drafter has no state. Its dice depend on the request's seed and length alone, and so a proposal does not depend on
-the rest of the batch.
+A *shape* makes one tree from the root and the tokens that plain decoding gives after it, if the
+test provides these. The drafter has no state. Its dice depend on the request's seed and length
+alone, and so a proposal does not depend on the rest of the batch.
 """
 
 import random
@@ -50,7 +51,9 @@ Shape = Callable[[DraftCase], TokenTree]
 
 @dataclass
 class Growing:
-    """A tree under construction; a node's children that are verified (``verify``) have different tokens."""
+    """A tree under construction; a node's children that are verified (``verify``) have different
+    tokens.
+    """
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -59,18 +62,25 @@ class Growing:
     right: list[bool] = field(default_factory=lambda: [True])
     children: list[dict[int, int]] = field(default_factory=lambda: [{}])
 
-    def add(self, parent: int, token: int, truth: Sequence[int] = (), *, verify: bool = True) -> int:
-        """Return the child of ``parent`` with ``token``; a child with ``verify=False`` is always a new node."""
+    def add(
+        self, parent: int, token: int, truth: Sequence[int] = (), *, verify: bool = True
+    ) -> int:
+        """Return the child of ``parent`` with ``token``; a child with ``verify=False`` is always a
+        new node.
+        """
         if verify and token in self.children[parent]:
             return self.children[parent][token]
-        depth, node = self.depths[parent], len(self.tokens)
+        depth = self.depths[parent]
+        node = len(self.tokens)
         if verify:
             self.children[parent][token] = node
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(depth + 1)
         self.verify.append(verify)
-        self.right.append(verify and self.right[parent] and depth < len(truth) and token == truth[depth])
+        self.right.append(
+            verify and self.right[parent] and depth < len(truth) and token == truth[depth]
+        )
         self.children.append({})
         return node
 
@@ -81,12 +91,17 @@ class Growing:
         return parent
 
     def done(self) -> TokenTree:
-        return TokenTree(tuple(self.tokens), tuple(self.parents), None if all(self.verify) else tuple(self.verify))
+        return TokenTree(
+            tuple(self.tokens),
+            tuple(self.parents),
+            None if all(self.verify) else tuple(self.verify),
+        )
 
 
 def random_trees(case: DraftCase) -> TokenTree:
     """Any shape and any tokens, sometimes beyond the engine's limits."""
-    dice, tree = case.dice, Growing([case.root])
+    dice = case.dice
+    tree = Growing([case.root])
     size = dice.choice((0, 1, 2, 5, 9, 14, 14, 14, 2 * case.nodes + 3))
     for _ in range(size):
         parent = dice.randrange(len(tree.tokens)) if dice.random() < 0.5 else len(tree.tokens) - 1
@@ -98,7 +113,8 @@ def oracle_trees(right: float, size: int = 12) -> Shape:
     """Each node below a right one is right with probability ``right``, anywhere in the tree."""
 
     def shape(case: DraftCase) -> TokenTree:
-        dice, tree = case.dice, Growing([case.root])
+        dice = case.dice
+        tree = Growing([case.root])
         for _ in range(dice.randrange(size + 1)):
             parent = dice.randrange(len(tree.tokens))
             if dice.random() < 0.6:
@@ -112,8 +128,11 @@ def oracle_trees(right: float, size: int = 12) -> Shape:
 
 
 def explore_trees(case: DraftCase) -> TokenTree:
-    """Right draft tokens among nodes that are not verified, whose tokens may be right and have children."""
-    dice, tree = case.dice, Growing([case.root])
+    """Right draft tokens among nodes that are not verified, whose tokens may be right and have
+    children.
+    """
+    dice = case.dice
+    tree = Growing([case.root])
     node = 0
     for token in case.truth[: dice.randrange(6)]:
         for _ in range(dice.randrange(3)):
@@ -149,7 +168,9 @@ def wide_star(case: DraftCase) -> TokenTree:
 
 
 def right_then_wrong(case: DraftCase) -> TokenTree:
-    """A chain that is right for some tokens and then wrong, sometimes with a right branch from there."""
+    """A chain that is right for some tokens and then wrong, sometimes with a right branch from
+    there.
+    """
     count = case.dice.randrange(6)
     tree = Growing([case.root])
     fork = tree.chain(0, case.truth[:count], case.truth)
@@ -193,7 +214,9 @@ def too_large(case: DraftCase) -> TokenTree:
 
 
 def off_chain(case: DraftCase) -> TokenTree:
-    """A wrong first child and a right branch beside it: the rows of all accepted tokens must move."""
+    """A wrong first child and a right branch beside it: the rows of all accepted tokens must
+    move.
+    """
     tree = Growing([case.root])
     tree.add(0, case.wrong(1), case.truth)
     tree.chain(0, case.truth[:4], case.truth)
@@ -238,11 +261,15 @@ class Rolled:
 
 
 def drawn_trees(parents: tuple[int, ...], drawn: float = 1.0, *, honest: bool = True) -> Shape:
-    """Trees of one shape; each node is drawn from a distribution of its own with probability ``drawn``.
+    """Trees of one shape; each node is drawn from a distribution of its own with probability
+    ``drawn``.
 
-    The other nodes are the likeliest tokens. Without ``honest`` the trees report uniform distributions instead.
+    The other nodes are the likeliest tokens. Without ``honest`` the trees report uniform
+    distributions instead.
     """
-    dice, q, flat = random.Random(str(parents)), dict[int, Table](), dict[int, Table]()
+    dice = random.Random(str(parents))
+    q = dict[int, Table]()
+    flat = dict[int, Table]()
     random_nodes = tuple(dice.random() < drawn for _ in parents)
 
     def shape(case: DraftCase) -> TokenTree:
@@ -291,5 +318,11 @@ class TreeDrafter(Proposer[Prompt]):
         truth = text[length:] if list(context.tokens) == text[:length] else []
         dice = random.Random(f"{self.dice} {context.sampler.seed} {length}")
         return DraftCase(
-            context.tokens[-1], truth, context.max_depth, context.max_nodes, self.vocab, self.stop_token_ids, dice
+            context.tokens[-1],
+            truth,
+            context.max_depth,
+            context.max_nodes,
+            self.vocab,
+            self.stop_token_ids,
+            dice,
         )

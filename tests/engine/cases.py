@@ -1,4 +1,6 @@
-"""Prompts, sampling options and drafters of the engine's tests, with the results of plain decoding."""
+"""Prompts, sampling options and drafters of the engine's tests, with the results of plain
+decoding.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -30,14 +32,17 @@ def text(seed: int, length: int) -> list[int]:
     return (half + half)[:length]
 
 
-# Lengths: one token, one block, across attention's boundary of 512 keys, across two chunks of prefill.
+# Lengths: one token, one block, across attention's boundary of 512 keys, across two chunks of
+# prefill.
 PROMPTS = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 16, 77, 300, 505, 520)))
 
 # Drafters of the engine that need options; all others are made by their names.
 SPECS: dict[str, str] = {
     "prompt_lookup": "prompt_lookup(min_ngram=1, num_tokens=12, num_chains=4)",
     "recycling": "recycling(num_nodes=20, top_k=6)",
-    "merged": f"merged(prompt_lookup(min_ngram=1), recycling(shared=True), {drafts.spec()}, num_nodes=20)",
+    "merged": (
+        f"merged(prompt_lookup(min_ngram=1), recycling(shared=True), {drafts.spec()}, num_nodes=20)"
+    ),
     "first_of": "first_of(prompt_lookup(max_ngram=3), recycling)",
     **drafts.specs(),
     "eagle3": trained_eagle.spec(num_tokens=4),
@@ -48,7 +53,10 @@ COMPOSED = {
     "eagle3 tree": trained_eagle.spec(num_tokens=3, num_nodes=12, beam=3),
 }
 DRAFTERS: dict[str, Drafter] = {
-    **{name: make_drafter(spec) for name, spec in ({name: name for name in REGISTERED} | SPECS | COMPOSED).items()},
+    **{
+        name: make_drafter(spec)
+        for name, spec in ({name: name for name in REGISTERED} | SPECS | COMPOSED).items()
+    },
     "random": TreeDrafter(random_trees),
     "oracle": TreeDrafter(oracle_trees(0.7)),
     "adversarial": TreeDrafter(adversarial, stop_token_ids=ENDS),
@@ -58,7 +66,17 @@ DRAFTERS: dict[str, Drafter] = {
 # One drafter per prompt, for mixed batches.
 MIXED = ("autoregressive", "prompt_lookup", "random", "oracle", "adversarial", "explore")
 
-CORE = ("greedy", "temperature", "top_p", "penalties", "bias", "all", "guided", "guided all", "thinking")
+CORE = (
+    "greedy",
+    "temperature",
+    "top_p",
+    "penalties",
+    "bias",
+    "all",
+    "guided",
+    "guided all",
+    "thinking",
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
@@ -77,8 +95,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias": {"temperature": 0.8, "logit_bias": {3: 6.0, 50: 4.0, 90: -100.0}},
     "min_tokens": {"temperature": 1.0, "min_tokens": 30, "logit_bias": {7: 5.0}},
     "bad_words": {"bad_words": ["given as tokens"], "logit_bias": {3: 9.0, 5: 8.0}},
-    "repetitive": {"temperature": 0.7, "logit_bias": {3: 100.0, 5: 100.0}},  # two tokens, so texts repeat themselves
-    # Three tokens, so texts repeat themselves; the stop strings contain the name of a special token.
+    # two tokens, so texts repeat themselves
+    "repetitive": {"temperature": 0.7, "logit_bias": {3: 100.0, 5: 100.0}},
+    # Three tokens, so texts repeat themselves; the stop strings contain the name of a special
+    # token.
     "stop": {
         "temperature": 0.7,
         "logit_bias": {3: 100.0, 5: 100.0, SILENT: 100.0},
@@ -116,7 +136,13 @@ def params(options: str, index: int, max_tokens: int = 40) -> SamplingParams:
 
 def ask(prompt: Sequence[int], options: SamplingParams, drafter: Drafter | None = None) -> Request:
     """Return a request with the stop tokens ``ENDS``."""
-    return make_request(prompt, options, drafter, stop_token_ids=ENDS, bad_words=BAD_WORDS if options.bad_words else ())
+    return make_request(
+        prompt,
+        options,
+        drafter,
+        stop_token_ids=ENDS,
+        bad_words=BAD_WORDS if options.bad_words else (),
+    )
 
 
 @cache
@@ -135,9 +161,13 @@ def plain(
     return tuple(made)
 
 
-def engine_of(dtype: DType, *, kv_dtype: DType | None = None, share_prefixes: bool = False, **variant: Any) -> Engine:
+def engine_of(
+    dtype: DType, *, kv_dtype: DType | None = None, share_prefixes: bool = False, **variant: Any
+) -> Engine:
     """Return a fresh engine; ``variant`` are options of the model."""
-    return make_engine(tiny_decoder(dtype, **variant), kv_dtype=kv_dtype, share_prefixes=share_prefixes)
+    return make_engine(
+        tiny_decoder(dtype, **variant), kv_dtype=kv_dtype, share_prefixes=share_prefixes
+    )
 
 
 def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[int]]:
@@ -146,7 +176,8 @@ def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[in
 
 
 def drafter(name: str, known: Sequence[Request]) -> Drafter:
-    """Return the drafter of a name in :data:`DRAFTERS` or of a specification, with which guests test their drafters.
+    """Return the drafter of a name in :data:`DRAFTERS` or of a specification, with which guests
+    test their drafters.
 
     A :class:`TreeDrafter` gets right tokens from the finished requests ``known``.
     """
@@ -172,13 +203,22 @@ def assert_same(got: Sequence[Request], want: Sequence[Request]) -> None:
 
 
 def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
-    """Check that draft tokens were verified and, for drafters with right tokens, accepted, also off the main chain."""
-    forced = any(request.params.guide and request.params.guide_mode == "forced" for request in requests)
+    """Check that draft tokens were verified and, for drafters with right tokens, accepted, also off
+    the main chain.
+    """
+    forced = any(
+        request.params.guide and request.params.guide_mode == "forced" for request in requests
+    )
     assert (total(requests, "drafted") > 0) == (name != "autoregressive" or forced)
     if forced:
         assert sum(request.stats.sources["grammar"].accepted for request in requests) > 0
-    repetitive = requests[0].params.logit_bias in (OPTIONS["repetitive"]["logit_bias"], OPTIONS["stop"]["logit_bias"])
-    if name in ("oracle", "adversarial", "explore") or (repetitive and name not in ("autoregressive", "random")):
+    repetitive = requests[0].params.logit_bias in (
+        OPTIONS["repetitive"]["logit_bias"],
+        OPTIONS["stop"]["logit_bias"],
+    )
+    if name in ("oracle", "adversarial", "explore") or (
+        repetitive and name not in ("autoregressive", "random")
+    ):
         assert total(requests, "accepted") > 0
     if name in ("oracle", "adversarial"):
         assert total(requests, "moved") > 0

@@ -1,4 +1,6 @@
-"""A batch of eight requests, and a proposer, a logits processor and a text stream that raise at a given call."""
+"""A batch of eight requests, and a proposer, a logits processor and a text stream that raise at a
+given call.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +16,9 @@ from pronk.engine.request import Request
 from pronk.sampling.tree import TokenTree
 from tiny_models import NullText, assert_idle, make_engine, make_request, tiny_decoder
 
-PROMPTS = tuple(tuple(text(50 + seed, length)) for seed, length in enumerate((1, 9, 16, 33, 64, 70, 5, 40)))
+PROMPTS = tuple(
+    tuple(text(50 + seed, length)) for seed, length in enumerate((1, 9, 16, 33, 64, 70, 5, 40))
+)
 
 
 class PlantedError(Exception):
@@ -67,7 +71,9 @@ class DraftState:
 
 @dataclass(eq=False)
 class FailingProposer(Proposer[DraftState]):
-    """Proposes mostly right tokens; raises in method ``verb``, for the prompt ``victim`` or (``None``) for all."""
+    """Proposes mostly right tokens; raises in method ``verb``, for the prompt ``victim`` or
+    (``None``) for all.
+    """
 
     texts: dict[tuple[int, ...], Sequence[int]]
     verb: str = ""
@@ -89,10 +95,16 @@ class FailingProposer(Proposer[DraftState]):
             # As in real drafters, an error may leave the sampler with tokens ahead of the text.
             with context.sampler.after(context.tokens[:1]):
                 self._burn("propose", context.state.prompt)
-            answer = self.texts[context.state.prompt][len(context.tokens) :][: min(4, context.max_depth)]
+            answer = self.texts[context.state.prompt][len(context.tokens) :][
+                : min(4, context.max_depth)
+            ]
             wrong = (answer[0] + 1) % 7 if answer and answer[0] != 6 else 0
             chain = [context.tokens[-1], *answer]
-            trees.append(TokenTree((*chain, wrong), (*range(-1, len(answer)), 0)) if answer else TokenTree.chain(chain))
+            trees.append(
+                TokenTree((*chain, wrong), (*range(-1, len(answer)), 0))
+                if answer
+                else TokenTree.chain(chain)
+            )
         return trees
 
     def observe(self, outcome: Outcome[DraftState]) -> None:
@@ -185,12 +197,19 @@ def assert_as_plain(requests: Sequence[Request], *, but: Sequence[int] = ()) -> 
     for index, (request, want) in enumerate(zip(requests, plain(), strict=True)):
         if index not in but:
             assert request.result.error is None
-            assert (request.output, request.result.finish_reason) == (want.output, want.result.finish_reason)
+            assert (request.output, request.result.finish_reason) == (
+                want.output,
+                want.result.finish_reason,
+            )
             assert request.result.logprobs == want.result.logprobs
 
 
-def assert_observed(proposer: FailingProposer, requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:
-    """Check that the proposer observed every step, except for some requests, and that each state was stopped once."""
+def assert_observed(
+    proposer: FailingProposer, requests: Sequence[Request], *, but: Sequence[int] = ()
+) -> None:
+    """Check that the proposer observed every step, except for some requests, and that each state
+    was stopped once.
+    """
     observed = {state.prompt: state.observed for state in proposer.states}
     for index, request in enumerate(requests):
         if index not in but:

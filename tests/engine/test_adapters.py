@@ -1,4 +1,6 @@
-"""Requests with different LoRA adapters in one engine: tokens and bits are those of each request alone."""
+"""Requests with different LoRA adapters in one engine: tokens and bits are those of each request
+alone.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -43,7 +45,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @cache
 def adapted(dtype: DType, variant: str = "plain") -> tuple[Decoder, tuple[Adapter | None, ...]]:
-    """Return a decoder with three adapters; the numbers of requests modulo four choose one of them or none."""
+    """Return a decoder with three adapters; the numbers of requests modulo four choose one of them
+    or none.
+    """
     shape = dict(VARIANTS[variant])
     weights = shape.pop("weights", "plain")
     decoder = decoder_of(tiny_module(dtype, **shape), KernelBackend(kernels()), weights)
@@ -60,7 +64,8 @@ def requests(
     shift: int = 0,
 ) -> list[Request]:
     """Return a request per prompt, each with its own seed, drafter and adapter."""
-    proposer, made = cycle(proposers), []
+    proposer = cycle(proposers)
+    made = []
     _, adapters = adapted(dtype, variant)
     for index, prompt in enumerate(prompts):
         made.append(ask(prompt, params(options, index), next(proposer)))
@@ -69,7 +74,9 @@ def requests(
 
 
 @cache
-def alone(dtype: DType, options: str, variant: str = "plain", shift: int = 0) -> tuple[Request, ...]:
+def alone(
+    dtype: DType, options: str, variant: str = "plain", shift: int = 0
+) -> tuple[Request, ...]:
     """Return the finished requests of plain decoding, each alone in a fresh engine."""
     made = requests(dtype, options, variant=variant, shift=shift)
     for request in made:
@@ -78,12 +85,16 @@ def alone(dtype: DType, options: str, variant: str = "plain", shift: int = 0) ->
 
 
 def bind(engine: Engine, names: Sequence[str], known: Sequence[Request]) -> list[Any]:
-    """Bind drafters; one that is told the texts gets those of ``known``, which have other prompts per adapter."""
+    """Bind drafters; one that is told the texts gets those of ``known``, which have other prompts
+    per adapter.
+    """
     return [drafter(name, known).bind(engine.target) for name in names]
 
 
 def test_adapters_change_the_texts() -> None:
-    texts = [[tuple(each.output) for each in alone(FLOAT32, "greedy", shift=shift)] for shift in range(4)]
+    texts = [
+        [tuple(each.output) for each in alone(FLOAT32, "greedy", shift=shift)] for shift in range(4)
+    ]
     for by_adapter in zip(*texts, strict=True):
         assert len({*by_adapter}) == 4
 
@@ -95,7 +106,9 @@ NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafters_in_a_mixed_batch(name: str, dtype: DType) -> None:
-    """Chunks of prompts and decoding rows of requests with and without adapters share forward passes."""
+    """Chunks of prompts and decoding rows of requests with and without adapters share forward
+    passes.
+    """
     want = alone(dtype, "temperature")
     engine = make_engine(adapted(dtype)[0], prefill_chunk=48)
     got = requests(dtype, "temperature", bind(engine, [name], want))
@@ -110,7 +123,9 @@ def test_drafters_in_a_mixed_batch(name: str, dtype: DType) -> None:
 def test_variants_and_options(variant: str, options: str) -> None:
     want = alone(FLOAT32, options, variant)
     engine = make_engine(adapted(FLOAT32, variant)[0], max_batch=4)
-    got = requests(FLOAT32, options, bind(engine, ["oracle", "adversarial", "prompt_lookup"], want), variant)
+    got = requests(
+        FLOAT32, options, bind(engine, ["oracle", "adversarial", "prompt_lookup"], want), variant
+    )
     run(engine, got)
     assert_same(got, want)
     assert total(got, "accepted") > 0
@@ -119,8 +134,12 @@ def test_variants_and_options(variant: str, options: str) -> None:
 @pytest.mark.parametrize("name", ["autoregressive", "suffix", "oracle", "draft_model", "eagle3"])
 @pytest.mark.parametrize("preempts", [False, True])
 def test_prefix_cache_and_preemption(name: str, preempts: bool) -> None:
-    """Equal prompts with other adapters take no blocks of each other; with the same adapter they do."""
-    engine = make_engine(adapted(FLOAT32)[0], share_prefixes=True, max_batch=2 if preempts else 16, prefill_chunk=64)
+    """Equal prompts with other adapters take no blocks of each other; with the same adapter they
+    do.
+    """
+    engine = make_engine(
+        adapted(FLOAT32)[0], share_prefixes=True, max_batch=2 if preempts else 16, prefill_chunk=64
+    )
     rounds = []
     for shift in (0, 1, 0):
         want = alone(FLOAT32, "temperature", shift=shift)
@@ -133,7 +152,10 @@ def test_prefix_cache_and_preemption(name: str, preempts: bool) -> None:
         step_until_ended(engine, got)
         assert_same(got, want)
         rounds.append(got)
-    cached = [total([request for request in got if not request.stats.preemptions], "cached_tokens") for got in rounds]
+    cached = [
+        total([request for request in got if not request.stats.preemptions], "cached_tokens")
+        for got in rounds
+    ]
     assert cached[0] == cached[1] == 0
     assert cached[2] > 0
     assert (total(rounds[0], "preemptions") > 0) == preempts
@@ -141,10 +163,13 @@ def test_prefix_cache_and_preemption(name: str, preempts: bool) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", [None, INT8], ids=["auto", "int8"])
-def test_prompt_cache_on_disk(kv_dtype: DType | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_cache_on_disk(
+    kv_dtype: DType | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A restarted engine reads the blocks of the same adapter, and none of another."""
     monkeypatch.setattr(PromptCache, "_pays", lambda *_: True)
-    first, read = list[Request](), []
+    first = list[Request]()
+    read = []
     for shift in (0, 0, 1):
         store = BlockStore(tmp_path, 1 << 30)
         engine = make_engine(adapted(FLOAT32)[0], share_prefixes=True, kv_dtype=kv_dtype)
@@ -164,7 +189,8 @@ def test_samples_of_a_prompt_share_blocks_and_the_adapter() -> None:
     decoder, adapters = adapted(FLOAT32)
     outputs = []
     for parent in (False, True):
-        engine, made = make_engine(decoder), list[Request]()
+        engine = make_engine(decoder)
+        made = list[Request]()
         for index in range(3):
             made.append(ask(PROMPTS[2], params("temperature", index)))
             made[-1].adapter = adapters[2]

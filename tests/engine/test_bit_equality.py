@@ -1,11 +1,11 @@
 """Kernels give each text the same bits of logits and KV cache in all forward passes.
 
-The reference is plain decoding: one token per forward pass, alone, on one thread, in consecutive blocks. Compared are
-other chunks of prompts, token trees, shared passes, scattered blocks and numbers of threads, by
-:meth:`ModelRunner.forward`.
+The reference is plain decoding: one token per forward pass, alone, on one thread, in consecutive
+blocks. Compared are other chunks of prompts, token trees, shared passes, scattered blocks and
+numbers of threads, by :meth:`ModelRunner.forward`.
 
-Functions ``*_differ`` yield the differences. A planted defect, which sums one product in two halves, must change the
-result of each of them.
+Functions ``*_differ`` yield the differences. A planted defect, which sums one product in two
+halves, must change the result of each of them.
 """
 
 import random
@@ -48,12 +48,14 @@ MOST_NODES = 128
 MOST_ROWS = 700
 
 DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
-# In float32 these are slow tests: the tests of all variants cover the differences between the dtypes.
+# In float32 these are slow tests: the tests of all variants cover the differences between the
+# dtypes.
 MOSTLY = pytest.mark.parametrize(
     "dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=["float32", "bfloat16"]
 )
 
-# "group" is the number of query heads per key/value head: below, at and above what the kernels compute together.
+# "group" is the number of query heads per key/value head: below, at and above what the kernels
+# compute together.
 VARIANTS: dict[str, dict[str, Any]] = {
     "group 1": {"heads": 4, "kv_heads": 4},
     "group 2": {"heads": 4, "kv_heads": 2},
@@ -66,7 +68,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head of 80": {"heads": 2, "head_dim": 80},
     "odd sizes": {"heads": 3, "kv_heads": 1, "head_dim": 10, "hidden": 50, "vocab": 77},
     "convolutions": {"special": "convolutions", "windows": (None, None, None)},
-    "convolutions of odd size": {"special": "convolutions", "windows": (None, None), "hidden": 50, "head_dim": 10},
+    "convolutions of odd size": {
+        "special": "convolutions",
+        "windows": (None, None),
+        "hidden": 50,
+        "head_dim": 10,
+    },
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
@@ -89,7 +96,10 @@ EACH = pytest.mark.parametrize(
         pytest.param(variant, dtype, marks=pytest.mark.slow if slow else ())
         for variant in VARIANTS
         for dtype in (FLOAT32, BFLOAT16)
-        for slow in [dtype == FLOAT32 and variant not in ("group 3", "windows of all kinds", "odd sizes", "classic")]
+        for slow in [
+            dtype == FLOAT32
+            and variant not in ("group 3", "windows of all kinds", "odd sizes", "classic")
+        ]
     ],
     ids=str,
 )
@@ -107,7 +117,9 @@ class ScatteredBlocks(StrictAllocator):
         self.dice = random.Random(num_blocks)
 
     def _next_blocks(self, count: int, place: int) -> list[int]:
-        return [self.dice.choice([block for block, count in enumerate(self.references) if not count])]
+        return [
+            self.dice.choice([block for block, count in enumerate(self.references) if not count])
+        ]
 
 
 class Texts:
@@ -123,21 +135,34 @@ class Texts:
         scattered: bool = False,
         kv_dtype: DType | None = None,
     ) -> None:
-        dtype, blocks = decoder.backend.compute_dtype(decoder.embedding.dtype), -(-tokens // block_size) + 8
+        dtype = decoder.backend.compute_dtype(decoder.embedding.dtype)
+        blocks = -(-tokens // block_size) + 8
         packed = decoder.backend.exact
-        shape: dict[str, Any] = {"num_blocks": blocks, "block_size": block_size, "kv_dtype": kv_dtype}
+        shape: dict[str, Any] = {
+            "num_blocks": blocks,
+            "block_size": block_size,
+            "kv_dtype": kv_dtype,
+        }
         self.cache = make_cache(decoder.config, dtype, **shape, packed=packed)
-        self.cache.allocator = (ScatteredBlocks if scattered else StrictAllocator)(blocks, block_size)
+        self.cache.allocator = (ScatteredBlocks if scattered else StrictAllocator)(
+            blocks, block_size
+        )
         self.runner = make(decoder, self.cache)
         self.window = decoder.config.window
 
     def job(self, block_table: BlockTable, tree: TokenTree, computed: int = 0) -> ForwardJob:
-        """Return the job for all nodes of a tree from number ``computed`` on; their KV slots are reserved."""
+        """Return the job for all nodes of a tree from number ``computed`` on; their KV slots are
+        reserved.
+        """
         self.cache.prepare(block_table, block_table.length + len(tree))
-        return ForwardJob(Segment(block_table, tree, computed), range(computed, len(tree)), prompt_length=1)
+        return ForwardJob(
+            Segment(block_table, tree, computed), range(computed, len(tree)), prompt_length=1
+        )
 
     def compute(self, block_table: BlockTable, tree: TokenTree, cuts: Sequence[int] = ()) -> Array:
-        """Return logits ``[nodes, vocab]`` of a tree, in one pass or in several passes that end at ``cuts``."""
+        """Return logits ``[nodes, vocab]`` of a tree, in one pass or in several passes that end at
+        ``cuts``.
+        """
         steps = pairwise(sorted({0, *cuts, len(tree)}))
         jobs = (self.job(block_table, tree.keep(range(stop)), start) for start, stop in steps)
         return np.concatenate([self.runner.forward([job]).logits[0] for job in jobs])
@@ -147,9 +172,14 @@ class Texts:
         if self.window is not None:
             self.cache.release_before(block_table, block_table.length - self.window + 1)
 
-    def read(self, block_table: BlockTable, tokens: Sequence[int], chunks: Sequence[int] | None = None) -> Array:
-        """Append tokens to the text in ``chunks`` or one by one; return logits ``[len(tokens), vocab]``."""
-        rows, start = list[Array](), 0
+    def read(
+        self, block_table: BlockTable, tokens: Sequence[int], chunks: Sequence[int] | None = None
+    ) -> Array:
+        """Append tokens to the text in ``chunks`` or one by one; return logits ``[len(tokens),
+        vocab]``.
+        """
+        rows = list[Array]()
+        start = 0
         for count in chunks or [1] * len(tokens):
             rows.append(self.compute(block_table, TokenTree.chain(tokens[start : start + count])))
             self.commit(block_table, range(count))
@@ -159,7 +189,9 @@ class Texts:
 
     def held(self, block_table: BlockTable) -> list[Array]:
         """Return the keys and values of the text that are still held, layer by layer."""
-        layers = [index for index, layer in enumerate(self.runner.decoder.layers) if layer.reads is None]
+        layers = [
+            index for index, layer in enumerate(self.runner.decoder.layers) if layer.reads is None
+        ]
         return [each for layer in layers for each in read_kv(self.cache, layer, block_table)]
 
 
@@ -168,11 +200,15 @@ def same(one: Array, other: Array) -> bool:
     assert one.shape == other.shape
     assert one.dtype == other.dtype
     as_bits = np.int32 if one.itemsize == 4 else np.int16
-    return is_finite(one) and np.array_equal(*(np.ascontiguousarray(each).view(as_bits) for each in (one, other)))
+    return is_finite(one) and np.array_equal(
+        *(np.ascontiguousarray(each).view(as_bits) for each in (one, other))
+    )
 
 
 def same_caches(one: Sequence[Array], other: Sequence[Array]) -> bool:
-    """Return whether two caches agree in the last positions of both; with larger blocks a cache holds more of them."""
+    """Return whether two caches agree in the last positions of both; with larger blocks a cache
+    holds more of them.
+    """
     kept = [(a[:, -b.shape[1] :], b[:, -a.shape[1] :]) for a, b in zip(one, other, strict=True)]
     return all(same(a, b) for a, b in kept)
 
@@ -183,11 +219,14 @@ def some_text(decoder: Decoder, seed: int = 0, length: int = LENGTH) -> list[int
 
 
 @cache
-def plain(decoder: Decoder, length: int, seed: int = 0, kv_dtype: DType | None = None) -> tuple[Array, list[Array]]:
+def plain(
+    decoder: Decoder, length: int, seed: int = 0, kv_dtype: DType | None = None
+) -> tuple[Array, list[Array]]:
     """Return logits, keys and values of ``some_text`` by plain decoding."""
     threads = num_threads()
     set_threads(1, 1)
-    texts, block_table = Texts(decoder, kv_dtype=kv_dtype), BlockTable()
+    texts = Texts(decoder, kv_dtype=kv_dtype)
+    block_table = BlockTable()
     logits = texts.read(block_table, some_text(decoder, seed, length))
     set_threads(threads, 1)
     return logits, texts.held(block_table)
@@ -198,17 +237,24 @@ def cut(length: int, size: int) -> list[int]:
 
 
 def random_cut(length: int, seed: int) -> list[int]:
-    dice, chunks = random.Random(seed), list[int]()
+    dice = random.Random(seed)
+    chunks = list[int]()
     while (left := length - sum(chunks)) > 0:
-        chunks.append(min(left, dice.choice((1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 100, 129, 400))))
+        chunks.append(
+            min(left, dice.choice((1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 100, 129, 400)))
+        )
     return chunks
 
 
 def random_tree(dice: random.Random, vocab: int, size: int) -> TokenTree:
-    """Return a random tree whose parents are any nodes, the latest or the first ones, or that begins as a chain."""
+    """Return a random tree whose parents are any nodes, the latest or the first ones, or that
+    begins as a chain.
+    """
     kind = dice.choice(("any", "deep", "wide", "chain"))
     trunk = dice.randint(1, size) if kind == "chain" else 1
-    tokens, parents, taken = [dice.randrange(vocab)], [-1], {(-1, -1)}
+    tokens = [dice.randrange(vocab)]
+    parents = [-1]
+    taken = {(-1, -1)}
     while len(tokens) < size:
         node = len(tokens)
         if node < trunk or (kind == "deep" and dice.random() < 0.9):
@@ -224,12 +270,15 @@ def random_tree(dice: random.Random, vocab: int, size: int) -> TokenTree:
 
 
 def paths_alone(texts: Texts, block_table: BlockTable, tree: TokenTree) -> Array:
-    """Return logits ``[nodes, vocab]`` by plain decoding of every path of a tree below the committed text."""
+    """Return logits ``[nodes, vocab]`` by plain decoding of every path of a tree below the
+    committed text.
+    """
     rows: list[Array] = [np.empty(0)] * len(tree)
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node, parent in enumerate(tree.parents[1:], 1):
         children[parent].append(node)
-    length, waiting = block_table.length, [0]
+    length = block_table.length
+    waiting = [0]
     while waiting:
         node = waiting.pop()
         block_table.length = length + tree.depths[node]
@@ -248,10 +297,12 @@ def chunks_differ(
     **texts: Any,
 ) -> Iterator[str]:
     """Compute a text in chunks of several sizes."""
-    tokens, (want, cached) = some_text(decoder, length=length), plain(decoder, length, kv_dtype=texts.get("kv_dtype"))
+    tokens = some_text(decoder, length=length)
+    (want, cached) = plain(decoder, length, kv_dtype=texts.get("kv_dtype"))
     cuts = {f"chunks of {size}": cut(length, size) for size in chunks}
     for name, parts in (cuts | {"any chunks": random_cut(length, 0)}).items():
-        own, block_table = Texts(decoder, make, **texts), BlockTable()
+        own = Texts(decoder, make, **texts)
+        block_table = BlockTable()
         got = own.read(block_table, tokens, parts)
         if not same(got, want):
             yield f"{name}: the logits of {int((got != want).any(-1).sum())} tokens"
@@ -263,20 +314,32 @@ def trees_differ(
     decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, steps: int = 5, **texts: Any
 ) -> Iterator[str]:
     """Verify random trees one after the other and accept a random path of each."""
-    dice, vocab = random.Random(seed), decoder.config.vocab_size
-    own, alone = Texts(decoder, make, **texts), Texts(decoder, kv_dtype=texts.get("kv_dtype"))
-    block_table, reference = BlockTable(), BlockTable()
+    dice = random.Random(seed)
+    vocab = decoder.config.vocab_size
+    own = Texts(decoder, make, **texts)
+    alone = Texts(decoder, kv_dtype=texts.get("kv_dtype"))
+    block_table = BlockTable()
+    reference = BlockTable()
     for step in range(steps):
         # Text before the next tree: 0, 1 or 40 tokens, or up to one token below a multiple of 64.
         rest = -block_table.length % 64
-        lead = some_text(decoder, dice.random(), dice.choice((0, 1, 40, rest + 63, rest + 319) if step else (0, 63)))
+        lead = some_text(
+            decoder,
+            dice.random(),
+            dice.choice((0, 1, 40, rest + 63, rest + 319) if step else (0, 63)),
+        )
         if lead:
             own.read(block_table, lead, [len(lead)])
             alone.read(reference, lead, [1] * len(lead) if len(lead) < 64 else cut(len(lead), 64))
-        tree = random_tree(dice, vocab, dice.choice((MOST_NODES, dice.randint(2, MOST_NODES), dice.randint(2, 12))))
+        tree = random_tree(
+            dice, vocab, dice.choice((MOST_NODES, dice.randint(2, MOST_NODES), dice.randint(2, 12)))
+        )
         cuts = dice.sample(range(1, len(tree)), min(len(tree) - 1, dice.choice((0, 0, 1, 2))))
         if not same(own.compute(block_table, tree, cuts), paths_alone(alone, reference, tree)):
-            yield f"step {step}: the logits of a tree of {len(tree)} nodes below {block_table.length} tokens"
+            yield (
+                f"step {step}: the logits of a tree of {len(tree)} nodes below "
+                f"{block_table.length} tokens"
+            )
         path = [0, *tree.path(dice.randrange(len(tree)))]
         own.commit(block_table, path)
         alone.read(reference, [tree.tokens[node] for node in path])
@@ -284,12 +347,18 @@ def trees_differ(
             yield f"step {step}: the cache after {len(path)} nodes were accepted"
 
 
-def batches_differ(decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, **texts: Any) -> Iterator[str]:
-    """Compute changing batches of up to 700 rows; each request has a tree or a chunk of its prompt."""
-    dice, vocab = random.Random(seed), decoder.config.vocab_size
+def batches_differ(
+    decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, **texts: Any
+) -> Iterator[str]:
+    """Compute changing batches of up to 700 rows; each request has a tree or a chunk of its
+    prompt.
+    """
+    dice = random.Random(seed)
+    vocab = decoder.config.vocab_size
     own = Texts(decoder, make, tokens=7000, **texts)
     alone = Texts(decoder, tokens=7000, kv_dtype=texts.get("kv_dtype"))
-    lengths, sizes = (0, 1, 15, 64, 200, 500, 777), (1, 1, 2, 9, 64, 128, 490)
+    lengths = (0, 1, 15, 64, 200, 500, 777)
+    sizes = (1, 1, 2, 9, 64, 128, 490)
     tables = [(BlockTable(), BlockTable()) for _ in lengths]
     for index, (length, pair) in enumerate(zip(lengths, tables, strict=True)):
         for each, block_table in zip((own, alone), pair, strict=True):
@@ -298,15 +367,22 @@ def batches_differ(decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: in
     for step in range(2):
         chosen = dice.sample(tables, dice.randint(2, len(tables)) if step else len(tables))
         trees = [
-            random_tree(dice, vocab, size) if size <= MOST_NODES else TokenTree.chain(some_text(decoder, step, size))
+            random_tree(dice, vocab, size)
+            if size <= MOST_NODES
+            else TokenTree.chain(some_text(decoder, step, size))
             for size in dice.sample(sizes, len(chosen))
         ]
         assert step or MOST_ROWS - 10 < sum(map(len, trees)) <= MOST_ROWS
-        jobs = [own.job(block_table, tree) for (block_table, _), tree in zip(chosen, trees, strict=True)]
+        jobs = [
+            own.job(block_table, tree) for (block_table, _), tree in zip(chosen, trees, strict=True)
+        ]
         together = own.runner.forward(jobs).logits
         for (block_table, other), tree, got in zip(chosen, trees, together, strict=True):
             if not same(got, alone.compute(other, tree)):
-                yield f"pass {step}: the logits of a tree of {len(tree)} nodes below {block_table.length} tokens"
+                yield (
+                    f"pass {step}: the logits of a tree of {len(tree)} nodes below "
+                    f"{block_table.length} tokens"
+                )
             path = [0, *tree.path(dice.randrange(len(tree)))]
             own.commit(block_table, path)
             alone.commit(other, path)
@@ -335,33 +411,62 @@ def test_shared_passes(variant: str, dtype: DType) -> None:
 def test_weights_of_other_types(name: str) -> None:
     dtype, variant = OTHER_WEIGHTS[name]
     decoder = tiny_decoder(dtype, **variant)
-    assert not [*chunks_differ(decoder, length=300), *trees_differ(decoder), *batches_differ(decoder)]
+    assert not [
+        *chunks_differ(decoder, length=300),
+        *trees_differ(decoder),
+        *batches_differ(decoder),
+    ]
 
 
 @MOSTLY
 @pytest.mark.parametrize(
-    "variant", ["group 3", "group 8", "windows of all kinds", "head of 80", "odd sizes", "classic", "convolutions"]
+    "variant",
+    [
+        "group 3",
+        "group 8",
+        "windows of all kinds",
+        "head of 80",
+        "odd sizes",
+        "classic",
+        "convolutions",
+    ],
 )
 def test_8_bit_cache(variant: str, dtype: DType) -> None:
-    decoder, texts = tiny_decoder(dtype, **VARIANTS[variant]), {"kv_dtype": INT8}
-    assert not [*chunks_differ(decoder, length=600, chunks=(33, 512), **texts), *trees_differ(decoder, **texts)]
+    decoder = tiny_decoder(dtype, **VARIANTS[variant])
+    texts = {"kv_dtype": INT8}
+    assert not [
+        *chunks_differ(decoder, length=600, chunks=(33, 512), **texts),
+        *trees_differ(decoder, **texts),
+    ]
     assert not [*batches_differ(decoder, **texts)]
     assert not same(plain(decoder, 600)[0], plain(decoder, 600, kv_dtype=INT8)[0])
 
 
 @MOSTLY
 @pytest.mark.parametrize("windows", [(None,) * 4, (None, 37, 9, None)], ids=str)
-def test_layers_that_read_the_keys_of_earlier_layers(windows: tuple[int | None, ...], dtype: DType) -> None:
+def test_layers_that_read_the_keys_of_earlier_layers(
+    windows: tuple[int | None, ...], dtype: DType
+) -> None:
     backend = KernelBackend(kernels())
-    decoder = sharing_decoder(tiny_module(dtype, windows=windows), backend, {2: KVSource(1), 3: KVSource(0)})
-    assert not [*chunks_differ(decoder, length=300, chunks=(33, 100)), *trees_differ(decoder), *batches_differ(decoder)]
+    decoder = sharing_decoder(
+        tiny_module(dtype, windows=windows), backend, {2: KVSource(1), 3: KVSource(0)}
+    )
+    assert not [
+        *chunks_differ(decoder, length=300, chunks=(33, 100)),
+        *trees_differ(decoder),
+        *batches_differ(decoder),
+    ]
 
 
 @MOSTLY
 @pytest.mark.parametrize("variant", ["group 3", "odd sizes", "classic", "norms and a scaling"])
 def test_projections_of_several_forms(variant: str, dtype: DType) -> None:
     decoder = pack_several_forms(tiny_module(dtype, **VARIANTS[variant]), kernels())
-    assert not [*chunks_differ(decoder, length=300), *trees_differ(decoder), *batches_differ(decoder)]
+    assert not [
+        *chunks_differ(decoder, length=300),
+        *trees_differ(decoder),
+        *batches_differ(decoder),
+    ]
     set_threads(3, 1)
     assert not [*chunks_differ(decoder, length=150, chunks=(1, 16, 100))]
 
@@ -369,14 +474,19 @@ def test_projections_of_several_forms(variant: str, dtype: DType) -> None:
 @DTYPES
 def test_a_wider_model(dtype: DType) -> None:
     decoder = tiny_decoder(dtype, **WIDE)
-    assert not [*chunks_differ(decoder, length=560, chunks=(3, 16, 100, 560)), *trees_differ(decoder, steps=3)]
+    assert not [
+        *chunks_differ(decoder, length=560, chunks=(3, 16, 100, 560)),
+        *trees_differ(decoder, steps=3),
+    ]
     assert not [*batches_differ(decoder)]
 
 
 @MOSTLY
 @pytest.mark.parametrize("scattered", [False, True], ids=["run", "scattered"])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
-def test_block_sizes_and_scattered_blocks(block_size: int, dtype: DType, *, scattered: bool) -> None:
+def test_block_sizes_and_scattered_blocks(
+    block_size: int, dtype: DType, *, scattered: bool
+) -> None:
     texts = {"block_size": block_size, "scattered": scattered}
     for variant in ("group 3", "windows", "convolutions"):
         decoder = tiny_decoder(dtype, **VARIANTS[variant])
@@ -390,10 +500,18 @@ def test_block_sizes_and_scattered_blocks(block_size: int, dtype: DType, *, scat
 @in_own_process
 def test_numbers_of_threads(threads: int, dtype: DType) -> None:
     set_threads(threads, 1)
-    decoder, odd, wide = (tiny_decoder(dtype, **each) for each in (VARIANTS["group 8"], VARIANTS["odd sizes"], WIDE))
+    decoder, odd, wide = (
+        tiny_decoder(dtype, **each) for each in (VARIANTS["group 8"], VARIANTS["odd sizes"], WIDE)
+    )
     short = tiny_decoder(dtype, **VARIANTS["convolutions of odd size"])
-    assert not [*chunks_differ(short, length=150, chunks=(1, 16, 100)), *trees_differ(short, steps=1)]
-    assert not [*chunks_differ(decoder, length=150, chunks=(1, 16, 100, 150)), *trees_differ(decoder, steps=1)]
+    assert not [
+        *chunks_differ(short, length=150, chunks=(1, 16, 100)),
+        *trees_differ(short, steps=1),
+    ]
+    assert not [
+        *chunks_differ(decoder, length=150, chunks=(1, 16, 100, 150)),
+        *trees_differ(decoder, steps=1),
+    ]
     assert not [*batches_differ(odd), *chunks_differ(wide, length=150, chunks=(16, 100))]
 
 
@@ -417,7 +535,8 @@ def halved(decoder: Decoder) -> Decoder:
         other = HalvedLayer.__new__(HalvedLayer)
         other.__dict__.update(layer.__dict__)
         weight = layer.down.packed.unpack().astype(decoder.embedding.dtype)
-        half, parts = weight.shape[1] // 2, (weight, weight.copy())
+        half = weight.shape[1] // 2
+        parts = (weight, weight.copy())
         parts[0][:, half:] = 0.0
         parts[1][:, :half] = 0.0
         other.halves = [Linear(decoder.backend, part, None, WeightLayout(), None) for part in parts]
@@ -425,11 +544,25 @@ def halved(decoder: Decoder) -> Decoder:
     return made
 
 
-DEFECTS: dict[str, tuple[Callable[[Sequence[ForwardJob]], bool], Callable[..., Iterator[str]], dict[str, Any]]] = {
-    "more than 16 rows": (lambda jobs: sum(job.segment.num_rows for job in jobs) > 16, chunks_differ, {"length": 300}),
+DEFECTS: dict[
+    str, tuple[Callable[[Sequence[ForwardJob]], bool], Callable[..., Iterator[str]], dict[str, Any]]
+] = {
+    "more than 16 rows": (
+        lambda jobs: sum(job.segment.num_rows for job in jobs) > 16,
+        chunks_differ,
+        {"length": 300},
+    ),
     "shared passes": (lambda jobs: len(jobs) > 1, batches_differ, {}),
-    "branches": (lambda jobs: any(j.segment.tree.main_chain < len(j.segment.tree) for j in jobs), trees_differ, {}),
-    "trees in several passes": (lambda jobs: any(job.segment.num_computed for job in jobs), trees_differ, {}),
+    "branches": (
+        lambda jobs: any(j.segment.tree.main_chain < len(j.segment.tree) for j in jobs),
+        trees_differ,
+        {},
+    ),
+    "trees in several passes": (
+        lambda jobs: any(job.segment.num_computed for job in jobs),
+        trees_differ,
+        {},
+    ),
     "scattered blocks": (
         lambda jobs: any(not job.segment.block_table.contiguous for job in jobs),
         chunks_differ,
@@ -449,7 +582,9 @@ def test_planted_defects_are_detected(defect: str, dtype: DType) -> None:
             super().__init__(decoder, pool)
             self.other = ModelRunner(halved(decoder), pool)
 
-        def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
+        def forward(
+            self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()
+        ) -> ForwardResult:
             return (self.other if applies(jobs) else super()).forward(jobs, collect)
 
     decoder = tiny_decoder(dtype)
@@ -465,12 +600,20 @@ def test_planted_defects_are_detected(defect: str, dtype: DType) -> None:
 def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: DType) -> None:
     """The reference of this file is compared with dense passes in float64 and by torch."""
     if variant.startswith("convolutions"):
-        pytest.skip("the oracle has no convolutions; tests/models/test_logits.py compares transformers")
-    decoder, module = tiny_decoder(dtype, **VARIANTS[variant]), tiny_module(dtype, **VARIANTS[variant])
-    tokens = some_text(decoder)[:200]  # beyond 200 tokens, dynamic rotations depend on the text's length
+        pytest.skip(
+            "the oracle has no convolutions; tests/models/test_logits.py compares transformers"
+        )
+    decoder = tiny_decoder(dtype, **VARIANTS[variant])
+    module = tiny_module(dtype, **VARIANTS[variant])
+    # beyond 200 tokens, dynamic rotations depend on the text's length
+    tokens = some_text(decoder)[:200]
     exact = dense_logits(deepcopy(module).double(), tokens, np.dtype(np.float64))
-    mine, theirs = plain(decoder, LENGTH)[0][:200], dense_logits(module, tokens, dtype)
-    errors = [float(np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact)) for got in (mine, theirs)]
+    mine = plain(decoder, LENGTH)[0][:200]
+    theirs = dense_logits(module, tokens, dtype)
+    errors = [
+        float(np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact))
+        for got in (mine, theirs)
+    ]
     assert errors[0] < 1.05 * errors[1]
     assert errors[0] < (1e-5 if dtype == FLOAT32 else 0.1)
 
@@ -478,16 +621,22 @@ def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: DType) -> None
 def test_logits_of_wanted_nodes_and_hidden_states_of_all() -> None:
     decoder = tiny_decoder()
     texts = Texts(decoder)
-    trees = [TokenTree.chain(some_text(decoder, seed, size)) for seed, size in enumerate((7, 1, 12))]
+    trees = [
+        TokenTree.chain(some_text(decoder, seed, size)) for seed, size in enumerate((7, 1, 12))
+    ]
     jobs = [texts.job(BlockTable(), tree) for tree in trees]
     every = texts.runner.forward(jobs, frozenset({1, 2}))
     wanted = [range(3, 7), range(0), range(11, 12)]
-    some = texts.runner.forward([ForwardJob(job.segment, nodes, 1) for job, nodes in zip(jobs, wanted, strict=True)])
+    some = texts.runner.forward(
+        [ForwardJob(job.segment, nodes, 1) for job, nodes in zip(jobs, wanted, strict=True)]
+    )
     for i, nodes in enumerate(wanted):
         assert some.logits[i].shape == (len(nodes), decoder.config.vocab_size)
         assert np.array_equal(some.logits[i], every.logits[i][list(nodes)])
         normed = to_array(tiny_module().norm(to_tensor(every.hidden[2][i])))
-        np.testing.assert_allclose(decoder.head.logits(normed), every.logits[i], rtol=0.0, atol=1e-4)
+        np.testing.assert_allclose(
+            decoder.head.logits(normed), every.logits[i], rtol=0.0, atol=1e-4
+        )
         assert every.hidden[1][i].shape == (len(trees[i]), 64)
         assert not np.array_equal(every.hidden[1][i], every.hidden[2][i])
     assert not some.hidden

@@ -1,4 +1,6 @@
-"""``LLM.choose``: options scored in one tree have the same logprobs as alone, and as prompts, bit for bit."""
+"""``LLM.choose``: options scored in one tree have the same logprobs as alone, and as prompts, bit
+for bit.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +16,9 @@ from tiny_models import assert_idle
 
 PROMPT = "def add(a, b):\n    return a + b\n# This is "
 OPTIONS = [
-    f" {a} {b}" for a in ("red", "dark yellow", "the", "return") for b in ("apple", "number of", "x = 1", "if not", "é")
+    f" {a} {b}"
+    for a in ("red", "dark yellow", "the", "return")
+    for b in ("apple", "number of", "x = 1", "if not", "é")
 ]
 
 
@@ -25,10 +29,13 @@ def llm() -> LLM:
 
 def read(llm: LLM, prompt: str | list[int], options: Sequence[str]) -> list[float]:
     """Return the logprob of each option after the prompt, by prompt logprobs."""
-    before, sums = llm.request_factory.encode_prompt(prompt), list[float]()
+    before = llm.request_factory.encode_prompt(prompt)
+    sums = list[float]()
     for option in options:
         own = llm.tokenizer.encode(option, add_special_tokens=False)
-        whole = llm.tokenizer.encode(prompt + option) if isinstance(prompt, str) else [*before, *own]
+        whole = (
+            llm.tokenizer.encode(prompt + option) if isinstance(prompt, str) else [*before, *own]
+        )
         told = llm.generate(whole, SamplingParams(max_tokens=1, prompt_logprobs=0)).prompt_logprobs
         assert told is not None
         assert whole[: len(before)] == before
@@ -70,7 +77,9 @@ def test_options_that_need_several_trees(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
-@pytest.mark.parametrize("variant", [{}, {"kv_dtype": "int8"}, {"prefix_cache": True, "weights": "int4"}], ids=str)
+@pytest.mark.parametrize(
+    "variant", [{}, {"kv_dtype": "int8"}, {"prefix_cache": True, "weights": "int4"}], ids=str
+)
 def test_other_models(checkpoint: MakeCheckpoint, family: str, variant: dict[str, Any]) -> None:
     llm = LLM(checkpoint(family), threads=1, **variant)
     for prompt in ("for i in", llm.tokenizer.encode("for i in x")):

@@ -1,4 +1,6 @@
-"""Inputs that drafters read from the target: hidden states, logits, keys and values, and single ranges of layers."""
+"""Inputs that drafters read from the target: hidden states, logits, keys and values, and single
+ranges of layers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,16 @@ from pronk.models.forward_job import ForwardJob, Segment
 from pronk.models.layer_executor import LayerExecutor
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
-from tiny_models import VOCAB, make_cache, make_engine, make_request, read_kv, run, tiny_decoder, tiny_module
+from tiny_models import (
+    VOCAB,
+    make_cache,
+    make_engine,
+    make_request,
+    read_kv,
+    run,
+    tiny_decoder,
+    tiny_module,
+)
 
 LAYERS = (1, 2, 3)
 
@@ -52,7 +63,9 @@ class ModelReader(Proposer[list[int]]):
         outcome.state.extend(outcome.committed)
 
 
-def dense(module: DenseModel, tokens: Sequence[int], attend: Attend) -> tuple[dict[int, Array], Array]:
+def dense(
+    module: DenseModel, tokens: Sequence[int], attend: Attend
+) -> tuple[dict[int, Array], Array]:
     """Return hidden states after each layer and logits of a whole text in one pass."""
     states = module.states(tokens, attend=attend)
     logits = module.logits(states[-1])
@@ -61,7 +74,8 @@ def dense(module: DenseModel, tokens: Sequence[int], attend: Attend) -> tuple[di
 
 def test_a_drafter_reads_hidden_states_and_logits_of_every_node() -> None:
     decoder = tiny_decoder(windows=(None, 7, None))
-    engine, reader = make_engine(decoder, prefill_chunk=16), ModelReader()
+    engine = make_engine(decoder, prefill_chunk=16)
+    reader = ModelReader()
     module = tiny_module(windows=(None, 7, None))
     requests = [
         make_request(prompt, SamplingParams(max_tokens=6, seed=3, temperature=0.5), reader)
@@ -78,7 +92,9 @@ def test_a_drafter_reads_hidden_states_and_logits_of_every_node() -> None:
             text = root + [tree.tokens[i] for i in tree.path(node)]
             states, logits = dense(module, text, DenseAttend(module.config))
             for layer in LAYERS:
-                np.testing.assert_allclose(outcome.hidden[layer][node], states[layer][-1], atol=2e-4, rtol=1e-4)
+                np.testing.assert_allclose(
+                    outcome.hidden[layer][node], states[layer][-1], atol=2e-4, rtol=1e-4
+                )
             np.testing.assert_allclose(outcome.logits[node], logits[-1], atol=2e-4, rtol=1e-4)
 
 
@@ -112,7 +128,8 @@ class Recorder:
 
 def test_keys_and_values_can_be_read() -> None:
     decoder = tiny_decoder()
-    engine, reader = make_engine(decoder), CacheReader()
+    engine = make_engine(decoder)
+    reader = CacheReader()
     reader.cache.append(engine.cache)
     run(engine, [make_request([5, 9, 3, 8], SamplingParams(max_tokens=5), reader)])
     assert [len(held) for held, _ in reader.read] == [4, 5, 6], "the last token has no draft tokens"
@@ -129,7 +146,8 @@ def test_keys_and_values_can_be_read() -> None:
 def test_first_layers_run_on_their_own(cut: int, *, packed: bool) -> None:
     decoder = tiny_decoder(windows=(None, None, None), packed=packed)
     cache = make_cache(decoder.config, FLOAT32, packed=packed)
-    executor, block_table = LayerExecutor(decoder, cache), BlockTable()
+    executor = LayerExecutor(decoder, cache)
+    block_table = BlockTable()
     cache.prepare(block_table, 12)
     job = ForwardJob(Segment(block_table, TokenTree.chain(range(12))), range(0), 12)
     first, no_logits = executor.run([job], cut, range(cut + 1))

@@ -1,4 +1,6 @@
-"""Prefix hits in the KV caches of drafters: fewer rows, equal draft tokens, nothing shared across salts."""
+"""Prefix hits in the KV caches of drafters: fewer rows, equal draft tokens, nothing shared across
+salts.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +24,8 @@ from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
-FIRST, NEW = text(3, 100), text(4, 23)
+FIRST = text(3, 100)
+NEW = text(4, 23)
 ONCE = SamplingParams(max_tokens=40, seed=1, temperature=0.7, logprobs=2)
 AGAIN = replace(ONCE, seed=2)
 
@@ -35,15 +38,24 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def second_turn(
-    engine: Engine, made: Drafter, prompts: Sequence[Sequence[int]], salts: tuple[bytes, bytes] = (b"", b"")
+    engine: Engine,
+    made: Drafter,
+    prompts: Sequence[Sequence[int]],
+    salts: tuple[bytes, bytes] = (b"", b""),
 ) -> tuple[Request, list[Any]]:
     """Run a conversation of two turns; return the second request and its proposals."""
     proposer = Watched(made.bind(engine.target))
-    batch = [make_request(prompt, params, proposer) for prompt, params in zip(prompts, (ONCE, AGAIN), strict=True)]
+    batch = [
+        make_request(prompt, params, proposer)
+        for prompt, params in zip(prompts, (ONCE, AGAIN), strict=True)
+    ]
     for request, salt in zip(batch, salts, strict=True):
         request.salt = salt
         run(engine, [request])
-    return batch[1], [(note.tokens, note.tree.tokens, note.tree.parents, note.path) for note in proposer.of(batch[1])]
+    return batch[1], [
+        (note.tokens, note.tree.tokens, note.tree.parents, note.path)
+        for note in proposer.of(batch[1])
+    ]
 
 
 def conversation(decoder: Decoder, first: Sequence[int] = FIRST) -> list[list[int]]:
@@ -51,8 +63,12 @@ def conversation(decoder: Decoder, first: Sequence[int] = FIRST) -> list[list[in
     return [list(first), [*run_alone(decoder, first, ONCE).tokens, *NEW]]
 
 
-def compare(decoder: Decoder, made: Drafter, pools: list[int], first: Sequence[int] = FIRST, **options: Any) -> Request:
-    """Run the second turn with and without shared prefixes, check for equal results, and return the shared one."""
+def compare(
+    decoder: Decoder, made: Drafter, pools: list[int], first: Sequence[int] = FIRST, **options: Any
+) -> Request:
+    """Run the second turn with and without shared prefixes, check for equal results, and return the
+    shared one.
+    """
     prompts = conversation(decoder, first)
     plain = run_alone(decoder, prompts[1], AGAIN)
     unshared, trees = second_turn(make_engine(decoder), made, prompts)
@@ -71,23 +87,31 @@ def compare(decoder: Decoder, made: Drafter, pools: list[int], first: Sequence[i
 def test_draft_tokens_are_equal(name: str, dtype: DType, pools: list[int]) -> None:
     got = compare(tiny_decoder(dtype), drafter(name, ()), pools)
     assert got.stats.cached_tokens == 128
-    assert max(pools) >= 112  # a block less: the first turn ended before the drafter read its last tokens
+    # a block less: the first turn ended before the drafter read its last tokens
+    assert max(pools) >= 112
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_only_committed_text_is_cached(name: str, pools: list[int]) -> None:
-    """Requests are aborted after different numbers of steps; no cached block contains draft tokens."""
+    """Requests are aborted after different numbers of steps; no cached block contains draft
+    tokens.
+    """
     engine = make_engine(tiny_decoder(), share_prefixes=True)
     proposer = drafter(name, ()).bind(engine.target)
     # A row of these belongs to the next token.
-    known, first = set[tuple[int, ...]](), int(proposer.name in ("eagle3", "mtp"))
+    known = set[tuple[int, ...]]()
+    first = int(proposer.name in ("eagle3", "mtp"))
     for steps in range(3, 30):
-        request = make_request(text(steps, 20), replace(ONCE, seed=steps, temperature=1.5), proposer)
+        request = make_request(
+            text(steps, 20), replace(ONCE, seed=steps, temperature=1.5), proposer
+        )
         engine.add(request)
         for _ in range(steps):
             engine.step()
         engine.abort(request)
-        known |= {tuple(request.tokens[at : at + 16]) for at in range(first, len(request.tokens), 16)}
+        known |= {
+            tuple(request.tokens[at : at + 16]) for at in range(first, len(request.tokens), 16)
+        }
     (pool,) = Pools.opened
     assert pool.prefix_cache is not None
     found = {tuple(entry.tokens) for entry in pool.prefix_cache._entries.values()}
@@ -97,8 +121,10 @@ def test_only_committed_text_is_cached(name: str, pools: list[int]) -> None:
 
 @pytest.mark.parametrize("name", WITH_POOLS)
 def test_nothing_is_shared_across_salts(name: str, pools: list[int]) -> None:
-    decoder, made = tiny_decoder(), drafter(name, ())
-    prompts, found = conversation(decoder), list[bool]()
+    decoder = tiny_decoder()
+    made = drafter(name, ())
+    prompts = conversation(decoder)
+    found = list[bool]()
     for salts in ((b"one", b"other"), (b"one", b""), (b"", b"one"), (b"one", b"one")):
         pools.clear()
         got, _ = second_turn(make_engine(decoder, share_prefixes=True), made, prompts, salts)
@@ -128,7 +154,9 @@ def test_the_draft_model_computes_new_tokens_only(name: str, shares: bool) -> No
 def test_a_preempted_request_hits_its_own_prefix_in_both_caches(pools: list[int]) -> None:
     engine = make_engine(tiny_decoder(), num_blocks=24, max_batch=1, share_prefixes=True)
     proposer = drafter("draft_model", ()).bind(engine.target)
-    low, urgent = (make_request(text(seed, 60), replace(ONCE, seed=seed), proposer) for seed in (1, 2))
+    low, urgent = (
+        make_request(text(seed, 60), replace(ONCE, seed=seed), proposer) for seed in (1, 2)
+    )
     urgent.priority = 1
     engine.add(low)
     while low.num_generated < 20:
@@ -139,7 +167,10 @@ def test_a_preempted_request_hits_its_own_prefix_in_both_caches(pools: list[int]
     assert low.stats.preemptions == 1
     assert low.stats.cached_tokens >= 64
     assert max(pools) >= 64
-    assert_same([low, urgent], [run_alone(tiny_decoder(), each.prompt, each.params) for each in (low, urgent)])
+    assert_same(
+        [low, urgent],
+        [run_alone(tiny_decoder(), each.prompt, each.params) for each in (low, urgent)],
+    )
 
 
 def test_prefix_hits_and_evictions_in_small_caches(pools: list[int]) -> None:
@@ -150,7 +181,9 @@ def check_small_caches(pools: list[int], drafters: Sequence[str]) -> None:
     """Run requests with shared prefixes, twice for each drafter, in caches that evict blocks."""
     decoder = tiny_decoder()
     prompts = [text(7, 48)[: 20 + 9 * number] + text(number, 10) for number in range(8)]
-    want = [run_alone(decoder, prompt, replace(ONCE, seed=seed)) for seed, prompt in enumerate(prompts)]
+    want = [
+        run_alone(decoder, prompt, replace(ONCE, seed=seed)) for seed, prompt in enumerate(prompts)
+    ]
     engine = make_engine(decoder, num_blocks=20, share_prefixes=True)
     for name in drafters:
         proposer = drafter(name, ()).bind(engine.target)
@@ -166,7 +199,9 @@ def test_draft_caches_share_prefixes_if_the_target_does() -> None:
     decoder = tiny_decoder()
     for shares in (True, False):
         budget = KVBudget("4MB", 4)
-        cache = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache, share_prefixes=shares)
+        cache = budget.add(
+            decoder.config, FLOAT32, decoder.backend.make_cache, share_prefixes=shares
+        )
         engine = Engine(Target(decoder, cache, budget=budget), BatchOptions())
         (model,) = within(drafter("draft_model", ()).bind(engine.target), ModelProposer)
         assert (model.draft.runner.cache.prefix_cache is not None) == shares

@@ -1,4 +1,6 @@
-"""Embeddings: transformers' hidden states; the same bits in every batch, with prefix caches and preemptions."""
+"""Embeddings: transformers' hidden states; the same bits in every batch, with prefix caches and
+preemptions.
+"""
 
 import asyncio
 import random
@@ -14,7 +16,18 @@ from pronk.base.errors import ContextError, DeadlineError, OverloadedError
 from pronk.engine.pooling import EmbeddingOptions
 
 TOLERANCE = 1e-4
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3_text", "granite", "olmo2", "smollm3")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gpt2",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "olmo2",
+    "smollm3",
+)
 FURTHER = ("granite_swa", "phi3", "ministral3", "mixtral", "qwen3_moe", "gpt_oss", "lfm2")
 
 
@@ -35,9 +48,12 @@ def embed(llm: LLM, texts: list[list[int]], **options: Any) -> Array:
 
 @pytest.mark.parametrize("kernels", ["auto"])
 @pytest.mark.parametrize("family", [*FAMILIES, *FURTHER])
-def test_embeddings_equal_transformers(family: str, kernels: str, checkpoint: MakeCheckpoint) -> None:
+def test_embeddings_equal_transformers(
+    family: str, kernels: str, checkpoint: MakeCheckpoint
+) -> None:
     """Three texts in one batch, of which one is longer than a chunk of the prompt."""
-    folder, texts = checkpoint(family), [tokens(70, 1), tokens(9, 2), tokens(1, 3)]
+    folder = checkpoint(family)
+    texts = [tokens(70, 1), tokens(9, 2), tokens(1, 3)]
     llm = LLM(folder, threads=1, dtype="float32", kernels=kernels, prefill_chunk=16, max_batch=2)
     states = [transformers_hidden(folder, text) for text in texts]
     assert states[0].std() > 0.3, "hidden states too flat to show anything"
@@ -64,15 +80,21 @@ DRAFTERS = ("prompt_lookup(min_ngram=1)", "recycling")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_same_bits_beside_running_generations(drafter: str, dtype: str) -> None:
-    """The texts keep their tokens too, and drafters that read hidden states in the same passes keep their proposals."""
+    """The texts keep their tokens too, and drafters that read hidden states in the same passes keep
+    their proposals.
+    """
     llm = LLM(threads=1, dtype=dtype, budget="all", max_batch=5, prefill_chunk=16)
     pooling = {text_number: ("mean", "last")[text_number % 2] for text_number in range(len(TEXTS))}
     alone = [llm.embed([text], pooling=pooling[number])[0] for number, text in enumerate(TEXTS)]  # type: ignore[arg-type]
     prompts = ["def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "one two one two one"]
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     want = [llm.generate(prompt, params, drafter=drafter) for prompt in prompts]
-    factory, proposer = llm.request_factory, llm.get_proposer(drafter)
-    texts = [factory.create_request(factory.encode_prompt(prompt), params, proposer) for prompt in prompts]
+    factory = llm.request_factory
+    proposer = llm.get_proposer(drafter)
+    texts = [
+        factory.create_request(factory.encode_prompt(prompt), params, proposer)
+        for prompt in prompts
+    ]
     embeddings = [
         factory.create_embeddings([text], EmbeddingOptions(pooling[number]), llm.engine.runner)[0]  # type: ignore[arg-type]
         for number, text in enumerate(TEXTS)
@@ -82,7 +104,11 @@ def test_same_bits_beside_running_generations(drafter: str, dtype: str) -> None:
         assert request.pooler is not None
         found = request.pooler.options.embeddings([request.pooler], llm.config.hidden_size)[0]
         assert found.tobytes() == alone[number].tobytes()
-        assert (request.num_generated, request.result.finish_reason, request.stats.draft_error) == (0, "length", None)
+        assert (request.num_generated, request.result.finish_reason, request.stats.draft_error) == (
+            0,
+            "length",
+            None,
+        )
     for request, completion in zip(texts, want, strict=True):
         assert tuple(request.output) == tuple(completion.token_ids)
         assert request.stats.accepted == completion.stats.accepted
@@ -97,7 +123,9 @@ def test_same_bits_after_preemptions() -> None:
     size = small.engine.cache.allocator.num_blocks * small.engine.cache.block_size
     texts = [tokens(size * 3 // 5, seed) for seed in range(4)]
     for pooling in ("mean", "last"):
-        requests = small.request_factory.create_embeddings(texts, EmbeddingOptions(pooling), small.engine.runner)  # type: ignore[arg-type]
+        requests = small.request_factory.create_embeddings(
+            texts, EmbeddingOptions(pooling), small.engine.runner
+        )  # type: ignore[arg-type]
         for number, request in enumerate(requests):
             request.priority = number
             small.engine.add(request)
@@ -106,13 +134,16 @@ def test_same_bits_after_preemptions() -> None:
         while not all(request.ended for request in requests):
             small.engine.step()
         assert sum(request.stats.preemptions for request in requests) > 0
-        found = EmbeddingOptions(pooling).embeddings([each.pooler for each in requests], small.config.hidden_size)  # type: ignore[arg-type]
+        found = EmbeddingOptions(pooling).embeddings(
+            [each.pooler for each in requests], small.config.hidden_size
+        )  # type: ignore[arg-type]
         assert found.tobytes() == large.embed(texts, pooling=pooling).tobytes()  # type: ignore[arg-type]
 
 
 def test_prefix_cache() -> None:
     """The last token alone needs no rows of cached tokens; the mean needs all of them."""
-    llm, plain = LLM(threads=1, prefix_cache=True), LLM(threads=1)
+    llm = LLM(threads=1, prefix_cache=True)
+    plain = LLM(threads=1)
     text = tokens(200)
     llm.generate(text, SamplingParams(max_tokens=1))
     for pooling, cached in (("mean", False), ("last", True)):
@@ -144,8 +175,16 @@ def test_invalid_texts_and_options(checkpoint: MakeCheckpoint) -> None:
     for texts, error, message in (
         ([[]], PromptError, "prompt: expected at least one token, found none"),
         ([[1], [300]], PromptError, r"prompt: expected token ids in 0..299, found 300"),
-        ([[1] * 256], ContextError, r"prompt: expected at most 255 tokens \(context 256\), found 256"),
-        ("a text", PromptError, "expected a list of texts or of lists of token ids, found the text 'a text'"),
+        (
+            [[1] * 256],
+            ContextError,
+            r"prompt: expected at most 255 tokens \(context 256\), found 256",
+        ),
+        (
+            "a text",
+            PromptError,
+            "expected a list of texts or of lists of token ids, found the text 'a text'",
+        ),
     ):
         with pytest.raises(error, match=message):
             llm.embed(texts)  # type: ignore[arg-type]
@@ -173,7 +212,8 @@ def test_hidden_states_that_are_not_finite(checkpoint: MakeCheckpoint) -> None:
 def test_async_embeddings_beside_a_stream(checkpoint: MakeCheckpoint) -> None:
     llm = LLM(checkpoint("llama"), threads=1, max_batch=4)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
-    want, text = llm.embed(TEXTS), llm.generate("a b", params).text
+    want = llm.embed(TEXTS)
+    text = llm.generate("a b", params).text
 
     async def main() -> None:
         async with AsyncLLM(llm, max_requests=20) as served:
@@ -181,13 +221,18 @@ def test_async_embeddings_beside_a_stream(checkpoint: MakeCheckpoint) -> None:
             async def stream() -> str:
                 return "".join([piece.text async for piece in served.stream("a b", params)])
 
-            streamed, *found = await asyncio.gather(stream(), *(served.embed(TEXTS) for _ in range(2)))
+            streamed, *found = await asyncio.gather(
+                stream(), *(served.embed(TEXTS) for _ in range(2))
+            )
             assert streamed == text
             assert all(each.tobytes() == want.tobytes() for each in found)
             assert (await served.embed([])).shape == (0, 48)
-            many = await served.embed(TEXTS * 3)  # more texts than samples at a time: some wait for the others
+            # more texts than samples at a time: some wait for the others
+            many = await served.embed(TEXTS * 3)
             assert many.tobytes() == 3 * want.tobytes()
-            errors = await asyncio.gather(*(served.embed(TEXTS) for _ in range(3)), return_exceptions=True)
+            errors = await asyncio.gather(
+                *(served.embed(TEXTS) for _ in range(3)), return_exceptions=True
+            )
             assert [type(each) for each in errors] == [np.ndarray, np.ndarray, OverloadedError]
             with pytest.raises(DeadlineError):
                 await served.embed(TEXTS, deadline=0.0)

@@ -1,7 +1,7 @@
 """Same seed, same tokens for all drafters of the engine, batches, options and dtypes.
 
-The reference is plain decoding of each request alone. Bits of logprobs are compared too, because they show a difference
-long before a token changes.
+The reference is plain decoding of each request alone. Bits of logprobs are compared too, because
+they show a difference long before a token changes.
 
 Guests call these tests with their drafters, workers and backends.
 """
@@ -46,22 +46,33 @@ DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "
 
 
 def decode(
-    engine: Engine, proposers: Sequence[Proposer[Any]], options: str, prompts: Prompts = PROMPTS, max_tokens: int = 40
+    engine: Engine,
+    proposers: Sequence[Proposer[Any]],
+    options: str,
+    prompts: Prompts = PROMPTS,
+    max_tokens: int = 40,
 ) -> list[Request]:
     """Decode all prompts in one batch; prompt number i has drafter number i modulo their count."""
     proposer = cycle([each.bind(engine.target) for each in proposers])
-    requests = [ask(p, params(options, i, max_tokens), next(proposer)) for i, p in enumerate(prompts)]
+    requests = [
+        ask(p, params(options, i, max_tokens), next(proposer)) for i, p in enumerate(prompts)
+    ]
     run(engine, requests)
     return requests
 
 
-# Drafters that run with all options, each in a batch of its own; for the others most such cases are slow tests.
+# Drafters that run with all options, each in a batch of its own; for the others most such cases are
+# slow tests.
 CLOSE = ("suffix", "oracle", "adversarial")
 DRAFTING = [name for name in DRAFTERS if name != "autoregressive"]
 
 
 def matrix(
-    names: Sequence[str], close: Sequence[str], others: Sequence[str], dtype: DType, closely: Sequence[str] = CLOSE
+    names: Sequence[str],
+    close: Sequence[str],
+    others: Sequence[str],
+    dtype: DType,
+    closely: Sequence[str] = CLOSE,
 ) -> list[Any]:
     """Return the cases (name, options, dtype), most of them slow.
 
@@ -127,14 +138,19 @@ BESIDE = ("greedy", "all", "repetitive", "thinking", "stop")
 
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
 def test_options_beside_each_other(name: str) -> None:
-    """The requests of a batch have different options; in two batches, each option has two or three prompts."""
+    """The requests of a batch have different options; in two batches, each option has two or three
+    prompts.
+    """
     by_options: dict[str, list[Request]] = {options: [] for options in BESIDE}
     for shift in (0, 2):
         chosen = [BESIDE[(index + shift) % len(BESIDE)] for index in range(len(PROMPTS))]
         want = [plain(FLOAT32, options)[index] for index, options in enumerate(chosen)]
         engine = make_engine(tiny_decoder())
         proposer = drafter(name, want).bind(engine.target)
-        got = [ask(PROMPTS[index], params(options, index), proposer) for index, options in enumerate(chosen)]
+        got = [
+            ask(PROMPTS[index], params(options, index), proposer)
+            for index, options in enumerate(chosen)
+        ]
         run(engine, got)
         assert_same(got, want)
         for options, request in zip(chosen, got, strict=True):
@@ -163,22 +179,31 @@ def test_batch_of_one(name: str, options: str, dtype: DType) -> None:
 def test_texts_of_plain_decoding_are_varied() -> None:
     """Outputs do not loop, differ between options and seeds, and have both finish reasons."""
     outputs = [request.output for options in CORE for request in plain(FLOAT32, options)]
-    assert len({tuple(output) for output in outputs}) > 0.9 * len(outputs)  # equal noise for all options
+    # equal noise for all options
+    assert len({tuple(output) for output in outputs}) > 0.9 * len(outputs)
     for output in outputs:
         grams = list(zip(*(output[i:] for i in range(4)), strict=False))
         assert len(grams) - len(set(grams)) <= 0.1 * len(grams)
-    ended = [request for options in OPTIONS if options != "stop" for request in plain(FLOAT32, options)]
+    ended = [
+        request for options in OPTIONS if options != "stop" for request in plain(FLOAT32, options)
+    ]
     assert {request.result.finish_reason for request in ended} == {"stop", "length"}
     assert {request.result.stop_reason for request in ended} == {None, *ENDS}
     for request in ended:
-        assert (len(request.output) == 40) == (request.result.finish_reason == "length") or request.output[-1] in ENDS
+        assert (len(request.output) == 40) == (
+            request.result.finish_reason == "length"
+        ) or request.output[-1] in ENDS
         assert len(request.output) <= 40
-        assert [token in ENDS for token in request.output].count(True) == (request.result.finish_reason == "stop")
+        assert [token in ENDS for token in request.output].count(True) == (
+            request.result.finish_reason == "stop"
+        )
     assert all(len(request.output) >= 30 for request in plain(FLOAT32, "min_tokens"))
 
 
 def test_texts_of_plain_decoding_end_at_stop_strings_with_a_special_token() -> None:
-    """The tokens go up to the stop string's last token; the text lacks the stop string and the names of tokens."""
+    """The tokens go up to the stop string's last token; the text lacks the stop string and the
+    names of tokens.
+    """
     requests = plain(FLOAT32, "stop")
     stops = requests[0].params.stops
     ended = [request for request in requests if request.result.stop_reason is not None]
@@ -227,7 +252,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_other_models(variant: str, options: str, dtype: DType) -> None:
     want = plain(dtype, options, **VARIANTS[variant])
-    proposers = [drafter(name, want) for name in ("oracle", "adversarial", "prompt_lookup", "random")]
+    proposers = [
+        drafter(name, want) for name in ("oracle", "adversarial", "prompt_lookup", "random")
+    ]
     got = decode(engine_of(dtype, **VARIANTS[variant]), proposers, options)
     assert_same(got, want)
     assert total(got, "accepted") > 0
@@ -238,13 +265,19 @@ DEVIATING = pytest.mark.parametrize("variant", ["gemma", "other deviations", "co
 
 
 @DEVIATING
-@pytest.mark.parametrize("settings", [{"prefill_chunk": 16, "max_batch": 2}, {"share_prefixes": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"prefill_chunk": 16, "max_batch": 2}, {"share_prefixes": True}], ids=str
+)
 def test_settings_of_deviating_models(settings: dict[str, Any], variant: str) -> None:
     """Chunks of prompts and small batches; a second turn with prompts from the prefix cache."""
-    shape, shares = VARIANTS[variant], "share_prefixes" in settings
+    shape = VARIANTS[variant]
+    shares = "share_prefixes" in settings
     want = plain(BFLOAT16, "temperature", **shape)
     engine = make_engine(tiny_decoder(BFLOAT16, **shape), **settings)
-    got = [decode(engine, [drafter(name, want) for name in MIXED], "temperature") for _ in range(1 + shares)]
+    got = [
+        decode(engine, [drafter(name, want) for name in MIXED], "temperature")
+        for _ in range(1 + shares)
+    ]
     for requests in got:
         assert_same(requests, want)
         assert total(requests, "accepted") > 0
@@ -271,12 +304,16 @@ def test_preemption_in_deviating_models(variant: str) -> None:
     assert total(got, "accepted") > 0
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("name", ["recycling", "suffix", "eagle3 tree", "auto"])
 def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) -> None:
     """Trees, chains, first layers and kept features."""
     want = plain(dtype, "temperature", **VARIANTS["convolutions"])
-    engine = make_engine(tiny_decoder(dtype, **VARIANTS["convolutions"]), max_batch=4, prefill_chunk=48)
+    engine = make_engine(
+        tiny_decoder(dtype, **VARIANTS["convolutions"]), max_batch=4, prefill_chunk=48
+    )
     got = decode(engine, [drafter(name, want)], "temperature")
     assert_same(got, want)
     assert total(got, "drafted") > 0
@@ -292,7 +329,9 @@ def test_8_bit_cache(name: str) -> None:
     assert_same(got, want)
     assert_not_vacuous(name, got)
     others = plain(BFLOAT16, "temperature")
-    assert [request.result.logprobs for request in want] != [request.result.logprobs for request in others]
+    assert [request.result.logprobs for request in want] != [
+        request.result.logprobs for request in others
+    ]
 
 
 @DTYPES
@@ -322,8 +361,13 @@ def test_other_settings(settings: dict[str, Any], dtype: DType) -> None:
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (100, 600)], ids=str)
 def test_boundaries_of_blocks(windows: tuple[int | None, ...], dtype: DType) -> None:
-    """Prompts end and outputs cross near boundaries of panels, attention's blocks and tables of rotations."""
-    prompts = tuple(tuple(text(i, n)) for i, n in enumerate((15, 16, 62, 63, 64, 65, 511, 512, 1021, 1022, 1023, 1024)))
+    """Prompts end and outputs cross near boundaries of panels, attention's blocks and tables of
+    rotations.
+    """
+    prompts = tuple(
+        tuple(text(i, n))
+        for i, n in enumerate((15, 16, 62, 63, 64, 65, 511, 512, 1021, 1022, 1023, 1024))
+    )
     want = plain(dtype, "temperature", prompts, 12, windows=windows)
     for names in (["oracle"], ["prompt_lookup", "adversarial"]):
         engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=1000)
@@ -336,7 +380,9 @@ def test_boundaries_of_blocks(windows: tuple[int | None, ...], dtype: DType) -> 
 @pytest.mark.parametrize("shape", ADVERSARIAL, ids=lambda shape: shape.__name__)
 def test_adversarial_trees(shape: Any, options: str) -> None:
     want = plain(FLOAT32, options)
-    got = decode(make_engine(tiny_decoder()), [TreeDrafter(shape, texts(want), stop_token_ids=ENDS)], options)
+    got = decode(
+        make_engine(tiny_decoder()), [TreeDrafter(shape, texts(want), stop_token_ids=ENDS)], options
+    )
     assert_same(got, want)
     assert total(got, "drafted") > total(got, "accepted") > 0
     assert (total(got, "moved") > 0) == (shape not in (too_large, outside))
@@ -370,29 +416,36 @@ def test_committed_tokens_never_change(name: str, options: str) -> None:
 @pytest.mark.parametrize("max_tree", [1, 2, 3, 9])
 def test_no_pass_is_larger_than_allowed(max_tree: int) -> None:
     want = plain(FLOAT32, "greedy")
-    engine, sizes = make_engine(tiny_decoder(), max_tree=max_tree, prefill_chunk=64), list[int]()
+    engine = make_engine(tiny_decoder(), max_tree=max_tree, prefill_chunk=64)
+    sizes = list[int]()
 
     def check(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
         prefill = 0
         for job in jobs:
-            block_table, tree = job.segment.block_table, job.segment.tree
+            block_table = job.segment.block_table
+            tree = job.segment.tree
             if block_table.length < job.prompt_length - 1:
                 prefill += len(tree)
                 continue
             assert len(tree) <= max_tree
-            assert block_table.length + max(tree.depths) < job.prompt_length + 39  # the 40th token has no row
+            # the 40th token has no row
+            assert block_table.length + max(tree.depths) < job.prompt_length + 39
             sizes.append(len(tree))
         assert prefill <= 64
 
     watch(engine, check)
-    shapes = [TreeDrafter(shape, texts(want), stop_token_ids=ENDS) for shape in (too_large, off_chain, *ADVERSARIAL)]
+    shapes = [
+        TreeDrafter(shape, texts(want), stop_token_ids=ENDS)
+        for shape in (too_large, off_chain, *ADVERSARIAL)
+    ]
     assert_same(decode(engine, shapes, "greedy"), want)
     assert max(sizes) == max_tree
 
 
 @pytest.mark.parametrize("max_batch", [1, 2, 4])
 def test_requests_are_served_in_order(max_batch: int) -> None:
-    engine, started = make_engine(tiny_decoder(), max_batch=max_batch), list[int]()
+    engine = make_engine(tiny_decoder(), max_batch=max_batch)
+    started = list[int]()
 
     def check(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
         assert len(jobs) <= max_batch
@@ -400,7 +453,9 @@ def test_requests_are_served_in_order(max_batch: int) -> None:
 
     watch(engine, check)
     done = decode(engine, [Autoregressive()], "greedy", max_tokens=1)
-    assert [request.output for request in done] == [request.output[:1] for request in plain(FLOAT32, "greedy")]
+    assert [request.output for request in done] == [
+        request.output[:1] for request in plain(FLOAT32, "greedy")
+    ]
     assert started == [len(prompt) for prompt in PROMPTS]
 
 
@@ -409,9 +464,14 @@ def test_requests_are_served_in_order(max_batch: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_long_outputs_of_random_models(seed: int, dtype: DType) -> None:
     dice = random.Random(seed)
-    prompts = tuple(tuple(text(dice.randrange(999), dice.choice((3, 60, 400, 900)))) for _ in range(8))
+    prompts = tuple(
+        tuple(text(dice.randrange(999), dice.choice((3, 60, 400, 900)))) for _ in range(8)
+    )
     windows = dice.choice(((None, None, None), (70, None, 70), (64, 64, 64)))
-    variant: dict[str, Any] = dice.choice(list(VARIANTS.values())[:4]) | {"seed": seed, "windows": windows}
+    variant: dict[str, Any] = dice.choice(list(VARIANTS.values())[:4]) | {
+        "seed": seed,
+        "windows": windows,
+    }
     want = plain(dtype, "temperature", prompts, 300, **variant)
     for settings in ({}, {"prefill_chunk": 33, "max_batch": 3, "max_tree": 20}):
         engine = make_engine(tiny_decoder(dtype, **variant), num_blocks=1500, **settings)
@@ -432,7 +492,9 @@ SETTINGS_OF_READERS = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("name", ["recycling", "merged"])
 @SETTINGS_OF_READERS
-def test_drafters_that_read_logits(name: str, windows: tuple[int | None, ...], settings: dict[str, Any]) -> None:
+def test_drafters_that_read_logits(
+    name: str, windows: tuple[int | None, ...], settings: dict[str, Any]
+) -> None:
     want = plain(BFLOAT16, "temperature", windows=windows)
     engine = make_engine(tiny_decoder(BFLOAT16, windows=windows), **settings)
     got = decode(engine, [drafter(name, want)], "temperature")

@@ -1,4 +1,6 @@
-"""Mixtures of experts: same seed, same tokens and bits, whatever rows share a pass; and which experts passes read."""
+"""Mixtures of experts: same seed, same tokens and bits, whatever rows share a pass; and which
+experts passes read.
+"""
 
 import random
 from collections.abc import Sequence
@@ -7,7 +9,16 @@ from typing import Any
 import pytest
 
 from checkpoints import MakeCheckpoint
-from engine.cases import MIXED, PROMPTS, assert_not_vacuous, assert_same, drafter, plain, total, watch
+from engine.cases import (
+    MIXED,
+    PROMPTS,
+    assert_not_vacuous,
+    assert_same,
+    drafter,
+    plain,
+    total,
+    watch,
+)
 from engine.test_equality import DTYPES, decode
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
@@ -68,8 +79,11 @@ def test_prefix_cache(dtype: DType) -> None:
 
 @pytest.mark.parametrize("packed", [True], ids=["kernels"])
 def test_passes_know_how_many_experts_they_read(*, packed: bool) -> None:
-    """A row reads 3 of 9 experts in two of the three layers, so several rows read at most three times as many."""
-    engine, seen = make_engine(tiny_decoder(packed=packed, **EXPERTS)), dict[int, set[float]]()
+    """A row reads 3 of 9 experts in two of the three layers, so several rows read at most three
+    times as many.
+    """
+    engine = make_engine(tiny_decoder(packed=packed, **EXPERTS))
+    seen = dict[int, set[float]]()
 
     def check(jobs: Sequence[ForwardJob], result: ForwardResult) -> None:
         rows = sum(len(job.segment.tree) - job.segment.num_computed for job in jobs)
@@ -89,7 +103,8 @@ def test_passes_know_how_many_experts_they_read(*, packed: bool) -> None:
 
 
 def test_a_dense_model_reads_no_experts() -> None:
-    engine, seen = make_engine(tiny_decoder(BFLOAT16)), set[float | None]()
+    engine = make_engine(tiny_decoder(BFLOAT16))
+    seen = set[float | None]()
     watch(engine, lambda _, result: seen.add(result.touched))
     decode(engine, [drafter("random", ())], "temperature", PROMPTS[:2])
     assert seen == {None}
@@ -97,14 +112,23 @@ def test_a_dense_model_reads_no_experts() -> None:
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
 @pytest.mark.parametrize("weights", ["plain", "int4"])
-def test_checkpoints_in_batches_chunks_and_trees(family: str, weights: str, checkpoint: MakeCheckpoint) -> None:
+def test_checkpoints_in_batches_chunks_and_trees(
+    family: str, weights: str, checkpoint: MakeCheckpoint
+) -> None:
     """Sinks, biases and clamped gates do not depend on the other rows either."""
-    check_checkpoint(family, weights, checkpoint, ["autoregressive", "prompt_lookup(min_ngram=1, num_chains=3)"])
+    check_checkpoint(
+        family, weights, checkpoint, ["autoregressive", "prompt_lookup(min_ngram=1, num_chains=3)"]
+    )
 
 
-def check_checkpoint(family: str, weights: str, checkpoint: MakeCheckpoint, drafters: Sequence[str]) -> None:
-    """Compare the texts of drafters in a batch, with a prompt in chunks, with those of plain decoding."""
-    folder, dice = checkpoint(family, max_position_embeddings=512), random.Random(1)
+def check_checkpoint(
+    family: str, weights: str, checkpoint: MakeCheckpoint, drafters: Sequence[str]
+) -> None:
+    """Compare the texts of drafters in a batch, with a prompt in chunks, with those of plain
+    decoding.
+    """
+    folder = checkpoint(family, max_position_embeddings=512)
+    dice = random.Random(1)
     prompts = [[dice.randrange(300) for _ in range(12)] * repeats for repeats in (1, 3, 9)]
     params = SamplingParams(max_tokens=40, temperature=0.7, seed=3, logprobs=2, ignore_eos=True)
     options: dict[str, Any] = {"dtype": "bfloat16", "weights": weights, "threads": 1}
@@ -112,6 +136,8 @@ def check_checkpoint(family: str, weights: str, checkpoint: MakeCheckpoint, draf
     alone = [llm.generate([prompt], params, drafter="autoregressive")[0] for prompt in prompts]
     other = LLM(folder, prefill_chunk=16, budget="all", **options)
     for drafter_name in drafters:
-        for got, want in zip(other.generate(prompts, params, drafter=drafter_name), alone, strict=True):
+        for got, want in zip(
+            other.generate(prompts, params, drafter=drafter_name), alone, strict=True
+        ):
             assert (got.token_ids, got.logprobs) == (want.token_ids, want.logprobs)
     assert len({tuple(each.token_ids) for each in alone}) == 3

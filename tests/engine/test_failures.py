@@ -1,4 +1,5 @@
-"""An error in a logits processor or a text stream ends its request alone; the other seven requests are unchanged.
+"""An error in a logits processor or a text stream ends its request alone; the other seven requests
+are unchanged.
 
 Errors in proposers are in ``tests/engine/test_speculator.py``.
 """
@@ -36,7 +37,9 @@ from tiny_models import NullText, assert_idle, make_engine, make_request, tiny_d
 def add_processor(request: Request, processor: FailingProcessor) -> None:
     """Add a logits processor; the kernels do not call processors, so NumPy computes the choices."""
     sampler = request.sampler
-    sampler.processors, sampler.kernels, sampler.stateless_sampler = (*sampler.processors, processor), None, None
+    sampler.processors = (*sampler.processors, processor)
+    sampler.kernels = None
+    sampler.stateless_sampler = None
 
 
 def test_nothing_raises() -> None:
@@ -51,9 +54,11 @@ def test_nothing_raises() -> None:
 
 @pytest.mark.parametrize("verb", ["mask", "advance", "rollback"])
 def test_processors_that_raise(verb: str) -> None:
-    dice, raised = random.Random(verb), 0
+    dice = random.Random(verb)
+    raised = 0
     for _ in range(12):
-        fuse, victim = Fuse(dice.randrange(1, 6 if verb == "rollback" else 40)), dice.randrange(8)
+        fuse = Fuse(dice.randrange(1, 6 if verb == "rollback" else 40))
+        victim = dice.randrange(8)
         requests = batch(proposer := failing_proposer())
         add_processor(requests[victim], FailingProcessor(verb, fuse))
         finish(make_engine(tiny_decoder()), requests)
@@ -71,7 +76,8 @@ def test_processors_that_raise(verb: str) -> None:
 def test_texts_that_raise(verb: str) -> None:
     dice = random.Random(verb)
     for _ in range(8):
-        victim, fuse = dice.randrange(8), Fuse(dice.randrange(1, 16) if verb == "push" else 1)
+        victim = dice.randrange(8)
+        fuse = Fuse(dice.randrange(1, 16) if verb == "push" else 1)
         requests = batch(proposer := failing_proposer())
         requests[victim].result.detokenizer = FailingText(verb, fuse)
         finish(make_engine(tiny_decoder()), requests)
@@ -83,7 +89,9 @@ def test_texts_that_raise(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["start", "propose", "observe"])
 def test_requests_that_are_aborted_within_a_step(verb: str) -> None:
-    """A running and a waiting request are aborted, as by the garbage collector that closes a stream."""
+    """A running and a waiting request are aborted, as by the garbage collector that closes a
+    stream.
+    """
     engine = make_engine(tiny_decoder(), max_batch=7)
 
     class AbortingProposer(FailingProposer):
@@ -131,7 +139,9 @@ def test_an_error_keeps_no_local_variables_alive() -> None:
 def test_a_text_that_raises_at_the_last_token_leaves_no_finish_reason() -> None:
     for end in ("push", "flush"):
         request = make_request(PROMPTS[0], options(0))
-        request.result.detokenizer = FailingText(end, Fuse(1 if end == "flush" else len(plain()[0].output)))
+        request.result.detokenizer = FailingText(
+            end, Fuse(1 if end == "flush" else len(plain()[0].output))
+        )
         finish(make_engine(tiny_decoder()), [request])
         assert isinstance(request.result.error, PlantedError)
         assert request.result.finish_reason is None
@@ -153,21 +163,28 @@ def test_an_overflow_error_of_a_text_is_not_reported_as_bad_logits() -> None:
 def test_several_failures_at_once() -> None:
     dice = random.Random(5)
     for _ in range(10):
-        verb, fuse = dice.choice(["propose", "observe"]), Fuse(dice.randrange(5, 60))
-        requests, failing = batch(failing_proposer(verb=verb, fuse=fuse)), dice.sample(range(8), 4)
+        verb = dice.choice(["propose", "observe"])
+        fuse = Fuse(dice.randrange(5, 60))
+        requests = batch(failing_proposer(verb=verb, fuse=fuse))
+        failing = dice.sample(range(8), 4)
         fuses = {index: Fuse(dice.randrange(1, 14)) for index in failing}
         for index in failing[:2]:
             requests[index].result.detokenizer = FailingText("push", fuses[index])
         for index in failing[2:]:
-            add_processor(requests[index], FailingProcessor(dice.choice(["mask", "advance"]), fuses[index]))
+            add_processor(
+                requests[index], FailingProcessor(dice.choice(["mask", "advance"]), fuses[index])
+            )
         finish(make_engine(tiny_decoder(), max_batch=dice.choice((3, 8))), requests)
         assert_as_plain(requests, but=failing)
         for index in failing:
-            assert isinstance(requests[index].result.error, PlantedError) == bool(fuses[index].raised)
+            assert isinstance(requests[index].result.error, PlantedError) == bool(
+                fuses[index].raised
+            )
 
 
 def test_logits_of_nan_end_one_request_alone() -> None:
-    engine, requests = make_engine(tiny_decoder()), batch(failing_proposer())
+    engine = make_engine(tiny_decoder())
+    requests = batch(failing_proposer())
     forward = engine.runner.forward
 
     def damaged(jobs: Any, collect: Any = frozenset()) -> Any:

@@ -55,7 +55,9 @@ def test_a_tenant_that_left_keeps_its_count_while_it_is_above_the_others() -> No
 
 
 def of_tenants(want: Sequence[Request], engine: Engine, names: Sequence[str]) -> list[Request]:
-    """Return new requests with the same prompts and parameters, a drafter, and the tenants ``names``."""
+    """Return new requests with the same prompts and parameters, a drafter, and the tenants
+    ``names``.
+    """
     proposer = drafter("suffix", want).bind(engine.target)
     got = [make_request(each.prompt, each.params, proposer) for each in want]
     for request, name in zip(got, names, strict=True):
@@ -65,7 +67,10 @@ def of_tenants(want: Sequence[Request], engine: Engine, names: Sequence[str]) ->
 
 @pytest.mark.parametrize("num_blocks", [400, 14])
 def test_tenants_change_the_order_and_not_the_tokens(num_blocks: int) -> None:
-    want = [run_alone(tiny_decoder(), text(seed, 20 + 5 * seed), params("temperature", seed)) for seed in range(8)]
+    want = [
+        run_alone(tiny_decoder(), text(seed, 20 + 5 * seed), params("temperature", seed))
+        for seed in range(8)
+    ]
     order = []
     for names in ("aaaaaaaa", "aaaaaabc", "abababab"):
         engine = make_engine(tiny_decoder(), num_blocks=num_blocks, max_batch=3)
@@ -79,7 +84,9 @@ def test_tenants_change_the_order_and_not_the_tokens(num_blocks: int) -> None:
 
 def test_a_request_after_its_deadline_gives_way_at_once() -> None:
     engine = make_engine(tiny_decoder(), max_batch=1)
-    late, after = (make_request(text(seed, 10), SamplingParams(max_tokens=20, seed=seed)) for seed in range(2))
+    late, after = (
+        make_request(text(seed, 10), SamplingParams(max_tokens=20, seed=seed)) for seed in range(2)
+    )
     engine.add(late)
     engine.add(after)
     engine.step()

@@ -1,4 +1,6 @@
-"""Rows through the first layers against whole forward passes: equal bits by the kernels, close by torch."""
+"""Rows through the first layers against whole forward passes: equal bits by the kernels, close by
+torch.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,7 +20,8 @@ from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, make_cache, read_kv, tiny_decoder
 
 LENGTHS = (1, 30, 508, 77)
-MIXED, WINDOWS = (None, 24, None, 24), (24, 24, 24, 24)
+MIXED = (None, 24, None, 24)
+WINDOWS = (24, 24, 24, 24)
 
 
 def chain(dice: random.Random) -> TokenTree:
@@ -42,7 +45,9 @@ class TextsInCache:
     """A model runner whose KV cache keeps the outputs of all layers and holds four texts."""
 
     def __init__(self, decoder: Decoder, dtype: DType) -> None:
-        self.runner = ModelRunner(decoder, make_cache(decoder.config, dtype, packed=decoder.backend.exact))
+        self.runner = ModelRunner(
+            decoder, make_cache(decoder.config, dtype, packed=decoder.backend.exact)
+        )
         self.layers = range(1, decoder.config.num_layers + 1)
         for layer in self.layers:
             self.runner.cache.keep_hidden(layer, self)
@@ -51,7 +56,9 @@ class TextsInCache:
     def _read(self, tokens: Sequence[int]) -> BlockTable:
         block_table = BlockTable()
         self.runner.cache.prepare(block_table, len(tokens) + 20)
-        self.runner.forward([ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(0), len(tokens))])
+        self.runner.forward(
+            [ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(0), len(tokens))]
+        )
         block_table.length = len(tokens)
         return block_table
 
@@ -61,25 +68,37 @@ class TextsInCache:
             for block_table, tree in zip(self.tables, trees, strict=True)
         ]
 
-    def first_layers(self, number: int, tree: TokenTree, num_layers: int, dice: random.Random) -> Array:
-        """Run a tree after text ``number`` through the first layers, in a random number of passes."""
-        block_table, outputs = self.tables[number], list[Array]()
+    def first_layers(
+        self, number: int, tree: TokenTree, num_layers: int, dice: random.Random
+    ) -> Array:
+        """Run a tree after text ``number`` through the first layers, in a random number of
+        passes.
+        """
+        block_table = self.tables[number]
+        outputs = list[Array]()
         num_computed = 0
         while num_computed < len(tree):
             stop = dice.randint(num_computed + 1, len(tree))
             segment = Segment(block_table, tree.keep(range(stop)), num_computed)
-            (rows,) = self.runner.run_first_layers([ForwardJob(segment, range(0), block_table.length)], num_layers)
+            (rows,) = self.runner.run_first_layers(
+                [ForwardJob(segment, range(0), block_table.length)], num_layers
+            )
             assert rows.shape == (stop - num_computed, self.runner.decoder.config.hidden_size)
             outputs.append(rows)
             num_computed = stop
         return np.concatenate(outputs)
 
     def stored(self, num_nodes: Sequence[int] = (0,) * len(LENGTHS)) -> list[Array]:
-        """Return keys, values and layers' outputs of the texts and of the nodes that follow each."""
-        cache, rows = self.runner.cache, list[Array]()
+        """Return keys, values and layers' outputs of the texts and of the nodes that follow
+        each.
+        """
+        cache = self.runner.cache
+        rows = list[Array]()
         for block_table, more in zip(self.tables, num_nodes, strict=True):
             held = replace(block_table, length=block_table.length + more)
-            rows += [part for layer in range(len(cache.keys)) for part in read_kv(cache, layer, held)]
+            rows += [
+                part for layer in range(len(cache.keys)) for part in read_kv(cache, layer, held)
+            ]
             rows += [cache.read_hidden(layer, held, 0, held.length) for layer in cache.hidden]
         return rows
 
@@ -93,13 +112,18 @@ def assert_equal(runner: ModelRunner, got: Sequence[Array], want: Sequence[Array
             np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-4)
 
 
-def compare(decoder: Decoder, dtype: DType, drafted: list[TokenTree], verified: list[TokenTree], seed: int) -> None:
-    """Run ``drafted`` through the first layers, then ``verified`` through all; compare with whole passes.
+def compare(
+    decoder: Decoder, dtype: DType, drafted: list[TokenTree], verified: list[TokenTree], seed: int
+) -> None:
+    """Run ``drafted`` through the first layers, then ``verified`` through all; compare with whole
+    passes.
 
     Of the four texts, the last gets no rows of ``drafted``.
     """
-    plain, drafting = TextsInCache(decoder, dtype), TextsInCache(decoder, dtype)
-    texts, num_nodes = plain.stored(), [*map(len, verified)]
+    plain = TextsInCache(decoder, dtype)
+    drafting = TextsInCache(decoder, dtype)
+    texts = plain.stored()
+    num_nodes = [*map(len, verified)]
     want = plain.runner.forward(plain.jobs(verified))
     stored = plain.stored(num_nodes)
     outputs = plain.runner.forward(plain.jobs(drafted), frozenset(plain.layers)).hidden
@@ -116,7 +140,9 @@ def compare(decoder: Decoder, dtype: DType, drafted: list[TokenTree], verified: 
     assert_equal(plain.runner, drafting.stored(num_nodes), stored)
     if plain.runner.exact:
         assert [layer + 1 for layer, _ in calls] == [*plain.layers]
-        assert {len(slots) for _, slots in calls} == {sum(num_nodes)}, "every layer computes every row"
+        assert {len(slots) for _, slots in calls} == {sum(num_nodes)}, (
+            "every layer computes every row"
+        )
 
 
 @pytest.mark.parametrize("shape", [chain, bushy, chain_with_leaves])
@@ -139,7 +165,9 @@ def test_first_layers_of_other_models(special: str, *, packed: bool) -> None:
     for seed in range(3):
         dice = random.Random(seed)
         drafted = [shape(dice) for shape in (chain, bushy, chain_with_leaves, chain)]
-        compare(decoder, FLOAT32, drafted, drafted if seed else [bushy(dice) for _ in LENGTHS], seed)
+        compare(
+            decoder, FLOAT32, drafted, drafted if seed else [bushy(dice) for _ in LENGTHS], seed
+        )
 
 
 @pytest.mark.parametrize("packed", [True], ids=["kernels"])
@@ -152,9 +180,12 @@ def test_first_layers_with_learned_positions_and_biases(*, packed: bool) -> None
 
 def test_first_layers_of_several_requests_in_one_pass() -> None:
     decoder = tiny_decoder(windows=MIXED)
-    together, alone = TextsInCache(decoder, FLOAT32), TextsInCache(decoder, FLOAT32)
+    together = TextsInCache(decoder, FLOAT32)
+    alone = TextsInCache(decoder, FLOAT32)
     trees = [bushy(random.Random(number)) for number in range(len(LENGTHS))]
     jobs = [job._replace(logits_nodes=range(0)) for job in together.jobs(trees)]
     got = together.runner.run_first_layers(jobs, 2)
-    want = [alone.first_layers(number, tree, 2, random.Random(0)) for number, tree in enumerate(trees)]
+    want = [
+        alone.first_layers(number, tree, 2, random.Random(0)) for number, tree in enumerate(trees)
+    ]
     assert_equal(together.runner, got, want)

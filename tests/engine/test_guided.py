@@ -1,7 +1,7 @@
 """Guided texts fit their guide, have the tokens of plain decoding and the masked distribution.
 
-References are ``jsonschema``, plain decoding of each request alone, and the masked and renormalized distribution token
-by token. The guide of :mod:`guides` is also an option of ``test_equality.py``.
+References are ``jsonschema``, plain decoding of each request alone, and the masked and renormalized
+distribution token by token. The guide of :mod:`guides` is also an option of ``test_equality.py``.
 """
 
 import json
@@ -18,7 +18,17 @@ import pytest
 
 from chi_square import p_value_of
 from drafting.trees import TreeDrafter, drawn_trees
-from engine.cases import ENDS, PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, total
+from engine.cases import (
+    ENDS,
+    PROMPTS,
+    ask,
+    assert_same,
+    drafter,
+    params,
+    plain,
+    step_until_ended,
+    total,
+)
 from engine.test_rejection_distribution import BATCH, PROMPT, SMALL, bushy, logits_of
 from guides import TOY, ToyFollower, allowed
 from guides import fits as table_fits
@@ -54,11 +64,17 @@ WARM = {"greedy": 0.0, "warm": 0.8, "hot": 1.5}
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(threads=1, prefix_cache=True, budget="all")  # draft tokens do not depend on measured time
+    # draft tokens do not depend on measured time
+    return LLM(threads=1, prefix_cache=True, budget="all")
 
 
 def guided(index: int, temperature: float = 0.8, **more: Any) -> SamplingParams:
-    options = {"max_tokens": 100, "temperature": temperature, "seed": 50 + index, "guide": Guide(json=PERSON)}
+    options = {
+        "max_tokens": 100,
+        "temperature": temperature,
+        "seed": 50 + index,
+        "guide": Guide(json=PERSON),
+    }
     return SamplingParams(**(options | more))
 
 
@@ -85,7 +101,9 @@ def test_every_drafter_gives_the_same_guided_tokens(llm: LLM, name: str) -> None
             assert one.stats.target_steps < 0.7 * other.stats.target_steps
             assert one.stats.sources["grammar"].accepted > 5
         assert got[-1].token_ids == llm.generate("Once", free, drafter="autoregressive").token_ids
-    assert len({tuple(each.token_ids) for heat in WARM.values() for each in alone(heat)}) > len(TEXTS)
+    assert len({tuple(each.token_ids) for heat in WARM.values() for each in alone(heat)}) > len(
+        TEXTS
+    )
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -104,9 +122,16 @@ def assert_fits(llm: LLM, done: Completion, params: SamplingParams, schema: dict
         assert fits(done.text, schema)
         return
     assert done.finish_reason == "length"
-    most = replace(params, max_tokens=min(len(done.token_ids) + 400, llm.config.context - len(done.prompt_token_ids)))
+    most = replace(
+        params,
+        max_tokens=min(len(done.token_ids) + 400, llm.config.context - len(done.prompt_token_ids)),
+    )
     request = llm.request_factory.create_request(
-        done.prompt_token_ids, most, llm.get_proposer("suffix"), seed=done.seed, output=done.token_ids
+        done.prompt_token_ids,
+        most,
+        llm.get_proposer("suffix"),
+        seed=done.seed,
+        output=done.token_ids,
     )
     llm.engine.run([request])
     if request.result.finish_reason == "stop":
@@ -132,13 +157,19 @@ def check_schemas(llm: LLM, found: Sequence[dict[str, Any]], names: Sequence[str
             for most, heat in zip((120, 120, 120, 7), (*WARM.values(), 1.0), strict=True)
         ]
         free = SamplingParams(max_tokens=8, seed=1)
-        done = llm.generate(["JSON: "] * 4 + ["free"], [*asked, free], drafter=names[number % len(names)])
-        leapt = llm.generate("JSON: ", replace(asked[1], guide_mode="jump"), drafter=names[number % len(names)])
+        done = llm.generate(
+            ["JSON: "] * 4 + ["free"], [*asked, free], drafter=names[number % len(names)]
+        )
+        leapt = llm.generate(
+            "JSON: ", replace(asked[1], guide_mode="jump"), drafter=names[number % len(names)]
+        )
         assert leapt.token_ids[:-1] == done[1].token_ids[:-1]
         for one, options in zip(done, asked, strict=False):
             assert_fits(llm, one, options, schema)
             counts[one.finish_reason] += 1
-            counts["forced"] += one.stats.sources["grammar"].accepted if "grammar" in one.stats.sources else 0
+            counts["forced"] += (
+                one.stats.sources["grammar"].accepted if "grammar" in one.stats.sources else 0
+            )
     return counts
 
 
@@ -161,7 +192,8 @@ def ending(seed: int) -> SamplingParams:
 @pytest.mark.parametrize("name", ["auto", "suffix"])
 def test_texts_have_one_end_without_the_model(llm: LLM, name: str) -> None:
     """With ``jump``, the end of a text that must end is not the model's choice, drafted or not."""
-    prompt, num_ended = "ab abb ab acd ab x ", 0
+    prompt = "ab abb ab acd ab x "
+    num_ended = 0
     ends = llm.config.eos_ids
     assert len(ends) > 1
     for seed in range(24):
@@ -219,7 +251,9 @@ def test_texts_fit_many_schemas(llm: LLM, part: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
-def test_texts_fit_the_schemas_of_a_file(llm: LLM, schemas: Sequence[dict[str, Any]], part: int) -> None:
+def test_texts_fit_the_schemas_of_a_file(
+    llm: LLM, schemas: Sequence[dict[str, Any]], part: int
+) -> None:
     if not schemas:
         pytest.skip("no file of --schemas")
     counts = check_schemas(llm, schemas[part::3], NAMES)
@@ -230,10 +264,17 @@ def test_texts_fit_the_schemas_of_a_file(llm: LLM, schemas: Sequence[dict[str, A
 @pytest.mark.parametrize("mode", ["forced", "jump"])
 def test_preemption_and_prefix_hits(mode: str) -> None:
     small = LLM(threads=1, prefix_cache=True, max_batch=2, budget="all")
-    asked = [guided(i, guide_mode=mode, logprobs=1 if mode == "forced" else None) for i in range(len(TEXTS))]
+    asked = [
+        guided(i, guide_mode=mode, logprobs=1 if mode == "forced" else None)
+        for i in range(len(TEXTS))
+    ]
     texts = [text * 12 for text in TEXTS]
-    want = [small.generate(text, each, drafter="suffix") for text, each in zip(texts, asked, strict=True)]
-    proposer, factory = small.get_proposer("suffix"), small.request_factory
+    want = [
+        small.generate(text, each, drafter="suffix")
+        for text, each in zip(texts, asked, strict=True)
+    ]
+    proposer = small.get_proposer("suffix")
+    factory = small.request_factory
     requests = [
         factory.create_request(factory.encode_prompt(text), each, proposer, seed=each.seed or 0)
         for text, each in zip(texts, asked, strict=True)
@@ -253,9 +294,13 @@ def test_preemption_and_prefix_hits(mode: str) -> None:
 
 
 def test_forced_text_is_drafted_to_its_end() -> None:
-    """Forced text fills whole proposals, in which the policy does not consider the drafter beside the guide."""
+    """Forced text fills whole proposals, in which the policy does not consider the drafter beside
+    the guide.
+    """
     text = " ".join(str(number) for number in range(150))
-    done = LLM(threads=1).generate("x", guided(0, guide=Guide(json={"const": text}), max_tokens=700), drafter="auto")
+    done = LLM(threads=1).generate(
+        "x", guided(0, guide=Guide(json={"const": text}), max_tokens=700), drafter="auto"
+    )
     assert json.loads(done.text) == text
     assert len(done.token_ids) > 200
     assert done.stats.step_compression > 4
@@ -285,7 +330,9 @@ class TestJump:
         assert other.token_ids == llm.generate("Once", free, drafter="autoregressive").token_ids
 
     def test_forced_text_has_the_ids_of_the_tokenizer(self, llm: LLM) -> None:
-        done = llm.generate("x", guided(0, guide=Guide(regex="a fixed text of the guide[.]"), guide_mode="jump"))
+        done = llm.generate(
+            "x", guided(0, guide=Guide(regex="a fixed text of the guide[.]"), guide_mode="jump")
+        )
         assert done.text == "a fixed text of the guide."
         rest = llm.tokenizer.encode(done.text, add_special_tokens=False)
         assert done.token_ids[-8:-1] == rest[-7:]
@@ -299,16 +346,28 @@ class TestJump:
 
     def test_pieces_report_the_source_of_tokens(self, llm: LLM) -> None:
         pieces = [*llm.stream(TEXTS[0], guided(0, guide_mode="jump"))]
-        assert sum(piece.source == "guide" for piece in pieces) == pieces[-1].completion.stats.jumped  # type: ignore[union-attr]
+        assert (
+            sum(piece.source == "guide" for piece in pieces) == pieces[-1].completion.stats.jumped
+        )  # type: ignore[union-attr]
         assert fits("".join(piece.text for piece in pieces), PERSON)
 
     def test_penalties_count_forced_tokens(self, llm: LLM) -> None:
-        asked = guided(0, guide=Guide(regex="aaaa[ab]{30}"), guide_mode="jump", frequency_penalty=2.0, temperature=0.0)
+        asked = guided(
+            0,
+            guide=Guide(regex="aaaa[ab]{30}"),
+            guide_mode="jump",
+            frequency_penalty=2.0,
+            temperature=0.0,
+        )
         got = llm.generate("x", asked, drafter="autoregressive")
-        request = llm.request_factory.create_request(got.prompt_token_ids, asked, llm.get_proposer("autoregressive"))
+        request = llm.request_factory.create_request(
+            got.prompt_token_ids, asked, llm.get_proposer("autoregressive")
+        )
         llm.engine.run([request])
         (penalties, *_) = request.sampler.processors
-        assert penalties.counts.tolist() == [request.output.count(i) for i in range(llm.config.vocab_size)]  # type: ignore[attr-defined]
+        assert penalties.counts.tolist() == [
+            request.output.count(i) for i in range(llm.config.vocab_size)
+        ]  # type: ignore[attr-defined]
 
 
 class TestBesideOtherOptions:
@@ -337,21 +396,32 @@ class TestBesideOtherOptions:
     @pytest.mark.parametrize("mode", ["forced", "jump"])
     def test_a_forced_stop_token_ends_the_text(self, llm: LLM, mode: str) -> None:
         (brace,) = llm.tokenizer.encode("{", add_special_tokens=False)
-        done = llm.generate("x", guided(0, guide=Guide(regex="ab[{]cd"), guide_mode=mode, stop_token_ids=[brace]))
+        done = llm.generate(
+            "x", guided(0, guide=Guide(regex="ab[{]cd"), guide_mode=mode, stop_token_ids=[brace])
+        )
         assert done.text == "ab"
         assert done.stop_reason == brace
 
 
-STRING, SAMPLES = 6, 300
-SAMPLED = SamplingParams(temperature=2.0, max_tokens=STRING + 1, guide=TOY, top_p=0.95, presence_penalty=0.3)
+STRING = 6
+SAMPLES = 300
+SAMPLED = SamplingParams(
+    temperature=2.0, max_tokens=STRING + 1, guide=TOY, top_p=0.95, presence_penalty=0.3
+)
 
 
-def continuations(output: tuple[int, ...] = (), chance: float = 1.0) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Yield every allowed string with its probability: masked, cut to top-p and renormalized at each token."""
+def continuations(
+    output: tuple[int, ...] = (), chance: float = 1.0
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield every allowed string with its probability: masked, cut to top-p and renormalized at
+    each token.
+    """
     if len(output) == STRING:
         yield output, chance
         return
-    logits = logits_of(tiny_decoder(vocab=SMALL), [*PROMPT, *output], len(PROMPT))[-1].astype(np.float64)
+    logits = logits_of(tiny_decoder(vocab=SMALL), [*PROMPT, *output], len(PROMPT))[-1].astype(
+        np.float64
+    )
     for token in set(output):
         logits[token] -= 0.3
     follower = ToyFollower(SMALL)
@@ -361,7 +431,8 @@ def continuations(output: tuple[int, ...] = (), chance: float = 1.0) -> Iterator
     assert state is not None
     may = sorted(allowed(state, SMALL, frozenset()))
     shares = softmax(logits[may] / 2.0).tolist()
-    kept, reached = dict[int, float](), 0.0
+    kept = dict[int, float]()
+    reached = 0.0
     for share, token in sorted(zip(shares, may, strict=True), key=lambda pair: (-pair[0], pair[1])):
         if reached < 0.95:
             kept[token] = share
@@ -429,7 +500,8 @@ def test_forbidden_draft_tokens_take_no_rows() -> None:
         for node in range(1, len(tree)):
             if tree.acceptable[node]:
                 path = [tree.tokens[step] for step in tree.path(node)]
-                behind_an_end = not {*path[:-1]}.isdisjoint(ENDS)  # the guide forbids nothing after the end
+                # the guide forbids nothing after the end
+                behind_an_end = not {*path[:-1]}.isdisjoint(ENDS)
                 assert behind_an_end or table_fits([*output, *path], VOCAB, ENDS)
                 draft_tokens += 1
     assert draft_tokens > 100
@@ -447,7 +519,8 @@ class Collapse(ToyFollower):
 
 def test_a_guide_that_fails_ends_its_own_request() -> None:
     want = plain(FLOAT32, "guided")
-    engine, by = make_engine(tiny_decoder()), drafter("oracle", want)
+    engine = make_engine(tiny_decoder())
+    by = drafter("oracle", want)
     got: list[Request] = [ask(prompt, params("guided", i), by) for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
     sampler = got[2].sampler
     sampler.guide = Collapse(VOCAB, (7, 90))
@@ -464,12 +537,16 @@ def test_texts_fit_other_guides(llm: LLM) -> None:
     guides = {
         "regex": Guide(regex=r"[A-Z][a-z]{2,8} [0-9]{1,3}(\.[0-9])?"),
         "choice": Guide(choice=["yes", "no", "maybe not", "né"]),
-        "grammar": Guide(grammar='start: sum\nsum: NUMBER | sum "+" NUMBER\nNUMBER: /[0-9]{1,3}/\n'),
+        "grammar": Guide(
+            grammar='start: sum\nsum: NUMBER | sum "+" NUMBER\nNUMBER: /[0-9]{1,3}/\n'
+        ),
         "object": Guide(json={"type": "object"}),
     }
     for heat in WARM.values():
         for name, guide in guides.items():
-            done = llm.generate(["It is "] * 2, guided(1, heat, guide=guide, max_tokens=60), drafter="suffix")
+            done = llm.generate(
+                ["It is "] * 2, guided(1, heat, guide=guide, max_tokens=60), drafter="suffix"
+            )
             for each in done:
                 if name == "regex":
                     assert re.fullmatch(str(guide.regex), each.text)
@@ -482,7 +559,9 @@ def test_texts_fit_other_guides(llm: LLM) -> None:
 
 
 class FailingMask(ToyFollower):
-    """A guide that fails in states divisible by 5, like a grammar that needs too much work after some texts."""
+    """A guide that fails in states divisible by 5, like a grammar that needs too much work after
+    some texts.
+    """
 
     def mask(self, logits: Array) -> Array:
         if self.states[-1] is not None and self.states[-1] % 5 == 0:
@@ -492,7 +571,9 @@ class FailingMask(ToyFollower):
 
 
 def test_a_mask_that_fails_ends_the_chain_of_draft_tokens() -> None:
-    """The proposal must not fail depending on sampled draft tokens, so the chain ends before the failing mask."""
+    """The proposal must not fail depending on sampled draft tokens, so the chain ends before the
+    failing mask.
+    """
     for rule in ("coupled", "block"):
         request = make_request((1, 2, 3), SamplingParams(temperature=1.0, guide=TOY, rule=rule))  # type: ignore[arg-type]
         request.sampler.guide = guide = FailingMask(VOCAB)

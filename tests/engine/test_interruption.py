@@ -1,4 +1,6 @@
-"""KeyboardInterrupt at any point of a step: draft states are stopped, blocks are free, later texts are unchanged."""
+"""KeyboardInterrupt at any point of a step: draft states are stopped, blocks are free, later texts
+are unchanged.
+"""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,16 @@ from pronk.models.kernel_program import KernelProgram
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
-from tiny_models import NullText, StrictAllocator, assert_idle, make_engine, make_request, run, samples, tiny_decoder
+from tiny_models import (
+    NullText,
+    StrictAllocator,
+    assert_idle,
+    make_engine,
+    make_request,
+    run,
+    samples,
+    tiny_decoder,
+)
 
 
 @dataclass(eq=False)
@@ -33,7 +44,9 @@ class DraftState:
 
 @dataclass(frozen=True, eq=False)
 class TrackingProposer(Proposer[DraftState]):
-    """Proposes the trees of a drafter, keeps the list of open draft states, and raises by its fuses."""
+    """Proposes the trees of a drafter, keeps the list of open draft states, and raises by its
+    fuses.
+    """
 
     name = "tracking"
 
@@ -49,7 +62,9 @@ class TrackingProposer(Proposer[DraftState]):
     def propose(self, contexts: Sequence[DraftContext[DraftState]]) -> list[TokenTree]:
         self._burn("propose")
         assert all(context.state in self.open for context in contexts)
-        return [self.trees.shape(self.trees.case(context, context.state.prompt)) for context in contexts]
+        return [
+            self.trees.shape(self.trees.case(context, context.state.prompt)) for context in contexts
+        ]
 
     def observe(self, outcome: Outcome[DraftState]) -> None:
         self._burn("observe")
@@ -69,7 +84,9 @@ def interrupt(at: int) -> Fuse:
 
 @contextmanager
 def burning(engine: Engine, proposer: TrackingProposer, place: str, fuse: Fuse) -> Iterator[None]:
-    """Make ``fuse`` raise at one place of a step: in a proposer's method or in a function of the table below."""
+    """Make ``fuse`` raise at one place of a step: in a proposer's method or in a function of the
+    table below.
+    """
     if place in ("start", "propose", "observe"):
         proposer.fuses[place] = fuse
         yield
@@ -121,7 +138,8 @@ def test_all_requests_are_aborted_after_an_interrupt(place: str) -> None:
 def check_aborts(place: str, calls: Sequence[int], *, packed: bool = True) -> None:
     """Interrupt steps at calls of a place, then abort all requests."""
     want = plain(FLOAT32, "penalties")
-    engine, proposer = make_engine(tiny_decoder(packed=packed)), tracking(want)
+    engine = make_engine(tiny_decoder(packed=packed))
+    proposer = tracking(want)
     for at in calls:
         requests = batch(proposer)
         fuse = interrupt(at)
@@ -140,16 +158,20 @@ def check_aborts(place: str, calls: Sequence[int], *, packed: bool = True) -> No
     assert not proposer.open
 
 
-@pytest.mark.parametrize("place", [place for place in PLACES if place not in ("prepare", "schedule", "start")])
+@pytest.mark.parametrize(
+    "place", [place for place in PLACES if place not in ("prepare", "schedule", "start")]
+)
 def test_other_requests_of_an_interrupted_step_go_on(place: str) -> None:
     check_others(place, PLACES[place])
 
 
 def check_others(place: str, calls: Sequence[int], *, packed: bool = True) -> None:
     """Interrupt steps at calls of a place, then abort one request."""
-    want, decoder = plain(FLOAT32, "penalties"), tiny_decoder(packed=packed)
+    want = plain(FLOAT32, "penalties")
+    decoder = tiny_decoder(packed=packed)
     for at in calls:
-        engine, proposer = make_engine(decoder), tracking(want)
+        engine = make_engine(decoder)
+        proposer = tracking(want)
         requests = batch(proposer)
         with burning(engine, proposer, place, interrupt(at)), pytest.raises(KeyboardInterrupt):
             run(engine, requests)
@@ -164,7 +186,8 @@ def check_others(place: str, calls: Sequence[int], *, packed: bool = True) -> No
 
 def test_a_request_that_ended_in_an_interrupted_step_does_not_go_on() -> None:
     want = plain(FLOAT32, "temperature")
-    engine, proposer = make_engine(tiny_decoder()), tracking(want)
+    engine = make_engine(tiny_decoder())
+    proposer = tracking(want)
     requests = [ask(PROMPTS[i], params("temperature", i, 40), proposer) for i in (0, 1)]
     for request in requests:
         engine.add(request)
@@ -183,10 +206,15 @@ def test_a_request_that_ended_in_an_interrupted_step_does_not_go_on() -> None:
 
 @pytest.mark.parametrize("at", [1, 4])
 def test_more_signals_while_requests_are_aborted(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal interrupts a forward pass; another one interrupts each call of ``stop`` during the cleanup."""
-    engine, proposer = make_engine(tiny_decoder()), TrackingProposer(TreeDrafter(oracle_trees(1.0)))
+    """A signal interrupts a forward pass; another one interrupts each call of ``stop`` during the
+    cleanup.
+    """
+    engine = make_engine(tiny_decoder())
+    proposer = TrackingProposer(TreeDrafter(oracle_trees(1.0)))
     requests = batch(proposer)
-    forward, stop, passes = engine.runner.forward, TrackingProposer.stop, count(1)
+    forward = engine.runner.forward
+    stop = TrackingProposer.stop
+    passes = count(1)
 
     def interrupted_forward(*args: Any) -> Any:
         if next(passes) == at:
@@ -206,8 +234,11 @@ def test_more_signals_while_requests_are_aborted(at: int, monkeypatch: pytest.Mo
 
 
 def test_a_refused_request_is_not_started() -> None:
-    engine, proposer = make_engine(tiny_decoder(), num_blocks=20), TrackingProposer(TreeDrafter(oracle_trees(1.0)))
-    fits, large = (make_request(text(0, size), SamplingParams(max_tokens=9), proposer) for size in (20, 900))
+    engine = make_engine(tiny_decoder(), num_blocks=20)
+    proposer = TrackingProposer(TreeDrafter(oracle_trees(1.0)))
+    fits, large = (
+        make_request(text(0, size), SamplingParams(max_tokens=9), proposer) for size in (20, 900)
+    )
     engine.add(fits)
     with pytest.raises(CacheFullError):
         engine.add(large)
@@ -219,11 +250,16 @@ def test_a_refused_request_is_not_started() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_aborted_requests_leave_in_any_order(steps: int) -> None:
-    """Requests are aborted while they run, wait or read their prompt; some are samples, one is aborted twice."""
+    """Requests are aborted while they run, wait or read their prompt; some are samples, one is
+    aborted twice.
+    """
     engine = make_engine(tiny_decoder(), max_batch=3, prefill_chunk=64)
     proposer = TrackingProposer(TreeDrafter(oracle_trees(1.0)))
     options = SamplingParams(max_tokens=30, temperature=1.0, n=3, seed=2)
-    requests: list[Request] = [*samples(text(1, 100), options, proposer), *samples(text(2, 30), options, proposer)]
+    requests: list[Request] = [
+        *samples(text(1, 100), options, proposer),
+        *samples(text(2, 30), options, proposer),
+    ]
     for request in requests:
         engine.add(request)
     for _ in range(steps):

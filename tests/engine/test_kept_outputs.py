@@ -46,11 +46,16 @@ def dense(module: DenseModel, tokens: Sequence[int], kept: Kept) -> Array:
     return to_array(module.states(tokens)[kept])
 
 
-def check(engine: Engine, module: DenseModel, requests: Sequence[Request], layers: Sequence[Kept]) -> int:
-    """Compare kept outputs of running requests with dense passes of ``module``; return the number of rows."""
+def check(
+    engine: Engine, module: DenseModel, requests: Sequence[Request], layers: Sequence[Kept]
+) -> int:
+    """Compare kept outputs of running requests with dense passes of ``module``; return the number
+    of rows.
+    """
     rows = 0
     for request in requests:
-        block_table, first = request.block_table, request.block_table.num_released * engine.cache.block_size
+        block_table = request.block_table
+        first = request.block_table.num_released * engine.cache.block_size
         if block_table.length <= first:
             continue
         rows += block_table.length - first
@@ -63,23 +68,34 @@ def check(engine: Engine, module: DenseModel, requests: Sequence[Request], layer
 
 @pytest.mark.parametrize("packed", [True], ids=["kernels"])
 @pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
-def test_kept_outputs_equal_those_of_a_dense_pass(windows: tuple[int | None, ...], *, packed: bool) -> None:
-    decoder, module = tiny_decoder(windows=windows, packed=packed), tiny_module(windows=windows)
-    params = [SamplingParams(max_tokens=24, seed=i, temperature=0.0 if i % 2 else 0.9) for i in range(4)]
+def test_kept_outputs_equal_those_of_a_dense_pass(
+    windows: tuple[int | None, ...], *, packed: bool
+) -> None:
+    decoder = tiny_decoder(windows=windows, packed=packed)
+    module = tiny_module(windows=windows)
+    params = [
+        SamplingParams(max_tokens=24, seed=i, temperature=0.0 if i % 2 else 0.9) for i in range(4)
+    ]
     known = [run_alone(decoder, PROMPTS[i], params[i], stop_token_ids=ENDS) for i in range(4)]
     oracle = TreeDrafter(oracle_trees(0.8), texts(known), stop_token_ids=ENDS)
     drafters: list[Drafter] = [oracle, TreeDrafter(random_trees), PromptLookup()]
     engine = make_engine(decoder, prefill_chunk=32)
     for kept in (1, 2, PART):
         engine.target.keep_hidden(kept, engine)
-    requests = [make_request(PROMPTS[i], params[i], drafters[i % 3], stop_token_ids=ENDS) for i in range(4)]
+    requests = [
+        make_request(PROMPTS[i], params[i], drafters[i % 3], stop_token_ids=ENDS) for i in range(4)
+    ]
     for request in requests:
         engine.add(request)
     rows = 0
     while not all(request.ended for request in requests):
         engine.step()
-        rows += check(engine, module, [request for request in requests if not request.ended], (1, 2, PART))
-    assert [request.output for request in requests] == [request.output for request in known] or not packed
+        rows += check(
+            engine, module, [request for request in requests if not request.ended], (1, 2, PART)
+        )
+    assert [request.output for request in requests] == [
+        request.output for request in known
+    ] or not packed
     assert rows > 1000 or windows[0]
     assert rows > 500
     assert total(requests, "accepted") > 10
@@ -90,22 +106,29 @@ def test_samples_share_the_kept_outputs_of_their_prompt() -> None:
     engine = make_engine(tiny_decoder())
     for kept in (1, PART):
         engine.target.keep_hidden(kept, engine)
-    first = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=1), stop_token_ids=())
-    second = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=2), stop_token_ids=())
+    first = make_request(
+        PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=1), stop_token_ids=()
+    )
+    second = make_request(
+        PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=2), stop_token_ids=()
+    )
     second.parent = first
     for request in (first, second):
         engine.add(request)
     shared = 0
     while not (first.ended and second.ended):
         engine.step()
-        check(engine, tiny_module(), [each for each in (first, second) if not each.ended], (1, PART))
+        check(
+            engine, tiny_module(), [each for each in (first, second) if not each.ended], (1, PART)
+        )
         shared += bool(set(first.block_table.blocks) & set(second.block_table.blocks))
     assert shared
     assert first.output != second.output
 
 
 def test_kept_outputs_count_in_the_memory_budget() -> None:
-    config, make_pool = tiny_decoder().config, tiny_decoder().backend.make_cache
+    config = tiny_decoder().config
+    make_pool = tiny_decoder().backend.make_cache
     budget = KVBudget("1MB", 4)
     pool = budget.add(config, FLOAT32, make_pool)
     before = pool.allocator.num_blocks
@@ -125,14 +148,16 @@ def test_kept_outputs_count_in_the_memory_budget() -> None:
 
 
 def test_outputs_without_a_reader_are_not_kept() -> None:
-    config, make_pool = tiny_decoder().config, tiny_decoder().backend.make_cache
+    config = tiny_decoder().config
+    make_pool = tiny_decoder().backend.make_cache
     budget = KVBudget("1MB", 4)
     pool = budget.add(config, FLOAT32, make_pool)
 
     class Reader:
         pass
 
-    first, second = Reader(), Reader()
+    first = Reader()
+    second = Reader()
     budget.keep_hidden(pool, 1, first)
     blocks = pool.allocator.num_blocks
     budget.keep_hidden(pool, 1, second)
@@ -167,13 +192,16 @@ def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
 
 def test_prefix_hits_have_kept_outputs() -> None:
     """Blocks written before a layer's outputs were kept give no prefix hits."""
-    engine, module = make_engine(tiny_decoder(), share_prefixes=True), tiny_module()
+    engine = make_engine(tiny_decoder(), share_prefixes=True)
+    module = tiny_module()
     prompt = PROMPTS[2]
     for kept in ((), (1,), (1, 2), (1, PART)):
         for layer in kept:
             engine.target.keep_hidden(layer, engine)
         for seed in range(2):
-            request = make_request(prompt, SamplingParams(max_tokens=20, temperature=0.9, seed=seed))
+            request = make_request(
+                prompt, SamplingParams(max_tokens=20, temperature=0.9, seed=seed)
+            )
             engine.add(request)
             rows = 0
             while not request.ended:

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, text, total, watch
+from engine.cases import (
+    PROMPTS,
+    ask,
+    assert_same,
+    drafter,
+    params,
+    plain,
+    step_until_ended,
+    text,
+    total,
+    watch,
+)
 from engine.test_equality import DTYPES
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 from pronk.base.errors import CacheFullError
@@ -21,9 +32,12 @@ from tiny_models import make_engine, make_request, run, samples, tiny_decoder
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (40, 40)], ids=str)
 def test_reused_blocks(windows: tuple[int | None, ...], dtype: DType) -> None:
-    """Run requests one after the other in a KV cache for one request; freed blocks are filled with NaN."""
+    """Run requests one after the other in a KV cache for one request; freed blocks are filled with
+    NaN.
+    """
     want = plain(dtype, "temperature", windows=windows)
-    decoder, fresh = tiny_decoder(dtype, windows=windows), []
+    decoder = tiny_decoder(dtype, windows=windows)
+    fresh = []
     for index, prompt in enumerate(PROMPTS):
         fresh.append(ask(prompt, params("temperature", index)))
         run(make_engine(decoder, poison=None), fresh[-1:])
@@ -39,7 +53,9 @@ def test_reused_blocks(windows: tuple[int | None, ...], dtype: DType) -> None:
 
 
 def watch_runs(engine: Engine) -> list[bool]:
-    """Record for each text of more than one block that a pass reads whether its blocks are consecutive."""
+    """Record for each text of more than one block that a pass reads whether its blocks are
+    consecutive.
+    """
     runs = list[bool]()
 
     def note(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
@@ -61,8 +77,12 @@ def scatter(engine: Engine) -> list[BlockTable]:
     return tables[1::2]
 
 
-def finish_with_taken(engine: Engine, requests: Sequence[Request], taken: Sequence[BlockTable]) -> None:
-    """Run requests, then release ``taken``; a further request prevents a reset of the allocator until then."""
+def finish_with_taken(
+    engine: Engine, requests: Sequence[Request], taken: Sequence[BlockTable]
+) -> None:
+    """Run requests, then release ``taken``; a further request prevents a reset of the allocator
+    until then.
+    """
     other = make_request([1], SamplingParams(max_tokens=1000, ignore_eos=True))
     for request in (*requests, other):
         engine.add(request)
@@ -78,8 +98,12 @@ def test_scattered_blocks(windows: tuple[int | None, ...], dtype: DType) -> None
     """The free blocks are every second one, so a text of several blocks is never consecutive."""
     want = plain(dtype, "temperature", windows=windows)
     engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=800, max_tree=40)
-    taken, runs = scatter(engine), watch_runs(engine)
-    got = [ask(prompt, params("temperature", i), drafter("oracle", want)) for i, prompt in enumerate(PROMPTS)]
+    taken = scatter(engine)
+    runs = watch_runs(engine)
+    got = [
+        ask(prompt, params("temperature", i), drafter("oracle", want))
+        for i, prompt in enumerate(PROMPTS)
+    ]
     finish_with_taken(engine, got, taken)
     assert_same(got, want)
     assert total(got, "moved") > 0
@@ -99,7 +123,8 @@ def test_an_empty_cache_gives_consecutive_blocks() -> None:
 @pytest.mark.parametrize("name", ["autoregressive", "prompt_lookup", "adversarial"])
 def test_samples_equal_separate_requests(name: str, length: int) -> None:
     options = SamplingParams(max_tokens=20, temperature=1.0, seed=9, n=4, logprobs=1)
-    decoder, prompt = tiny_decoder(BFLOAT16), text(length, length)
+    decoder = tiny_decoder(BFLOAT16)
+    prompt = text(length, length)
     want = samples(prompt, options)
     assert [request.seed for request in want] == [derive_seed(9, i) for i in range(4)]
     for request in want:
@@ -115,8 +140,11 @@ def test_samples_equal_separate_requests(name: str, length: int) -> None:
 
 def test_samples_share_their_prompt() -> None:
     """Samples share whole blocks of the prompt; each sample has its own copy of the last block."""
-    engine, prompt = make_engine(tiny_decoder()), text(1, 40)
-    group = samples(prompt, SamplingParams(max_tokens=30, temperature=1.0, seed=1, n=3, ignore_eos=True))
+    engine = make_engine(tiny_decoder())
+    prompt = text(1, 40)
+    group = samples(
+        prompt, SamplingParams(max_tokens=30, temperature=1.0, seed=1, n=3, ignore_eos=True)
+    )
     for request in group:
         engine.add(request)
     rows: list[list[int]] = []
@@ -132,7 +160,8 @@ def test_samples_share_their_prompt() -> None:
     own = [block for block_table in tables for block in block_table[2:]]
     assert len(set(own)) == len(own)
     assert {engine.cache.allocator.references[block] for block in own} == {1}
-    free, num_own = engine.cache.allocator.num_free, len(tables[0]) - 2
+    free = engine.cache.allocator.num_free
+    num_own = len(tables[0]) - 2
     engine.abort(group[0])
     assert [engine.cache.allocator.references[block] for block in tables[1][:2]] == [2, 2]
     assert engine.cache.allocator.num_free == free + num_own
@@ -141,7 +170,8 @@ def test_samples_share_their_prompt() -> None:
 
 def test_a_sample_computes_the_prompt_if_the_first_sample_has_left() -> None:
     options = SamplingParams(max_tokens=12, temperature=1.0, seed=5, n=3, logprobs=0)
-    decoder, prompt = tiny_decoder(), text(3, 50)
+    decoder = tiny_decoder()
+    prompt = text(3, 50)
     want = samples(prompt, options)
     run(make_engine(decoder), want)
     engine = make_engine(decoder, max_batch=1)
@@ -165,10 +195,17 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("windows", "pools"), [((None, None), (48, 60, 75, 100)), ((40, 40), (10, 13, 17, 30))], ids=str
 )
-def test_requests_that_do_not_fit_wait(windows: tuple[int | None, ...], pools: tuple[int, ...]) -> None:
+def test_requests_that_do_not_fit_wait(
+    windows: tuple[int | None, ...], pools: tuple[int, ...]
+) -> None:
     want = plain(FLOAT32, "temperature", windows=windows)
     for num_blocks in pools:
-        engine = make_engine(tiny_decoder(windows=windows), num_blocks=num_blocks, max_tree=64, prefill_chunk=32)
-        got = [ask(prompt, params("temperature", i), drafter("adversarial", want)) for i, prompt in enumerate(PROMPTS)]
+        engine = make_engine(
+            tiny_decoder(windows=windows), num_blocks=num_blocks, max_tree=64, prefill_chunk=32
+        )
+        got = [
+            ask(prompt, params("temperature", i), drafter("adversarial", want))
+            for i, prompt in enumerate(PROMPTS)
+        ]
         run(engine, got)
         assert_same(got, want)

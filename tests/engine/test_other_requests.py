@@ -1,4 +1,5 @@
-"""Other requests are aborted, fail, preempt and are preempted: tokens and logprobs equal those of plain decoding.
+"""Other requests are aborted, fail, preempt and are preempted: tokens and logprobs equal those of
+plain decoding.
 
 The KV cache is too small for two requests and shares prefixes.
 """
@@ -23,20 +24,23 @@ NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) f
 def test_other_requests_that_are_aborted_or_fail(name: str, options: str) -> None:
     want = plain(BFLOAT16, options, SHORT)
     engine = make_engine(tiny_decoder(BFLOAT16), share_prefixes=True, max_batch=2, **TIGHT)
-    proposer, dice = drafter(name, want).bind(engine.target), random.Random(3)
+    proposer = drafter(name, want).bind(engine.target)
+    dice = random.Random(3)
 
     def again(index: int) -> Request:
         return ask(want[index].prompt, params(options, index), proposer)
 
     kept = [again(index) for index in range(len(want))]
-    leaving, failing = [again(index) for index in (1, 3, 4)], [again(index) for index in (0, 2, 5)]
+    leaving = [again(index) for index in (1, 3, 4)]
+    failing = [again(index) for index in (0, 2, 5)]
     for request in failing:
         request.result.detokenizer = FailingText("push", Fuse(dice.randint(1, 8)))
     for request in dice.sample(kept, len(kept)):
         engine.add(request)
     for _ in range(6):
         engine.step()
-    for request in (*leaving, *failing):  # the first of them has the highest priority and preempts another
+    # the first of them has the highest priority and preempts another
+    for request in (*leaving, *failing):
         request.priority = 1 if request is leaving[0] else dice.choice([0, 0, 1])
         engine.add(request)
     while engine.scheduler.running or engine.scheduler.waiting:

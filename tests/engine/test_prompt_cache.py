@@ -1,4 +1,6 @@
-"""Prompt cache on disk: texts that continue from disk have the tokens, bits and draft tokens of a fresh computation."""
+"""Prompt cache on disk: texts that continue from disk have the tokens, bits and draft tokens of a
+fresh computation.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle, product
@@ -38,7 +40,15 @@ from pronk.models.cost_model import CostModel
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
-from tiny_models import assert_idle, make_engine, make_request, run, run_alone, samples, tiny_decoder
+from tiny_models import (
+    assert_idle,
+    make_engine,
+    make_request,
+    run,
+    run_alone,
+    samples,
+    tiny_decoder,
+)
 
 BLOCK = 16
 
@@ -50,9 +60,13 @@ class Server:
         self.folder = folder
         self.stores: list[BlockStore] = []
 
-    def start(self, decoder: Decoder, identity: str = "tiny", *, max_bytes: int = 1 << 30, **options: Any) -> Engine:
+    def start(
+        self, decoder: Decoder, identity: str = "tiny", *, max_bytes: int = 1 << 30, **options: Any
+    ) -> Engine:
         """Return a new engine, with an empty KV cache; the engine before is closed."""
-        return self.attach(make_engine(decoder, share_prefixes=True, **options), identity, max_bytes)
+        return self.attach(
+            make_engine(decoder, share_prefixes=True, **options), identity, max_bytes
+        )
 
     def attach(self, engine: Engine, identity: str = "tiny", max_bytes: int = 1 << 30) -> Engine:
         self.close()
@@ -71,7 +85,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Yield engines that read whatever is on disk; with models as small as these, computing is faster."""
+    """Yield engines that read whatever is on disk; with models as small as these, computing is
+    faster.
+    """
     monkeypatch.setattr(PromptCache, "_pays", lambda *_: True)
     made = Server(folder)
     yield made
@@ -79,7 +95,11 @@ def servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def turn(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, made: Any = None, salt: bytes = b""
+    engine: Engine,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    made: Any = None,
+    salt: bytes = b"",
 ) -> tuple[Request, list[Any]]:
     """Run one request alone; return it and its proposals."""
     proposer = None if made is None else Watched(made.bind(engine.target))
@@ -87,7 +107,9 @@ def turn(
     request.salt = salt
     run(engine, [request])
     notes = [] if proposer is None else proposer.of(request)
-    return request, [(note.tokens, note.tree.tokens, note.tree.parents, note.path) for note in notes]
+    return request, [
+        (note.tokens, note.tree.tokens, note.tree.parents, note.path) for note in notes
+    ]
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -105,7 +127,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_continuations_from_disk_are_equal(name: str, server: Server) -> None:
-    """The prompt of the second turn is read from disk, and its tokens and log-probabilities are those of no cache."""
+    """The prompt of the second turn is read from disk, and its tokens and log-probabilities are
+    those of no cache.
+    """
     options = dict(MODELS[name])
     kv_dtype = options.pop("kv_dtype", None)
     decoder = tiny_decoder(options.pop("dtype", FLOAT32), **options)
@@ -120,16 +144,22 @@ def test_continuations_from_disk_are_equal(name: str, server: Server) -> None:
     assert len(plain.output) == 40
     assert plain.stats.disk_tokens == plain.stats.cached_tokens == 0
     server.stores[-1].flush()
-    third, _ = turn(engine, prompt, AGAIN)  # from memory, and from disk where blocks before the window are missing
+    # from memory, and from disk where blocks before the window are missing
+    third, _ = turn(engine, prompt, AGAIN)
     assert_same([third], [plain])
     assert third.stats.cached_tokens == 160
     assert (third.stats.disk_tokens == 0) == (name != "two windows")
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str
+)
 @pytest.mark.parametrize(
     "name",
-    [name if name in (*WITH_POOLS, "suffix") else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS],
+    [
+        name if name in (*WITH_POOLS, "suffix") else pytest.param(name, marks=pytest.mark.slow)
+        for name in DRAFTERS
+    ],
 )
 def test_drafters_propose_as_after_a_fresh_prompt(name: str, dtype: DType, server: Server) -> None:
     decoder = tiny_decoder(dtype)
@@ -145,13 +175,21 @@ def test_drafters_propose_as_after_a_fresh_prompt(name: str, dtype: DType, serve
     assert got.stats.disk_tokens == got.stats.cached_tokens == 128
 
 
-def ask_twice(server: Server, names: Sequence[str], options: str, dtype: DType, **variant: Any) -> list[list[Request]]:
-    """Decode a ragged batch, prompt number i with drafter number i modulo their count, computed and then from disk."""
-    want, found = plain(dtype, options, **variant), list[list[Request]]()
+def ask_twice(
+    server: Server, names: Sequence[str], options: str, dtype: DType, **variant: Any
+) -> list[list[Request]]:
+    """Decode a ragged batch, prompt number i with drafter number i modulo their count, computed and
+    then from disk.
+    """
+    want = plain(dtype, options, **variant)
+    found = list[list[Request]]()
     for _ in range(2):
         engine = server.attach(engine_of(dtype, share_prefixes=True, **variant))
         proposers = cycle([drafter(name, want).bind(engine.target) for name in names])
-        got = [ask(request.prompt, params(options, i), next(proposers)) for i, request in enumerate(want)]
+        got = [
+            ask(request.prompt, params(options, i), next(proposers))
+            for i, request in enumerate(want)
+        ]
         run(engine, got)
         assert_same(got, want)
         found.append(got)
@@ -171,31 +209,43 @@ def test_equality_matrix(name: str, options: str, dtype: DType, server: Server) 
     """Every drafter with all sampling options."""
     for got in ask_twice(server, [name], options, dtype):
         assert_not_vacuous(name, got)
-    assert [each.stats.disk_tokens for each in got] == [(len(each.prompt) - 1) // BLOCK * BLOCK for each in got]
+    assert [each.stats.disk_tokens for each in got] == [
+        (len(each.prompt) - 1) // BLOCK * BLOCK for each in got
+    ]
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str
+)
 @pytest.mark.parametrize("options", ["temperature", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_other_models_and_mixed_batches(variant: str, options: str, dtype: DType, server: Server) -> None:
+def test_other_models_and_mixed_batches(
+    variant: str, options: str, dtype: DType, server: Server
+) -> None:
     names = ("oracle", "adversarial", "prompt_lookup", "random")
     got = ask_twice(server, names, options, dtype, **VARIANTS[variant])[1]
     assert total(got, "accepted") > 0
-    dynamic = VARIANTS[variant].get("dynamic")  # keys depend on the length of the prompt, so nothing is shared
+    # keys depend on the length of the prompt, so nothing is shared
+    dynamic = VARIANTS[variant].get("dynamic")
     assert (total(got, "disk_tokens") > 1000) != bool(dynamic)
 
 
 def test_kept_features_belong_to_the_blocks(server: Server) -> None:
-    """Blocks without the features that a head reads are not used, and neither are those of another head or layer."""
+    """Blocks without the features that a head reads are not used, and neither are those of another
+    head or layer.
+    """
     found = disk_tokens(server, ["autoregressive", "eagle3", "mtp"])
     assert not {name for (name, again), tokens in found.items() if not again and tokens}
     assert all(tokens == 160 for (_, again), tokens in found.items() if again)
 
 
 def disk_tokens(server: Server, drafters: Sequence[str]) -> dict[tuple[str, bool], int]:
-    """Return the tokens that are read from disk for a prompt with each drafter, for the first and second time."""
+    """Return the tokens that are read from disk for a prompt with each drafter, for the first and
+    second time.
+    """
     decoder = tiny_decoder()
-    prompts, found = conversation(decoder), dict[tuple[str, bool], int]()
+    prompts = conversation(decoder)
+    found = dict[tuple[str, bool], int]()
     for name in drafters:
         for again in (False, True):
             engine = server.start(decoder)
@@ -208,10 +258,16 @@ def disk_tokens(server: Server, drafters: Sequence[str]) -> dict[tuple[str, bool
 
 
 def test_nothing_is_shared_across_salts_and_identities(server: Server) -> None:
-    decoder, prompt = tiny_decoder(), conversation(tiny_decoder())[1]
+    decoder = tiny_decoder()
+    prompt = conversation(tiny_decoder())[1]
     turn(server.start(decoder), prompt, ONCE, salt=b"one")
     want = run_alone(decoder, prompt, AGAIN)
-    cases = {(b"one", "tiny"): True, (b"other", "tiny"): False, (b"", "tiny"): False, (b"one", "other model"): False}
+    cases = {
+        (b"one", "tiny"): True,
+        (b"other", "tiny"): False,
+        (b"", "tiny"): False,
+        (b"one", "other model"): False,
+    }
     for (salt, identity), hits in cases.items():
         got, _ = turn(server.start(decoder, identity), prompt, AGAIN, salt=salt)
         assert_same([got], [want])
@@ -220,17 +276,20 @@ def test_nothing_is_shared_across_salts_and_identities(server: Server) -> None:
 
 @pytest.mark.parametrize("other", [{"kv_dtype": INT8}, {"block_size": 32}], ids=str)
 def test_another_form_of_the_cache_shares_nothing(other: dict[str, Any], server: Server) -> None:
-    decoder, prompt = tiny_decoder(), text(3, 100)
+    decoder = tiny_decoder()
+    prompt = text(3, 100)
     turn(server.start(decoder), prompt, ONCE)
     got, _ = turn(server.start(decoder, **other), prompt, ONCE)
     assert got.stats.disk_tokens == 0
 
 
 def test_other_texts_share_their_common_blocks(server: Server) -> None:
-    decoder, beginning = tiny_decoder(), text(9, 70)
+    decoder = tiny_decoder()
+    beginning = text(9, 70)
     turn(server.start(decoder), beginning + text(1, 60), ONCE)
     for length, tokens in ((70, 64), (64, 48), (65, 64), (17, 16), (16, 0)):
-        engine, prompt = server.start(decoder), beginning[:length]
+        engine = server.start(decoder)
+        prompt = beginning[:length]
         got, _ = turn(engine, prompt + (text(2, 60) if length == 70 else []), AGAIN)
         assert got.stats.disk_tokens == tokens
         assert_same([got], [run_alone(decoder, got.prompt, AGAIN)])
@@ -238,7 +297,8 @@ def test_other_texts_share_their_common_blocks(server: Server) -> None:
 
 def test_memory_is_continued_from_disk(server: Server) -> None:
     """The first blocks are in memory, the next ones on disk, and the last ones are computed."""
-    decoder, whole = tiny_decoder(), text(9, 200)
+    decoder = tiny_decoder()
+    whole = text(9, 200)
     turn(server.start(decoder), whole[:150], ONCE)
     engine = server.start(decoder)
     turn(engine, whole[:40], ONCE)
@@ -248,7 +308,8 @@ def test_memory_is_continued_from_disk(server: Server) -> None:
 
 
 def test_samples_of_a_prompt_share_the_blocks_that_were_read(server: Server) -> None:
-    decoder, prompt = tiny_decoder(), text(3, 100)
+    decoder = tiny_decoder()
+    prompt = text(3, 100)
     options = SamplingParams(max_tokens=20, seed=1, temperature=0.8, n=3, logprobs=2)
     want = samples(prompt, options)
     run(make_engine(decoder), want)
@@ -263,7 +324,9 @@ def test_samples_of_a_prompt_share_the_blocks_that_were_read(server: Server) -> 
 def test_preempted_requests_read_their_own_text(server: Server) -> None:
     """Two requests that together do not fit: blocks that memory has dropped come back from disk."""
     decoder = tiny_decoder()
-    low, urgent = (make_request(text(seed, 100), SamplingParams(max_tokens=90, seed=seed)) for seed in (1, 2))
+    low, urgent = (
+        make_request(text(seed, 100), SamplingParams(max_tokens=90, seed=seed)) for seed in (1, 2)
+    )
     want = [run_alone(decoder, each.prompt, each.params) for each in (low, urgent)]
     engine = server.start(decoder, num_blocks=13, max_batch=2)
     urgent.priority = 1
@@ -287,7 +350,8 @@ def single_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("single_blocks")
 def test_other_requests_go_on_while_blocks_are_read(server: Server) -> None:
     decoder = tiny_decoder()
-    prompts, counts = [text(3, 200), text(4, 20), text(5, 200)], list[int]()
+    prompts = [text(3, 200), text(4, 20), text(5, 200)]
+    counts = list[int]()
     options = SamplingParams(max_tokens=40, seed=1, temperature=0.8, logprobs=1)
     want = [run_alone(decoder, prompt, options) for prompt in prompts]
     for prompt in prompts:
@@ -315,7 +379,8 @@ def test_other_requests_go_on_while_blocks_are_read(server: Server) -> None:
 
 @pytest.mark.usefixtures("single_blocks")
 def test_requests_that_start_together_read_common_blocks_once(server: Server) -> None:
-    decoder, common = tiny_decoder(), text(3, 200)
+    decoder = tiny_decoder()
+    common = text(3, 200)
     prompts = [common, [*common[:150], *text(4, 50)], text(5, 20), common]
     want = [run_alone(decoder, prompt, AGAIN) for prompt in prompts]
     turn(server.start(decoder), common, ONCE)
@@ -330,7 +395,8 @@ def test_requests_that_start_together_read_common_blocks_once(server: Server) ->
 @pytest.mark.usefixtures("single_blocks")
 @pytest.mark.parametrize("ending", ["abort", "deadline", "preempt"])
 def test_requests_that_end_while_their_blocks_are_read(ending: str, server: Server) -> None:
-    decoder, options = tiny_decoder(), SamplingParams(max_tokens=30, seed=1, temperature=0.8, logprobs=1)
+    decoder = tiny_decoder()
+    options = SamplingParams(max_tokens=30, seed=1, temperature=0.8, logprobs=1)
     prompts = [text(4, 20), text(5, 200), text(6, 100)]
     want = [run_alone(decoder, prompt, options) for prompt in prompts]
     turn(server.start(decoder), prompts[1], ONCE)
@@ -361,13 +427,20 @@ def test_requests_that_end_while_their_blocks_are_read(ending: str, server: Serv
 @pytest.mark.parametrize("read_bytes", [1, 16 << 20])
 @pytest.mark.parametrize("windows", [(None, None), (50, 30)], ids=str)
 def test_batches_with_drafts_in_a_small_cache(
-    windows: tuple[int | None, ...], read_bytes: int, server: Server, monkeypatch: pytest.MonkeyPatch
+    windows: tuple[int | None, ...],
+    read_bytes: int,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests with common beginnings, preemptions and evictions in memory and on disk, in two processes."""
+    """Requests with common beginnings, preemptions and evictions in memory and on disk, in two
+    processes.
+    """
     monkeypatch.setattr(prompt_cache, "_READ_BYTES", read_bytes)
     decoder = tiny_decoder(windows=windows)
     prompts = [text(9, 70)[: 20 + 7 * index] + text(index, 15) for index in range(8)]
-    settings = [SamplingParams(max_tokens=40, seed=index, temperature=0.7, logprobs=1) for index in range(8)]
+    settings = [
+        SamplingParams(max_tokens=40, seed=index, temperature=0.7, logprobs=1) for index in range(8)
+    ]
     want = [run_alone(decoder, *each) for each in zip(prompts, settings, strict=True)]
     made = TreeDrafter(oracle_trees(0.7), texts(want))
     found = 0
@@ -385,7 +458,9 @@ def test_batches_with_drafts_in_a_small_cache(
 
 
 def test_trees_below_a_prompt(server: Server) -> None:
-    decoder, prompt, trees = tiny_decoder(), text(3, 100), [TokenTree.chain([5, 6, 7])]
+    decoder = tiny_decoder()
+    prompt = text(3, 100)
+    trees = [TokenTree.chain([5, 6, 7])]
     (want,) = make_engine(decoder).tree_logits(prompt, trees)
     server.start(decoder).tree_logits(prompt, trees)
     (got,) = server.start(decoder).tree_logits(prompt, trees)
@@ -394,7 +469,8 @@ def test_trees_below_a_prompt(server: Server) -> None:
 
 
 def test_prompts_with_prompt_logprobs_are_computed(server: Server) -> None:
-    decoder, options = tiny_decoder(), SamplingParams(max_tokens=4, seed=0, prompt_logprobs=2)
+    decoder = tiny_decoder()
+    options = SamplingParams(max_tokens=4, seed=0, prompt_logprobs=2)
     one, _ = turn(server.start(decoder), FIRST, options)
     other, _ = turn(server.start(decoder), FIRST, options)
     assert other.stats.disk_tokens == 0
@@ -404,7 +480,8 @@ def test_prompts_with_prompt_logprobs_are_computed(server: Server) -> None:
 def test_blocks_that_did_not_fit_into_the_queue_are_stored_later(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder, prompt = tiny_decoder(), text(3, 200)
+    decoder = tiny_decoder()
+    prompt = text(3, 200)
     engine = server.start(decoder)
     monkeypatch.setattr(block_store, "_MAX_QUEUE_BYTES", 3 * BLOCK * engine.cache.bytes_per_token)
     turn(engine, prompt, SamplingParams(max_tokens=1))
@@ -436,10 +513,16 @@ def test_a_missing_block_ends_the_hit(server: Server) -> None:
 
 
 def test_blocks_are_read_only_if_that_is_faster(tmp_path: Path) -> None:
-    decoder, server = tiny_decoder(), Server(tmp_path)
+    decoder = tiny_decoder()
+    server = Server(tmp_path)
     turn(server.start(decoder), FIRST, ONCE)
     found = []
-    for seconds_per_block, seconds_per_token in ((None, 1e-9), (1.0, None), (1.0, 1.0 / 15), (1.0, 1.0 / 17)):
+    for seconds_per_block, seconds_per_token in (
+        (None, 1e-9),
+        (1.0, None),
+        (1.0, 1.0 / 15),
+        (1.0, 1.0 / 17),
+    ):
         engine = server.start(decoder)
         assert engine.cache.prompt_cache is not None
         engine.cache.prompt_cache._seconds_per_block = seconds_per_block

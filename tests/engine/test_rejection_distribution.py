@@ -1,7 +1,9 @@
-"""The rejection rule in the engine: distribution of strings over seeds, replay of every choice, planted defects.
+"""The rejection rule in the engine: distribution of strings over seeds, replay of every choice,
+planted defects.
 
-Tokens depend on the draft tokens, so the references are the model's exact distribution and a plain rejection rule at
-every position. Sampled draft tokens and the block rule are in ``test_sampled_drafts.py``.
+Tokens depend on the draft tokens, so the references are the model's exact distribution and a plain
+rejection rule at every position. Sampled draft tokens and the block rule are in
+``test_sampled_drafts.py``.
 """
 
 import random
@@ -39,11 +41,13 @@ String = tuple[int, ...]
 
 
 def bushy(case: DraftCase) -> TokenTree:
-    """Return a tree of depth 2 with nearly all tokens, so that most accepted tokens are off the main chain.
+    """Return a tree of depth 2 with nearly all tokens, so that most accepted tokens are off the
+    main chain.
 
     Siblings are sorted: in a random order, defects that favour the first sibling would cancel.
     """
-    tree, dice = Growing([case.root]), case.dice
+    tree = Growing([case.root])
+    dice = case.dice
     for first in sorted(dice.sample(range(case.vocab), min(case.vocab - 1, 9))):
         for second in sorted(dice.sample(range(case.vocab), 5)):
             tree.chain(0, [first, second])
@@ -62,21 +66,26 @@ def proposers(vocab: int) -> dict[str, Drafter]:
 
 def logits_of(decoder: Decoder, text: Sequence[int], prompt: int) -> Array:
     """Return logits ``[len(text), vocab]`` of one forward pass."""
-    engine, block_table = make_engine(decoder), BlockTable()
+    engine = make_engine(decoder)
+    block_table = BlockTable()
     engine.cache.prepare(block_table, len(text))
     job = ForwardJob(Segment(block_table, TokenTree.chain(text)), range(len(text)), prompt)
     return engine.runner.forward([job]).logits[0][:]
 
 
 # Admission of a request takes time for each running request, so batches are small.
-SMALL, SAMPLES, BATCH = 5, 800, 25
+SMALL = 5
+SAMPLES = 800
+BATCH = 25
 PROMPT = (0, 3, 1, 4, 3, 1, 2, 3, 1, 0, 3, 1)
 # The first of 4 tokens comes from prefill without draft tokens.
 DRAW = SamplingParams(rule="rejection", temperature=2.0, max_tokens=4)
 OPTIONS = {
     "temperature": DRAW,
     "colder": replace(DRAW, temperature=1.6),
-    "shaped": replace(DRAW, top_p=0.9, presence_penalty=0.8, repetition_penalty=1.2, logit_bias={2: 0.7}),
+    "shaped": replace(
+        DRAW, top_p=0.9, presence_penalty=0.8, repetition_penalty=1.2, logit_bias={2: 0.7}
+    ),
 }
 
 
@@ -98,7 +107,10 @@ def distribution_of(name: str) -> Array:
 def draw(proposer: str, options: str, samples: int = SAMPLES) -> list[Request]:
     engine = make_engine(tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH)
     by = proposers(SMALL)[proposer].bind(engine.target)
-    asked = [make_request(PROMPT, replace(OPTIONS[options], seed=seed), by, vocab=SMALL) for seed in range(samples)]
+    asked = [
+        make_request(PROMPT, replace(OPTIONS[options], seed=seed), by, vocab=SMALL)
+        for seed in range(samples)
+    ]
     run(engine, asked)
     return asked
 
@@ -135,13 +147,20 @@ def test_the_distribution_of_other_options_is_detected() -> None:
 
 
 VOCAB = 18
-TEXTS = tuple(tuple(random.Random(length).choices(range(VOCAB), k=length)) for length in (1, 16, 77, 505))
+TEXTS = tuple(
+    tuple(random.Random(length).choices(range(VOCAB), k=length)) for length in (1, 16, 77, 505)
+)
 REPLAYED: list[dict[str, Any]] = [
     {"temperature": 2.5, "min_tokens": 30},
     {"temperature": 3.0, "top_k": 9, "min_p": 0.02, "min_tokens": 25},
     {"temperature": 3.0, "top_p": 0.8, "min_tokens": 15},
     cases.OPTIONS["penalties"] | {"temperature": 2.0, "min_tokens": 25},
-    {"temperature": 1.3, "min_tokens": 12, "bad_words": ["given as tokens"], "logit_bias": {3: 1.0, 6: 3.0, 8: 2.0}},
+    {
+        "temperature": 1.3,
+        "min_tokens": 12,
+        "bad_words": ["given as tokens"],
+        "logit_bias": {3: 1.0, 6: 3.0, 8: 2.0},
+    },
 ]
 
 
@@ -153,18 +172,26 @@ def slow_choice(made: Sampler, logits: Array, draft_tokens: Sequence[int]) -> in
             return draft
         p[draft] = 0.0
     with np.errstate(divide="ignore"):
-        return int((np.log(p) + rejection_noise(made.trial_seed, place, np.arange(len(p)))).argmax())
+        return int(
+            (np.log(p) + rejection_noise(made.trial_seed, place, np.arange(len(p)))).argmax()
+        )
 
 
-def request(text: Sequence[int], options: SamplingParams, proposer: Proposer[Any] | None = None) -> Request:
+def request(
+    text: Sequence[int], options: SamplingParams, proposer: Proposer[Any] | None = None
+) -> Request:
     bad = BAD_WORDS if options.bad_words else ()
     return make_request(text, options, proposer, stop_token_ids=ENDS, bad_words=bad, vocab=VOCAB)
 
 
 def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Decoder) -> int:
-    """Repeat every choice by the plain rule on logits of plain decoding; return the number of accepted draft tokens."""
+    """Repeat every choice by the plain rule on logits of plain decoding; return the number of
+    accepted draft tokens.
+    """
     made = request(done.prompt, done.params).sampler
-    logits, text, accepted = logits_of(decoder, done.tokens, len(done.prompt)), done.tokens, 0
+    logits = logits_of(decoder, done.tokens, len(done.prompt))
+    text = done.tokens
+    accepted = 0
     logprobs = log_softmax(logits)
     for length, tree in passes:
         if length + len(tree) < len(done.prompt):
@@ -172,7 +199,9 @@ def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Deco
         node = len(tree) - 1 if length < len(done.prompt) - 1 else 0
         while len(made.context) < len(text):
             place = len(made.context)
-            draft_tokens = [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node]
+            draft_tokens = [
+                tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node
+            ]
             token = slow_choice(made, logits[place - 1], draft_tokens)
             assert token == text[place]
             logprob = done.result.logprobs[place - len(done.prompt)][token]
@@ -180,19 +209,28 @@ def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Deco
             made.advance(token)
             if token not in draft_tokens:
                 break
-            node = next(i for i, parent in enumerate(tree.parents) if parent == node and tree.tokens[i] == token)
+            node = next(
+                i
+                for i, parent in enumerate(tree.parents)
+                if parent == node and tree.tokens[i] == token
+            )
             accepted += 1
     assert context_of(made) == text
     return accepted
 
 
 @pytest.mark.parametrize(
-    "options", [*(pytest.param(each, marks=pytest.mark.slow) for each in REPLAYED[:3]), *REPLAYED[3:]], ids=str
+    "options",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in REPLAYED[:3]), *REPLAYED[3:]],
+    ids=str,
 )
 def test_mixed_batches(options: dict[str, Any]) -> None:
-    """Requests with ``coupled`` and with ``rejection`` share a batch, and each has its own rule's result."""
+    """Requests with ``coupled`` and with ``rejection`` share a batch, and each has its own rule's
+    result.
+    """
     decoder = tiny_decoder(vocab=VOCAB)
-    engine, passes = make_engine(decoder), dict[int, list[tuple[int, TokenTree]]]()
+    engine = make_engine(decoder)
+    passes = dict[int, list[tuple[int, TokenTree]]]()
 
     def note(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
         for table, tree in ((job.segment.block_table, job.segment.tree) for job in jobs):
@@ -220,7 +258,9 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
 
 
 def test_accepted_rows_that_are_not_moved_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unmoved(output_processor: OutputProcessor, request: Request, offsets: Sequence[int]) -> None:
+    def unmoved(
+        output_processor: OutputProcessor, request: Request, offsets: Sequence[int]
+    ) -> None:
         request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
         output_processor.cache.commit(request.block_table, range(len(offsets)))
 
@@ -235,7 +275,10 @@ def test_greedy_texts_are_equal_under_all_rules(options: str) -> None:
     want = plain(FLOAT32, options)
     for name, rule in product(("prompt_lookup", "oracle"), ("rejection", "block")):
         given = [replace(params(options, i), rule=rule) for i in range(len(PROMPTS))]
-        got = [ask(prompt, each, drafter(name, want)) for prompt, each in zip(PROMPTS, given, strict=True)]
+        got = [
+            ask(prompt, each, drafter(name, want))
+            for prompt, each in zip(PROMPTS, given, strict=True)
+        ]
         run(make_engine(tiny_decoder()), got)
         assert_same(got, want)
     assert total(got, "moved") > 0

@@ -22,7 +22,8 @@ class Steps:
 
     def mask(self, logits: Array) -> Array:
         last = self.tokens[-1] if self.tokens else 0
-        allowed, masked = [(last + step) % self.size for step in (1, 2)], np.full_like(logits, -math.inf)
+        allowed = [(last + step) % self.size for step in (1, 2)]
+        masked = np.full_like(logits, -math.inf)
         masked[allowed] = logits[allowed]
         return masked
 

@@ -1,4 +1,6 @@
-"""Sampled draft tokens in the engine: distribution of strings under the rules ``rejection`` and ``block``."""
+"""Sampled draft tokens in the engine: distribution of strings under the rules ``rejection`` and
+``block``.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +12,15 @@ import pytest
 
 from drafting.trees import DraftCase, TreeDrafter, drawn_trees
 from engine.cases import assert_same, total
-from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, bushy, distribution_of, p_value
+from engine.test_rejection_distribution import (
+    BATCH,
+    OPTIONS,
+    PROMPT,
+    SMALL,
+    bushy,
+    distribution_of,
+    p_value,
+)
 from exact_distributions import chain_shape
 from pronk.base.arrays import Array
 from pronk.drafting import Proposer
@@ -29,7 +39,9 @@ TREE = (-1, 0, 1, 2, 0, 1, 4, 0)
 
 
 def outside(case: DraftCase) -> TokenTree:
-    """Return a tree of draft tokens sampled from a vocabulary with three more tokens than the target's."""
+    """Return a tree of draft tokens sampled from a vocabulary with three more tokens than the
+    target's.
+    """
     return drawn_trees(TREE)(replace(case, vocab=case.vocab + 3))
 
 
@@ -43,10 +55,14 @@ SHAPES = {
 }
 
 
-def draw(proposer: Proposer[Any] | str, options: str, rule: Rule, samples: int = SAMPLES) -> list[Request]:
+def draw(
+    proposer: Proposer[Any] | str, options: str, rule: Rule, samples: int = SAMPLES
+) -> list[Request]:
     by = TreeDrafter(SHAPES[proposer], vocab=SMALL) if isinstance(proposer, str) else proposer
     given = replace(OPTIONS[options], rule=rule)
-    asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
+    asked = [
+        make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)
+    ]
     run(make_engine(tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH), asked)
     return asked
 
@@ -61,7 +77,11 @@ def assert_not_vacuous(shape: str, strings: Sequence[Request]) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "options", "rule"),
-    [("chain", "shaped", "block"), ("tree", "shaped", "rejection"), ("mixed", "temperature", "block")],
+    [
+        ("chain", "shaped", "block"),
+        ("tree", "shaped", "rejection"),
+        ("mixed", "temperature", "block"),
+    ],
 )
 def test_strings_have_the_distribution_of_the_model(shape: str, options: str, rule: Rule) -> None:
     strings = drawn(shape, options, rule)
@@ -73,14 +93,19 @@ def test_strings_have_the_distribution_of_the_model(shape: str, options: str, ru
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("options", ["temperature", "shaped"])
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "dishonest"])
-def test_more_strings_have_the_distribution_of_the_model(shape: str, options: str, rule: Rule) -> None:
+def test_more_strings_have_the_distribution_of_the_model(
+    shape: str, options: str, rule: Rule
+) -> None:
     strings = draw(shape, options, rule, 2500)
     assert p_value(strings, distribution_of(options)) > 1e-3
     assert_not_vacuous(shape, strings)
 
 
 def test_wrong_draft_distributions_are_detected() -> None:
-    assert p_value(draw("dishonest", "temperature", "rejection"), distribution_of("temperature")) < 1e-5
+    assert (
+        p_value(draw("dishonest", "temperature", "rejection"), distribution_of("temperature"))
+        < 1e-5
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -98,10 +123,16 @@ def test_block_rule_accepts_more_than_rejection() -> None:
 
 
 def test_all_rules_in_one_batch() -> None:
-    """Each request has the result of its own rule; under the coupled rule this is plain decoding."""
-    by, rules = TreeDrafter(drawn_trees(TREE, 0.7), vocab=SMALL), ("coupled", *RULES)
+    """Each request has the result of its own rule; under the coupled rule this is plain
+    decoding.
+    """
+    by = TreeDrafter(drawn_trees(TREE, 0.7), vocab=SMALL)
+    rules = ("coupled", *RULES)
     base = SamplingParams(max_tokens=20, temperature=1.5, logprobs=1)
-    asked = [make_request(PROMPT[: 3 + i], replace(base, seed=i, rule=rules[i % 3]), by, vocab=SMALL) for i in range(9)]
+    asked = [
+        make_request(PROMPT[: 3 + i], replace(base, seed=i, rule=rules[i % 3]), by, vocab=SMALL)
+        for i in range(9)
+    ]
     run(make_engine(tiny_decoder(vocab=SMALL)), asked)
     for request in asked:
         proposer = None if request.params.rule == "coupled" else by
@@ -119,8 +150,11 @@ def unprofitable(case: DraftCase) -> TokenTree:
 
 @pytest.mark.parametrize("rule", ["coupled", *RULES])
 def test_sampled_draft_tokens_are_not_dropped(rule: Rule) -> None:
-    """Dropping unprofitable sampled tokens would change the distribution of the rules ``rejection`` and ``block``."""
-    params, drafted = SamplingParams(max_tokens=12, temperature=1.0, rule=rule), []
+    """Dropping unprofitable sampled tokens would change the distribution of the rules ``rejection``
+    and ``block``.
+    """
+    params = SamplingParams(max_tokens=12, temperature=1.0, rule=rule)
+    drafted = []
     for costs in (None, CostCurve(1.0, 0.0, 1.0)):
         request = make_request(PROMPT, params, TreeDrafter(unprofitable, vocab=SMALL), vocab=SMALL)
         run(make_engine(tiny_decoder(vocab=SMALL), costs=costs), [request])

@@ -1,4 +1,6 @@
-"""The scheduler with requests that have lengths only: order, limits, reserved KV slots, and released blocks."""
+"""The scheduler with requests that have lengths only: order, limits, reserved KV slots, and
+released blocks.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ class Fake:
 class FakeCache:
     """A KV cache of blocks without contents."""
 
-    block_size, version, prompt_cache = BLOCK, 0, None
+    block_size = BLOCK
+    version = 0
+    prompt_cache = None
 
     def __init__(self, num_blocks: int, window: int | None = None) -> None:
         self.allocator = BlockAllocator(num_blocks, BLOCK)
@@ -129,8 +133,12 @@ def add(plan: Scheduler, *requests: Fake) -> None:
         plan.add(request)  # type: ignore[arg-type]
 
 
-def advance(plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Random | None = None) -> None:
-    """Write all scheduled rows and accept a random number of draft tokens, or none without ``dice``."""
+def advance(
+    plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Random | None = None
+) -> None:
+    """Write all scheduled rows and accept a random number of draft tokens, or none without
+    ``dice``.
+    """
     free = plan.cache.allocator.num_free
     for scheduled in batch:
         table: Any = scheduled.request.block_table
@@ -142,7 +150,9 @@ def advance(plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Ran
         request.block_table.length += scheduled.num_tokens
         if decodes:
             left = request.max_tokens - (request.tokens - request.length)
-            accepted = 0 if dice is None else min(dice.randint(0, scheduled.num_draft_slots), left - 1)
+            accepted = (
+                0 if dice is None else min(dice.randint(0, scheduled.num_draft_slots), left - 1)
+            )
             request.tokens += accepted + 1
             request.block_table.length += accepted
             if request.tokens - request.length >= request.max_tokens:
@@ -172,8 +182,14 @@ def check(plan: Scheduler, batch: Sequence[ScheduledRequest]) -> None:
     assert len(plan.running) <= plan.max_batch
     assert len({id(scheduled.request) for scheduled in batch}) == len(batch)
     pending = [scheduled.request.num_pending for scheduled in batch]
-    assert all(scheduled.num_tokens == 1 for scheduled, left in zip(batch, pending, strict=True) if left == 1)
-    prefill = sum(scheduled.num_tokens for scheduled, left in zip(batch, pending, strict=True) if left > 1)
+    assert all(
+        scheduled.num_tokens == 1
+        for scheduled, left in zip(batch, pending, strict=True)
+        if left == 1
+    )
+    prefill = sum(
+        scheduled.num_tokens for scheduled, left in zip(batch, pending, strict=True) if left > 1
+    )
     assert prefill <= plan.prefill_chunk
     decoding = [request for request in plan.running if request.num_pending == 1]
     live = {id(request) for request in decoding if not request.ended}
@@ -196,7 +212,9 @@ def test_random_requests(window: int | None) -> None:
         dice = random.Random(seed)
         size = dice.randint(16, 60) if window is None else dice.randint(9, 14)
         plan = scheduler(size, window=window, max_batch=dice.randint(1, 5), tree=dice.randint(1, 6))
-        came, started, most = list[Fake](), list[Any](), 0
+        came = list[Fake]()
+        started = list[Any]()
+        most = 0
         for number in range(300):
             if number < 150 and dice.random() < 0.3:
                 request = Fake(dice.randint(1, 40), dice.randint(1, 20))
@@ -204,7 +222,10 @@ def test_random_requests(window: int | None) -> None:
                     add(plan, request)
                 except CacheFullError:
                     assert window is None
-                    assert BLOCK * plan.cache.allocator.num_blocks < request.length + request.max_tokens
+                    assert (
+                        BLOCK * plan.cache.allocator.num_blocks
+                        < request.length + request.max_tokens
+                    )
                     continue
                 came.append(request)
             batch = plan.schedule()
@@ -228,13 +249,17 @@ def test_random_requests(window: int | None) -> None:
 
 def test_prefill_in_chunks_beside_decoding_requests() -> None:
     plan = scheduler(chunk=16)
-    first, long, later = Fake(3, 10), Fake(40, 5), Fake(20, 5)
+    first = Fake(3, 10)
+    long = Fake(40, 5)
+    later = Fake(20, 5)
     add(plan, first)
     (scheduled,) = plan.schedule()
     assert (scheduled.num_tokens, scheduled.includes_last_token) == (3, True)
     advance(plan, [scheduled])
     add(plan, long, later)
-    batches: list[Any] = [[(each.request, each.num_tokens) for each in step(plan)] for _ in range(4)]
+    batches: list[Any] = [
+        [(each.request, each.num_tokens) for each in step(plan)] for _ in range(4)
+    ]
     assert batches[0] == [(first, 1), (long, 15)]
     assert batches[1] == [(first, 1), (long, 15)]
     assert batches[2] == [(first, 1), (long, 10), (later, 5)]
@@ -255,7 +280,9 @@ def test_generated_tokens_are_charged_while_the_request_runs() -> None:
 
 def test_no_request_overtakes_one_that_does_not_fit() -> None:
     plan = scheduler(num_blocks=16, max_batch=8, chunk=64)
-    large, larger, small = Fake(30, 10), Fake(40, 20), Fake(2, 2)
+    large = Fake(30, 10)
+    larger = Fake(40, 20)
+    small = Fake(2, 2)
     add(plan, large, larger, small)
     assert [scheduled.request for scheduled in plan.schedule()] == [large]
     assert [*plan.waiting] == [larger, small]
@@ -267,22 +294,27 @@ def test_no_request_overtakes_one_that_does_not_fit() -> None:
 def test_a_request_that_can_never_fit_is_refused() -> None:
     plan = scheduler(num_blocks=10, tree=4)
     add(plan, Fake(30, 10))
-    with pytest.raises(CacheFullError, match="at most 40 tokens, the size of the KV cache, found 44; raise kv"):
+    with pytest.raises(
+        CacheFullError, match="at most 40 tokens, the size of the KV cache, found 44; raise kv"
+    ):
         add(plan, Fake(30, 11))
 
 
 def test_a_waiting_request_that_no_longer_fits_fails() -> None:
     plan = scheduler(num_blocks=20)
-    request, small = Fake(50, 10), Fake(3, 3)
+    request = Fake(50, 10)
+    small = Fake(3, 3)
     add(plan, request, small)
-    plan.cache.allocator = BlockAllocator(10, BLOCK)  # as after a draft model took its share of memory
+    # as after a draft model took its share of memory
+    plan.cache.allocator = BlockAllocator(10, BLOCK)
     assert [scheduled.request for scheduled in plan.schedule()] == [small]
     assert isinstance(request.result.error, CacheFullError)
 
 
 def test_draft_slots_shrink_before_a_request_is_preempted() -> None:
     plan = scheduler(num_blocks=8, max_batch=2, tree=8)
-    first, second = Fake(6, 20), Fake(6, 20)
+    first = Fake(6, 20)
+    second = Fake(6, 20)
     add(plan, first, second)
     # The 8th step fills all blocks.
     draft_slots = [[scheduled.num_draft_slots for scheduled in step(plan)] for _ in range(8)]
@@ -307,8 +339,11 @@ class KeepsAll:
 
 def with_idle_blocks(num_blocks: int, idle: int, **options: Any) -> tuple[Scheduler, KeepsAll]:
     """Return a scheduler whose last blocks are idle: free, but cached."""
-    plan, memory = scheduler(num_blocks, **options), KeepsAll()
-    allocator, block_table, kept = plan.cache.allocator, BlockTable(), BlockTable()
+    plan = scheduler(num_blocks, **options)
+    memory = KeepsAll()
+    allocator = plan.cache.allocator
+    block_table = BlockTable()
+    kept = BlockTable()
     allocator.allocate(block_table, BLOCK * (num_blocks - idle))
     allocator.allocate(kept, BLOCK * idle)
     allocator.set_prefix_cache(memory)
@@ -338,14 +373,18 @@ def test_draft_slots_evict_at_most_one_idle_block() -> None:
         (scheduled,) = step(plan)
         draft_slots.append(scheduled.num_draft_slots)
         assert len(request.block_table.blocks) - held <= (1 if scheduled.num_draft_slots else 2)
-    # The free slots of the last block, plus the next block if fewer than a block are free and the text needs it.
+    # The free slots of the last block, plus the next block if fewer than a block are free and the
+    # text needs it.
     assert draft_slots == [0, 4, 7, 6, 5, 4, 3, 2]
     assert len(memory.gone) == 2, "the text of 15 tokens has four blocks, two of which were empty"
 
 
 def test_the_last_request_is_preempted_and_restarts_before_waiting_ones() -> None:
-    plan, dice = scheduler(num_blocks=8, max_batch=3, tree=1, chunk=64), random.Random(0)
-    first, second, third = Fake(8, 20), Fake(7, 20), Fake(4, 4)
+    plan = scheduler(num_blocks=8, max_batch=3, tree=1, chunk=64)
+    dice = random.Random(0)
+    first = Fake(8, 20)
+    second = Fake(7, 20)
+    third = Fake(4, 4)
     add(plan, first, second, third)
     while not second.stats.preemptions:
         step(plan, dice)
@@ -369,8 +408,11 @@ def test_the_last_request_is_preempted_and_restarts_before_waiting_ones() -> Non
 def test_requests_in_a_small_cache_are_seldom_preempted(
     prompt: tuple[int, int], output: tuple[int, int], most: int
 ) -> None:
-    """16 requests share a cache for 4; a margin of only one block per request gave 50 to 60 preemptions."""
-    preempted, seeds = 0, range(10)
+    """16 requests share a cache for 4; a margin of only one block per request gave 50 to 60
+    preemptions.
+    """
+    preempted = 0
+    seeds = range(10)
     for seed in seeds:
         dice = random.Random(seed)
         requests = [Fake(dice.randint(*prompt), dice.randint(*output)) for _ in range(16)]
@@ -386,8 +428,11 @@ def test_requests_in_a_small_cache_are_seldom_preempted(
 
 
 def test_higher_priority_starts_first_and_preempts_a_lower_one() -> None:
-    plan, dice = scheduler(max_batch=2), random.Random(0)
-    low, middle, high = Fake(4, 30), Fake(4, 30, priority=1), Fake(4, 4, priority=2)
+    plan = scheduler(max_batch=2)
+    dice = random.Random(0)
+    low = Fake(4, 30)
+    middle = Fake(4, 30, priority=1)
+    high = Fake(4, 4, priority=2)
     add(plan, low, middle)
     batch = plan.schedule()
     assert [scheduled.request for scheduled in batch] == [middle, low]
@@ -398,12 +443,16 @@ def test_higher_priority_starts_first_and_preempts_a_lower_one() -> None:
     assert low.stats.preemptions == 1
     advance(plan, batch, dice)
     add(plan, Fake(4, 4, priority=1))
-    assert [scheduled.request for scheduled in plan.schedule()] == [high, middle], "an equal priority waits"
+    assert [scheduled.request for scheduled in plan.schedule()] == [high, middle], (
+        "an equal priority waits"
+    )
 
 
 @pytest.mark.parametrize("num_blocks", [64, 16], ids=["plenty", "tight"])
 @pytest.mark.parametrize("before", [0, 7])
-def test_a_tenant_with_many_requests_delays_another_by_one_request(num_blocks: int, before: int) -> None:
+def test_a_tenant_with_many_requests_delays_another_by_one_request(
+    num_blocks: int, before: int
+) -> None:
     steps = []
     for tenant in ("other", "flood"):
         plan = scheduler(num_blocks, max_batch=4, chunk=64, tree=1)
@@ -421,7 +470,8 @@ def test_a_tenant_with_many_requests_delays_another_by_one_request(num_blocks: i
 
 
 def test_waiting_tenants_get_equal_shares() -> None:
-    plan, dice = scheduler(40, max_batch=4, chunk=64), random.Random(3)
+    plan = scheduler(40, max_batch=4, chunk=64)
+    dice = random.Random(3)
     short = [Fake(4, dice.randint(2, 6), tenant="short") for _ in range(300)]
     long = [Fake(40, dice.randint(20, 40), tenant="long") for _ in range(30)]
     add(plan, *long, *short)
@@ -436,7 +486,9 @@ def test_waiting_tenants_get_equal_shares() -> None:
     assert ended[0] > 3 * ended[1] > 0
     orders = [[each.queueing.start_order for each in group] for group in (short, long)]
     by_tenant = [[order for order in each if order is not None] for each in orders]
-    assert all(order == sorted(order) for order in by_tenant), "requests of one tenant start in order of arrival"
+    assert all(order == sorted(order) for order in by_tenant), (
+        "requests of one tenant start in order of arrival"
+    )
 
 
 def test_priority_goes_before_the_share_of_a_tenant() -> None:
@@ -451,8 +503,11 @@ def test_priority_goes_before_the_share_of_a_tenant() -> None:
 
 
 def test_no_request_is_preempted_for_one_that_cannot_start() -> None:
-    plan, dice = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1), random.Random(0)
-    equal, low, urgent = Fake(40, 4, priority=1), Fake(4, 20), Fake(30, 4, priority=1)
+    plan = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1)
+    dice = random.Random(0)
+    equal = Fake(40, 4, priority=1)
+    low = Fake(4, 20)
+    urgent = Fake(30, 4, priority=1)
     add(plan, equal, low)
     advance(plan, plan.schedule(), dice)
     add(plan, urgent)
@@ -462,13 +517,16 @@ def test_no_request_is_preempted_for_one_that_cannot_start() -> None:
 
 def test_a_refusal_is_forgotten_with_a_new_cache() -> None:
     """A refusal remembers block numbers of the cache, which a smaller new cache may not have."""
-    plan, dice = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1), random.Random(0)
-    large, waits = Fake(44, 4), Fake(30, 4)
+    plan = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1)
+    dice = random.Random(0)
+    large = Fake(44, 4)
+    waits = Fake(30, 4)
     add(plan, large, waits)
     advance(plan, plan.schedule(), dice)
     assert waits.queueing.refusal is not None
     waits.queueing.refusal = waits.queueing.refusal._replace(cached_blocks=[15])  # type: ignore[attr-defined]
-    plan.cache.allocator, plan.cache.version = BlockAllocator(12, BLOCK), 1
+    plan.cache.allocator = BlockAllocator(12, BLOCK)
+    plan.cache.version = 1
     large.block_table = BlockTable()
     large.result.finish_reason = "abort"
     leave(plan)
@@ -476,12 +534,18 @@ def test_a_refusal_is_forgotten_with_a_new_cache() -> None:
 
 
 def test_a_refusal_knows_the_blocks_of_the_cached_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, dice = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1), random.Random(0)
-    large, waits = Fake(44, 4), Fake(30, 4)
+    plan = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1)
+    dice = random.Random(0)
+    large = Fake(44, 4)
+    waits = Fake(30, 4)
     add(plan, large)
     advance(plan, plan.schedule(), dice)
     prefix = large.block_table.blocks[:2]
-    monkeypatch.setattr(plan.cache, "match_prefix", lambda *_: plan.cache.allocator.fork(large.block_table, 2 * BLOCK))
+    monkeypatch.setattr(
+        plan.cache,
+        "match_prefix",
+        lambda *_: plan.cache.allocator.fork(large.block_table, 2 * BLOCK),
+    )
     add(plan, waits)
     plan.schedule()
     assert waits.queueing.refusal is not None
@@ -490,7 +554,9 @@ def test_a_refusal_knows_the_blocks_of_the_cached_prefix(monkeypatch: pytest.Mon
 
 def test_deadlines() -> None:
     plan = scheduler(max_batch=1)
-    late, waits, other = Fake(4, 4, deadline=-1.0), Fake(4, 4, deadline=-1.0), Fake(4, 4, deadline=0.0)
+    late = Fake(4, 4, deadline=-1.0)
+    waits = Fake(4, 4, deadline=-1.0)
+    other = Fake(4, 4, deadline=0.0)
     add(plan, late)
     plan.schedule()
     add(plan, waits, other)
@@ -503,9 +569,11 @@ def test_deadlines() -> None:
 
 
 def test_samples_wait_for_prefill_and_share_the_prompt() -> None:
-    plan, dice = scheduler(num_blocks=60, chunk=16, max_batch=4), random.Random(1)
+    plan = scheduler(num_blocks=60, chunk=16, max_batch=4)
+    dice = random.Random(1)
     first = Fake(22, 6)
-    second, third = Fake(22, 6, parent=first), Fake(22, 6, parent=first)
+    second = Fake(22, 6, parent=first)
+    third = Fake(22, 6, parent=first)
     add(plan, first, second, third)
     batch = plan.schedule()
     assert [(scheduled.request, scheduled.num_tokens) for scheduled in batch] == [(first, 16)]
@@ -516,8 +584,14 @@ def test_samples_wait_for_prefill_and_share_the_prompt() -> None:
     assert [scheduled.request for scheduled in batch] == [first, second, third]
     assert (second.block_table.length, second.num_pending) == (21, 1)
     whole = 21 // BLOCK
-    assert second.block_table.blocks[:whole] == first.block_table.blocks[:whole] == third.block_table.blocks[:whole]
-    assert second.block_table.blocks[whole] != first.block_table.blocks[whole], "copied before it is written"
+    assert (
+        second.block_table.blocks[:whole]
+        == first.block_table.blocks[:whole]
+        == third.block_table.blocks[:whole]
+    )
+    assert second.block_table.blocks[whole] != first.block_table.blocks[whole], (
+        "copied before it is written"
+    )
     check(plan, batch)
     first.result.finish_reason = "stop"
     leave(plan)
@@ -526,7 +600,8 @@ def test_samples_wait_for_prefill_and_share_the_prompt() -> None:
 
 @pytest.mark.parametrize("how", ["ended", "failed", "left"])
 def test_a_sample_computes_the_prompt_if_the_first_sample_has_left(how: str) -> None:
-    plan, dice = scheduler(max_batch=1), random.Random(2)
+    plan = scheduler(max_batch=1)
+    dice = random.Random(2)
     first = Fake(10, 4)
     second = Fake(10, 4, parent=first)
     add(plan, first, second)

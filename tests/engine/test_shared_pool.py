@@ -7,7 +7,18 @@ from typing import Any, ClassVar
 import pytest
 
 from drafting.trees import TreeDrafter, oracle_trees
-from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, step_until_ended, text, texts, total
+from engine.cases import (
+    DRAFTERS,
+    ask,
+    assert_same,
+    drafter,
+    params,
+    plain,
+    step_until_ended,
+    text,
+    texts,
+    total,
+)
 from pronk.base.arrays import BFLOAT16, FLOAT32
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
@@ -32,7 +43,9 @@ NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) f
 def serve(engine: Engine, name: str, options: str, want: Sequence[Request]) -> list[Request]:
     """Run all prompts at once with one drafter."""
     proposer = drafter(name, want).bind(engine.target)
-    got = [ask(request.prompt, params(options, index), proposer) for index, request in enumerate(want)]
+    got = [
+        ask(request.prompt, params(options, index), proposer) for index, request in enumerate(want)
+    ]
     run(engine, got)
     return got
 
@@ -77,7 +90,9 @@ class Pools(PagedCache):
         make = KernelBackend.make_cache
 
         # The tests name the class of the target's cache, so this default is that of drafters.
-        def make_cache(backend: KernelBackend, config: ModelConfig, *, cache_class: Any = cls, **options: Any) -> Any:
+        def make_cache(
+            backend: KernelBackend, config: ModelConfig, *, cache_class: Any = cls, **options: Any
+        ) -> Any:
             return make(backend, config, cache_class=cache_class, **options)
 
         patch.setattr(KernelBackend, "make_cache", make_cache)
@@ -91,7 +106,9 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> type[Pools]:
 
 @pytest.mark.parametrize("name", WITH_POOLS)
 def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Pools]) -> None:
-    """A preemption frees the blocks of the drafter's caches; the restarted request has draft tokens again."""
+    """A preemption frees the blocks of the drafter's caches; the restarted request has draft tokens
+    again.
+    """
     want = plain(BFLOAT16, "all", SHORT)
     engine = make_engine(tiny_decoder(BFLOAT16), **TIGHT)
     proposer = drafter(name, want).bind(engine.target)
@@ -130,7 +147,10 @@ def test_prefix_hits(name: str, options: str) -> None:
             assert_same(got, want)
         assert total(got, "cached_tokens") > 0
         if settings:
-            assert sum(len(request.tokens) // 16 for request in got) > engine.cache.allocator.num_blocks, "evictions"
+            assert (
+                sum(len(request.tokens) // 16 for request in got)
+                > engine.cache.allocator.num_blocks
+            ), "evictions"
 
 
 def test_a_second_turn_computes_new_tokens_only() -> None:
@@ -141,7 +161,8 @@ def test_a_second_turn_computes_new_tokens_only() -> None:
     run(engine, [second])
     alone = run_alone(tiny_decoder(), second.prompt, second.params)
     assert second.output == alone.output
-    assert second.stats.cached_tokens == 128  # 8 blocks of 16; the first turn computed 129 of 130 tokens
+    # 8 blocks of 16; the first turn computed 129 of 130 tokens
+    assert second.stats.cached_tokens == 128
     assert alone.stats.cached_tokens == 0
 
 
@@ -151,8 +172,10 @@ class Hashes:
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         prefix = engine.cache.prefix_cache
         assert prefix is not None
-        digest, match = prefix._digest, prefix.match
-        self.texts, self.lookups = list[bytes](), 0
+        digest = prefix._digest
+        match = prefix.match
+        self.texts = list[bytes]()
+        self.lookups = 0
 
         def counted(before: bytes, tokens: bytes) -> bytes:
             self.texts.append(tokens)
@@ -167,7 +190,9 @@ class Hashes:
 
 
 def test_a_waiting_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A waiting prompt is looked up again only if more blocks are free or more of the prompt is cached."""
+    """A waiting prompt is looked up again only if more blocks are free or more of the prompt is
+    cached.
+    """
     engine = make_engine(tiny_decoder(), num_blocks=20, share_prefixes=True, max_tree=1)
     beginning = text(3, 64)
     run(engine, [make_request(beginning, SamplingParams(max_tokens=16, seed=0))])
@@ -222,7 +247,9 @@ def test_prefix_hits_do_not_depend_on_draft_tokens() -> None:
     for name in ("autoregressive", "oracle"):
         engine = make_engine(tiny_decoder(), share_prefixes=True)
         serve(engine, name, "greedy", want)
-        hits.append([request.stats.cached_tokens for request in serve(engine, name, "greedy", want)])
+        hits.append(
+            [request.stats.cached_tokens for request in serve(engine, name, "greedy", want)]
+        )
     assert hits[0] == hits[1]
     assert sum(hits[0]) > 0
 
@@ -259,16 +286,26 @@ def test_prompt_logprobs_after_a_preemption_in_prefill() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_any_traffic(seed: int) -> None:
     """Requests with common prefixes arrive and are aborted in a small cache."""
-    dice, decoder = random.Random(seed), tiny_decoder()
-    engine = make_engine(decoder, num_blocks=12, share_prefixes=bool(seed % 2), max_batch=4, max_tree=8)
-    proposer, beginnings = Suffix().bind(engine.target), [text(9, 40), text(8, 70)]
-    alive, done = list[Request](), list[Request]()
+    dice = random.Random(seed)
+    decoder = tiny_decoder()
+    engine = make_engine(
+        decoder, num_blocks=12, share_prefixes=bool(seed % 2), max_batch=4, max_tree=8
+    )
+    proposer = Suffix().bind(engine.target)
+    beginnings = [text(9, 40), text(8, 70)]
+    alive = list[Request]()
+    done = list[Request]()
     for step in range(160):
         if step < 120 and dice.random() < 0.35:
-            prompt = dice.choice(beginnings)[: dice.randint(1, 70)] + text(step, dice.randint(1, 20))
-            options = SamplingParams(max_tokens=dice.randint(1, 60), seed=step, temperature=dice.choice([0.0, 0.9]))
+            prompt = dice.choice(beginnings)[: dice.randint(1, 70)] + text(
+                step, dice.randint(1, 20)
+            )
+            options = SamplingParams(
+                max_tokens=dice.randint(1, 60), seed=step, temperature=dice.choice([0.0, 0.9])
+            )
             request = make_request(prompt, options, dice.choice([None, proposer]))
-            request.priority, request.tenant = dice.randint(0, 2), dice.choice("abc")
+            request.priority = dice.randint(0, 2)
+            request.tenant = dice.choice("abc")
             engine.add(request)
             alive.append(request)
         if alive and dice.random() < 0.05:
@@ -288,12 +325,14 @@ def test_any_traffic(seed: int) -> None:
 
 def test_a_block_that_is_written_again_gives_no_prefix_hit() -> None:
     engine = make_engine(tiny_decoder(), share_prefixes=True)
-    cache, tokens = engine.cache, text(3, 40)
+    cache = engine.cache
+    tokens = text(3, 40)
     first = make_request(tokens, SamplingParams(max_tokens=20, seed=1))
     run(engine, [first])
     block_table = cache.match_prefix(first.tokens)
     assert block_table is not None
-    child = cache.allocator.fork(block_table, 39)  # 2 whole blocks, and the third one, which ``child`` writes again
+    # 2 whole blocks, and the third one, which ``child`` writes again
+    child = cache.allocator.fork(block_table, 39)
     cache.release(block_table)
     assert cache.prefix_cache is not None
     assert cache.prefix_cache.is_cached(child.blocks[2])
@@ -304,13 +343,17 @@ def test_a_block_that_is_written_again_gives_no_prefix_hit() -> None:
 
 
 def test_dynamic_rotations_share_no_prefixes() -> None:
-    """Keys with dynamic rotations depend on the prompt's length, so equal prefixes have different keys."""
+    """Keys with dynamic rotations depend on the prompt's length, so equal prefixes have different
+    keys.
+    """
     engine = make_engine(tiny_decoder(dynamic=True), share_prefixes=True)
     assert engine.cache.prefix_cache is None
 
 
 def test_a_prefix_larger_than_the_cache_with_a_window() -> None:
-    """A request holds only the window's blocks of a prefix hit, so a request alone never lacks blocks."""
+    """A request holds only the window's blocks of a prefix hit, so a request alone never lacks
+    blocks.
+    """
     decoder = tiny_decoder(windows=(32, 32))
     engine = make_engine(decoder, num_blocks=9, share_prefixes=True, prefill_chunk=32, max_tree=1)
     tokens = text(1, 16 * 9 - 1)
@@ -325,7 +368,9 @@ def test_a_prefix_larger_than_the_cache_with_a_window() -> None:
 
 
 def test_no_token_after_a_stop_token_is_cached() -> None:
-    """A text that ends within an accepted path gives the same prefix hits as without draft tokens."""
+    """A text that ends within an accepted path gives the same prefix hits as without draft
+    tokens.
+    """
     want = plain(FLOAT32, "all")
     for name in ("oracle", "autoregressive"):
         engine = make_engine(tiny_decoder(), share_prefixes=True)

@@ -1,4 +1,6 @@
-"""Proposers that raise or return invalid proposals: the request continues without draft tokens, the text stays."""
+"""Proposers that raise or return invalid proposals: the request continues without draft tokens, the
+text stays.
+"""
 
 import logging
 import math
@@ -35,8 +37,11 @@ from tiny_models import make_engine, make_request, run, tiny_decoder
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize("verb", ["start", "propose", "observe", "stop"])
-def test_proposers_that_raise_for_one_request(verb: str, *, lasting: bool, caplog: pytest.LogCaptureFixture) -> None:
-    dice, burnt = random.Random(verb), 0
+def test_proposers_that_raise_for_one_request(
+    verb: str, *, lasting: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    dice = random.Random(verb)
+    burnt = 0
     for _ in range(6):
         victim = dice.randrange(8)
         fuse = Fuse(1 if verb in ("start", "stop") else dice.randrange(1, 9), lasting)
@@ -46,7 +51,8 @@ def test_proposers_that_raise_for_one_request(verb: str, *, lasting: bool, caplo
         with caplog.at_level(logging.WARNING):
             finish(make_engine(tiny_decoder()), requests)
         assert_as_plain(requests)
-        # Requests of a failed batch are proposed for one by one; a fuse that burns once does not raise again.
+        # Requests of a failed batch are proposed for one by one; a fuse that burns once does not
+        # raise again.
         recovered = verb == "propose" and not lasting
         assert_observed(proposer, requests, but=[] if recovered else [victim])
         burnt += bool(fuse.raised)
@@ -54,9 +60,13 @@ def test_proposers_that_raise_for_one_request(verb: str, *, lasting: bool, caplo
         assert (error is None) == (recovered or not fuse.raised)
         assert error is None or error.startswith("PlantedError: ")
         assert [record.getMessage() for record in caplog.records] == (
-            [] if error is None else [f"failing: {error}; the request continues without draft tokens"]
+            []
+            if error is None
+            else [f"failing: {error}; the request continues without draft tokens"]
         )
-        assert all(each.stats.draft_error is None for each in requests if each is not requests[victim])
+        assert all(
+            each.stats.draft_error is None for each in requests if each is not requests[victim]
+        )
         if error is not None and verb == "start":
             assert requests[victim].stats.drafted == 0
     assert burnt >= 4
@@ -87,7 +97,9 @@ def test_invalid_proposals(wrong: str) -> None:
     errors = [request.stats.draft_error for request in requests]
     assert all(errors)
     if wrong == "root":
-        assert all("drafter failing: expected a tree with root token " in str(error) for error in errors)
+        assert all(
+            "drafter failing: expected a tree with root token " in str(error) for error in errors
+        )
 
 
 def with_first_draft_token(tree: TokenTree, **changed: Any) -> TokenTree:
@@ -95,7 +107,11 @@ def with_first_draft_token(tree: TokenTree, **changed: Any) -> TokenTree:
     given = {
         name: (None, value) if name == "probs" else (values[0], value)
         for name, value in changed.items()
-        for values in [{"tokens": tree.tokens, "parents": (-1,), "gain": (1.0,), "origin": (("a", 0),)}.get(name, (0,))]
+        for values in [
+            {"tokens": tree.tokens, "parents": (-1,), "gain": (1.0,), "origin": (("a", 0),)}.get(
+                name, (0,)
+            )
+        ]
     }
     return TokenTree(**{"tokens": (tree.tokens[0], 3), "parents": (-1, 0), **given})
 
@@ -122,7 +138,9 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow), "block"])
+@pytest.mark.parametrize(
+    "rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow), "block"]
+)
 @pytest.mark.parametrize("odd", ODD)
 def test_invalid_draft_tokens(odd: str, rule: Any) -> None:
     class Odd(FailingProposer):
@@ -135,9 +153,13 @@ def test_invalid_draft_tokens(odd: str, rule: Any) -> None:
                 for tree, context in zip(trees, contexts, strict=True)
             ]
 
-    engine, want = make_engine(tiny_decoder()), failing_proposer().texts
+    engine = make_engine(tiny_decoder())
+    want = failing_proposer().texts
     assert engine.runner.decoder.config.vocab_size == VOCAB
-    made = [make_request(prompt, replace(options(index), rule=rule), Odd(want)) for index, prompt in enumerate(PROMPTS)]
+    made = [
+        make_request(prompt, replace(options(index), rule=rule), Odd(want))
+        for index, prompt in enumerate(PROMPTS)
+    ]
     finish(engine, made)
     for index, request in enumerate(made):
         assert request.result.error is None
@@ -172,7 +194,9 @@ def test_distributions_may_be_arrays_lists_or_tensors() -> None:
     import torch
 
     q = np.arange(1.0, VOCAB + 1) / (VOCAB * (VOCAB + 1) / 2)
-    context = plain_context(None, [1], vocab=VOCAB, params=SamplingParams(temperature=1.0, rule="rejection"))
+    context = plain_context(
+        None, [1], vocab=VOCAB, params=SamplingParams(temperature=1.0, rule="rejection")
+    )
     for convert in (np.asarray, np.float32, np.ndarray.tolist, torch.from_numpy):
         tree = TokenTree.chain([1, 5, 6], probs=[None, convert(q), None])
         checked = validate_draft("foreign", context, tree, VOCAB)
@@ -223,5 +247,6 @@ def test_what_may_be_lost_does_not_grow_with_the_prompt() -> None:
     drafter = bind_proposer(make_drafter("suffix"), engine.target)
     request = make_request(list(range(50)) * 4, SamplingParams(max_tokens=12), drafter)
     run(engine, [request])
-    policy, steps = engine.speculator.policy, request.stats.steps
+    policy = engine.speculator.policy
+    steps = request.stats.steps
     assert 0.0 < policy.longest < steps[0].clock

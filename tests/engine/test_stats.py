@@ -6,7 +6,10 @@ from pronk.engine.stats import Stats, StepStats
 
 
 def stats(depths: list[int], accepted: list[int]) -> Stats:
-    steps = [StepStats(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0) for d, a in zip(depths, accepted, strict=True)]
+    steps = [
+        StepStats(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0)
+        for d, a in zip(depths, accepted, strict=True)
+    ]
     return Stats(steps=steps, generated_tokens=sum(step.tokens for step in steps))
 
 

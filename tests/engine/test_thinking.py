@@ -1,4 +1,6 @@
-"""Thinking budget: forced ends of thoughts are the same with every drafter, in batches and after preemption."""
+"""Thinking budget: forced ends of thoughts are the same with every drafter, in batches and after
+preemption.
+"""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -6,7 +8,18 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from engine.cases import ENDS, MIXED, PROMPTS, ask, assert_same, drafter, params, plain, step_until_ended, total
+from engine.cases import (
+    ENDS,
+    MIXED,
+    PROMPTS,
+    ask,
+    assert_same,
+    drafter,
+    params,
+    plain,
+    step_until_ended,
+    total,
+)
 from pronk.base.arrays import FLOAT32
 from pronk.base.errors import OptionError
 from pronk.engine.request import Request
@@ -17,12 +30,15 @@ from pronk.sampling.thinking import ThinkingBudget
 from pronk.text.thinking import ThinkingMarkers
 from tiny_models import THOUGHTS, make_engine, make_request, run, tiny_decoder
 
-BEGIN, END, BUDGET = 3, [5, 50], 4
+BEGIN = 3
+END = [5, 50]
+BUDGET = 4
 
 
 def thoughts(output: Sequence[int]) -> list[int]:
     """Return the number of tokens in each complete thought of an output."""
-    lengths, at = list[int](), 0
+    lengths = list[int]()
+    at = 0
     while BEGIN in output[at:]:
         start = output.index(BEGIN, at) + 1
         stop = next((i for i in range(start, len(output)) if [*output[i : i + 2]] == END), None)
@@ -35,7 +51,9 @@ def thoughts(output: Sequence[int]) -> list[int]:
 
 def test_plain_decoding_ends_thoughts_at_the_budget() -> None:
     """All thoughts of a text share the budget: later ones end at once."""
-    without = [THOUGHTS.begin in "".join(map(chr, request.output)) for request in plain(FLOAT32, "bias")]
+    without = [
+        THOUGHTS.begin in "".join(map(chr, request.output)) for request in plain(FLOAT32, "bias")
+    ]
     assert any(without)
     forced = 0
     for request in plain(FLOAT32, "thinking"):
@@ -80,37 +98,53 @@ def test_preempted_requests_keep_the_budget() -> None:
 @pytest.mark.parametrize("budget", [0, 1, 3])
 @pytest.mark.parametrize("opened", [True, False])
 def test_masks_follow_the_context(budget: int, opened: bool) -> None:
-    """Every way to reach a context gives the same mask: token by token, after rollbacks, or in a new sampler."""
+    """Every way to reach a context gives the same mask: token by token, after rollbacks, or in a
+    new sampler.
+    """
     rng = np.random.default_rng(budget)
-    prompt = [1, 3, 32] if opened else [1, 3, 2]  # 32 is a space: the begin marker may be followed by white space
+    # 32 is a space: the begin marker may be followed by white space
+    prompt = [1, 3, 32] if opened else [1, 3, 2]
     logits = rng.normal(size=64).astype(np.float32)
 
     def sampler_after(output: Sequence[int]) -> Sampler:
         made = ThinkingBudget(budget, THOUGHTS, prompt, output)
-        return Sampler(SamplingParams(), 0, TokenContext([*prompt, *output], 3), 64, processors=[made])
+        return Sampler(
+            SamplingParams(), 0, TokenContext([*prompt, *output], 3), 64, processors=[made]
+        )
 
     sampler = sampler_after([])
-    path, forced = list[int](), 0
+    path = list[int]()
+    forced = 0
     for _ in range(60):
         if path and rng.random() < 0.3:
             count = int(rng.integers(1, len(path) + 1))
             sampler.rollback(count)
             del path[-count:]
-        token = int(rng.choice([3, 5, 50, *range(6)])) if rng.random() < 0.5 else int(sampler.scores(logits).argmax())
+        token = (
+            int(rng.choice([3, 5, 50, *range(6)]))
+            if rng.random() < 0.5
+            else int(sampler.scores(logits).argmax())
+        )
         sampler.advance(token)
         path.append(token)
         scores = sampler.scores(logits)
         assert np.array_equal(scores, sampler_after(path).scores(logits))
         forced += int(np.isfinite(scores).sum() == 1)
-        thinking, count = opened, 0
+        thinking = opened
+        count = 0
         at = 0
         while at < len(path):  # a slow reference
             if thinking and path[at : at + 2] == END:
-                thinking, count, at = False, count + 2, at + 2  # tokens of the marker are counted, too
+                # tokens of the marker are counted, too
+                thinking = False
+                count = count + 2
+                at = at + 2
             elif not thinking and path[at] == BEGIN:
-                thinking, at = True, at + 1
+                thinking = True
+                at = at + 1
             else:
-                count, at = count + thinking, at + 1
+                count = count + thinking
+                at = at + 1
         assert (np.isfinite(scores).sum() == 1) == (thinking and count >= budget)
     assert forced > 5
 
@@ -129,7 +163,9 @@ def test_a_banned_end_marker_is_an_error() -> None:
 
     logits = np.zeros(64, np.float32)
     for output, bad_words, token in (([7], [[5]], 5), ([7, 5], [[5, 50]], 50)):
-        with pytest.raises(OptionError, match=f"^thinking_budget: expected .*, found its token {token} banned"):
+        with pytest.raises(
+            OptionError, match=f"^thinking_budget: expected .*, found its token {token} banned"
+        ):
             sampler(output, bad_words).choose(logits)
         assert sampler(output, bad_words).draft_token(logits, 0) is None
     assert sampler([7, 5], [[5]]).choose(logits) == 50
@@ -140,7 +176,9 @@ def test_a_banned_end_marker_is_an_error() -> None:
 def test_markers_may_be_parts_of_tokens() -> None:
     texts = ["x", "a <thi", "nk>b", "</", "think", "> c", "d", "</think>", "<think>"]
     markers = ThinkingMarkers("<think>", "</think>", (7,), texts.__getitem__, repeats=True)
-    sampler = Sampler(SamplingParams(), 0, TokenContext([0]), 9, processors=[ThinkingBudget(2, markers, [0])])
+    sampler = Sampler(
+        SamplingParams(), 0, TokenContext([0]), 9, processors=[ThinkingBudget(2, markers, [0])]
+    )
     logits = np.zeros(9, np.float32)
 
     def finite(*tokens: int) -> list[int]:
@@ -150,7 +188,8 @@ def test_markers_may_be_parts_of_tokens() -> None:
     everything = [*range(9)]
     assert finite(1) == finite(1, 2) == finite(1, 2, 6) == everything
     assert finite(1, 2, 6, 3) == finite(1, 2, 0, 0) == [7]
-    assert finite(1, 2, 3, 4, 5) == everything  # a marker of three tokens, the last of which is forbidden as a draft
+    # a marker of three tokens, the last of which is forbidden as a draft
+    assert finite(1, 2, 3, 4, 5) == everything
     assert finite(1, 2, 0, 0, 7) == everything
     assert markers.opened_by([0, 8, 0]) is False
     assert markers.opened_by([0, 1, 8]) is True
@@ -160,7 +199,9 @@ def test_text_with_a_marker_is_no_thought() -> None:
     """Only an answer that begins with the marker, perhaps after white space, has thoughts."""
     texts = ["\n", "a", "<thi", "nk>", "b", "</think>", "<think>"]
     markers = ThinkingMarkers("<think>", "</think>", (5,), texts.__getitem__)
-    sampler = Sampler(SamplingParams(), 0, TokenContext([0]), 7, processors=[ThinkingBudget(1, markers, [1])])
+    sampler = Sampler(
+        SamplingParams(), 0, TokenContext([0]), 7, processors=[ThinkingBudget(1, markers, [1])]
+    )
     logits = np.zeros(7, np.float32)
 
     def forced(*tokens: int) -> bool:

@@ -24,7 +24,9 @@ def models(checkpoint: MakeCheckpoint) -> list[LLM]:
 
 
 def params(index: int) -> SamplingParams:
-    return SamplingParams(max_tokens=25, temperature=0.8 * (index % 2), seed=index, ignore_eos=True, logprobs=1)
+    return SamplingParams(
+        max_tokens=25, temperature=0.8 * (index % 2), seed=index, ignore_eos=True, logprobs=1
+    )
 
 
 def at_once(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -34,7 +36,11 @@ def at_once(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def assert_same(got: Sequence[Completion], want: Sequence[Completion]) -> None:
     for one, other in zip(got, want, strict=True):
-        assert (one.token_ids, one.text, one.logprobs) == (other.token_ids, other.text, other.logprobs)
+        assert (one.token_ids, one.text, one.logprobs) == (
+            other.token_ids,
+            other.text,
+            other.logprobs,
+        )
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -49,7 +55,10 @@ def test_threads(models: list[LLM], count: int) -> None:
     order = [(llm, index) for _ in range(2) for llm in used for index in range(len(PROMPTS))]
 
     def call(llm: LLM, index: int) -> list[Completion]:
-        return [llm.generate(list(PROMPTS[index]), params(index), drafter=DRAFTERS[index]) for _ in range(2)]
+        return [
+            llm.generate(list(PROMPTS[index]), params(index), drafter=DRAFTERS[index])
+            for _ in range(2)
+        ]
 
     def stream(llm: LLM, index: int) -> list[Completion]:
         *rest, last = llm.stream(list(PROMPTS[index]), params(index), drafter=DRAFTERS[-1 - index])
@@ -58,7 +67,9 @@ def test_threads(models: list[LLM], count: int) -> None:
         assert not any(piece.completion for piece in rest)
         return [last.completion] * 2
 
-    jobs = [partial(work, *place) for work, place in zip(cycle([call, stream]), order, strict=False)]
+    jobs = [
+        partial(work, *place) for work, place in zip(cycle([call, stream]), order, strict=False)
+    ]
     for (llm, index), got in zip(order, at_once(jobs), strict=True):
         assert_same(got, [alone[id(llm), index]] * 2)
     for llm in used:

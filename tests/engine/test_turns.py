@@ -21,12 +21,16 @@ NUM_BLOCKS = 120
 
 
 def flood(shape: str, count: int, dice: random.Random) -> list[Fake]:
-    """Return requests of tenant A that take the whole batch, or the cache, or the prompt tokens of each pass."""
+    """Return requests of tenant A that take the whole batch, or the cache, or the prompt tokens of
+    each pass.
+    """
     if shape == "samples":  # several prompts with several samples each
         requests = list[Fake]()
         while len(requests) < count:
             first = Fake(dice.randint(4, 40), 300, tenant="A")
-            others = [Fake(first.length, 300, parent=first, tenant="A") for _ in range(dice.randint(0, 3))]
+            others = [
+                Fake(first.length, 300, parent=first, tenant="A") for _ in range(dice.randint(0, 3))
+            ]
             requests += [first, *others][: count - len(requests)]
         return requests
     if shape == "one huge":
@@ -60,14 +64,18 @@ def in_batch(batch: list[ScheduledRequest], tenant: str) -> bool:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("max_batch", [1, 4])
 def test_a_tenant_is_in_the_first_pass_after_the_bound(shape: str, max_batch: int) -> None:
-    """A has 1 to 40 requests and sends more as they end; B is never out of all passes for longer than the bound."""
+    """A has 1 to 40 requests and sends more as they end; B is never out of all passes for longer
+    than the bound.
+    """
     late = 0
     for count in (1, 2, 3, 7, 16, 40):
-        dice, clock = random.Random(count), Clock()
+        dice = random.Random(count)
+        clock = Clock()
         plan = scheduler(NUM_BLOCKS, max_batch=max_batch, clock=clock)
         add(plan, *flood(shape, count, dice))
         ones = list[Fake]()
-        waits_since, was_in_batch = 0.0, False
+        waits_since = 0.0
+        was_in_batch = False
         for number, batch in enumerate(passes(plan, clock, dice)):
             if was_in_batch:
                 waits_since = clock.now
@@ -75,8 +83,11 @@ def test_a_tenant_is_in_the_first_pass_after_the_bound(shape: str, max_batch: in
             if not was_in_batch and any(
                 each.tenant == "B" and not each.ended for each in (*plan.waiting, *plan.running)
             ):
-                # Only a turn of A that has no token yet may keep B out, if A and B do not fit together.
-                is_excused = (max_batch == 1 or shape == "one huge") and any(each.has_new_turn for each in plan.running)
+                # Only a turn of A that has no token yet may keep B out, if A and B do not fit
+                # together.
+                is_excused = (max_batch == 1 or shape == "one huge") and any(
+                    each.has_new_turn for each in plan.running
+                )
                 assert clock.now - waits_since < MAX_WAIT or is_excused, (count, number)
                 late += 1
             if len([each for each in plan.waiting if each.tenant == "A"]) < count // 2:
@@ -84,7 +95,10 @@ def test_a_tenant_is_in_the_first_pass_after_the_bound(shape: str, max_batch: in
             if number % 40 == 5:
                 if not any(each.tenant == "B" for each in (*plan.waiting, *plan.running)):
                     waits_since = clock.now
-                more = [Fake(dice.randint(1, 60), dice.randint(1, 9), tenant="B") for _ in range(dice.randint(1, 2))]
+                more = [
+                    Fake(dice.randint(1, 60), dice.randint(1, 9), tenant="B")
+                    for _ in range(dice.randint(1, 2))
+                ]
                 add(plan, *more)
                 ones += more
             if number == 500:
@@ -96,7 +110,8 @@ def test_a_tenant_is_in_the_first_pass_after_the_bound(shape: str, max_batch: in
 @pytest.mark.parametrize("shape", SHAPES)
 def test_without_the_bound_a_tenant_waits_for_others(shape: str) -> None:
     """The inputs above are such that a scheduler without turns fails the test."""
-    dice, clock = random.Random(0), Clock()
+    dice = random.Random(0)
+    clock = Clock()
     plan = scheduler(NUM_BLOCKS, max_batch=1, clock=clock)
     plan.max_wait = float("inf")
     add(plan, *flood(shape, 2, dice))
@@ -112,9 +127,11 @@ def test_without_the_bound_a_tenant_waits_for_others(shape: str) -> None:
 
 def test_both_tenants_get_on_while_they_take_turns() -> None:
     """One place in the batch: each turn generates tokens, and the tenants are served alike."""
-    dice, clock = random.Random(1), Clock()
+    dice = random.Random(1)
+    clock = Clock()
     plan = scheduler(NUM_BLOCKS, max_batch=1, chunk=16, clock=clock)
-    a, b = Fake(100, 200, tenant="A"), Fake(30, 200, tenant="B")
+    a = Fake(100, 200, tenant="A")
+    b = Fake(30, 200, tenant="B")
     add(plan, a, b)
     for batch in passes(plan, clock, dice):
         assert len(batch) == 1
@@ -127,10 +144,15 @@ def test_both_tenants_get_on_while_they_take_turns() -> None:
 
 @pytest.mark.parametrize("tenants", [1, 2])
 def test_priorities_keep_their_meaning_within_a_tenant(tenants: int) -> None:
-    """However long it waits, a request never starts before one of its tenant that has a higher priority."""
-    dice, clock = random.Random(2), Clock()
+    """However long it waits, a request never starts before one of its tenant that has a higher
+    priority.
+    """
+    dice = random.Random(2)
+    clock = Clock()
     plan = scheduler(NUM_BLOCKS, max_batch=2, clock=clock)
-    requests = [Fake(8, 30, priority=number % 3, tenant="AB"[number % tenants]) for number in range(18)]
+    requests = [
+        Fake(8, 30, priority=number % 3, tenant="AB"[number % tenants]) for number in range(18)
+    ]
     add(plan, *requests)
     for batch in passes(plan, clock, dice):
         for scheduled in batch:
@@ -142,7 +164,11 @@ def test_priorities_keep_their_meaning_within_a_tenant(tenants: int) -> None:
 def test_a_request_that_waited_takes_a_place_of_a_tenant_with_more() -> None:
     clock = Clock()
     plan = scheduler(NUM_BLOCKS, max_batch=4, chunk=64, clock=clock)
-    add(plan, *[Fake(4, 90, tenant="A") for _ in range(8)], *[Fake(4, 90, tenant="B") for _ in range(8)])
+    add(
+        plan,
+        *[Fake(4, 90, tenant="A") for _ in range(8)],
+        *[Fake(4, 90, tenant="B") for _ in range(8)],
+    )
     write_rows(plan, plan.schedule())
     for each in plan.running[1:]:
         each.tenant = "A"
@@ -176,7 +202,8 @@ def test_a_turn_is_not_ended_by_priorities_or_for_blocks() -> None:
 
 def test_paused_requests_leave_the_batch_and_come_back() -> None:
     plan = scheduler(max_batch=1)
-    unread, other = Fake(4, 20), Fake(4, 3)
+    unread = Fake(4, 20)
+    other = Fake(4, 3)
     add(plan, unread, other)
     write_rows(plan, plan.schedule())
     unread.paused = True
@@ -195,7 +222,9 @@ class Passes:
     """Forward passes of an engine that take a given time each."""
 
     def __init__(self, engine: Engine, clock: Clock, seconds: float) -> None:
-        self.engine, self.clock, self.seconds = engine, clock, seconds
+        self.engine = engine
+        self.clock = clock
+        self.seconds = seconds
 
     def step(self) -> set[str]:
         """Run one step; return the tenants in its pass."""
@@ -207,10 +236,17 @@ class Passes:
 
 @pytest.mark.parametrize("name", ["suffix", "draft_model"])
 def test_turns_change_no_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that give their places away, with a drafter, and come back have the tokens of plain decoding."""
-    want = [run_alone(tiny_decoder(), text(seed, 20 + 5 * seed), params("temperature", seed)) for seed in range(6)]
+    """Requests that give their places away, with a drafter, and come back have the tokens of plain
+    decoding.
+    """
+    want = [
+        run_alone(tiny_decoder(), text(seed, 20 + 5 * seed), params("temperature", seed))
+        for seed in range(6)
+    ]
     clock = Clock()
-    engine = make_engine(tiny_decoder(), num_blocks=60, max_batch=2, share_prefixes=True, clock=clock)
+    engine = make_engine(
+        tiny_decoder(), num_blocks=60, max_batch=2, share_prefixes=True, clock=clock
+    )
     proposer = drafter(name, want).bind(engine.target)
     got = [make_request(each.prompt, each.params, proposer) for each in want]
     for request, tenant in zip(got, "AAABBC", strict=True):
@@ -226,7 +262,9 @@ def test_turns_change_no_token(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     def note(now: float) -> list[Request]:
         before = {request: request.queueing.turn_end for request in got}
         requests = give_turns(now)
-        turns.update(request.tenant for request in requests if request.queueing.turn_end != before[request])
+        turns.update(
+            request.tenant for request in requests if request.queueing.turn_end != before[request]
+        )
         return requests
 
     monkeypatch.setattr(engine.scheduler, "_give_turns", note)

@@ -1,4 +1,6 @@
-"""Low-rank adapters of one matrix: every instruction set against NumPy, and bits of rows alone and in batches."""
+"""Low-rank adapters of one matrix: every instruction set against NumPy, and bits of rows alone and
+in batches.
+"""
 
 from typing import Any
 
@@ -16,30 +18,38 @@ from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 
 INPUTS = 72
-# Outputs of the parts of a matrix. A part that ends inside a block of 16 outputs is joined with the next one.
+# Outputs of the parts of a matrix. A part that ends inside a block of 16 outputs is joined with the
+# next one.
 PARTS = {"one": (50,), "inside a block": (20, 30), "blocks": (32, 48), "gated": (40, 40)}
 RANKS = ((3,), (5, 64), (16, 16), (33, 1))
-# Adapters of the segments of a pass and their numbers of rows; -1 is none, and adapter 2 does not change the matrix.
+# Adapters of the segments of a pass and their numbers of rows; -1 is none, and adapter 2 does not
+# change the matrix.
 SEGMENTS = ((0, 1), (-1, 2), (1, 30), (1, 3), (0, 13), (2, 5), (3, 1), (-1, 1), (0, 2))
 
 
 def matrix(kernels: Kernels, name: str, dtype: DType) -> tuple[Linear, Array, list[Array | None]]:
     """Return a layer with adapters, its weights, and what each adapter adds to them, in float64."""
-    numbers, sizes = np.random.default_rng(0), PARTS[name]
+    numbers = np.random.default_rng(0)
+    sizes = PARTS[name]
     weight = (numbers.normal(size=(sum(sizes), INPUTS)) * INPUTS**-0.5).astype(dtype)
     linear = Linear(KernelBackend(kernels), weight, None, WeightLayout(gated=name == "gated"), None)
     added: list[Array | None] = []
     for adapter, ranks in enumerate(RANKS):
-        parts, start, total = list[LowRank](), 0, np.zeros(weight.shape)
+        parts = list[LowRank]()
+        start = 0
+        total = np.zeros(weight.shape)
         for size, rank in zip(sizes, ranks * 2, strict=False):
             down = numbers.normal(size=(rank, INPUTS)).astype(FLOAT32) * np.float32(INPUTS**-0.5)
             up = numbers.normal(size=(size, rank)).astype(FLOAT32) * np.float32(rank**-0.5)
-            if not (adapter == 3 and start == 0 and len(sizes) > 1):  # the last adapter leaves the first part as it is
+            # the last adapter leaves the first part as it is
+            if not (adapter == 3 and start == 0 and len(sizes) > 1):
                 parts.append(LowRank(start, down, up))
                 total[start : start + size] = up.astype(np.float64) @ down
             start += size
         changes = adapter != 2
-        linear.adapters.append(linear.backend.pack_adapter(linear.packed, parts) if changes else None)
+        linear.adapters.append(
+            linear.backend.pack_adapter(linear.packed, parts) if changes else None
+        )
         added.append(total if changes else None)
     return linear, weight.astype(np.float64), added
 
@@ -50,7 +60,8 @@ def compute(linear: Linear, x: Array, segments: Any, dtype: DType) -> Array:
     gated = linear.layout.gated
     program.linear(linear, to="logits", activation="silu" if gated else None)
     tables = [
-        (BlockTable(blocks=[0, 1, 2], adapter=adapter), TokenTree.chain([1] * rows), 0) for adapter, rows in segments
+        (BlockTable(blocks=[0, 1, 2], adapter=adapter), TokenTree.chain([1] * rows), 0)
+        for adapter, rows in segments
     ]
     y = np.empty((len(x), linear.out_features // (2 if gated else 1)), np.float32)
     program.run(ProgramRows().set_segments(tables), np.array(x), y)
@@ -73,7 +84,8 @@ def test_outputs(kernels: Kernels, name: str, dtype: DType) -> None:
     adapters = linear.adapters
     linear.adapters = []
     plain = compute(linear, x, SEGMENTS, dtype)
-    linear.adapters, start = adapters, 0
+    linear.adapters = adapters
+    start = 0
     for adapter, count in SEGMENTS:
         for row in range(start, start + count):
             got = results[0][row]
@@ -85,7 +97,9 @@ def test_outputs(kernels: Kernels, name: str, dtype: DType) -> None:
             if name == "gated":
                 gate, up = np.split(expected, 2)
                 expected = gate / (1.0 + np.exp(-gate)) * up
-            assert np.abs(got - expected).max() <= 2e-6 * max(1.0, float(np.abs(expected).max())) * 10
+            assert (
+                np.abs(got - expected).max() <= 2e-6 * max(1.0, float(np.abs(expected).max())) * 10
+            )
         start += count
 
 

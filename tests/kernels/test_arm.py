@@ -1,6 +1,7 @@
 """The kernels of Arm under emulation: matrix products with the bits of this processor's kernels.
 
-The test needs a cross compiler and an emulator (Debian: ``apt install g++-aarch64-linux-gnu qemu-user``).
+The test needs a cross compiler and an emulator (Debian: ``apt install g++-aarch64-linux-gnu
+qemu-user``).
 """
 
 import shutil
@@ -23,15 +24,18 @@ from pronk.kernels.library import candidates
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 
-COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
-# Emulated processors, and the tiles that they get: without dot products, with them, and with 8-bit matrix products.
+COMPILER = shutil.which("aarch64-linux-gnu-g++")
+EMULATOR = shutil.which("qemu-aarch64")
+# Emulated processors, and the tiles that they get: without dot products, with them, and with 8-bit
+# matrix products.
 PROCESSORS = {"cortex-a57": "portable", "cortex-a76": "dot", "max": "i8mm"}
 BATCHES = [(1, 1), (2, 1), (3, 1), (5, 2), (64, 2)]  # (rows, threads)
 OUTPUTS = 37
 
 pytestmark = pytest.mark.skipif(
     COMPILER is None or EMULATOR is None,
-    reason="Arm's kernels are NOT tested here: expected aarch64-linux-gnu-g++ and qemu-aarch64, found no such commands",
+    reason="Arm's kernels are NOT tested here: expected aarch64-linux-gnu-g++ and qemu-aarch64, found "
+    "no such commands",
 )
 
 
@@ -39,46 +43,79 @@ pytestmark = pytest.mark.skipif(
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the kernels and ``products.cpp`` to one static program."""
     folder = tmp_path_factory.mktemp("arm")
-    sources = {SOURCES / f"{name}.cpp": flags for name, flags in BuildTarget("aarch64", "linux").source_flags.items()}
+    sources = {
+        SOURCES / f"{name}.cpp": flags
+        for name, flags in BuildTarget("aarch64", "linux").source_flags.items()
+    }
     sources[Path(__file__).with_name("products.cpp")] = []
-    common = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread", "-DPRONK_FEW_TILES"]
+    common = [
+        "-std=c++17",
+        "-O1",
+        "-ffp-contract=off",
+        "-fno-strict-aliasing",
+        "-pthread",
+        "-DPRONK_FEW_TILES",
+    ]
 
     def compile_source(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
-        command = [str(COMPILER), *common, *(flag for flag in sources[source] if flag != "-O3"), f"-I{SOURCES}"]
+        command = [
+            str(COMPILER),
+            *common,
+            *(flag for flag in sources[source] if flag != "-O3"),
+            f"-I{SOURCES}",
+        ]
         subprocess.run([*command, "-c", str(source), "-o", str(out)], check=True)
         return out
 
     with ThreadPoolExecutor(2) as pool:
         objects = [str(out) for out in pool.map(compile_source, sources)]
-    subprocess.run([str(COMPILER), "-static", "-pthread", *objects, "-o", str(folder / "products")], check=True)
+    subprocess.run(
+        [str(COMPILER), "-static", "-pthread", *objects, "-o", str(folder / "products")], check=True
+    )
     return folder / "products"
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_products_have_the_same_bits(program: Path, processor: str, tmp_path: Path) -> None:
     kernels = candidates()[0]
-    weights: list[QuantizedMatrix | BlockMatrix] = [blocks(each, OUTPUTS, INPUTS.get(each, 352)) for each in QUANTIZED]
+    weights: list[QuantizedMatrix | BlockMatrix] = [
+        blocks(each, OUTPUTS, INPUTS.get(each, 352)) for each in QUANTIZED
+    ]
     for bits, minima, order in CODED:
         if not order:
-            weights += [some_codes((OUTPUTS, 192), bits, minima, order, group) for group in (8, 16, 32, 64)]
+            weights += [
+                some_codes((OUTPUTS, 192), bits, minima, order, group) for group in (8, 16, 32, 64)
+            ]
     linears = [Linear(KernelBackend(kernels), each, None, WeightLayout(), None) for each in weights]
-    cases, expected = bytearray(), []
+    cases = bytearray()
+    expected = []
     for linear in linears:
         for rows, threads in BATCHES:
             x = some_rows(rows, linear.in_features, seed=rows)
             data = as_bytes(linear.packed.data)
-            cases += bytes(linear.packed.struct) + np.array([data.nbytes, rows, threads], np.int64).tobytes()
+            cases += (
+                bytes(linear.packed.struct)
+                + np.array([data.nbytes, rows, threads], np.int64).tobytes()
+            )
             cases += data.tobytes() + x.tobytes()
             expected.append(linear.logits(x))
     (tmp_path / "cases").write_bytes(cases)
-    command = [str(EMULATOR), "-cpu", processor, str(program), str(tmp_path / "cases"), str(tmp_path / "out")]
+    command = [
+        str(EMULATOR),
+        "-cpu",
+        processor,
+        str(program),
+        str(tmp_path / "cases"),
+        str(tmp_path / "out"),
+    ]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
     assert run.stdout.strip() == PROCESSORS[processor]
     found = np.fromfile(tmp_path / "out", np.float32)
     parts = split_rows(found, [product.size for product in expected])
     for number, (part, product) in enumerate(zip(parts, expected, strict=True)):
-        linear, (rows, _) = linears[number // len(BATCHES)], BATCHES[number % len(BATCHES)]
+        linear = linears[number // len(BATCHES)]
+        (rows, _) = BATCHES[number % len(BATCHES)]
         assert same(part.reshape(product.shape), product), (
             processor,
             rows,

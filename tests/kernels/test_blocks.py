@@ -1,4 +1,6 @@
-"""GEMM with the blocks of GGUF files: packed as they are, with the bits of an exact loop on every instruction set."""
+"""GEMM with the blocks of GGUF files: packed as they are, with the bits of an exact loop on every
+instruction set.
+"""
 
 import ctypes
 
@@ -25,7 +27,9 @@ INPUTS = {"Q4_K": 768, "Q5_K": 768, "Q6_K": 768}  # the others: 352, an odd numb
 
 
 def blocks(kind: str, outputs: int, inputs: int, seed: int = 0, heads: int = 0) -> BlockMatrix:
-    return BlockMatrix(kind, inputs, (BlockRows(random_blocks(kind, outputs, inputs, seed), heads),))
+    return BlockMatrix(
+        kind, inputs, (BlockRows(random_blocks(kind, outputs, inputs, seed), heads),)
+    )
 
 
 def dequantized(matrix: BlockMatrix) -> Array:
@@ -37,7 +41,9 @@ def linears(weight: BlockMatrix, bias: Array | None = None) -> list[Linear]:
 
 
 def check_products(weight: BlockMatrix, x: Array, expected: Array) -> None:
-    """Check a few rows on every instruction set, then 20 copies of them, for which AMX uses tiles."""
+    """Check a few rows on every instruction set, then 20 copies of them, for which AMX uses
+    tiles.
+    """
     for linear in linears(weight):
         for copies in (1, 20):
             found = linear.logits(np.tile(x, (copies, 1)))
@@ -45,7 +51,9 @@ def check_products(weight: BlockMatrix, x: Array, expected: Array) -> None:
 
 
 def super_block_product(matrix: BlockMatrix, x: Array) -> Array:
-    """Return the product ``[rows, outputs]`` by the rule of ``kernels/README.md``, in integers as far as possible."""
+    """Return the product ``[rows, outputs]`` by the rule of ``kernels/README.md``, in integers as
+    far as possible.
+    """
     stored = matrix.parts[0].stored
     codes = np.empty((len(stored), matrix.inputs), np.uint8)
     unpacked = unpack(stored, TYPES[matrix.type], codes)
@@ -76,7 +84,9 @@ def super_block_product(matrix: BlockMatrix, x: Array) -> Array:
     return out
 
 
-def super_block_scales(kind: str, block: np.ndarray) -> tuple[np.float16, np.float16, list[int], list[int]]:
+def super_block_scales(
+    kind: str, block: np.ndarray
+) -> tuple[np.float16, np.float16, list[int], list[int]]:
     """Return the factors and the integer scales and minima of a block, read bit by bit."""
     if kind == "Q6_K":
         scales = block[192:208].view(np.int8).astype(int).tolist()
@@ -84,7 +94,9 @@ def super_block_scales(kind: str, block: np.ndarray) -> tuple[np.float16, np.flo
     factor, factor_min = block[:4].view(np.float16)
     s = block[4:16].astype(int)
     scales = [s[i] & 63 for i in range(4)] + [(s[i + 8] & 15) | (s[i] >> 6) << 4 for i in range(4)]
-    minima = [s[i + 4] & 63 for i in range(4)] + [s[i + 8] >> 4 | (s[i + 4] >> 6) << 4 for i in range(4)]
+    minima = [s[i + 4] & 63 for i in range(4)] + [
+        s[i + 8] >> 4 | (s[i + 4] >> 6) << 4 for i in range(4)
+    ]
     return factor, factor_min, [int(each) for each in scales], [int(each) for each in minima]
 
 
@@ -114,7 +126,9 @@ def test_super_blocks_equal_the_loop(kind: str) -> None:
 
 @SUPER
 def test_the_largest_sums_do_not_overflow(kind: str) -> None:
-    """All codes and scales are the largest, and all inputs equal, so that no product cancels another."""
+    """All codes and scales are the largest, and all inputs equal, so that no product cancels
+    another.
+    """
     stored = random_blocks(kind, 16, 512, 1)
     raw = stored.reshape(16, -1, TYPES[kind].size)
     scales = slice(192, 208) if kind == "Q6_K" else slice(4, 16)
@@ -127,11 +141,14 @@ def test_the_largest_sums_do_not_overflow(kind: str) -> None:
 
 @pytest.mark.parametrize("code_bytes", [0, 255], ids=["smallest codes", "largest codes"])
 def test_the_smallest_scale_of_six_bits(code_bytes: int) -> None:
-    """Scales of Q6_K are signed: -128 times the extreme codes, with alternating signs of the scales of a pair."""
+    """Scales of Q6_K are signed: -128 times the extreme codes, with alternating signs of the scales
+    of a pair.
+    """
     stored = random_blocks("Q6_K", 16, 512, 1)
     raw = stored.reshape(16, -1, TYPES["Q6_K"].size)
     raw[:, :, :192] = code_bytes
-    raw[:, :, 192:208:2], raw[:, :, 193:208:2] = 128, 127
+    raw[:, :, 192:208:2] = 128
+    raw[:, :, 193:208:2] = 127
     weight = BlockMatrix("Q6_K", 512, (BlockRows(stored),))
     x = np.array([[1.0], [-1.0]], np.float32).repeat(512, axis=1)
     check_products(weight, x, super_block_product(weight, x))
@@ -148,10 +165,15 @@ def test_groups_equal_the_loop(kind: str) -> None:
 
 @KINDS
 @in_own_process
-def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: str, pytestconfig: pytest.Config) -> None:
-    sanitized = pytestconfig.getoption("--library") is not None  # such a library takes a minute for hundreds of rows
-    inputs, most = INPUTS.get(kind, 352), 70 if sanitized else 600
-    weight, bias = blocks(kind, 97, inputs), some_rows(1, 97, seed=2)[0]
+def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(
+    kind: str, pytestconfig: pytest.Config
+) -> None:
+    # such a library takes a minute for hundreds of rows
+    sanitized = pytestconfig.getoption("--library") is not None
+    inputs = INPUTS.get(kind, 352)
+    most = 70 if sanitized else 600
+    weight = blocks(kind, 97, inputs)
+    bias = some_rows(1, 97, seed=2)[0]
     x = some_rows(most, inputs)
     set_threads(1, 1)
     whole = linears(weight, bias)[0].logits(x)
@@ -169,15 +191,19 @@ def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: str, p
 
 @KINDS
 def test_every_number_of_rows_up_to_three_groups_of_tiles(kind: str) -> None:
-    weight, x = blocks(kind, 37, INPUTS.get(kind, 352)), some_rows(70, INPUTS.get(kind, 352))
-    best, portable = linears(weight)[0], linears(weight)[-1]
+    weight = blocks(kind, 37, INPUTS.get(kind, 352))
+    x = some_rows(70, INPUTS.get(kind, 352))
+    best = linears(weight)[0]
+    portable = linears(weight)[-1]
     expected = portable.logits(x)
     for rows in range(1, 71):
         assert same(best.logits(x[:rows]), expected[:rows]), rows
 
 
 def test_many_rows_use_tiles() -> None:
-    """The emulation of AMX counts its products of tiles: of 16 rows, 16 outputs and 32 or 64 inputs."""
+    """The emulation of AMX counts its products of tiles: of 16 rows, 16 outputs and 32 or 64
+    inputs.
+    """
     try:
         counter = ctypes.c_int64.in_dll(SETS[0].library, "pronk_emulated_products")
     except ValueError:
@@ -198,16 +224,22 @@ def test_rows_that_are_not_finite_leave_the_others_alone(kind: str) -> None:
     for linear in linears(blocks(kind, 20, 768)):
         x = some_rows(41, 768)
         expected = linear.logits(x)
-        x[3], x[20, 5], x[40] = float("inf"), float("nan"), float("-inf")
-        found, finite = linear.logits(x), [row for row in range(41) if row not in bad]
+        x[3] = float("inf")
+        x[20, 5] = float("nan")
+        x[40] = float("-inf")
+        found = linear.logits(x)
+        finite = [row for row in range(41) if row not in bad]
         assert same(found[finite], expected[finite])
         assert not np.isfinite(found[bad]).any()
 
 
 @KINDS
 def test_rows_of_heads_parts_and_gates(kind: str) -> None:
-    """Permuted rows of heads, stacked parts padded by head, and gate and up projections find their places."""
-    one, two = blocks(kind, 48, 256, 1, heads=2), blocks(kind, 72, 256, 2)
+    """Permuted rows of heads, stacked parts padded by head, and gate and up projections find their
+    places.
+    """
+    one = blocks(kind, 48, 256, 1, heads=2)
+    two = blocks(kind, 72, 256, 2)
     order = np.arange(48).reshape(2, 12, 2).swapaxes(1, 2).reshape(-1)
     expected = np.concatenate([dequantized(one)[order], dequantized(two)])
     stacked = BlockMatrix(kind, 256, one.parts + two.parts)

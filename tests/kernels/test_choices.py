@@ -20,10 +20,14 @@ def random_logits(vocab: int, seed: int) -> Array:
 
 
 def scores(logits: Array, temperature: float, seed: int, position: int) -> Array:
-    """Return logits over temperature plus Gumbel noise, in float64; the largest one is the sample."""
+    """Return logits over temperature plus Gumbel noise, in float64; the largest one is the
+    sample.
+    """
     if not temperature:
         return logits.astype(np.float64)
-    return (logits / temperature).astype(np.float64) + gumbel_noise(seed, position, np.arange(len(logits)))
+    return (logits / temperature).astype(np.float64) + gumbel_noise(
+        seed, position, np.arange(len(logits))
+    )
 
 
 @EVERY
@@ -75,7 +79,9 @@ def test_logits_that_are_not_finite_are_found(vocab: int, number: float, kernels
 
 @EVERY
 def test_samples_follow_the_softmax_of_the_logits(kernels: Kernels) -> None:
-    """Four of 700 tokens are likely: the kernels' bounds of the noise must skip none of these in 40,000 samples."""
+    """Four of 700 tokens are likely: the kernels' bounds of the noise must skip none of these in
+    40,000 samples.
+    """
     shares = {3: 0.5, 255: 0.25, 256: 0.15, 699: 0.1}
     logits = np.full(700, -30.0, np.float32)
     logits[list(shares)] = np.log(list(shares.values()))

@@ -20,9 +20,20 @@ from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 
 SETS = candidates()
-KINDS = pytest.mark.parametrize("kind", CODED, ids=lambda kind: f"{kind[0]} bits, minima {kind[1]}, order {kind[2]}")
-# (outputs, inputs, group size): partial and several blocks of 16 outputs, partial last groups, groups of whole rows.
-SHAPES = [(5, 8, 8), (5, 25, 56), (17, 40, 16), (97, 100, 32), (33, 640, 64), (48, 1100, 128), (20, 576, 576)]
+KINDS = pytest.mark.parametrize(
+    "kind", CODED, ids=lambda kind: f"{kind[0]} bits, minima {kind[1]}, order {kind[2]}"
+)
+# (outputs, inputs, group size): partial and several blocks of 16 outputs, partial last groups,
+# groups of whole rows.
+SHAPES = [
+    (5, 8, 8),
+    (5, 25, 56),
+    (17, 40, 16),
+    (97, 100, 32),
+    (33, 640, 64),
+    (48, 1100, 128),
+    (20, 576, 576),
+]
 
 
 def products(weight: QuantizedMatrix, bias: Array | None = None) -> list[Linear]:
@@ -43,9 +54,12 @@ def test_outputs_equal_the_loop(kind: tuple[Bits, Minima, bool]) -> None:
 
 @KINDS
 @in_own_process
-def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: tuple[Bits, Minima, bool]) -> None:
+def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(
+    kind: tuple[Bits, Minima, bool],
+) -> None:
     for outputs, inputs, group in SHAPES:
-        weight, bias = some_codes((outputs, inputs), *kind, group), some_rows(1, outputs, seed=2)[0]
+        weight = some_codes((outputs, inputs), *kind, group)
+        bias = some_rows(1, outputs, seed=2)[0]
         x = some_rows(1040, inputs)
         set_threads(1, 1)
         whole = products(weight, bias)[0].logits(x)
@@ -58,7 +72,11 @@ def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: tuple[
         for threads in (2, 3, 5):
             set_threads(threads, 1)
             for rows in (4, 600):
-                assert same(products(weight, bias)[0].logits(x[:rows]), whole[:rows]), (inputs, rows, threads)
+                assert same(products(weight, bias)[0].logits(x[:rows]), whole[:rows]), (
+                    inputs,
+                    rows,
+                    threads,
+                )
 
 
 @pytest.mark.parametrize("kernels", SETS, ids=lambda kernels: kernels.name)
@@ -67,8 +85,11 @@ def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels) -> No
     product = Linear(KernelBackend(kernels), weight, None, WeightLayout(), None)
     x = some_rows(30, 70)
     want = product.logits(x)
-    x[3], x[17, 5], x[29] = float("inf"), float("nan"), float("-inf")
-    found, fine = product.logits(x), [row for row in range(30) if row not in (3, 17, 29)]
+    x[3] = float("inf")
+    x[17, 5] = float("nan")
+    x[29] = float("-inf")
+    found = product.logits(x)
+    fine = [row for row in range(30) if row not in (3, 17, 29)]
     assert same(found[fine], want[fine])
     assert not np.isfinite(found[[3, 17, 29]]).any()
 
@@ -81,8 +102,11 @@ def test_embedding_of_quantized_rows(kind: tuple[Bits, Minima, bool]) -> None:
     for product in products(weight):
         for dtype in (FLOAT32, BFLOAT16):
             program = product.backend.program(72, dtype)
-            config, embedding = SimpleNamespace(embedding_scale=1.0), np.empty((0, 72), np.float32)
-            decoder = SimpleNamespace(config=config, table=product, positions=None, embedding=embedding)
+            config = SimpleNamespace(embedding_scale=1.0)
+            embedding = np.empty((0, 72), np.float32)
+            decoder = SimpleNamespace(
+                config=config, table=product, positions=None, embedding=embedding
+            )
             program.embed(decoder)
             rows = ProgramRows().set_segments([(BlockTable(), TokenTree.chain(tokens), 0)], tokens)
             out = np.empty((5, 72), dtype)
@@ -92,7 +116,9 @@ def test_embedding_of_quantized_rows(kind: tuple[Bits, Minima, bool]) -> None:
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.012), (4, 0.12)])
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
-def test_outputs_are_close_to_those_of_unquantized_weights(dtype: DType, bits: Bits, most: float) -> None:
+def test_outputs_are_close_to_those_of_unquantized_weights(
+    dtype: DType, bits: Bits, most: float
+) -> None:
     weight = some_rows(300, 700, seed=1) * np.logspace(-2, 1, 300, dtype=np.float32)[:, None]
     x = (some_rows(9, 700) * np.logspace(-2, 1, 9, dtype=np.float32)[:, None]).astype(dtype)
     x[4] = 0.0
@@ -107,15 +133,21 @@ def test_outputs_are_close_to_those_of_unquantized_weights(dtype: DType, bits: B
 @pytest.mark.parametrize("minima", [False, True, "zeros"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_largest_sums_do_not_overflow(bits: Bits, minima: Minima, group: int) -> None:
-    """Codes are the smallest or the largest, and all inputs are equal, so that no product cancels another."""
+    """Codes are the smallest or the largest, and all inputs are equal, so that no product cancels
+    another.
+    """
     weight = some_codes((32, 128), bits, minima, False, group)
-    weight.codes[:16], weight.codes[16:] = 0, (1 << bits) - 1
+    weight.codes[:16] = 0
+    weight.codes[16:] = (1 << bits) - 1
     x = np.array([[1.0], [-1.0]], np.float32).repeat(128, axis=1)
     expected = coded_product(weight, x)
     for product in products(weight):
         for copies in (1, 20):  # AMX uses tiles for the copies
             found = product.logits(np.tile(x, (copies, 1)))
-            assert same(found, np.tile(expected, (copies, 1))), (product.packed.kernels.name, copies)
+            assert same(found, np.tile(expected, (copies, 1))), (
+                product.packed.kernels.name,
+                copies,
+            )
 
 
 def test_multiplying_counts_products() -> None:

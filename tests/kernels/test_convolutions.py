@@ -1,4 +1,6 @@
-"""Short convolutions on every instruction set: outputs, bits, and states of ancestors in chunks, trees and batches."""
+"""Short convolutions on every instruction set: outputs, bits, and states of ancestors in chunks,
+trees and batches.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,17 +34,29 @@ NAN = float("nan")
 class Convolution:
     """A short convolution and texts in its cache.
 
-    The projections copy the stream: ``b = 2 x``, ``c = x``, and the output is added as it is. So they are exact on
-    every instruction set, and the output of a row is ``x + x · (bias + sum of weight · 2 x²)``.
+    The projections copy the stream: ``b = 2 x``, ``c = x``, and the output is added as it is. So
+    they are exact on every instruction set, and the output of a row is ``x + x · (bias + sum of
+    weight · 2 x²)``.
     """
 
-    def __init__(self, backend: Backend, hidden: int, taps: int, dtype: DType, *, bias: bool) -> None:
-        self.backend, self.hidden, self.taps, self.dtype = backend, hidden, taps, dtype
+    def __init__(
+        self, backend: Backend, hidden: int, taps: int, dtype: DType, *, bias: bool
+    ) -> None:
+        self.backend = backend
+        self.hidden = hidden
+        self.taps = taps
+        self.dtype = dtype
         self.config = replace(
-            tiny_config(hidden=hidden), num_layers=1, convolution=ConvolutionConfig(taps, (True,), bias)
+            tiny_config(hidden=hidden),
+            num_layers=1,
+            convolution=ConvolutionConfig(taps, (True,), bias),
         )
-        self.layer, copies = Layer(self.config), np.eye(hidden, dtype=np.float32)
-        for name, weight in (("gates", np.concatenate((2 * copies, copies, copies))), ("out", copies)):
+        self.layer = Layer(self.config)
+        copies = np.eye(hidden, dtype=np.float32)
+        for name, weight in (
+            ("gates", np.concatenate((2 * copies, copies, copies))),
+            ("out", copies),
+        ):
             linear = Linear(backend, weight.astype(dtype), None, self.layer.layout(name), None)
             setattr(self.layer, name, linear)
         dice = np.random.default_rng(taps)
@@ -57,15 +71,20 @@ class Convolution:
         """Return the outputs of the rows ``x`` of all segments; nothing is committed."""
         for table, tree, _ in segments:
             self.cache.prepare(table, table.length + len(tree))
-        rows, stream = ProgramRows().set_segments(segments), x.astype(self.dtype)
+        rows = ProgramRows().set_segments(segments)
+        stream = x.astype(self.dtype)
         self.program.run(rows, stream)
         return stream
 
     def read(self, x: Array, chunks: Sequence[int], table: BlockTable | None = None) -> Array:
         """Return the outputs of a text in chunks, which are committed."""
-        table, found, start = table or BlockTable(), list[Array](), 0
+        table = table or BlockTable()
+        found = list[Array]()
+        start = 0
         for count in chunks:
-            found.append(self.run([(table, TokenTree.chain([0] * count), 0)], x[start : start + count]))
+            found.append(
+                self.run([(table, TokenTree.chain([0] * count), 0)], x[start : start + count])
+            )
             self.cache.commit(table, range(count))
             start += count
         return np.concatenate(found)
@@ -74,7 +93,8 @@ class Convolution:
         """Return the outputs of a text, computed by NumPy in float64."""
         x = x.astype(self.dtype).astype(np.float64)
         states = np.concatenate((np.zeros((self.taps - 1, self.hidden)), 2 * x * x))
-        weights, total = self.layer.filter[:, 0].astype(np.float64).T, np.zeros_like(x)
+        weights = self.layer.filter[:, 0].astype(np.float64).T
+        total = np.zeros_like(x)
         if self.layer.filter_bias is not None:
             total = total + self.layer.filter_bias.astype(np.float64)
         for tap in range(self.taps):
@@ -97,7 +117,9 @@ def backends() -> list[Any]:
 @SHAPES
 @DTYPES
 @pytest.mark.parametrize("backend", backends())
-def test_outputs_are_those_of_numpy(backend: Backend, dtype: DType, hidden: int, taps: int, *, bias: bool) -> None:
+def test_outputs_are_those_of_numpy(
+    backend: Backend, dtype: DType, hidden: int, taps: int, *, bias: bool
+) -> None:
     made = Convolution(backend, hidden, taps, dtype, bias=bias)
     x = some_rows(LENGTH, hidden)
     expected = made.expected(x)
@@ -127,23 +149,32 @@ def test_chunks_trees_batches_and_threads_change_no_bit(
 
 
 def in_tree_and_batch(made: Convolution, x: Array, alone: Array) -> None:
-    """Check a tree with wrong siblings beside another request, in two passes, then the text after a commit."""
-    start, other = 31, some_rows(9, made.hidden, 7)
-    table, neighbour = BlockTable(), BlockTable()
+    """Check a tree with wrong siblings beside another request, in two passes, then the text after a
+    commit.
+    """
+    start = 31
+    other = some_rows(9, made.hidden, 7)
+    table = BlockTable()
+    neighbour = BlockTable()
     made.read(x, [start], table)
     count = LENGTH - start - 5  # tokens on the path
-    parents, rows = [-1], [x[start]]
+    parents = [-1]
+    rows = [x[start]]
     for token in range(start + 1, start + count):
         parents += [len(rows) - 1] * 2
         rows += [other[token % 9], x[token]]  # a wrong sibling, then the text
-    tree, nodes = TokenTree((0, *(1, 0) * (count - 1)), tuple(parents)), [0, *range(2, 2 * count - 1, 2)]
+    tree = TokenTree((0, *(1, 0) * (count - 1)), tuple(parents))
+    nodes = [0, *range(2, 2 * count - 1, 2)]
     both = made.run(
-        [(neighbour, TokenTree.chain([0] * 9), 0), (table, tree, 0)], np.concatenate((other, np.stack(rows)))
+        [(neighbour, TokenTree.chain([0] * 9), 0), (table, tree, 0)],
+        np.concatenate((other, np.stack(rows))),
     )
     assert same(both[9:][nodes], alone[start : start + count])
     assert same(both[:9], made.read(other, [9]))
     half = len(rows) // 2
-    first = made.run([(table, TokenTree(tree.tokens[:half], tree.parents[:half]), 0)], np.stack(rows[:half]))
+    first = made.run(
+        [(table, TokenTree(tree.tokens[:half], tree.parents[:half]), 0)], np.stack(rows[:half])
+    )
     second = made.run([(table, tree, half)], np.stack(rows[half:]))
     assert same(np.concatenate((first, second))[nodes], alone[start : start + count])
     made.cache.commit(table, nodes)
@@ -163,7 +194,8 @@ def test_bits_are_equal_on_all_instruction_sets() -> None:
 @EVERY
 def test_rows_that_are_not_finite_leave_other_requests_alone(kernels: Kernels) -> None:
     made = Convolution(KernelBackend(kernels), 64, 3, FLOAT32, bias=False)
-    x, chain = some_rows(8, 64), TokenTree.chain([0] * 4)
+    x = some_rows(8, 64)
+    chain = TokenTree.chain([0] * 4)
     expected = made.read(x[4:], [4])
     x[:4] = np.nan
     found = made.run([(BlockTable(), chain, 0), (BlockTable(), chain, 0)], x)

@@ -1,4 +1,6 @@
-"""Mixtures of experts in every weight format on every instruction set: outputs, bits, and which experts are read."""
+"""Mixtures of experts in every weight format on every instruction set: outputs, bits, and which
+experts are read.
+"""
 
 import ctypes
 from collections.abc import Callable
@@ -41,15 +43,21 @@ class Mixture:
         """Return the output of all rows, and the number of experts that were read."""
         program = self.backend.program(x.shape[1], self.dtype)
         program.mlp(self.layer)
-        rows, stream = ProgramRows.without_segments(len(x)), x.astype(self.dtype)
+        rows = ProgramRows.without_segments(len(x))
+        stream = x.astype(self.dtype)
         program.run(rows, stream)
         return stream.astype(np.float32), rows.touched.value
 
     def chosen(self, x: Array) -> tuple[Array, Array]:
-        """Return the experts of each row in rising order, and their weights, computed by NumPy in float64."""
+        """Return the experts of each row in rising order, and their weights, computed by NumPy in
+        float64.
+        """
         assert self.layer.router is not None
         mixture = self.layer.up.mixture
-        scores = normalized(x.astype(self.dtype)).astype(np.float64) @ self.layer.router.packed.unpack().T
+        scores = (
+            normalized(x.astype(self.dtype)).astype(np.float64)
+            @ self.layer.router.packed.unpack().T
+        )
         experts = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : mixture.per_row], axis=1)
         power = np.exp(scores)
         taken = np.take_along_axis(power, experts, axis=1)
@@ -58,10 +66,13 @@ class Mixture:
     def expected(self, x: Array) -> Array:
         """Return the output of all rows, computed by NumPy in float64."""
         experts, shares = self.chosen(x)
-        made, normed = x.astype(np.float64), normalized(x.astype(self.dtype)).astype(np.float64)
-        ups, downs = self.layer.up.parts, self.layer.down.parts
+        made = x.astype(np.float64)
+        normed = normalized(x.astype(self.dtype)).astype(np.float64)
+        ups = self.layer.up.parts
+        downs = self.layer.down.parts
         weights = {
-            number: (ups[number].packed.unpack(), downs[number].packed.unpack()) for number in np.unique(experts)
+            number: (ups[number].packed.unpack(), downs[number].packed.unpack())
+            for number in np.unique(experts)
         }
         for row, (numbers, parts) in enumerate(zip(experts, shares, strict=True)):
             for number, share in zip(numbers, parts, strict=True):
@@ -77,7 +88,9 @@ def normalized(x: Array) -> Array:
 
 
 def weight_of(form: str, kernels: Kernels, outputs: int, inputs: int, seed: int) -> AnyWeight:
-    values = (np.random.default_rng(seed).standard_normal((outputs, inputs)) * inputs**-0.5).astype(np.float32)
+    values = (np.random.default_rng(seed).standard_normal((outputs, inputs)) * inputs**-0.5).astype(
+        np.float32
+    )
     if form in QUANTIZED:
         return BlockMatrix(form, inputs, (BlockRows(random_blocks(form, outputs, inputs, seed)),))
     if form.startswith("int"):
@@ -86,11 +99,17 @@ def weight_of(form: str, kernels: Kernels, outputs: int, inputs: int, seed: int)
 
 
 def make(
-    kernels: Kernels, form: str, backend: Backend | None = None, *, clamped: str | None = None, **changes: Any
+    kernels: Kernels,
+    form: str,
+    backend: Backend | None = None,
+    *,
+    clamped: str | None = None,
+    **changes: Any,
 ) -> Mixture:
     """Return a mixture of experts; super-blocks need sizes that are multiples of 256.
 
-    ``clamped``: the gate is clamped, and the router, the gate or the up projection has a row of NaN.
+    ``clamped``: the gate is clamped, and the router, the gate or the up projection has a row of
+    NaN.
     """
     mixture = replace(MIXTURE, **changes)
     hidden = 256 if form.endswith("_K") else 96
@@ -126,10 +145,13 @@ def same(one: Array, other: Array) -> bool:
 @EVERY
 @EACH
 def test_outputs_are_those_of_numpy(form: str, kernels: Kernels) -> None:
-    """Quantized weights take input rows of 8 bits; GGUF blocks are random, so their outputs have any size."""
+    """Quantized weights take input rows of 8 bits; GGUF blocks are random, so their outputs have
+    any size.
+    """
     made = make(kernels, form)
     x = some_rows(ROWS, made.layer.config.hidden_size)
-    expected, (found, _) = made.expected(x), made.run(x)
+    expected = made.expected(x)
+    (found, _) = made.run(x)
     change = np.abs(expected - x).max()
     # A stream of bfloat16 has 8 bits, too.
     limits = {"float32": 2e-5, "float16": 2e-5, "bfloat16": 0.04 * max(1.0, change)}
@@ -139,8 +161,11 @@ def test_outputs_are_those_of_numpy(form: str, kernels: Kernels) -> None:
 
 @EVERY
 @EACH
-def test_a_row_depends_on_itself_alone(form: str, kernels: Kernels, pytestconfig: pytest.Config) -> None:
-    made, before = make(kernels, form), num_threads()
+def test_a_row_depends_on_itself_alone(
+    form: str, kernels: Kernels, pytestconfig: pytest.Config
+) -> None:
+    made = make(kernels, form)
+    before = num_threads()
     sanitized = pytestconfig.getoption("--library") is not None  # such a library is slow
     count = 17 if sanitized else ROWS
     x = some_rows(count, made.layer.config.hidden_size)
@@ -159,13 +184,21 @@ def test_a_row_depends_on_itself_alone(form: str, kernels: Kernels, pytestconfig
 
 @EVERY
 @pytest.mark.parametrize("normal", [True, False])
-def test_equal_scores_choose_the_first_experts_and_the_order_of_the_sum(kernels: Kernels, *, normal: bool) -> None:
+def test_equal_scores_choose_the_first_experts_and_the_order_of_the_sum(
+    kernels: Kernels, *, normal: bool
+) -> None:
     made = make(kernels, "float32", normalized=normal)
-    backend, layer, hidden = made.backend, made.layer, made.layer.config.hidden_size
-    layer.router = Linear(backend, np.zeros((7, hidden), np.float32), None, layer.layout("router"), None)
-    x, total = some_rows(5, hidden), None
+    backend = made.backend
+    layer = made.layer
+    hidden = made.layer.config.hidden_size
+    layer.router = Linear(
+        backend, np.zeros((7, hidden), np.float32), None, layer.layout("router"), None
+    )
+    x = some_rows(5, hidden)
+    total = None
     for number in range(3):
-        program, y = backend.program(hidden, FLOAT32), np.empty((5, hidden), np.float32)
+        program = backend.program(hidden, FLOAT32)
+        y = np.empty((5, hidden), np.float32)
         program.linear(layer.up.parts[number], norm=layer.mlp_norm, activation="silu", to="B")
         program.linear(layer.down.parts[number], source="B", to="logits")
         program.run(ProgramRows.without_segments(5), x.copy(), y)
@@ -180,7 +213,9 @@ def test_equal_scores_choose_the_first_experts_and_the_order_of_the_sum(kernels:
 def test_numbers_of_experts(kernels: Kernels, experts: int) -> None:
     for per_row in {1, min(17, experts), min(3, experts)}:
         for normal in (True, False):
-            made = make(kernels, "float32", experts=experts, per_row=per_row, normalized=normal, width=24)
+            made = make(
+                kernels, "float32", experts=experts, per_row=per_row, normalized=normal, width=24
+            )
             x = some_rows(4, made.layer.config.hidden_size)
             assert np.abs(made.run(x)[0] - made.expected(x)).max() < 2e-5
 
@@ -192,11 +227,14 @@ def test_experts_without_rows_are_not_read(form: str, kernels: Kernels) -> None:
     made = make(kernels, form, experts=24)
     for rows in (1, 2, 6):
         x = some_rows(rows, made.layer.config.hidden_size)
-        expected, union = made.run(x)[0], set(made.chosen(x)[0].flatten().tolist())
+        expected = made.run(x)[0]
+        union = set(made.chosen(x)[0].flatten().tolist())
         assert len(union) < 24
         others = [number for number in range(24) if number not in union]
         structures = [
-            part.parts[number].packed.struct for part in (made.layer.up, made.layer.down) for number in others
+            part.parts[number].packed.struct
+            for part in (made.layer.up, made.layer.down)
+            for number in others
         ]
         addresses = [each.data for each in structures]
         for each in structures:

@@ -1,4 +1,6 @@
-"""Loading and self-check of the compiled kernels; errors are one line, or torch computes instead."""
+"""Loading and self-check of the compiled kernels; errors are one line, or torch computes
+instead.
+"""
 
 import ctypes
 import platform
@@ -23,7 +25,8 @@ from pronk.models.kernels import load_kernels, self_check
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 OPTIONS = SamplingParams(max_tokens=12, ignore_eos=True)
-FEW_ROWS = (1, 4, 20, 40)  # batch sizes of the self-check for libraries that are built without optimization
+# batch sizes of the self-check for libraries that are built without optimization
+FEW_ROWS = (1, 4, 20, 40)
 
 
 @pytest.fixture
@@ -52,7 +55,9 @@ def test_a_missing_library(tmp_path: Path) -> None:
     one_line(caught, "found no compiled kernels at", "none.so", "install pronk again")
 
 
-@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"text\nand more text\n" * 1000], ids=["empty", "start", "text"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF", b"text\nand more text\n" * 1000], ids=["empty", "start", "text"]
+)
 def test_a_damaged_library(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "damaged.so").write_bytes(content)
     with pytest.raises(KernelsError) as caught:
@@ -72,17 +77,23 @@ def test_another_version(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "VERSION", 99)
     with pytest.raises(KernelsError) as caught:
         candidates(path=copy)
-    one_line(caught, f"expected kernels of version 99, found version {VERSION}", "install pronk again")
+    one_line(
+        caught, f"expected kernels of version 99, found version {VERSION}", "install pronk again"
+    )
 
 
 @pytest.mark.parametrize("changed", STRUCTURES, ids=lambda each: each.__name__)
-def test_structures_of_another_size(changed: Any, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_structures_of_another_size(
+    changed: Any, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A library with this version, but a structure of another size, is refused."""
 
     class TokenView(changed):
         _fields_ = (("more", ctypes.c_int64),)
 
-    monkeypatch.setattr(library, "STRUCTURES", [TokenView if each is changed else each for each in STRUCTURES])
+    monkeypatch.setattr(
+        library, "STRUCTURES", [TokenView if each is changed else each for each in STRUCTURES]
+    )
     with pytest.raises(KernelsError) as caught:
         candidates(path=copy)
     one_line(caught, "expected structures of", "install pronk again")
@@ -95,7 +106,9 @@ def test_unknown_instruction_sets(choice: str) -> None:
     one_line(caught, "kernels: expected one of auto, portable, avx2", f"found {choice!r}")
 
 
-def test_an_instruction_set_that_the_processor_lacks(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instruction_set_that_the_processor_lacks(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(library.open_library(copy), "pronk_detect", lambda: 1)
     assert [each.name for each in candidates("auto", copy)] == ["avx2", "portable"]
     with pytest.raises(OptionError) as caught:
@@ -104,7 +117,9 @@ def test_an_instruction_set_that_the_processor_lacks(copy: Path, monkeypatch: py
 
 
 def test_supported_head_sizes() -> None:
-    assert [size for size in (2, 3, 16, 64, 80, 511, 512, 514) if Kernels.supports_head_dim(size)] == [
+    assert [
+        size for size in (2, 3, 16, 64, 80, 511, 512, 514) if Kernels.supports_head_dim(size)
+    ] == [
         2,
         16,
         64,
@@ -164,7 +179,8 @@ def test_the_self_check_finds_defects(defect: str) -> None:
             super().run(ops, count, call)
             if applies(call) and defect in ("a product", "a layer"):
                 rows = first_number(call.logits or call.stream)
-                for row in range(call.rows):  # equal defects in all rows, so that rows are consistent
+                # equal defects in all rows, so that rows are consistent
+                for row in range(call.rows):
                     width = 2 * (80 if call.logits else call.hidden)
                     rows[row * width + 1] = 0x7000
             elif applies(call):
@@ -183,9 +199,15 @@ def test_the_self_check_finds_defects(defect: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "field", "value"),
-    [("convolution", "taps", 2), ("convolution", "filter_bias", None), ("experts", "normalized", 0)],
+    [
+        ("convolution", "taps", 2),
+        ("convolution", "filter_bias", None),
+        ("experts", "normalized", 0),
+    ],
 )
-def test_the_self_check_finds_wrong_convolutions_and_experts(kind: str, field: str, value: int | None) -> None:
+def test_the_self_check_finds_wrong_convolutions_and_experts(
+    kind: str, field: str, value: int | None
+) -> None:
     number = {"convolution": 7, "experts": 6}[kind]  # PRONK_CONVOLVE and PRONK_ROUTE
 
     class Wrong(Kernels):
@@ -197,13 +219,22 @@ def test_the_self_check_finds_wrong_convolutions_and_experts(kind: str, field: s
             super().run(ops, count, call)
 
     best = candidates()[0]
-    assert re.match(f"a layer with {kind} is off by", self_check(Wrong(best.library, best.path, best.isa)) or "")
+    assert re.match(
+        f"a layer with {kind} is off by", self_check(Wrong(best.library, best.path, best.isa)) or ""
+    )
 
 
-def test_an_instruction_set_that_fails_its_check_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    load, names = load_kernels.__wrapped__, [each.name for each in candidates()]
+def test_an_instruction_set_that_fails_its_check_is_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load = load_kernels.__wrapped__
+    names = [each.name for each in candidates()]
     for good in names:
-        monkeypatch.setattr(loading, "self_check", lambda each, good=good: None if each.name == good else "it is wrong")
+        monkeypatch.setattr(
+            loading,
+            "self_check",
+            lambda each, good=good: None if each.name == good else "it is wrong",
+        )
         assert load("auto").name == good
     monkeypatch.setattr(loading, "self_check", lambda _: "it is wrong")
     with pytest.raises(KernelsError) as caught:
@@ -213,7 +244,8 @@ def test_an_instruction_set_that_fails_its_check_is_skipped(monkeypatch: pytest.
 
 def test_a_passed_self_check_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per library, instruction set and processor; failures and unwritable folders are not."""
-    load, checked = load_kernels.__wrapped__, []
+    load = load_kernels.__wrapped__
+    checked = []
 
     def check(kernels: Kernels) -> str | None:
         checked.append(kernels.name)
@@ -223,7 +255,8 @@ def test_a_passed_self_check_is_remembered(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(loading, "self_check", check)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     names = [each.name for each in candidates()]
-    for expected in (names, names[:-1]):  # the second time the last one, portable, has passed before
+    # the second time the last one, portable, has passed before
+    for expected in (names, names[:-1]):
         checked.clear()
         assert load("auto").name == "portable"
         assert checked == expected
@@ -268,7 +301,8 @@ def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
 def test_a_build_for_one_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
-    """It lacks the instruction sets that the processor lacks, and has the best set of the whole library.
+    """It lacks the instruction sets that the processor lacks, and has the best set of the whole
+    library.
 
     Here the processor has AVX2 alone, so that all sets that can be left out are left out.
     """
@@ -283,5 +317,7 @@ def test_a_build_for_one_processor(
     build.build(path, extra=["-O0", "-DPRONK_FEW_TILES"], native=True)
     found = candidates(path=path)
     small = {"portable", "avx2"} if platform.machine() == "x86_64" else {*INSTRUCTION_SETS}
-    assert [each.name for each in found] == [each.name for each in candidates() if each.name in small]
+    assert [each.name for each in found] == [
+        each.name for each in candidates() if each.name in small
+    ]
     assert [self_check(each) for each in found] == [None] * len(found)

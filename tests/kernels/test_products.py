@@ -1,4 +1,6 @@
-"""GEMM on every instruction set: a row's bits do not depend on the batch, and its error is bounded."""
+"""GEMM on every instruction set: a row's bits do not depend on the batch, and its error is
+bounded.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ TYPES = {
     "float16": (FLOAT16, FLOAT32),
 }
 ALL = pytest.mark.parametrize("name", TYPES)
-# (outputs, inputs): below and above the sizes of a block and of a panel of K, mostly no multiples of tile sizes.
+# (outputs, inputs): below and above the sizes of a block and of a panel of K, mostly no multiples
+# of tile sizes.
 SHAPES = [(5, 3), (16, 16), (97, 52), (131, 576), (40, 1100)]
 ROWS = (*range(1, 41), 47, 48, 63, 64, 65, 96, 127, 128, 129, 200, 255, 256, 257, 384, 511, 512)
 
@@ -30,7 +33,9 @@ def some_rows(count: int, size: int, dtype: DType = FLOAT32, seed: int = 0) -> A
     return np.random.default_rng(seed).standard_normal((count, size), np.float32).astype(dtype)
 
 
-def linear(kernels: Kernels, name: str, shape: tuple[int, int], *, bias: bool = False) -> tuple[Linear, Array]:
+def linear(
+    kernels: Kernels, name: str, shape: tuple[int, int], *, bias: bool = False
+) -> tuple[Linear, Array]:
     """Return a linear layer and its weight."""
     dtype, _ = TYPES[name]
     weight = some_rows(*shape, dtype, 1)
@@ -47,7 +52,9 @@ def same(one: Array, other: Array) -> bool:
 @EVERY
 @in_own_process
 def test_a_row_does_not_depend_on_the_batch(kernels: Kernels, name: str) -> None:
-    """Batches of the first or the last 1 to 1040 rows, on 1 to 5 threads, give each row the same bits."""
+    """Batches of the first or the last 1 to 1040 rows, on 1 to 5 threads, give each row the same
+    bits.
+    """
     for shape in SHAPES:
         product, _ = linear(kernels, name, shape, bias=True)
         x = some_rows(1040, shape[1], TYPES[name][1])
@@ -71,8 +78,11 @@ def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels, name:
     product, _ = linear(kernels, name, (50, 70))
     x = some_rows(30, 70, TYPES[name][1])
     want = product.logits(x)
-    x[3], x[17, 5], x[29] = float("inf"), float("nan"), 3e38
-    found, fine = product.logits(x), [row for row in range(30) if row not in (3, 17, 29)]
+    x[3] = float("inf")
+    x[17, 5] = float("nan")
+    x[29] = 3e38
+    found = product.logits(x)
+    fine = [row for row in range(30) if row not in (3, 17, 29)]
     assert same(found[fine], want[fine])
     assert np.isnan(found[17]).all()
     assert not np.isfinite(found[3]).any()
@@ -81,7 +91,8 @@ def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels, name:
 def errors(product: Linear, weight: Array, x: Array) -> tuple[float, float]:
     """Return the norm of the product's error, and that of torch's product, both against float64."""
     exact = x.astype(np.float64) @ weight.astype(np.float64).T
-    mine, theirs = product.logits(x).astype(x.dtype), to_array(F.linear(to_tensor(x), to_tensor(weight)))
+    mine = product.logits(x).astype(x.dtype)
+    theirs = to_array(F.linear(to_tensor(x), to_tensor(weight)))
     return float(np.linalg.norm(mine - exact)), float(np.linalg.norm(theirs - exact))
 
 
@@ -108,7 +119,9 @@ def test_float32_is_as_accurate_as_torch(kernels: Kernels) -> None:
 
 @EVERY
 def test_float32_error_is_that_of_rounding_each_sum(kernels: Kernels) -> None:
-    """The error is at most that of rounding each of the K partial sums by half a unit in the last place."""
+    """The error is at most that of rounding each of the K partial sums by half a unit in the last
+    place.
+    """
     for shape in (*SHAPES, (64, 4096)):
         product, weight = linear(kernels, "float32", shape)
         x = some_rows(40, shape[1])

@@ -42,14 +42,18 @@ def test_codes_are_nearest_and_no_tried_scale_is_better(bits: Bits, group: int |
     assert made.group == min(group or default_group(bits, 200), 224)
     zero = 1 << (bits - 1)
     for start in range(0, 200, made.group):
-        part, scale = weight[:, start : start + made.group], made.scale[:, start // made.group, None]
+        part = weight[:, start : start + made.group]
+        scale = made.scale[:, start // made.group, None]
         codes = made.codes[:, start : start + made.group].astype(np.float32) - zero
         inverse = 1 / np.where(scale == 0, np.inf, scale)
         assert np.array_equal(codes, np.rint(part * inverse).clip(-zero, zero - 1))
         mine = squares(codes * scale - part)
         farthest = np.take_along_axis(part, np.abs(part).argmax(1, keepdims=True), 1)
         for step in range(6 if bits == 4 else 0):
-            for tried in (np.abs(farthest) * (1 - 0.05 * step) / (zero - 1), -farthest * (1 - 0.05 * step) / zero):
+            for tried in (
+                np.abs(farthest) * (1 - 0.05 * step) / (zero - 1),
+                -farthest * (1 - 0.05 * step) / zero,
+            ):
                 quotients = np.divide(part, tried, out=np.zeros_like(part), where=tried != 0)
                 other = np.rint(quotients).clip(-zero, zero - 1) * tried - part
                 assert (mine <= squares(other) * 1.0001).all()
@@ -62,7 +66,9 @@ def squares(errors: Array) -> Array:
 
 
 def test_a_row_too_large_for_memory() -> None:
-    """The float32 copy of a bfloat16 row cannot be allocated; with 0 rows the null pointers are not read."""
+    """The float32 copy of a bfloat16 row cannot be allocated; with 0 rows the null pointers are not
+    read.
+    """
     asked = (None, TYPES[BFLOAT16], 0, 1 << 55, 1 << 55, 4, 32, 0, None, None, 1, 0)
     assert SETS[0].library.pronk_round(*asked) == -1
 
@@ -79,8 +85,20 @@ def test_a_failed_allocation_raises() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "group"),
-    # In turn: whole groups, smaller groups that save padding, padding below the cost of more scales, short rows.
-    [(128, 128), (896, 128), (320, 64), (576, 64), (160, 32), (200, 32), (250, 128), (12832, 128), (80, 96), (8, 32)],
+    # In turn: whole groups, smaller groups that save padding, padding below the cost of more
+    # scales, short rows.
+    [
+        (128, 128),
+        (896, 128),
+        (320, 64),
+        (576, 64),
+        (160, 32),
+        (200, 32),
+        (250, 128),
+        (12832, 128),
+        (80, 96),
+        (8, 32),
+    ],
 )
 def test_default_groups_take_the_fewest_bytes(inputs: int, group: int) -> None:
     assert default_group(8, inputs) == group
@@ -105,7 +123,9 @@ def test_weights_on_the_grid_are_exact() -> None:
 
 
 def test_clipping_has_a_smaller_error_than_the_full_range() -> None:
-    """The best scale may clip the largest weight, because a smaller scale rounds all other weights less."""
+    """The best scale may clip the largest weight, because a smaller scale rounds all other weights
+    less.
+    """
     weight = some_weight(300, 256)
     made = round_weights(SETS[0], weight, 4)
     grouped = weight.reshape(300, -1, 32)

@@ -1,4 +1,6 @@
-"""Suffix automata in C++: memory and errors; ``tests/drafting`` compares trees with the Python code."""
+"""Suffix automata in C++: memory and errors; ``tests/drafting`` compares trees with the Python
+code.
+"""
 
 import gc
 import random
@@ -9,7 +11,12 @@ import pytest
 
 from pronk.kernels import library
 from pronk.kernels.library import KernelsError
-from pronk.kernels.suffixes import CompiledSuffixes, NativeTreeBuilder, TreeLimits, open_suffix_library
+from pronk.kernels.suffixes import (
+    CompiledSuffixes,
+    NativeTreeBuilder,
+    TreeLimits,
+    open_suffix_library,
+)
 
 LIBRARY: Any = open_suffix_library()
 
@@ -26,7 +33,12 @@ def test_equality() -> None:
     assert grown("abcabd") == grown("abcabd")
     pieces = grown("abc")
     assert pieces != grown("abcabd")
-    for other in (grown("abcabc"), grown("abc", "abd"), grown("abcabd", max_match=5), grown("abcabda")):
+    for other in (
+        grown("abcabc"),
+        grown("abc", "abd"),
+        grown("abcabd", max_match=5),
+        grown("abcabda"),
+    ):
         assert other != grown("abcabd")
     assert grown("abc") != "abc"
     assert repr(grown("abc")) == "CompiledSuffixes(max_match=4, num_tokens=3)"
@@ -66,7 +78,9 @@ def test_memory_is_freed() -> None:
 
 def test_exceptions_of_a_prior_propagate() -> None:
     """A value that could not be computed is not cached: the next call computes it."""
-    made, raised, fails = grown("abcabc"), list[int](), True
+    made = grown("abcabc")
+    raised = list[int]()
+    fails = True
 
     def prior(way: int, depth: int) -> float:
         if fails:
@@ -93,7 +107,9 @@ def test_failed_allocations_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MemoryError):
         CompiledSuffixes(FullMemory(), 4)
     made = grown("abc")
-    monkeypatch.setattr(made, "_library", type("Full", (), {"pronk_suffixes_extend": lambda *_: -1})())
+    monkeypatch.setattr(
+        made, "_library", type("Full", (), {"pronk_suffixes_extend": lambda *_: -1})()
+    )
     with pytest.raises(MemoryError):
         made.extend((1,))
 

@@ -16,7 +16,9 @@ from waiting import HUNG
 
 def test_a_step_uses_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    run, _ = Kernels.run, kernels()  # runs the self-check first
+    # runs the self-check first
+    run = Kernels.run
+    _ = kernels()
 
     def watched(*arguments: Any) -> None:
         seen.append(arguments[3].threads)
@@ -47,7 +49,8 @@ def test_workers_share_the_processors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "workers", "name"), [(0, 1, "threads"), (4097, 1, "threads"), (None, 0, "workers"), (2, 65, "workers")]
+    ("threads", "workers", "name"),
+    [(0, 1, "threads"), (4097, 1, "threads"), (None, 0, "workers"), (2, 65, "workers")],
 )
 def test_numbers_out_of_range_are_refused(threads: int | None, workers: int, name: str) -> None:
     with pytest.raises(OptionError, match=f"{name}: expected "):
@@ -86,6 +89,14 @@ busy.join()
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 @pytest.mark.parametrize("count", [1, 2])
 def test_fork_during_a_computation(count: int) -> None:
-    script = FORK.format(threads=count, seconds=int(HUNG), kernels=kernels().name, path=str(kernels().path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * HUNG, check=False)
+    script = FORK.format(
+        threads=count, seconds=int(HUNG), kernels=kernels().name, path=str(kernels().path)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=2 * HUNG,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""Packed weights in a cache file: the bits of packing, in every later load; a worthless file is replaced."""
+"""Packed weights in a cache file: the bits of packing, in every later load; a worthless file is
+replaced.
+"""
 
 import json
 import os
@@ -17,7 +19,13 @@ from pronk.kernels.weight_cache import WeightCache
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
-KINDS = {"": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "token_embd": "Q8_0", "ffn_down": "F16"}
+KINDS = {
+    "": "Q4_K",
+    "attn_v": "Q6_K",
+    "attn_output": "Q5_0",
+    "token_embd": "Q8_0",
+    "ffn_down": "F16",
+}
 
 
 @pytest.fixture
@@ -39,21 +47,30 @@ def no_packing(*_: object) -> None:
     raise AssertionError
 
 
-def test_a_later_load_maps_the_weights(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, folder = LLM(model), tmp_path / "cache"
+def test_a_later_load_maps_the_weights(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LLM(model)
+    folder = tmp_path / "cache"
     first = LLM(model, weight_cache=folder)
     (file,) = folder.iterdir()
     written = file.stat()
     matrices = sum(data.nbytes for data in packed(plain))
-    assert matrices / 2 < written.st_size < matrices + 4096 * (2 + len(packed(plain)))  # F16 matrices are not kept
-    monkeypatch.setattr(plain.engine.runner.decoder.backend.kernels.library, "pronk_pack_blocks", no_packing)  # type: ignore[union-attr]
+    # F16 matrices are not kept
+    assert matrices / 2 < written.st_size < matrices + 4096 * (2 + len(packed(plain)))
+    monkeypatch.setattr(
+        plain.engine.runner.decoder.backend.kernels.library, "pronk_pack_blocks", no_packing
+    )  # type: ignore[union-attr]
     with pytest.raises(AssertionError):
         LLM(model)
     later = LLM(model, weight_cache=str(folder))
     monkeypatch.undo()
     assert same(plain, first)
     assert same(plain, later)
-    texts = [llm.generate("a b c", PARAMS, drafter="autoregressive").text for llm in (plain, first, later)]
+    texts = [
+        llm.generate("a b c", PARAMS, drafter="autoregressive").text
+        for llm in (plain, first, later)
+    ]
     assert texts[0] == texts[1] == texts[2]
     assert file.stat().st_mtime_ns == written.st_mtime_ns
 
@@ -92,9 +109,14 @@ def far_matrices(file: Path) -> None:
     file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + len(text) :])
 
 
-@pytest.mark.parametrize("damage", [truncated, long_header, other_header, no_json, nested, empty, far_matrices])
-def test_a_damaged_file_is_replaced(model: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    plain, folder = LLM(model), tmp_path / "cache"
+@pytest.mark.parametrize(
+    "damage", [truncated, long_header, other_header, no_json, nested, empty, far_matrices]
+)
+def test_a_damaged_file_is_replaced(
+    model: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    plain = LLM(model)
+    folder = tmp_path / "cache"
     LLM(model, weight_cache=folder)
     (file,) = folder.iterdir()
     good = file.read_bytes()

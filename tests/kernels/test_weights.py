@@ -8,7 +8,16 @@ import pytest
 
 from checkpoint.formats.codes import CODED, Minima, some_codes
 from own_process import in_own_process
-from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, MemoryPool, mapped_zeros
+from pronk.base.arrays import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    Array,
+    DType,
+    MemoryPool,
+    mapped_zeros,
+)
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.kernels import weights
 from pronk.kernels.library import candidates
@@ -49,7 +58,8 @@ def test_round_trip(dtype: DType, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("unit", [2, 10, 16, 20, 64, 80])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_units_begin_blocks_of_their_own(dtype: DType, unit: int) -> None:
-    weight, bias = some_weight((5 * unit, 37), dtype), numbers(5 * unit)
+    weight = some_weight((5 * unit, 37), dtype)
+    bias = numbers(5 * unit)
     packed = pack(KERNELS, weight, bias, unit=unit)
     each = -(-unit // 16)
     assert packed.data.shape[0] == 5 * each
@@ -66,7 +76,8 @@ def test_units_begin_blocks_of_their_own(dtype: DType, unit: int) -> None:
 @pytest.mark.parametrize("half", [1, 7, 16, 40, 112])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_halves_of_a_gated_matrix_alternate(dtype: DType, half: int) -> None:
-    weight, bias = some_weight((2 * half, 37), dtype), numbers(2 * half)
+    weight = some_weight((2 * half, 37), dtype)
+    bias = numbers(2 * half)
     packed = pack(KERNELS, weight, bias, gated=True)
     assert packed.shape == (2 * half, 37)
     assert packed.data.shape[0] == 2 * -(-half // 16)
@@ -88,13 +99,17 @@ def test_every_16_bit_number(dtype: DType) -> None:
     with np.errstate(invalid="ignore"):  # signaling NaN
         is_nan = np.isnan(weight)
     assert np.array_equal(np.isnan(found), is_nan)
-    assert np.array_equal(found[~is_nan].view(np.int32), weight[~is_nan].astype(np.float32).view(np.int32))
+    assert np.array_equal(
+        found[~is_nan].view(np.int32), weight[~is_nan].astype(np.float32).view(np.int32)
+    )
 
 
 @pytest.mark.parametrize("layout", [{}, {"unit": 10}, {"gated": True}], ids=str)
 @pytest.mark.parametrize("group", [8, 16, 32, 72])
 @pytest.mark.parametrize("kind", CODED, ids=str)
-def test_round_trip_of_codes(kind: tuple[Bits, Minima, bool], group: int, layout: dict[str, int]) -> None:
+def test_round_trip_of_codes(
+    kind: tuple[Bits, Minima, bool], group: int, layout: dict[str, int]
+) -> None:
     weight = some_codes((60, 45), *kind, group)
     packed = pack(KERNELS, weight, **layout)  # type: ignore[arg-type]
     assert np.array_equal(packed.unpack(), weight.dequantize())
@@ -110,7 +125,8 @@ def test_codes_are_packed_by_slabs(
     sizes: list[int] = []
 
     class Recording:
-        shape, scale_format = weight.shape, weight.scale_format
+        shape = weight.shape
+        scale_format = weight.scale_format
 
         def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
             sizes.append(stop - start)
@@ -149,7 +165,11 @@ def test_threads_pack_the_same(threads: int) -> None:
 
 def test_the_source_may_be_a_view_and_freed_afterwards() -> None:
     weight = some_weight((40, 60))
-    for view in (weight.T.copy().T, np.concatenate((weight, weight), axis=1)[:, :60], weight.copy()):
+    for view in (
+        weight.T.copy().T,
+        np.concatenate((weight, weight), axis=1)[:, :60],
+        weight.copy(),
+    ):
         packed = pack(KERNELS, view)
         view[...] = 0.0
         assert np.array_equal(packed.unpack(), weight)
@@ -157,7 +177,8 @@ def test_the_source_may_be_a_view_and_freed_afterwards() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 5, (1 << 21) - 1, 1 << 21, (1 << 21) + 3, 5 << 20])
 def test_pages_are_zero_and_separate(size: int) -> None:
-    first, second = mapped_zeros((size,), INT8), mapped_zeros((size,), INT8)
+    first = mapped_zeros((size,), INT8)
+    second = mapped_zeros((size,), INT8)
     assert first.shape == (size,)
     assert not first.any()
     first[...] = 1
@@ -175,7 +196,9 @@ def test_pages_of_any_shape() -> None:
     assert part.astype(np.float32).mean() == 2.0
 
 
-@pytest.mark.parametrize(("dtype", "zeros", "minima"), [(FLOAT16, 48, 128), (BFLOAT16, 48, 128), (FLOAT32, 128, 128)])
+@pytest.mark.parametrize(
+    ("dtype", "zeros", "minima"), [(FLOAT16, 48, 128), (BFLOAT16, 48, 128), (FLOAT32, 128, 128)]
+)
 def test_zero_points_take_a_byte(dtype: DType, zeros: int, minima: int) -> None:
     """With 16-bit scales, minima that are multiples of the scales are stored as zero points.
 
@@ -189,7 +212,9 @@ def test_zero_points_take_a_byte(dtype: DType, zeros: int, minima: int) -> None:
     assert packed.data.nbytes == 2 * 4 * (zeros + 16 * 32 // 2)
     assert np.array_equal(packed.unpack(), weight.dequantize())
     minimum[5, 2] += 1e-3  # no longer a multiple
-    assert pack(KERNELS, replace(weight, minimum=minimum)).data.nbytes == 2 * 4 * (minima + 16 * 32 // 2)
+    assert pack(KERNELS, replace(weight, minimum=minimum)).data.nbytes == 2 * 4 * (
+        minima + 16 * 32 // 2
+    )
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -200,8 +225,11 @@ def test_zero_points_take_little_more_than_in_the_file(group: int) -> None:
 
 
 def test_matrices_share_memory() -> None:
-    """Each array has bytes of its own, from the beginning of a cache line on, also when a mapping is full."""
-    pool, dice = MemoryPool(), np.random.default_rng(0)
+    """Each array has bytes of its own, from the beginning of a cache line on, also when a mapping
+    is full.
+    """
+    pool = MemoryPool()
+    dice = np.random.default_rng(0)
     arrays = list[Array]()
     for number in range(60):
         array = pool.zeros((int(dice.integers(1, 1000)), 999), BFLOAT16)
@@ -212,5 +240,7 @@ def test_matrices_share_memory() -> None:
     assert sum(array.nbytes for array in arrays) > 2**25, "expected more than one mapping"
     assert all((array == number).all() for number, array in enumerate(arrays))
     medium = [pool.zeros((3, 1 << 20), INT8) for _ in range(2)]
-    assert medium[1].ctypes.data - medium[0].ctypes.data == 3 << 20, "expected no rounding to huge pages"
+    assert medium[1].ctypes.data - medium[0].ctypes.data == 3 << 20, (
+        "expected no rounding to huge pages"
+    )
     assert pool.zeros((33, 1 << 20), INT8).shape == (33, 1 << 20)

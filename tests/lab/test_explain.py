@@ -1,4 +1,6 @@
-"""``explain``: the trace of each step agrees with the request's statistics, and the text is unchanged."""
+"""``explain``: the trace of each step agrees with the request's statistics, and the text is
+unchanged.
+"""
 
 from pathlib import Path
 
@@ -18,13 +20,18 @@ PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     made = LLM(tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
     set_costs(made.engine, CostCurve(10.0, 0.99, 0.01))  # so slow that drafting is almost free
-    made.engine.speculator.policy.elapsed = 1e6  # as if the engine had run for so long that it may lose 10,000 s
+    # as if the engine had run for so long that it may lose 10,000 s
+    made.engine.speculator.policy.elapsed = 1e6
     return made
 
 
 def check(found: Explanation, llm: LLM, drafter: str) -> None:
     want = llm.generate(TEXT, PARAMS, drafter="autoregressive")
-    assert found.completion.token_ids == want.token_ids == [token for step in found.steps for token in step.tokens]
+    assert (
+        found.completion.token_ids
+        == want.token_ids
+        == [token for step in found.steps for token in step.tokens]
+    )
     assert len(found.steps) == found.completion.stats.target_steps
     assert sum(step.counts[1] for step in found.steps) == found.completion.stats.drafted > 0
     assert sum(len(step.path) for step in found.steps) == found.completion.stats.accepted > 0
@@ -60,7 +67,9 @@ def test_auto_reports_the_asked_sources_and_their_gains(llm: LLM) -> None:
     assert "suffix proposed in" in found.summary
 
 
-@pytest.mark.parametrize("drafter", ["suffix(store_tokens=0)", "merged(suffix(store_tokens=0), recycling)"])
+@pytest.mark.parametrize(
+    "drafter", ["suffix(store_tokens=0)", "merged(suffix(store_tokens=0), recycling)"]
+)
 def test_other_drafters_have_a_trace_too(llm: LLM, drafter: str) -> None:
     found = explain(llm, TEXT, PARAMS, drafter)
     check(found, llm, drafter)
@@ -77,7 +86,9 @@ def test_summary_without_draft_tokens(llm: LLM) -> None:
 
 
 def test_other_requests_have_no_trace(llm: LLM) -> None:
-    (request,) = llm.request_factory.create_samples(llm.request_factory.encode_prompt(TEXT), PARAMS, llm.get_proposer())
+    (request,) = llm.request_factory.create_samples(
+        llm.request_factory.encode_prompt(TEXT), PARAMS, llm.get_proposer()
+    )
     llm.engine.run([request])
     assert request.speculation.trace is None
 

@@ -12,7 +12,8 @@ NEEDS_LINUX = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory"
 )
 
-# Code around a script that defines ``write(path, **sizes)``, ``load(path)``, ``size(made, written)`` and ``large``.
+# Code around a script that defines ``write(path, **sizes)``, ``load(path)``, ``size(made,
+# written)`` and ``large``.
 _BEGIN = """
 import ctypes, gc, json, re, sys
 from pathlib import Path
@@ -57,6 +58,10 @@ print((kilobytes("VmHWM") - before) * 1024 / size(made, written))
 
 
 def peak(script: str, *arguments: object) -> float:
-    """Return the peak memory of loading a model of sizes ``large``, divided by ``size(made, written)``."""
+    """Return the peak memory of loading a model of sizes ``large``, divided by ``size(made,
+    written)``.
+    """
     command = [sys.executable, "-c", _BEGIN + script + _END, *map(str, arguments)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=HUNG).stdout)
+    return float(
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=HUNG).stdout
+    )

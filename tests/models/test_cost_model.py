@@ -1,4 +1,6 @@
-"""Measured costs of forward passes, on simulated processors with disturbances and changing speed."""
+"""Measured costs of forward passes, on simulated processors with disturbances and changing
+speed.
+"""
 
 import random
 from collections.abc import Callable, Iterable
@@ -22,7 +24,11 @@ def disturbed(seconds: float, dice: random.Random) -> float:
 
 
 def learn_passes(
-    model: CostModel, passes: Iterable[int], seconds: Seconds, dice: random.Random, context: int = 100
+    model: CostModel,
+    passes: Iterable[int],
+    seconds: Seconds,
+    dice: random.Random,
+    context: int = 100,
 ) -> None:
     for rows in passes:
         model.learn(rows, context, disturbed(seconds(rows), dice))
@@ -34,19 +40,27 @@ def costs_of(model: CostModel, context: int = 100) -> CostCurve:
     return costs
 
 
-def largest_error(model: CostModel, seconds: Seconds, rows: Iterable[int], context: int = 100) -> float:
+def largest_error(
+    model: CostModel, seconds: Seconds, rows: Iterable[int], context: int = 100
+) -> float:
     """Return the largest error of the costs, as a factor."""
     costs = costs_of(model, context)
     return max(max(costs.at(each) / seconds(each), seconds(each) / costs.at(each)) for each in rows)
 
 
-@pytest.mark.parametrize(("rows", "seconds"), [(1, 2.0), (3, 2.0), (4, 2.0), (5, 2.5), (8, 4.0), (64, 32.0)])
-def test_few_rows_are_limited_by_memory_and_more_rows_by_arithmetic(rows: int, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("rows", "seconds"), [(1, 2.0), (3, 2.0), (4, 2.0), (5, 2.5), (8, 4.0), (64, 32.0)]
+)
+def test_few_rows_are_limited_by_memory_and_more_rows_by_arithmetic(
+    rows: int, seconds: float
+) -> None:
     assert CostCurve(2.0, 0.0, 0.25).at(rows) == pytest.approx(seconds)
     assert CostCurve(2.0, 0.0, 0.25, context=0.5).at(rows) == pytest.approx(seconds + 1.0)
 
 
-@pytest.mark.parametrize(("start", "slope"), [(0.0, 0.25), (0.85, 0.15), (0.5, 0.125), (-1.0, 0.125), (0.3, 0.55)])
+@pytest.mark.parametrize(
+    ("start", "slope"), [(0.0, 0.25), (0.85, 0.15), (0.5, 0.125), (-1.0, 0.125), (0.3, 0.55)]
+)
 def test_free_rows_and_the_seconds_of_a_further_row(start: float, slope: float) -> None:
     curve = CostCurve(3.0, start, slope, context=0.7)
     free = curve.free_rows
@@ -105,7 +119,9 @@ def test_old_plain_passes_are_measured_again(measured: int) -> None:
 
 
 def assert_small(errors: Iterable[float], usual_limit: float, limit: float) -> None:
-    """Check nine in ten errors by one limit, and all by another; two disturbed passes can meet in a short window."""
+    """Check nine in ten errors by one limit, and all by another; two disturbed passes can meet in a
+    short window.
+    """
     ranked = sorted(errors)
     assert ranked[9 * len(ranked) // 10] < usual_limit
     assert ranked[-1] < limit
@@ -114,8 +130,11 @@ def assert_small(errors: Iterable[float], usual_limit: float, limit: float) -> N
 def test_disturbances_are_ignored() -> None:
     errors = list[float]()
     for seed in range(150):
-        dice, model = random.Random(seed), CostModel()
-        learn_passes(model, [dice.choice((1, 1, 4, 8, 12, 16)) for _ in range(150)], by_memory, dice)
+        dice = random.Random(seed)
+        model = CostModel()
+        learn_passes(
+            model, [dice.choice((1, 1, 4, 8, 12, 16)) for _ in range(150)], by_memory, dice
+        )
         errors.append(largest_error(model, by_memory, [1, 4, 8, 12, 16]))
     assert_small(errors, 1.2, 1.8)
 
@@ -125,10 +144,18 @@ def test_another_speed_is_followed_within_20_passes(factor: float) -> None:
     """The estimates for 12 and 16 rows, which are not measured after the change, follow, too."""
     errors = list[float]()
     for seed in range(150):
-        dice, model = random.Random(seed), CostModel()
+        dice = random.Random(seed)
+        model = CostModel()
         learn_passes(model, [dice.choice((1, 4, 8, 12, 16)) for _ in range(100)], by_memory, dice)
-        learn_passes(model, [dice.choice((1, 4, 8)) for _ in range(20)], lambda rows: factor * by_memory(rows), dice)
-        errors.append(largest_error(model, lambda rows: factor * by_memory(rows), [1, 4, 8, 12, 16]))
+        learn_passes(
+            model,
+            [dice.choice((1, 4, 8)) for _ in range(20)],
+            lambda rows: factor * by_memory(rows),
+            dice,
+        )
+        errors.append(
+            largest_error(model, lambda rows: factor * by_memory(rows), [1, 4, 8, 12, 16])
+        )
     assert_small(errors, 1.3, 1.8)
 
 
@@ -147,7 +174,8 @@ def test_other_costs_are_followed() -> None:
     slow = lambda rows: max(0.08, 0.04 * rows)  # noqa: E731
     errors = list[float]()
     for seed in range(150):
-        dice, model = random.Random(seed), CostModel()
+        dice = random.Random(seed)
+        model = CostModel()
         learn_passes(model, [dice.choice((1, 4, 8, 12)) for _ in range(100)], by_memory, dice)
         assert largest_error(model, slow, [1, 4, 8, 12]) > 1.6
         learn_passes(model, [dice.choice((1, 4, 8, 12)) for _ in range(60)], slow, dice)
@@ -159,10 +187,13 @@ def test_other_costs_are_followed() -> None:
 def test_costs_of_unmeasured_rows_do_not_drift(measured: tuple[int, ...]) -> None:
     found = list[float]()
     for seed in range(9):
-        dice, model = random.Random(seed), CostModel()
+        dice = random.Random(seed)
+        model = CostModel()
         learn_passes(model, [dice.choice((1, 4, 8, 12)) for _ in range(400)], by_memory, dice)
         for _ in range(240):
-            model.learn(rows := dice.choice(measured), 100, by_memory(rows) * dice.lognormvariate(0.0, 0.15))
+            model.learn(
+                rows := dice.choice(measured), 100, by_memory(rows) * dice.lognormvariate(0.0, 0.15)
+            )
         found.append(largest_error(model, by_memory, [1, 4, 8, 12]))
     assert sorted(found)[len(found) // 2] < 1.35
 
@@ -183,7 +214,11 @@ def test_more_rows_never_take_less_time() -> None:
     for _ in range(50):
         model = CostModel()
         for _ in range(30):
-            model.learn(dice.choice((1, 2, 3, 5, 8, 13, 40, 300)), dice.randrange(3000), dice.uniform(0.5, 20.0))
+            model.learn(
+                dice.choice((1, 2, 3, 5, 8, 13, 40, 300)),
+                dice.randrange(3000),
+                dice.uniform(0.5, 20.0),
+            )
         model.learn(1, 0, 1.0)
         for context in (0, 5000):
             seconds = [costs_of(model, context).at(rows) for rows in range(1, 400)]
@@ -195,7 +230,8 @@ def test_the_cost_of_cached_tokens_is_learned_over_many_requests() -> None:
     seconds = lambda rows, context: 0.07 * (max(1.0, rows / 3.5) + 0.0001 * context)  # noqa: E731
     errors = list[float]()
     for seed in range(20):
-        dice, model = random.Random(seed), CostModel()
+        dice = random.Random(seed)
+        model = CostModel()
         for _ in range(12):
             context = dice.randrange(50, 6000)
             for _ in range(60):
@@ -215,7 +251,9 @@ def test_equal_contexts_give_cached_tokens_no_cost() -> None:
 
 
 def with_experts(overlap: float) -> CostCurve:
-    """Return the true costs of a model of which experts are 0.8 of what a row reads; a row computes in 0.1."""
+    """Return the true costs of a model of which experts are 0.8 of what a row reads; a row computes
+    in 0.1.
+    """
     return CostCurve(0.05, 0.2, 0.1, experts=0.8, overlap=overlap)
 
 
@@ -225,15 +263,22 @@ def test_rows_read_the_union_of_their_experts(rows: int, touched: float) -> None
     curve = CostCurve(2.0, 0.0, 0.0, 0.5, experts=0.6, overlap=0.25)
     assert curve.at(rows) == pytest.approx(2.0 * (1.0 + 0.6 * (touched - 1.0) + 0.5))
     assert curve.at(rows, touched=1.5) == pytest.approx(2.0 * (1.3 + 0.5))
-    assert CostCurve(2.0, 0.0, 0.0, 0.5).at(rows, touched=1.5) == pytest.approx(3.0)  # a dense model
+    # a dense model
+    assert CostCurve(2.0, 0.0, 0.0, 0.5).at(rows, touched=1.5) == pytest.approx(3.0)
     assert curve.free_rows == 1
 
 
-def learn_experts(model: CostModel, truth: CostCurve, passes: int, rows: tuple[int, ...], dice: random.Random) -> None:
+def learn_experts(
+    model: CostModel, truth: CostCurve, passes: int, rows: tuple[int, ...], dice: random.Random
+) -> None:
     for _ in range(passes):
         number = dice.choice(rows)
         expected = 1.0 + (truth.read_bytes(number) - 1.0) / truth.experts
-        touched = min(float(number), max(1.0, expected * dice.lognormvariate(0.0, 0.05))) if number > 1 else 1.0
+        touched = (
+            min(float(number), max(1.0, expected * dice.lognormvariate(0.0, 0.05)))
+            if number > 1
+            else 1.0
+        )
         model.learn(number, 100, disturbed(truth.at(number, touched), dice), touched=touched)
 
 
@@ -248,8 +293,11 @@ def test_independent_choices_are_the_prior() -> None:
 
 @pytest.mark.parametrize("overlap", [0.05, 0.25, 0.6, 1.0])
 def test_the_union_of_experts_is_learned(overlap: float) -> None:
-    """The prior is that of independent choices, and passes show another overlap within a few passes."""
-    truth, errors = with_experts(overlap), list[float]()
+    """The prior is that of independent choices, and passes show another overlap within a few
+    passes.
+    """
+    truth = with_experts(overlap)
+    errors = list[float]()
     for seed in range(100):
         model = CostModel(experts=0.8, overlap=0.125)
         learn_experts(model, truth, 30, (1, 1, 2, 4), random.Random(seed))
@@ -258,8 +306,11 @@ def test_the_union_of_experts_is_learned(overlap: float) -> None:
 
 
 def test_passes_of_few_rows_show_the_arithmetic_of_more_rows_beside_experts() -> None:
-    """Reading the experts hides the arithmetic of few rows; many rows touch all experts, and cost arithmetic."""
-    truth, errors = CostCurve(0.05, 0.0, 0.3, experts=0.8, overlap=0.5), list[float]()
+    """Reading the experts hides the arithmetic of few rows; many rows touch all experts, and cost
+    arithmetic.
+    """
+    truth = CostCurve(0.05, 0.0, 0.3, experts=0.8, overlap=0.5)
+    errors = list[float]()
     for seed in range(100):
         model = CostModel(experts=0.8, overlap=0.125)
         learn_experts(model, truth, 80, (1, 1, 4, 12), random.Random(seed))
@@ -269,11 +320,15 @@ def test_passes_of_few_rows_show_the_arithmetic_of_more_rows_beside_experts() ->
 
 def test_costs_do_not_sink_in_batches() -> None:
     """Passes that all have several rows keep the line, which begins near the cost of one row."""
-    truth, errors = CostCurve(0.005, 0.9, 0.14, experts=0.75, overlap=0.7), list[float]()
+    truth = CostCurve(0.005, 0.9, 0.14, experts=0.75, overlap=0.7)
+    errors = list[float]()
     for seed in range(50):
-        dice, model = random.Random(seed), CostModel(experts=0.75, overlap=0.125)
+        dice = random.Random(seed)
+        model = CostModel(experts=0.75, overlap=0.125)
         learn_experts(model, truth, 40, (1, 1, 2, 5), dice)
         learn_experts(model, truth, 400, (4, 5, 8, 12), dice)
-        model.learn(4, 100, truth.at(4), plain=True, touched=1.0 + (truth.read_bytes(4) - 1.0) / 0.75)
+        model.learn(
+            4, 100, truth.at(4), plain=True, touched=1.0 + (truth.read_bytes(4) - 1.0) / 0.75
+        )
         errors.append(largest_error(model, truth.at, (4, 5, 8, 12)))
     assert_small(errors, 1.25, 1.5)

@@ -1,4 +1,6 @@
-"""``forward_weights``: number and bytes of the weights that a forward pass reads, by kind of file."""
+"""``forward_weights``: number and bytes of the weights that a forward pass reads, by kind of
+file.
+"""
 
 from math import ceil, prod
 from pathlib import Path
@@ -17,7 +19,8 @@ from quantized_formats import FORMATS, read_tensors, write_quantized
 from tiny_models import kernels
 
 TINY = tiny_model()
-SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
+# for blocks of 32
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 
 
 def read(path: Path, weights: str = "plain", **options: Any) -> ForwardWeights:
@@ -40,7 +43,11 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
     folder = checkpoint(family, **options)
     tensors = read_tensors(folder)
     assert unread is None or any(unread in name for name in tensors)
-    matrices = {name: t for name, t in tensors.items() if t.ndim > 1 and (unread is None or unread not in name)}
+    matrices = {
+        name: t
+        for name, t in tensors.items()
+        if t.ndim > 1 and (unread is None or unread not in name)
+    }
     count = sum(t.size for t in matrices.values())
     vectors = sum(t.nbytes for t in tensors.values() if t.ndim == 1)
     assert vectors < 0.04 * 4 * count  # norms and biases are negligible
@@ -53,16 +60,26 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
     ("weights", "kinds", "groups"),
     [
         ("int8", "int8 in groups of 64", {"": (8, 64)}),
-        ("int4", "int4 in groups of 32, int8 in groups of 64", {"": (4, 32), "embed_tokens": (8, 64)}),
+        (
+            "int4",
+            "int4 in groups of 32, int8 in groups of 64",
+            {"": (4, 32), "embed_tokens": (8, 64)},
+        ),
     ],
 )
-def test_weights_rounded_while_loading(weights: str, kinds: str, groups: dict[str, tuple[int, int]]) -> None:
+def test_weights_rounded_while_loading(
+    weights: str, kinds: str, groups: dict[str, tuple[int, int]]
+) -> None:
     """Groups have whole codes and a 32-bit scale each; the tied head has 8 bits."""
-    folder, expected, count = TINY, 0, 0
+    folder = TINY
+    expected = 0
+    count = 0
     for name, tensor in read_tensors(folder).items():
         if tensor.ndim == 2:
             outputs, inputs = tensor.shape
-            bits, size = next((kind for part, kind in groups.items() if part and part in name), groups[""])
+            bits, size = next(
+                (kind for part, kind in groups.items() if part and part in name), groups[""]
+            )
             expected += outputs * ceil(inputs / size) * (size * bits // 8 + 4)
             count += outputs * inputs
     found = read(folder, weights, dtype=BFLOAT16)
@@ -71,15 +88,20 @@ def test_weights_rounded_while_loading(weights: str, kinds: str, groups: dict[st
 
 
 def test_projections_of_several_forms(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """A super-block of 4 bits takes 148 bytes a row, one of 6 bits 212, of which the file has 144 and 210."""
+    """A super-block of 4 bits takes 148 bytes a row, one of 6 bits 212, of which the file has 144
+    and 210.
+    """
     shape = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
-    plain, options = checkpoint("llama", **SIZES | shape), {"": "Q4_K", "output": "F32"}
+    plain = checkpoint("llama", **SIZES | shape)
+    options = {"": "Q4_K", "output": "F32"}
     one, other = (
         convert(plain, tmp_path / f"{name}.gguf", options | kinds)
         for name, kinds in (("a", {}), ("b", {"attn_v": "Q6_K"}))
     )
-    heads, layers = read_config(plain).num_kv_heads * 64, read_config(plain).num_layers
-    before, found = read(one), read(other)
+    heads = read_config(plain).num_kv_heads * 64
+    layers = read_config(plain).num_layers
+    before = read(one)
+    found = read(other)
     assert found.count == before.count
     assert found.nbytes - before.nbytes == layers * heads * (212 - 148)
     assert found.floor_bytes - before.floor_bytes == layers * heads * (210 - 144)
@@ -96,7 +118,8 @@ def test_quantized_checkpoints(name: str, checkpoint: MakeCheckpoint, tmp_path: 
         path, _ = write_quantized(plain, tmp_path, FORMATS[name])
     parameters = sum(prod(t.shape) for t in read_tensors(plain).values())
     assert count_parameters(read_config(path)) == parameters
-    before, found = read(plain, dtype=BFLOAT16), read(path, dtype=BFLOAT16)
+    before = read(plain, dtype=BFLOAT16)
+    found = read(path, dtype=BFLOAT16)
     assert found.count == before.count
     assert found.floor_bytes <= found.nbytes
     if name == "float-channel":  # dequantized by the loader

@@ -1,7 +1,8 @@
-"""Hostile and damaged model files either load, or are refused with an error of pronk, in little time and memory.
+"""Hostile and damaged model files either load, or are refused with an error of pronk, in little
+time and memory.
 
-A sample of the mutations runs always, and more with ``-m slow``. ``tests/loading_worker.py`` loads the files in
-processes of its own, so that a crash ends only that process.
+A sample of the mutations runs always, and more with ``-m slow``. ``tests/loading_worker.py`` loads
+the files in processes of its own, so that a crash ends only that process.
 """
 
 import json
@@ -64,7 +65,14 @@ _GENERATION = {
     "eos_token_id": [0, 1],
     "bos_token_id": 0,
 }
-_GENERATION_KEYS = ("min_p", "repetition_penalty", "presence_penalty", "num_beams", "suppress_tokens", "min_length")
+_GENERATION_KEYS = (
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "num_beams",
+    "suppress_tokens",
+    "min_length",
+)
 _TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": "<|endoftext|>",
@@ -72,7 +80,10 @@ _TOKENIZER = {
     "chat_template": [{"name": "default", "template": "{{ messages }}"}],
     "model_max_length": 256,
 }
-_SPECIAL_TOKENS = {"eos_token": {"content": "<|endoftext|>", "lstrip": False}, "pad_token": "<|endoftext|>"}
+_SPECIAL_TOKENS = {
+    "eos_token": {"content": "<|endoftext|>", "lstrip": False},
+    "pad_token": "<|endoftext|>",
+}
 _ADAPTER_KEYS = (
     "rank_pattern",
     "alpha_pattern",
@@ -108,7 +119,14 @@ _GGUF_FAMILIES = (
     "phi3",
     "qwen3_moe",
 )
-_FORMATS = ("gptq-4-order", "awq", "packed-4-group-order-zeros", "int-8-channel", "float-group", "fp8-block")
+_FORMATS = (
+    "gptq-4-order",
+    "awq",
+    "packed-4-group-order-zeros",
+    "int-8-channel",
+    "float-group",
+    "fp8-block",
+)
 
 
 _SPLIT = ("split-00001-of-00002.gguf", "split-00002-of-00002.gguf")
@@ -145,7 +163,9 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ):
             (made[name] / file).write_text(json.dumps(document))
     made["adapter"] = write_adapter(root / "adapter", made["llama"])
-    plain = make_checkpoint(root / "plain", "llama", hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    plain = make_checkpoint(
+        root / "plain", "llama", hidden_size=64, intermediate_size=96, num_attention_heads=4
+    )
     for name in _FORMATS:
         made[name], _ = write_quantized(plain, root / name, FORMATS[name])
     for family in _GGUF_FAMILIES:
@@ -167,32 +187,53 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def _tokenizers() -> dict[str, tokenizers.Tokenizer]:
     """Return tokenizers of the kinds that the tokenizers package has."""
     letters = [chr(each) for each in range(33, 127)]
-    pieces = [("<unk>", 0.0), *((letter, -3.0) for letter in letters), ("\u2581", -2.0), ("\u2581Hello", -1.0)]
+    pieces = [
+        ("<unk>", 0.0),
+        *((letter, -3.0) for letter in letters),
+        ("\u2581", -2.0),
+        ("\u2581Hello", -1.0),
+    ]
     unigram = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     unigram.normalizer = normalizers.NFKC()
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
     unigram.decoder = decoders.Metaspace()
 
     words = {
-        token: number for number, token in enumerate(["[UNK]", "[SEP]", *letters, *(f"##{each}" for each in letters)])
+        token: number
+        for number, token in enumerate(
+            ["[UNK]", "[SEP]", *letters, *(f"##{each}" for each in letters)]
+        )
     }
     word_piece = tokenizers.Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
     word_piece.normalizer = normalizers.BertNormalizer()
     word_piece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    word_piece.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 1)])
+    word_piece.post_processor = processors.TemplateProcessing(
+        single="$A [SEP]", special_tokens=[("[SEP]", 1)]
+    )
     word_piece.decoder = decoders.WordPiece()
 
     vocab = {token: number for number, token in enumerate(["<unk>", *letters, "\u2581", "ll"])}
-    pieces_bpe = tokenizers.Tokenizer(models.BPE(vocab, [("l", "l")], unk_token="<unk>", byte_fallback=True))
-    pieces_bpe.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    pieces_bpe = tokenizers.Tokenizer(
+        models.BPE(vocab, [("l", "l")], unk_token="<unk>", byte_fallback=True)
+    )
+    pieces_bpe.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    steps = [
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     pieces_bpe.decoder = decoders.Sequence(steps)
     return {"unigram": unigram, "word-piece": word_piece, "pieces": pieces_bpe}
 
 
 def _drafter_bases(root: Path) -> dict[str, Path]:
     """Return a target, and an EAGLE-3 head and an MTP head for it."""
-    target = make_checkpoint(root / "target", "llama", hidden_size=64, num_hidden_layers=4, num_attention_heads=4)
+    target = make_checkpoint(
+        root / "target", "llama", hidden_size=64, num_hidden_layers=4, num_attention_heads=4
+    )
     eagle = random_head(Form("eagle3", vocab=VOCAB))
     mtp = random_head(Form("mtp", vocab=VOCAB, draft=VOCAB, norm_output=True, own_head=False))
     return {
@@ -217,7 +258,9 @@ def _config_cases(bases: dict[str, Path]) -> Iterator[Case]:
             yield Case("config.json", bases[family], "config.json", mutation)
     for name in _FORMATS:
         document = read(bases[name] / "config.json")
-        for mutation in mutations.json_values({"quantization_config": document["quantization_config"]}):
+        for mutation in mutations.json_values(
+            {"quantization_config": document["quantization_config"]}
+        ):
             changed = mutation._replace(make=partial(_merge, document, mutation.make))
             yield Case("quantization_config", bases[name], "config.json", changed)
 
@@ -318,7 +361,9 @@ def _cache_cases(bases: dict[str, Path]) -> Iterator[Case]:
 
 
 def _sample(cases: Iterable[Case], count: int) -> list[Case]:
-    """Return a sample that does not depend on the other cases, and has as many of each kind and base."""
+    """Return a sample that does not depend on the other cases, and has as many of each kind and
+    base.
+    """
     by_kind: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         by_kind.setdefault((case.kind, case.base.name), []).append(case)
@@ -359,7 +404,10 @@ class Loader:
         else:
             shutil.copytree(case.base, path)
             (path / case.file).write_bytes(case.mutation.make())
-        given = {key: text and text.replace(THIS, str(path)) for key, text in case.request._asdict().items()}
+        given = {
+            key: text and text.replace(THIS, str(path))
+            for key, text in case.request._asdict().items()
+        }
         try:
             return self._ask(given)
         finally:
@@ -411,7 +459,8 @@ _KINDS: dict[str, Callable[[dict[str, Path]], Iterator[Case]]] = {
 
 def check(cases: Iterable[Case], loader: Loader, count: int) -> None:
     """Load a sample of the cases; fail if one of them neither loads nor is refused."""
-    failures, outcomes = [], Counter[tuple[str, str]]()
+    failures = []
+    outcomes = Counter[tuple[str, str]]()
     for case in _sample(cases, count):
         outcome, message = loader.load(case)
         outcomes[case.kind, outcome] += 1

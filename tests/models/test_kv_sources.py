@@ -1,4 +1,6 @@
-"""Layers that read keys and values of earlier layers, or of other models' caches, against plain loops in NumPy."""
+"""Layers that read keys and values of earlier layers, or of other models' caches, against plain
+loops in NumPy.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,9 +28,12 @@ from tiny_models import POISON, decoder_of, make_cache, sharing_decoder, tiny_co
 
 BACKENDS: list[Backend] = [*map(KernelBackend, candidates())]
 EVERY = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-SLOW, FAST = RopeConfig(16), RopeConfig(8, theta=100.0)  # the second rotates half of a head
+# the second rotates half of a head
+SLOW = RopeConfig(16)
+FAST = RopeConfig(8, theta=100.0)
 
-# Windows and rotations of the layers that read keys differ from those of the layers that store them.
+# Windows and rotations of the layers that read keys differ from those of the layers that store
+# them.
 WINDOWS = (None, 5, 3, None, None, 2)
 ROPES = (SLOW, FAST, FAST, SLOW, None, SLOW)
 OTHER_WINDOWS = ((None, 6), (None,))
@@ -37,7 +42,9 @@ OTHERS = {4: KVSource(1, cache=1), 5: KVSource(0, cache=2)}
 
 
 class Cached(NamedTuple):
-    """The first ``length`` tokens of a text in another model's cache, of which the first ``start`` were released."""
+    """The first ``length`` tokens of a text in another model's cache, of which the first ``start``
+    were released.
+    """
 
     config: ModelConfig
     keys: list[list[Array]]  # by layer and position: ``[kv_heads, head_dim]``
@@ -61,18 +68,26 @@ def rotate(x: Array, position: int, rope: RopeConfig | None) -> Array:
 
 
 def attend(queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Array:
-    """Return the outputs ``[heads, head_dim]``, one head after the other; without keys they are zero."""
+    """Return the outputs ``[heads, head_dim]``, one head after the other; without keys they are
+    zero.
+    """
     out = np.zeros_like(queries)
     for head, query in enumerate(queries):
         if keys:
             shared = head * len(keys[0]) // len(queries)
             weights = np.exp([query @ key[shared] / np.sqrt(len(query)) for key in keys])
-            out[head] = sum(w * value[shared] for w, value in zip(weights, values, strict=True)) / weights.sum()
+            out[head] = (
+                sum(w * value[shared] for w, value in zip(weights, values, strict=True))
+                / weights.sum()
+            )
     return out
 
 
 def slow(
-    module: DenseModel, text: Sequence[int], reads: Mapping[int, KVSource], others: Sequence[Cached] = ()
+    module: DenseModel,
+    text: Sequence[int],
+    reads: Mapping[int, KVSource],
+    others: Sequence[Cached] = (),
 ) -> tuple[Array, Cached]:
     """Return logits ``[len(text), vocab]`` of a text, and the keys and values, in float64."""
     c = module.config
@@ -82,21 +97,30 @@ def slow(
     for position, token in enumerate(text):
         x = weights["embedding"][token]
         for index in range(c.num_layers):
-            w = {name.split(".", 2)[2]: value for name, value in weights.items() if name.startswith(f"layers.{index}.")}
+            w = {
+                name.split(".", 2)[2]: value
+                for name, value in weights.items()
+                if name.startswith(f"layers.{index}.")
+            }
             kv = reads.get(index, KVSource(index))
             source = others[kv.cache - 1] if kv.cache else own
             rope = source.config.rope_of(kv.layer)
-            projected = np.split(w["qkv.weight"] @ rms(x, w["attention_norm.weight"]), np.cumsum(c.qkv_sizes)[:2])
+            projected = np.split(
+                w["qkv.weight"] @ rms(x, w["attention_norm.weight"]), np.cumsum(c.qkv_sizes)[:2]
+            )
             q, k, v = (part.reshape(-1, c.head_dim) for part in projected)
             if c.whole_qk_norm:
-                q, k = (rms(each.ravel(), w[name]).reshape(each.shape) for each, name in qk_norms(q, k))
+                q, k = (
+                    rms(each.ravel(), w[name]).reshape(each.shape) for each, name in qk_norms(q, k)
+                )
             elif c.qk_norm:
                 q, k = (rms(each, w[name]) for each, name in qk_norms(q, k))
             if index not in reads:
                 own.keys[index].append(rotate(k, position, rope))
                 own.values[index].append(v)
             window = source.config.windows[kv.layer] or 10**6
-            # The model's own cache has a key of this row, another cache only those of tokens before it.
+            # The model's own cache has a key of this row, another cache only those of tokens before
+            # it.
             stop = min(source.length, position) if kv.cache else position + 1
             seen = range(max(source.start, position - window + 1), stop)
             kept = ([of[kv.layer][i] for i in seen] for of in (source.keys, source.values))
@@ -112,7 +136,8 @@ def qk_norms(q: Array, k: Array) -> tuple[tuple[Array, str], ...]:
 
 
 def module_of(config: ModelConfig, seed: int = 0) -> DenseModel:
-    module, generator = DenseModel(config), torch.Generator().manual_seed(seed)
+    module = DenseModel(config)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() > 1:
@@ -124,7 +149,9 @@ def module_of(config: ModelConfig, seed: int = 0) -> DenseModel:
 
 
 def new_cache(config: ModelConfig, backend: Backend) -> PagedCache:
-    return make_cache(config, FLOAT32, num_blocks=24, packed=backend.kernels is not None, poison=POISON)
+    return make_cache(
+        config, FLOAT32, num_blocks=24, packed=backend.kernels is not None, poison=POISON
+    )
 
 
 def text_of(seed: int, length: int) -> list[int]:
@@ -134,13 +161,20 @@ def text_of(seed: int, length: int) -> list[int]:
 class Model:
     """A model with layers that read earlier layers, or the caches of two other models."""
 
-    def __init__(self, backend: Backend, norms: str = "", reads: Mapping[int, KVSource] = OWN | OTHERS) -> None:
+    def __init__(
+        self, backend: Backend, norms: str = "", reads: Mapping[int, KVSource] = OWN | OTHERS
+    ) -> None:
         fields: dict[str, Any] = {"qk_norm": bool(norms), "whole_qk_norm": norms == "whole"}
         config = replace(tiny_config(windows=WINDOWS), layer_ropes=ROPES, **fields)
         self.module = module_of(config)
         self.others = [
-            module_of(replace(tiny_config(windows=windows, kv_heads=kv_heads, heads=kv_heads), rope=rope), seed)
-            for seed, (windows, kv_heads, rope) in enumerate(zip(OTHER_WINDOWS, (3, 1), (SLOW, FAST), strict=True), 1)
+            module_of(
+                replace(tiny_config(windows=windows, kv_heads=kv_heads, heads=kv_heads), rope=rope),
+                seed,
+            )
+            for seed, (windows, kv_heads, rope) in enumerate(
+                zip(OTHER_WINDOWS, (3, 1), (SLOW, FAST), strict=True), 1
+            )
         ]
         self.backend = backend
         self.cache = new_cache(config, backend)
@@ -156,8 +190,12 @@ class Model:
 class Text:
     """A request of a :class:`Model`: its tokens, and the tokens that the other caches hold."""
 
-    def __init__(self, model: Model, tokens: Sequence[int], lengths: tuple[int, int], released: int = 0) -> None:
-        self.model, self.tokens, self.table = model, list(tokens), BlockTable()
+    def __init__(
+        self, model: Model, tokens: Sequence[int], lengths: tuple[int, int], released: int = 0
+    ) -> None:
+        self.model = model
+        self.tokens = list(tokens)
+        self.table = BlockTable()
         self.others = []
         tables = []
         for other, runner, length in zip(model.others, model.other_runners, lengths, strict=True):
@@ -165,7 +203,9 @@ class Text:
             held = text_of(77, length)
             if held:
                 runner.cache.prepare(table, length)
-                runner.forward([ForwardJob(Segment(table, TokenTree.chain(held)), range(0), length)])
+                runner.forward(
+                    [ForwardJob(Segment(table, TokenTree.chain(held)), range(0), length)]
+                )
                 runner.cache.commit(table, range(length))
             runner.cache.release_before(table, released)
             start = table.num_released * runner.cache.block_size
@@ -176,13 +216,17 @@ class Text:
     def job(self, tree: TokenTree, computed: int = 0) -> ForwardJob:
         """Return the job for the nodes of a tree from number ``computed`` on."""
         self.model.cache.prepare(self.table, self.table.length + len(tree))
-        return ForwardJob(Segment(self.table, tree, computed), range(computed, len(tree)), 1, self.tables)
+        return ForwardJob(
+            Segment(self.table, tree, computed), range(computed, len(tree)), 1, self.tables
+        )
 
     def want(self, tree: TokenTree, reads: Mapping[int, KVSource] = OWN | OTHERS) -> Array:
         """Return the logits ``[nodes, vocab]`` of a tree below the committed tokens."""
         before = self.tokens[: self.table.length]
         paths = [[tree.tokens[i] for i in (0, *tree.path(node))] for node in range(len(tree))]
-        return np.stack([slow(self.model.module, before + path, reads, self.others)[0][-1] for path in paths])
+        return np.stack(
+            [slow(self.model.module, before + path, reads, self.others)[0][-1] for path in paths]
+        )
 
     def read(self, *chunks: int) -> Array:
         """Run the tokens in chunks; return their logits ``[tokens, vocab]``."""
@@ -213,7 +257,9 @@ def test_prompts_in_chunks(backend: Backend, norms: str) -> None:
 
 @EVERY
 def test_trees_of_several_requests(backend: Backend) -> None:
-    """The other caches hold nothing, fewer or more tokens than the request, and have released the first ones."""
+    """The other caches hold nothing, fewer or more tokens than the request, and have released the
+    first ones.
+    """
     model = Model(backend)
     texts = [
         Text(model, text_of(1, 20), (20, 20)),
@@ -245,7 +291,9 @@ def test_trees_in_several_passes_and_accepted_paths(backend: Backend) -> None:
 
 @EVERY
 def test_each_source_matters(backend: Backend) -> None:
-    """Logits differ from those with another layer's keys, rotations and window, far above the tolerance."""
+    """Logits differ from those with another layer's keys, rotations and window, far above the
+    tolerance.
+    """
     model = Model(backend)
     text = Text(model, text_of(5, 12), (12, 12))
     found = text.read(12)
@@ -253,14 +301,19 @@ def test_each_source_matters(backend: Backend) -> None:
         other = slow(model.module, text.tokens, wrong | OTHERS, text.others)[0]
         assert np.abs(other - found)[2:].max(-1).min() > 0.01 * np.abs(found).max()
     for index in range(2):
-        less = [each._replace(length=6) if i == index else each for i, each in enumerate(text.others)]
+        less = [
+            each._replace(length=6) if i == index else each for i, each in enumerate(text.others)
+        ]
         other = slow(model.module, text.tokens, OWN | OTHERS, less)[0]
         assert np.abs(other - found)[8:].max(-1).min() > 0.01 * np.abs(found).max()
 
 
 @EVERY
 def test_a_model_without_keys_of_its_own_needs_no_blocks(backend: Backend) -> None:
-    reads = {index: KVSource(index % 2, cache=1) if index < 4 else KVSource(0, cache=2) for index in range(6)}
+    reads = {
+        index: KVSource(index % 2, cache=1) if index < 4 else KVSource(0, cache=2)
+        for index in range(6)
+    }
     model = Model(backend, reads=reads)
     text = Text(model, text_of(6, 30), (30, 9))
     text.table.length = 30

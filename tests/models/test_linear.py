@@ -1,4 +1,5 @@
-"""Linear layers: the form of each kind of weights; close logits of kernels, torch and 8-bit weights.
+"""Linear layers: the form of each kind of weights; close logits of kernels, torch and 8-bit
+weights.
 
 Products of the kernels are in ``tests/kernels``.
 """
@@ -36,14 +37,18 @@ def test_choice_of_the_layer() -> None:
         assert made.packed.data.dtype == FLOAT32
         for weights, types in (("int8", (8, 8)), ("int4", (4, 8))):
             for head, bits in zip((False, True), types, strict=True):
-                small = choose_linear(KernelBackend(kernels()), weights)(weight, None, layout._replace(head=head))
+                small = choose_linear(KernelBackend(kernels()), weights)(
+                    weight, None, layout._replace(head=head)
+                )
                 assert isinstance(small.packed, PackedMatrix)
                 assert small.packed.struct.type == CODED_TYPES[bits]
 
 
 def test_invalid_choices_are_refused() -> None:
     with pytest.raises(
-        OptionError, match=r"^weights: expected one of plain, int8, int4, found 'int2'; did you mean int8 or int4\?$"
+        OptionError,
+        match=r"^weights: expected one of plain, int8, int4, found 'int2'; "
+        r"did you mean int8 or int4\?$",
     ):
         choose_linear(KernelBackend(kernels()), "int2")
 
@@ -56,13 +61,17 @@ def in_8_bits(folder: Path, dtype: DType) -> Decoder:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_int8_decoder(tied: bool, checkpoint: MakeCheckpoint) -> None:
-    folder, tokens = checkpoint("llama", tie_word_embeddings=tied, attention_bias=True), list(range(40))
+    folder = checkpoint("llama", tie_word_embeddings=tied, attention_bias=True)
+    tokens = list(range(40))
     small = in_8_bits(folder, FLOAT32)
     every: list[Any] = [small.head]
-    every += [getattr(layer, name) for layer in small.layers for name in ("qkv", "out", "up", "down")]
+    every += [
+        getattr(layer, name) for layer in small.layers for name in ("qkv", "out", "up", "down")
+    ]
     assert set(every) == set(small.linears())
     assert all(linear.packed.struct.type == CODED_TYPES[8] for linear in every)
-    exact, found = transformers_logits(folder, tokens), text_logits(small, tokens)
+    exact = transformers_logits(folder, tokens)
+    found = text_logits(small, tokens)
     assert 0 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.1
 
 
@@ -70,5 +79,6 @@ def test_int8_predicts_the_same_tokens_as_a_trained_model() -> None:
     text = "def add(a, b):\n    return a + b\n\nThe cat sat in the sun, and then it went home."
     tokens = Tokenizer.load(TINY).encode(text)
     small = in_8_bits(TINY, BFLOAT16)
-    exact, found = transformers_logits(TINY, tokens, torch_dtype(BFLOAT16)), text_logits(small, tokens, BFLOAT16)
+    exact = transformers_logits(TINY, tokens, torch_dtype(BFLOAT16))
+    found = text_logits(small, tokens, BFLOAT16)
     assert (exact.argmax(-1) == found.argmax(-1)).mean() > 0.9

@@ -1,4 +1,6 @@
-"""Loading of checkpoints: every tensor is used or reported, and each bad folder gives an error of one line."""
+"""Loading of checkpoints: every tensor is used or reported, and each bad folder gives an error of
+one line.
+"""
 
 import json
 import shutil
@@ -25,12 +27,15 @@ from pronk.models.loader import load_decoder, read_config
 from quantized_formats import FORMATS, edit, read_tensors, write_quantized
 from tiny_models import kernels as best
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class Dequantizing(KernelBackend):
-    """The kernels, with the weights that a backend gets which cannot compute with quantized weights."""
+    """The kernels, with the weights that a backend gets which cannot compute with quantized
+    weights.
+    """
 
     keeps_quantized = False
 
@@ -46,10 +51,14 @@ def sharded(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint("llama", shard_size="40KB"), tmp_path / "model"))
 
 
-def load(folder: Path, *, kernels: Kernels | None = None, dtype: DType = FLOAT32, **options: Any) -> Any:
+def load(
+    folder: Path, *, kernels: Kernels | None = None, dtype: DType = FLOAT32, **options: Any
+) -> Any:
     """Load a model for the kernels; without ``kernels``, with dequantized weights."""
     backend = Dequantizing(best()) if kernels is None else KernelBackend(kernels)
-    return load_decoder(folder, read_config(folder), **{"dtype": dtype, "backend": backend, **options})
+    return load_decoder(
+        folder, read_config(folder), **{"dtype": dtype, "backend": backend, **options}
+    )
 
 
 def refuse(folder: Path, message: str) -> None:
@@ -59,13 +68,18 @@ def refuse(folder: Path, message: str) -> None:
     assert str(folder) in str(caught.value)
 
 
-NORM, QUERY, HEAD = "model.layers.0.input_layernorm.weight", "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
+NORM = "model.layers.0.input_layernorm.weight"
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+HEAD = "lm_head.weight"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop(QUERY), r"missing tensors: layers.1.self_attn.q_proj.weight; expected the 30 .* found 29"),
+        (
+            lambda t: t.pop(QUERY),
+            r"missing tensors: layers.1.self_attn.q_proj.weight; expected the 30 .* found 29",
+        ),
         (
             lambda t: [t.pop(name) for name in list(t) if "layers.2" in name],
             r"missing tensors: .* and 6 more; expected the 30 tensors .* found 21",
@@ -73,7 +87,10 @@ NORM, QUERY, HEAD = "model.layers.0.input_layernorm.weight", "model.layers.1.sel
         (lambda t: t.pop(HEAD), r"missing tensors: lm_head.weight"),
         (
             lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.zeros(48, np.float32)}),
-            r"unexpected tensors: model.layers.0.self_attn.q_proj.bias; expected the 30 .* found 31",
+            (
+                r"unexpected tensors: model.layers.0.self_attn.q_proj.bias; "
+                r"expected the 30 .* found 31"
+            ),
         ),
         (
             lambda t: t.update({"norm.weight": np.zeros(48, np.float32)}),
@@ -82,7 +99,10 @@ NORM, QUERY, HEAD = "model.layers.0.input_layernorm.weight", "model.layers.1.sel
         *(
             (
                 lambda t, shape=shape: t.update({QUERY: np.zeros(shape, np.float32)}),
-                rf"{QUERY}: expected shape \[48, 48\] from config.json, found \[{', '.join(map(str, shape))}\]",
+                (
+                    rf"{QUERY}: expected shape \[48, 48\] from config.json, found "
+                    rf"\[{', '.join(map(str, shape))}\]"
+                ),
             )
             for shape in ((48,), (48, 47), (24, 96), (48, 48, 1))
         ),
@@ -96,15 +116,23 @@ NORM, QUERY, HEAD = "model.layers.0.input_layernorm.weight", "model.layers.1.sel
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_tensors_that_do_not_fit(change: Callable[[dict[str, Array]], object], message: str, folder: Path) -> None:
+def test_tensors_that_do_not_fit(
+    change: Callable[[dict[str, Array]], object], message: str, folder: Path
+) -> None:
     edit(folder, change)
     refuse(folder, message)
 
 
 def test_tied_head_must_equal_the_embedding(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(checkpoint("llama", tie_word_embeddings=True), tmp_path / "model"))
+    folder = Path(
+        shutil.copytree(checkpoint("llama", tie_word_embeddings=True), tmp_path / "model")
+    )
     edit(folder, lambda tensors: tensors.update({HEAD: tensors["model.embed_tokens.weight"] + 1}))
-    refuse(folder, r"expected lm_head.weight to equal model.embed_tokens.weight.*set tie_word_embeddings to false")
+    refuse(
+        folder,
+        r"expected lm_head.weight to equal model.embed_tokens.weight.*set tie_word_embeddings to "
+        r"false",
+    )
     edit(folder, lambda tensors: tensors.update({HEAD: np.zeros((2, 48), np.float32)}))
     refuse(folder, r"tensor lm_head.weight: expected shape \[300, 48\] .*found \[2, 48\]")
 
@@ -113,20 +141,33 @@ def test_truncated_and_damaged_files(folder: Path) -> None:
     content = (folder / WEIGHTS).read_bytes()
     for size in (0, 5, 100, len(content) // 2, len(content) - 1):
         (folder / WEIGHTS).write_bytes(content[:size])
-        refuse(folder, rf"expected a complete safetensors file, found a truncated or damaged one \({size} bytes: ")
+        refuse(
+            folder,
+            rf"expected a complete safetensors file, found a truncated or damaged one \({size} "
+            r"bytes: ",
+        )
     (folder / WEIGHTS).write_bytes(b"\xff" * 5000)
     refuse(folder, r"found a truncated or damaged one")
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "model.ckpt"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "model.ckpt"]
+)
 def test_pickle_is_refused(name: str, folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / name)
-    refuse(folder, rf"expected model.safetensors, found {name}; pickle .* convert the checkpoint to safetensors")
+    refuse(
+        folder,
+        rf"expected model.safetensors, found {name}; pickle .* convert the checkpoint to "
+        r"safetensors",
+    )
 
 
 def test_no_weights(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "other.safetensors")
-    refuse(folder, r"expected model.safetensors or model.safetensors.index.json, found only other.safetensors")
+    refuse(
+        folder,
+        r"expected model.safetensors or model.safetensors.index.json, found only other.safetensors",
+    )
     (folder / "other.safetensors").unlink()
     refuse(folder, r"found no safetensors file")
 
@@ -145,7 +186,9 @@ def test_shard_outside_the_folder(name: str, sharded: Path) -> None:
     refuse(sharded, rf"found no {name}")
 
 
-@pytest.mark.parametrize("name", ["", ".", "a\0b", "\ud800", "a\nb", "x" * 300, "x" * 5000, "/" * 5000], ids=repr)
+@pytest.mark.parametrize(
+    "name", ["", ".", "a\0b", "\ud800", "a\nb", "x" * 300, "x" * 5000, "/" * 5000], ids=repr
+)
 def test_a_name_that_no_shard_has(name: str, sharded: Path) -> None:
     index = json.loads((sharded / INDEX).read_text())
     index["weight_map"][QUERY] = name
@@ -159,10 +202,16 @@ def test_json_files_have_limits(file: str, sharded: Path) -> None:
     document = json.loads(path.read_text()) if path.is_file() else {}
     for depth in (100, 300, *range(900, 1000, 10)):
         path.write_text(json.dumps(document)[:-1] + ', "x": ' + "[" * depth + "]" * depth + "}")
-        refuse(sharded, f"{file}: expected (at most 100 nested brackets, found more|JSON, found too many)")
+        refuse(
+            sharded,
+            f"{file}: expected (at most 100 nested brackets, found more|JSON, found too many)",
+        )
     with path.open("wb") as stream:
         stream.truncate(1 << 40)  # without blocks on the disk
-    refuse(sharded, f"{file}: expected at most 16 MiB of JSON, found more; restore the file from its source")
+    refuse(
+        sharded,
+        f"{file}: expected at most 16 MiB of JSON, found more; restore the file from its source",
+    )
 
 
 def test_the_header_of_safetensors_has_a_limit(folder: Path) -> None:
@@ -185,8 +234,12 @@ def test_leftover_shards(sharded: Path) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gptq-4"])
-def test_progress_counts_every_byte(name: str, checkpoint: MakeCheckpoint, tmp_path: Path, *, packed: bool) -> None:
-    check_progress(name, checkpoint, tmp_path, KernelBackend(best()) if packed else Dequantizing(best()))
+def test_progress_counts_every_byte(
+    name: str, checkpoint: MakeCheckpoint, tmp_path: Path, *, packed: bool
+) -> None:
+    check_progress(
+        name, checkpoint, tmp_path, KernelBackend(best()) if packed else Dequantizing(best())
+    )
 
 
 def check_progress(name: str, checkpoint: MakeCheckpoint, tmp_path: Path, backend: Backend) -> None:
@@ -205,10 +258,14 @@ def check_progress(name: str, checkpoint: MakeCheckpoint, tmp_path: Path, backen
 def test_dtypes_and_layouts_of_loaded_weights(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("gpt2", save_dtype=torch.float16)
     decoder = load(folder, dtype=BFLOAT16, kernels=best())
-    assert decoder.embedding.dtype == decoder.positions.dtype == FLOAT16, "tables keep the dtype of the file"
+    assert decoder.embedding.dtype == decoder.positions.dtype == FLOAT16, (
+        "tables keep the dtype of the file"
+    )
     for numbers in (decoder.norm.weight, decoder.layers[0].mlp_norm.bias):
         assert numbers.dtype == FLOAT32
-        assert np.array_equal(numbers, numbers.astype(BFLOAT16)), "norms are rounded to the loaded dtype"
+        assert np.array_equal(numbers, numbers.astype(BFLOAT16)), (
+            "norms are rounded to the loaded dtype"
+        )
     layer = decoder.layers[0]
     for linear, layout in (
         (layer.qkv, WeightLayout(unit=12)),
@@ -254,10 +311,14 @@ def test_memory_of_loading(dtype: str, tmp_path: Path) -> None:
 
 
 def test_a_router_is_not_rounded(checkpoint: MakeCheckpoint) -> None:
-    """In a bfloat16 model, the router keeps the file's weights and bias; other biases are rounded."""
+    """In a bfloat16 model, the router keeps the file's weights and bias; other biases are
+    rounded.
+    """
     folder = checkpoint("gpt_oss")
-    tensors, layer = read_tensors(folder), load(folder, kernels=best(), dtype=BFLOAT16).layers[0]
-    router, bias = layer.router.packed, tensors["model.layers.0.mlp.router.bias"]
+    tensors = read_tensors(folder)
+    layer = load(folder, kernels=best(), dtype=BFLOAT16).layers[0]
+    router = layer.router.packed
+    bias = tensors["model.layers.0.mlp.router.bias"]
     assert router.format == "float32"
     assert not np.array_equal(bias.astype(BFLOAT16).astype(FLOAT32), bias)
     assert np.array_equal(router.bias[: len(bias)], bias)

@@ -76,13 +76,18 @@ OLMO_ROPES = {
 
 
 def longrope(dim: int, **values: Any) -> dict[str, Any]:
-    """Return rotations of ``dim`` dimensions of each head, with divisors that grow with the number of the frequency."""
+    """Return rotations of ``dim`` dimensions of each head, with divisors that grow with the number
+    of the frequency.
+    """
     short, long = ([1 + growth * i for i in range(dim // 2)] for growth in (0.2, 3.1))
     return rope("longrope", short_factor=short, long_factor=long, **values)
 
 
 LONGROPE = {"original_max_position_embeddings": 32, **longrope(8)}
-PARTIAL_LONGROPE = LONGROPE | {"hidden_size": 96, **longrope(12, attention_factor=1.3, partial_rotary_factor=0.75)}
+PARTIAL_LONGROPE = LONGROPE | {
+    "hidden_size": 96,
+    **longrope(12, attention_factor=1.3, partial_rotary_factor=0.75),
+}
 CASES = [
     Case("grouped", "llama", {}),
     Case("one head each", "llama", {"num_key_value_heads": 6}),
@@ -91,17 +96,36 @@ CASES = [
     Case("tied", "llama", {"tie_word_embeddings": True}),
     Case("attention bias", "llama", {"attention_bias": True}),
     Case("mlp bias", "llama", {"mlp_bias": True}),
-    Case("all biases, tied", "llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    Case(
+        "all biases, tied",
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     Case("head_dim of its own", "llama", {"head_dim": 20}),
     Case("gelu, eps", "llama", {"hidden_act": "gelu", "rms_norm_eps": 1e-3}),
     Case("theta", "llama", rope("default", rope_theta=500000.0)),
     Case("linear", "llama", rope("linear", factor=4.0)),
-    Case("dynamic, long text", "llama", {"max_position_embeddings": 32, **rope("dynamic", factor=2.0)}, 80),
-    Case("dynamic, short text", "llama", {"max_position_embeddings": 64, **rope("dynamic", factor=2.0)}),
+    Case(
+        "dynamic, long text",
+        "llama",
+        {"max_position_embeddings": 32, **rope("dynamic", factor=2.0)},
+        80,
+    ),
+    Case(
+        "dynamic, short text",
+        "llama",
+        {"max_position_embeddings": 64, **rope("dynamic", factor=2.0)},
+    ),
     Case(
         "llama3",
         "llama",
-        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+        rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
         100,
     ),
     Case("yarn", "llama", rope("yarn", **YARN), 100),
@@ -114,7 +138,11 @@ CASES = [
     Case("plain", "mistral", {}),
     Case("window", "mistral", {"sliding_window": 8}),
     Case("window of one", "mistral", {"sliding_window": 1}),
-    Case("window, one head each", "mistral", {"sliding_window": 16, "num_key_value_heads": 6, "head_dim": 12}),
+    Case(
+        "window, one head each",
+        "mistral",
+        {"sliding_window": 16, "num_key_value_heads": 6, "head_dim": 12},
+    ),
     Case("biases", "qwen2", {}),
     Case("tied", "qwen2", {"tie_word_embeddings": True}),
     Case("window switched off", "qwen2", {"sliding_window": 4}),
@@ -134,17 +162,39 @@ CASES = [
     Case("soft-caps", "gemma2", {}),
     Case("small caps, one head each", "gemma2", {"num_key_value_heads": 6, **SMALL_CAPS}),
     Case("multipliers", "granite", {"embedding_multiplier": 3.0}),
-    Case("biases, tied", "granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    Case("windows, sinks, rotations of each layer", "granite_swa", {"embedding_multiplier": 3.0}, 60),
+    Case(
+        "biases, tied",
+        "granite",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    Case(
+        "windows, sinks, rotations of each layer", "granite_swa", {"embedding_multiplier": 3.0}, 60
+    ),
     Case("one base, tied", "granite_swa", {"layer_types": None, "layer_rope_theta": None, **TIED}),
-    Case("one layer rotates", "granite_swa", {"layer_rope_theta": [0.0, 0.0, 10000.0], "num_key_value_heads": 6}),
+    Case(
+        "one layer rotates",
+        "granite_swa",
+        {"layer_rope_theta": [0.0, 0.0, 10000.0], "num_key_value_heads": 6},
+    ),
     Case("dense", "granitemoehybrid", {"embedding_multiplier": 3.0, "tie_word_embeddings": True}),
     Case("norms of outputs", "olmo2", {}),
-    Case("norms of outputs, one head each", "olmo2", {"num_key_value_heads": 6, "attention_bias": True}),
+    Case(
+        "norms of outputs, one head each",
+        "olmo2",
+        {"num_key_value_heads": 6, "attention_bias": True},
+    ),
     Case("layers without rotations", "smollm3", {}),
-    Case("not tied", "smollm3", {"tie_word_embeddings": False, "no_rope_layer_interval": 2, "no_rope_layers": None}),
+    Case(
+        "not tied",
+        "smollm3",
+        {"tie_word_embeddings": False, "no_rope_layer_interval": 2, "no_rope_layers": None},
+    ),
     Case("fused matrices", "phi3", {}),
-    Case("half of a head is rotated", "phi3", {"hidden_size": 96, **rope("default", partial_rotary_factor=0.75)}),
+    Case(
+        "half of a head is rotated",
+        "phi3",
+        {"hidden_size": 96, **rope("default", partial_rotary_factor=0.75)},
+    ),
     Case("window, tied", "phi3", {"sliding_window": 8, "tie_word_embeddings": True}),
     Case("queries scaled by position", "ministral3", {}, 100),
     Case("window, tied", "ministral3", {"sliding_window": 8, "tie_word_embeddings": True}),
@@ -155,21 +205,42 @@ CASES = [
     Case("language model of a multimodal model", "gemma3", {}),
     Case("language model of a multimodal model", "mistral3", {}, 100),
     Case("experts", "mixtral", {}),
-    Case("experts, window, tied", "mixtral", {"sliding_window": 8, "num_experts_per_tok": 4, **TIED}),
+    Case(
+        "experts, window, tied", "mixtral", {"sliding_window": 8, "num_experts_per_tok": 4, **TIED}
+    ),
     Case("weights of all experts", "qwen3_moe", {"norm_topk_prob": False}),
-    Case("layers without experts", "qwen3_moe", {"mlp_only_layers": [0], "num_experts": 20, "attention_bias": True}),
+    Case(
+        "layers without experts",
+        "qwen3_moe",
+        {"mlp_only_layers": [0], "num_experts": 20, "attention_bias": True},
+    ),
     Case("experts in every second layer", "qwen3_moe", {"decoder_sparse_step": 2, **TIED}),
     Case("experts", "granitemoe", {}),
     Case("one expert", "granitemoe", {"num_local_experts": 1, "num_experts_per_tok": 1, **TIED}),
     Case("sinks, clamped experts with biases", "gpt_oss", {}),
-    Case("one head each, tied", "gpt_oss", {"num_key_value_heads": 6, "num_experts_per_tok": 1, **TIED}),
-    Case("experts in bfloat16 shards", "qwen3_moe", {"save_dtype": torch.bfloat16, "shard_size": "20KB"}),
+    Case(
+        "one head each, tied",
+        "gpt_oss",
+        {"num_key_value_heads": 6, "num_experts_per_tok": 1, **TIED},
+    ),
+    Case(
+        "experts in bfloat16 shards",
+        "qwen3_moe",
+        {"save_dtype": torch.bfloat16, "shard_size": "20KB"},
+    ),
     Case("short convolutions", "lfm2", {}),
     Case("four taps, biases, one head each, not tied", "lfm2", LFM2_BIASED),
     Case(
-        "two convolutions in a row, given width", "lfm2", {"layer_types": LFM2_LAST, "block_auto_adjust_ff_dim": False}
+        "two convolutions in a row, given width",
+        "lfm2",
+        {"layer_types": LFM2_LAST, "block_auto_adjust_ff_dim": False},
     ),
-    Case("one tap, short text", "lfm2", {"conv_L_cache": 1, "layer_types": None, "full_attn_idxs": [0]}, 2),
+    Case(
+        "one tap, short text",
+        "lfm2",
+        {"conv_L_cache": 1, "layer_types": None, "full_attn_idxs": [0]},
+        2,
+    ),
     Case("attention only", "lfm2", {"layer_types": ["full_attention"] * 3}),
     Case("shards", "llama", {"shard_size": "40KB"}),
     Case("bfloat16 file", "llama", {"save_dtype": torch.bfloat16}),
@@ -190,9 +261,12 @@ def reference(folder: Path, length: int) -> Array:
     return transformers_logits(folder, tokens(length))
 
 
-def logits(folder: Path, length: int, backend: Backend | None = None, context: int | None = None) -> Array:
+def logits(
+    folder: Path, length: int, backend: Backend | None = None, context: int | None = None
+) -> Array:
     """Return the logits of :func:`tokens`, by default of the kernels."""
-    config, backend = read_config(folder, context=context), backend or KernelBackend(kernels())
+    config = read_config(folder, context=context)
+    backend = backend or KernelBackend(kernels())
     return text_logits(load_decoder(folder, config, dtype=FLOAT32, backend=backend), tokens(length))
 
 
@@ -207,17 +281,24 @@ def compute() -> Compute:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
-def test_logits_equal_transformers(case: Case, compute: Compute, checkpoint: MakeCheckpoint) -> None:
+def test_logits_equal_transformers(
+    case: Case, compute: Compute, checkpoint: MakeCheckpoint
+) -> None:
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
     assert np.abs(compute(folder, case.length, None) - expected).max() < TOLERANCE
 
 
-def test_context_chooses_the_rotations_of_longrope(compute: Compute, checkpoint: MakeCheckpoint) -> None:
-    """transformers chooses by the length of each text, pronk by the context that the model is opened with."""
+def test_context_chooses_the_rotations_of_longrope(
+    compute: Compute, checkpoint: MakeCheckpoint
+) -> None:
+    """transformers chooses by the length of each text, pronk by the context that the model is
+    opened with.
+    """
     folder = checkpoint("phi3", **LONGROPE)
-    short, long = reference(folder, 32), reference(folder, 33)
+    short = reference(folder, 32)
+    long = reference(folder, 33)
     assert np.abs(compute(folder, 32, 32) - short).max() < TOLERANCE
     assert np.abs(compute(folder, 33, None) - long).max() < TOLERANCE
     assert np.abs(compute(folder, 32, None) - short).max() > 100 * TOLERANCE
@@ -232,19 +313,27 @@ def test_context_is_limited(checkpoint: MakeCheckpoint) -> None:
         LLM("no such model", context=0)
     with pytest.raises(OptionError, match=r"^context: expected an integer in 1\.\.256, found 257$"):
         LLM(checkpoint("llama"), context=257)
-    with pytest.raises(OptionError, match="context: expected no limit with learned positions, found 40"):
+    with pytest.raises(
+        OptionError, match="context: expected no limit with learned positions, found 40"
+    ):
         LLM(checkpoint("gpt2"), context=40)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mistral3"])
-def test_names_of_multimodal_checkpoints(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_names_of_multimodal_checkpoints(
+    family: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     """Models on the Hub have the names of older versions of transformers."""
     original = checkpoint(family)
-    folder, names = tmp_path / "model", set()
+    folder = tmp_path / "model"
+    names = set()
     shutil.copytree(original, folder)
     stored = read_tensors(folder)
     for name in list(stored):
-        for old, new in (("model.language_model.", "language_model.model."), ("lm_head", "language_model.lm_head")):
+        for old, new in (
+            ("model.language_model.", "language_model.model."),
+            ("lm_head", "language_model.lm_head"),
+        ):
             if name.startswith(old):
                 stored[name.replace(old, new)] = stored.pop(name)
     write_tensors(folder, stored)
@@ -253,7 +342,17 @@ def test_names_of_multimodal_checkpoints(family: str, checkpoint: MakeCheckpoint
     assert np.array_equal(logits(folder, 20), logits(original, 20))
 
 
-DENSE = ["gemma2", "gemma3_text", "granite", "granite_swa", "ministral3", "olmo2", "olmo3", "phi3", "smollm3"]
+DENSE = [
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "granite_swa",
+    "ministral3",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "smollm3",
+]
 GREEDY = [*DENSE, "gpt_oss", "granitemoe", "lfm2", "mixtral", "qwen3_moe"]
 
 
@@ -261,8 +360,10 @@ GREEDY = [*DENSE, "gpt_oss", "granitemoe", "lfm2", "mixtral", "qwen3_moe"]
 def test_120_greedy_tokens_equal_transformers(family: str, checkpoint: MakeCheckpoint) -> None:
     """Also with draft tokens: the prompt repeats itself, so prompt lookup proposes some."""
     # With a tied head a random Gemma, whose embeddings are scaled, repeats its last token.
-    folder, prompt = checkpoint(family, max_position_embeddings=512, tie_word_embeddings=False), tokens(12) * 2
-    llm, params = LLM(folder, threads=1, dtype="float32"), SamplingParams(max_tokens=120, ignore_eos=True)
+    folder = checkpoint(family, max_position_embeddings=512, tie_word_embeddings=False)
+    prompt = tokens(12) * 2
+    llm = LLM(folder, threads=1, dtype="float32")
+    params = SamplingParams(max_tokens=120, ignore_eos=True)
     for drafter in ("autoregressive", "prompt_lookup(min_ngram=1)", "recycling"):
         output = list(llm.generate([prompt], params, drafter=drafter)[0].token_ids)
         assert len(output) == 120
@@ -277,7 +378,11 @@ def test_120_greedy_tokens_equal_transformers(family: str, checkpoint: MakeCheck
         ("qwen2", window(8, layer_types=MIXED), {}),
         ("llama", rope("yarn", **YARN), {}),
         ("llama", rope("yarn", mscale=0.7, mscale_all_dim=1.3, **YARN), rope("yarn", **YARN)),
-        ("llama", WIDE | rope("yarn", beta_fast=8.0, beta_slow=2.0, **YARN), WIDE | rope("yarn", **YARN)),
+        (
+            "llama",
+            WIDE | rope("yarn", beta_fast=8.0, beta_slow=2.0, **YARN),
+            WIDE | rope("yarn", **YARN),
+        ),
         ("llama", WIDE | rope("yarn", truncate=False, **YARN), WIDE | rope("yarn", **YARN)),
         ("llama", {"max_position_embeddings": 32, **rope("dynamic", factor=2.0)}, {}),
         ("llama", {"rms_norm_eps": 1e-3}, {}),
@@ -291,14 +396,22 @@ def test_options_change_the_logits(
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_matrices_of_all_experts_in_one_tensor(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_matrices_of_all_experts_in_one_tensor(
+    family: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     original, folder = write_joined_experts(family, checkpoint, tmp_path)
     assert np.array_equal(logits(folder, 20), logits(original, 20))
 
 
-def write_joined_experts(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Path, Path]:
-    """Return a checkpoint, and a copy as transformers 5 writes it with ``save_original_format=False``."""
-    original, folder, stored = checkpoint(family), tmp_path / "model", dict[str, Any]()
+def write_joined_experts(
+    family: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> tuple[Path, Path]:
+    """Return a checkpoint, and a copy as transformers 5 writes it with
+    ``save_original_format=False``.
+    """
+    original = checkpoint(family)
+    folder = tmp_path / "model"
+    stored = dict[str, Any]()
     shutil.copytree(original, folder)
     experts: dict[str, dict[tuple[int, str], Array]] = {}
     for name, tensor in read_tensors(original).items():
@@ -308,7 +421,9 @@ def write_joined_experts(family: str, checkpoint: MakeCheckpoint, tmp_path: Path
             experts.setdefault(layer, {})[int(number), kind] = tensor
         else:
             stored[layer] = tensor
-    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    gate, up, down = (
+        ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    )
     for layer, found in experts.items():
         numbers = range(len(found) // 3)
         both = [np.concatenate((found[number, gate], found[number, up])) for number in numbers]
@@ -320,12 +435,18 @@ def write_joined_experts(family: str, checkpoint: MakeCheckpoint, tmp_path: Path
 
 
 def write_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Path, Path, dict[str, Array]]:
-    """Return a checkpoint with experts in MXFP4, one with the same numbers as floats, and the floats."""
+    """Return a checkpoint with experts in MXFP4, one with the same numbers as floats, and the
+    floats.
+    """
     sizes = {"hidden_size": 96, "intermediate_size": 64}
-    original, plain, coded = checkpoint("gpt_oss", **sizes), tmp_path / "plain", tmp_path / "coded"
+    original = checkpoint("gpt_oss", **sizes)
+    plain = tmp_path / "plain"
+    coded = tmp_path / "coded"
     shutil.copytree(original, plain)
     shutil.copytree(original, coded)
-    dice, floats, codes = np.random.default_rng(0), dict[str, Array](), dict[str, Array]()
+    dice = np.random.default_rng(0)
+    floats = dict[str, Array]()
+    codes = dict[str, Array]()
     for name, tensor in read_tensors(original).items():
         if not name.endswith(("gate_up_proj", "down_proj")):
             floats[name] = codes[name] = tensor
@@ -335,13 +456,18 @@ def write_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Path, Path,
         exponents = dice.integers(122, 126, size=(experts, outputs, inputs // 32), dtype=np.uint8)
         codes[f"{name}_blocks"] = four[..., 0::2] | four[..., 1::2] << 4
         codes[f"{name}_scales"] = exponents
-        values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)[four]
+        values = np.array(
+            [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
+        )[four]
         values *= np.float32(2.0) ** (exponents[..., None].astype(np.float32) - 127)
         floats[name] = values.reshape(experts, outputs, inputs).transpose(0, 2, 1).copy()
     write_tensors(plain, floats)
     write_tensors(coded, codes)
     document = json.loads((coded / "config.json").read_text())
-    document["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "lm_head"]}
+    document["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["self_attn", "lm_head"],
+    }
     (coded / "config.json").write_text(json.dumps(document))
     return coded, plain, floats
 
@@ -353,7 +479,9 @@ def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert expected.std() > 0.5
     found = logits(coded, 40)  # rows are rounded to 8 bits
     assert np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
-    decoder = load_decoder(coded, read_config(coded), dtype=FLOAT32, backend=KernelBackend(kernels()))
+    decoder = load_decoder(
+        coded, read_config(coded), dtype=FLOAT32, backend=KernelBackend(kernels())
+    )
     for layer in decoder.layers:
         packed = [linear.packed for linear in (*layer.up.parts, *layer.down.parts)]
         assert {each.format for each in packed} == {"int5 in groups of 32"}
@@ -396,7 +524,12 @@ def test_older_config_keys(old: dict[str, Any], checkpoint: MakeCheckpoint, tmp_
     ],
 )
 def test_names_without_prefix_and_saved_buffers(
-    family: str, prefix: str, buffers: list[str], compute: Compute, checkpoint: MakeCheckpoint, tmp_path: Path
+    family: str,
+    prefix: str,
+    buffers: list[str],
+    compute: Compute,
+    checkpoint: MakeCheckpoint,
+    tmp_path: Path,
 ) -> None:
     original = checkpoint(family, tie_word_embeddings=True)
     folder = tmp_path / "model"
@@ -416,7 +549,9 @@ def test_half_precision(family: str, dtype: DType, checkpoint: MakeCheckpoint) -
     folder = checkpoint(family, tie_word_embeddings=True)
     expected = reference(folder, 30)
     theirs = transformers_logits(folder, tokens(30), torch_dtype(dtype))
-    decoder = load_decoder(folder, read_config(folder), dtype=dtype, backend=KernelBackend(kernels()))
+    decoder = load_decoder(
+        folder, read_config(folder), dtype=dtype, backend=KernelBackend(kernels())
+    )
     mine = text_logits(decoder, tokens(30), dtype)
     assert mine.dtype == np.float32
     assert np.abs(theirs - expected).max() < 0.1 * np.abs(expected).max()

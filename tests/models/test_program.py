@@ -27,7 +27,15 @@ from pronk.models.model_runner import ForwardJob
 from pronk.models.program import Program
 from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
-from tiny_models import decoder_of, make_cache, make_engine, text_logits, tiny_config, tiny_decoder, tiny_module
+from tiny_models import (
+    decoder_of,
+    make_cache,
+    make_engine,
+    text_logits,
+    tiny_config,
+    tiny_decoder,
+    tiny_module,
+)
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
@@ -63,9 +71,15 @@ def unit_product(kernels: Kernels, size: int, *, gated: bool = False) -> Linear:
 @DTYPES
 @EVERY
 def test_norms(kernels: Kernels, dtype: DType, kind: str, width: int) -> None:
-    """A norm, alone or before a product, is as exact as torch's in float32, also for rows with a mean far from 0."""
-    norm = Norm(some_rows(width, seed=0), some_rows(width, seed=1) if kind == "layer" else None, 1e-5)
-    x = (some_rows(9, width, seed=5) * np.logspace(-3, 3, 9, dtype=np.float32)[:, None] + 0.5).astype(dtype)
+    """A norm, alone or before a product, is as exact as torch's in float32, also for rows with a
+    mean far from 0.
+    """
+    norm = Norm(
+        some_rows(width, seed=0), some_rows(width, seed=1) if kind == "layer" else None, 1e-5
+    )
+    x = (
+        some_rows(9, width, seed=5) * np.logspace(-3, 3, 9, dtype=np.float32)[:, None] + 0.5
+    ).astype(dtype)
     want, theirs = (torch_norm(norm, x.astype(precision)) for precision in (np.float64, np.float32))
     program = empty_program(kernels, width, dtype)
     program.norm(norm)
@@ -73,7 +87,8 @@ def test_norms(kernels: Kernels, dtype: DType, kind: str, width: int) -> None:
     program.run(ProgramRows.without_segments(9), stream)
     before = empty_program(kernels, width, dtype)
     before.linear(unit_product(kernels, width), norm=norm, to="logits")
-    logits, same = np.empty((9, width), np.float32), x.copy()
+    logits = np.empty((9, width), np.float32)
+    same = x.copy()
     before.run(ProgramRows.without_segments(9), same, logits)
     assert np.array_equal(same, x)
     room = 2.0 * np.linalg.norm(theirs - want, axis=1) + 1e-6 * np.linalg.norm(want, axis=1)
@@ -122,17 +137,25 @@ def test_gates(kernels: Kernels, size: int, name: str) -> None:
 @DTYPES
 @EVERY
 def test_residuals_and_wanted_rows(kernels: Kernels, dtype: DType, rows: int) -> None:
-    """A product is added to the residual stream; a second one reads some rows of it in any order."""
+    """A product is added to the residual stream; a second one reads some rows of it in any
+    order.
+    """
     weights = [(some_rows(33, 33, seed=seed) / 6).astype(dtype) for seed in (1, 2)]
-    first, second = (Linear(KernelBackend(kernels), weight, None, WeightLayout(), None) for weight in weights)
+    first, second = (
+        Linear(KernelBackend(kernels), weight, None, WeightLayout(), None) for weight in weights
+    )
     program = empty_program(kernels, 33, dtype)
     program.linear(first, residual=True)
     program.linear(second, to="logits", only_logits_rows=True)
-    x, wanted = some_rows(rows, 33).astype(dtype), [rows - 1, 0, rows // 2]
-    stream, logits, packed = x.copy(), np.empty((3, 33), np.float32), ProgramRows.without_segments(rows)
+    x = some_rows(rows, 33).astype(dtype)
+    wanted = [rows - 1, 0, rows // 2]
+    stream = x.copy()
+    logits = np.empty((3, 33), np.float32)
+    packed = ProgramRows.without_segments(rows)
     assert packed.select_logits_rows(wanted) == 3
     program.run(packed, stream, logits)
-    wide, found = x.astype(np.float64), stream.astype(np.float64)
+    wide = x.astype(np.float64)
+    found = stream.astype(np.float64)
     after = wide + wide @ weights[0].astype(np.float64).T
     np.testing.assert_allclose(found, after, rtol=2 * float(ml_dtypes.finfo(dtype).eps), atol=2e-6)
     want = found[wanted] @ weights[1].astype(np.float64).T
@@ -150,7 +173,9 @@ SHAPES: dict[str, ModelConfig] = {
     "norms": tiny_config(qk_norm=True, windows=(None,)),
     "gemma": tiny_config(special="gemma", windows=(30,)),
     "norms of outputs": tiny_config(special="outputs", windows=(None,)),
-    "norms of outputs, head of 20": tiny_config(special="outputs", heads=4, head_dim=20, windows=(None,)),
+    "norms of outputs, head of 20": tiny_config(
+        special="outputs", heads=4, head_dim=20, windows=(None,)
+    ),
     "gelu": replace(tiny_config(windows=(None,)), activation="gelu"),
 }
 
@@ -162,7 +187,8 @@ SHAPES: dict[str, ModelConfig] = {
 def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     """Attention and MLP of a layer in float32; ``sharp`` has attention scores of thousands."""
     config = replace(SHAPES[shape], tied=False)
-    plain, backend = DenseModel(config), KernelBackend(kernels)
+    plain = DenseModel(config)
+    backend = KernelBackend(kernels)
     for seed, parameter in enumerate(plain.parameters()):
         size = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
         parameter.copy_(torch.from_numpy(some_rows(*parameter.shape, seed=seed)) * size)
@@ -176,7 +202,8 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     program = backend.program(config.hidden_size, FLOAT32, pool)
     program.embed(packed)
     packed.layers[0].compile(program, 0)
-    block_table, found = BlockTable(), np.empty((len(tokens), config.hidden_size), np.float32)
+    block_table = BlockTable()
+    found = np.empty((len(tokens), config.hidden_size), np.float32)
     pool.prepare(block_table, len(tokens))
     rows = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens)
     rows.rotate(RopeTable(config.rope_of(0)))
@@ -194,7 +221,9 @@ def error(found: Array, exact: Tensor) -> float:
 
 
 class _RecordingAttend(DenseAttend):
-    """Dense attention that records its keys and values ``[kv_heads, tokens, head_dim]`` in ``seen``."""
+    """Dense attention that records its keys and values ``[kv_heads, tokens, head_dim]`` in
+    ``seen``.
+    """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.seen = [each.transpose(0, 1) for each in (k, v)]
@@ -203,9 +232,15 @@ class _RecordingAttend(DenseAttend):
 
 @pytest.mark.parametrize("shape", [{}, {"special": "gemma"}, {"special": "others"}], ids=str)
 def test_bits_in_float32_on_every_instruction_set(shape: dict[str, Any]) -> None:
-    """All instruction sets give the same bits, except ``portable``, which has no fused multiply-add."""
-    module, tokens = tiny_module(windows=(None, 30), **shape), np.random.default_rng(0).integers(99, size=99).tolist()
-    by_set = {each.name: text_logits(decoder_of(module, KernelBackend(each)), tokens) for each in candidates()}
+    """All instruction sets give the same bits, except ``portable``, which has no fused
+    multiply-add.
+    """
+    module = tiny_module(windows=(None, 30), **shape)
+    tokens = np.random.default_rng(0).integers(99, size=99).tolist()
+    by_set = {
+        each.name: text_logits(decoder_of(module, KernelBackend(each)), tokens)
+        for each in candidates()
+    }
     portable = by_set.pop("portable")
     for found in by_set.values():
         assert np.array_equal(found, next(iter(by_set.values())))
@@ -218,7 +253,11 @@ def test_an_unknown_instruction_set_is_refused(kernels: Kernels) -> None:
     program = empty_program(beyond, 16)
     program.linear(unit_product(kernels, 16), to="logits")
     with pytest.raises(AssertionError, match="kernels: pass of 2 rows failed"):
-        program.run(ProgramRows.without_segments(2), np.zeros((2, 16), np.float32), np.empty((2, 16), np.float32))
+        program.run(
+            ProgramRows.without_segments(2),
+            np.zeros((2, 16), np.float32),
+            np.empty((2, 16), np.float32),
+        )
 
 
 def test_rows_without_a_slot_are_refused() -> None:
@@ -226,7 +265,9 @@ def test_rows_without_a_slot_are_refused() -> None:
     block_table = BlockTable()
     engine.cache.prepare(block_table, 16)
     for rows, fits in ((16, True), (17, False)):
-        job = ForwardJob(Segment(block_table, TokenTree.chain([1] * rows)), range(rows - 1, rows), rows)
+        job = ForwardJob(
+            Segment(block_table, TokenTree.chain([1] * rows)), range(rows - 1, rows), rows
+        )
         if fits:
             assert len(engine.runner.forward([job]).logits[0]) == 1
         else:

@@ -1,4 +1,6 @@
-"""The option ``prompt_cache``: restarts, what blocks depend on, errors, full disks and killed processes."""
+"""The option ``prompt_cache``: restarts, what blocks depend on, errors, full disks and killed
+processes.
+"""
 
 import asyncio
 import os
@@ -44,7 +46,9 @@ def answer(model: Path | str, folder: Path | None, **options: Any) -> Completion
 
 
 def assert_hit(model: Path | str, folder: Path, **options: Any) -> None:
-    """Check that a second process finds the blocks of the first one, and that both give the tokens of no cache."""
+    """Check that a second process finds the blocks of the first one, and that both give the tokens
+    of no cache.
+    """
     plain = answer(model, None, **options)
     found = [answer(model, folder, **options) for _ in range(2)]
     for done in found:
@@ -53,13 +57,25 @@ def assert_hit(model: Path | str, folder: Path, **options: Any) -> None:
     assert [done.stats.cached_tokens for done in found] == [0, 128]
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16", "kv_dtype": "int8"}, {"weights": "int4"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16", "kv_dtype": "int8"}, {"weights": "int4"}], ids=str
+)
 @pytest.mark.parametrize(
     ("family", "overrides"),
-    [("llama", {}), ("mistral", {"sliding_window": 70}), ("qwen2", {}), ("qwen3", {}), ("gpt2", {})],
+    [
+        ("llama", {}),
+        ("mistral", {"sliding_window": 70}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("gpt2", {}),
+    ],
 )
 def test_a_restart(
-    family: str, overrides: dict[str, Any], options: dict[str, Any], checkpoint: MakeCheckpoint, tmp_path: Path
+    family: str,
+    overrides: dict[str, Any],
+    options: dict[str, Any],
+    checkpoint: MakeCheckpoint,
+    tmp_path: Path,
 ) -> None:
     assert_hit(checkpoint(family, **overrides), tmp_path, **options)
 
@@ -72,7 +88,8 @@ def test_a_restart_with_a_gguf_file(kinds: Any, checkpoint: MakeCheckpoint, tmp_
 
 def test_blocks_of_another_context_are_used(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     model = checkpoint("llama")
-    first, second = answer(model, tmp_path), answer(model, tmp_path, context=200)
+    first = answer(model, tmp_path)
+    second = answer(model, tmp_path, context=200)
     assert (second.token_ids, second.stats.disk_tokens) == (first.token_ids, 128)
 
 
@@ -103,12 +120,19 @@ def test_blocks_of_other_options_are_not_used(
     model = checkpoint("llama")
     answer(model, tmp_path)
     assert answer(model, tmp_path, **other).stats.disk_tokens == 0
-    assert answer(model, tmp_path, prefill_chunk=16, max_batch=3, drafter="suffix").stats.disk_tokens == 128
+    assert (
+        answer(model, tmp_path, prefill_chunk=16, max_batch=3, drafter="suffix").stats.disk_tokens
+        == 128
+    )
 
 
-def test_blocks_belong_to_the_contents_of_the_model(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_blocks_belong_to_the_contents_of_the_model(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     """A copy of the files finds the blocks; files with one other bit do not."""
-    model, copy, other = checkpoint("llama"), tmp_path / "copy", tmp_path / "other"
+    model = checkpoint("llama")
+    copy = tmp_path / "copy"
+    other = tmp_path / "other"
     for folder in (copy, other):
         shutil.copytree(model, folder)
     weights = other / "model.safetensors"
@@ -119,17 +143,24 @@ def test_blocks_belong_to_the_contents_of_the_model(checkpoint: MakeCheckpoint, 
     assert answer(copy, tmp_path / "cache").stats.disk_tokens == 128
     assert answer(other, tmp_path / "cache").stats.disk_tokens == 0
     shutil.copy(weights, copy / "model.safetensors")
-    assert answer(copy, tmp_path / "cache").stats.disk_tokens == 128, "the blocks of the other model"
+    assert answer(copy, tmp_path / "cache").stats.disk_tokens == 128, (
+        "the blocks of the other model"
+    )
     answer(copy, None)
 
 
-def test_a_replaced_model_with_the_old_time_is_another_model(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """``rsync --times --inplace`` or an image with fixed times keeps inode, size and time of modification."""
+def test_a_replaced_model_with_the_old_time_is_another_model(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """``rsync --times --inplace`` or an image with fixed times keeps inode, size and time of
+    modification.
+    """
     model = tmp_path / "model"
     shutil.copytree(checkpoint("llama"), model)
     weights = model / "model.safetensors"
     answer(model, tmp_path / "cache")
-    state, data = weights.stat(), bytearray(weights.read_bytes())
+    state = weights.stat()
+    data = bytearray(weights.read_bytes())
     data[-2] ^= 1
     weights.write_bytes(data)
     os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
@@ -140,13 +171,16 @@ def test_a_replaced_model_with_the_old_time_is_another_model(checkpoint: MakeChe
 def test_the_model_is_read_once_for_its_digest(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, store = checkpoint("llama"), BlockStore(tmp_path, 1 << 30)
+    model = checkpoint("llama")
+    store = BlockStore(tmp_path, 1 << 30)
     digest = _content_digest(store, model)
     monkeypatch.setattr(Path, "open", None)
     assert _content_digest(store, model) == digest
     store.close()
     monkeypatch.undo()
-    assert _content_digest(store, model) == digest, "without the database, the digest is computed again"
+    assert _content_digest(store, model) == digest, (
+        "without the database, the digest is computed again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,8 +196,14 @@ def test_the_model_is_read_once_for_its_digest(
             {"prompt_cache": "DIR", "prompt_cache_size": "much"},
             "prompt_cache_size: expected a positive number of bytes",
         ),
-        ({"prompt_cache_size": "1GiB"}, "prompt_cache_size: expected prompt_cache with it, found '1GiB' alone"),
-        ({"prompt_cache": "DIR", "workers": 2, "parallel": "tensor"}, "prompt_cache: .*found tensor parallelism"),
+        (
+            {"prompt_cache_size": "1GiB"},
+            "prompt_cache_size: expected prompt_cache with it, found '1GiB' alone",
+        ),
+        (
+            {"prompt_cache": "DIR", "workers": 2, "parallel": "tensor"},
+            "prompt_cache: .*found tensor parallelism",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_the_weights_are_read(
@@ -212,13 +252,23 @@ for seed in range(*map(int, sys.argv[4:6])):
 
 
 def child(folder: Path, mode: str, start: int, stop: int) -> list[str]:
-    return [sys.executable, "-c", CHILD, str(folder), tiny_models.kernels().name, mode, str(start), str(stop)]
+    return [
+        sys.executable,
+        "-c",
+        CHILD,
+        str(folder),
+        tiny_models.kernels().name,
+        mode,
+        str(start),
+        str(stop),
+    ]
 
 
 @pytest.fixture(scope="module")
 def expected() -> Iterator[dict[int, list[int]]]:
     """Return the tokens of the prompts of ``CHILD`` without a prompt cache."""
-    llm, found = LLM("pronk-tiny", threads=1), {}
+    llm = LLM("pronk-tiny", threads=1)
+    found = {}
     for seed in range(7):
         prompt = random.Random(seed).choices(range(300), k=100 + 30 * seed)
         params = SamplingParams(max_tokens=50, seed=seed, temperature=0.8, ignore_eos=True)
@@ -231,29 +281,41 @@ def test_a_full_disk(tmp_path: Path, expected: dict[int, list[int]]) -> None:
     # Without coverage, which lacks the room for its own file.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     command = child(tmp_path, "full", 0, 14)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, check=False, env=env)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=HUNG, check=False, env=env
+    )
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"prompt cache {tmp_path}: ")
-    assert done.stdout.splitlines() == ["ready", *(f"{seed % 7} {expected[seed % 7]}" for seed in range(14))]
+    assert done.stdout.splitlines() == [
+        "ready",
+        *(f"{seed % 7} {expected[seed % 7]}" for seed in range(14)),
+    ]
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_processes(count: int, tmp_path: Path, expected: dict[int, list[int]]) -> None:
-    """Two processes at a time are killed at random moments; the next ones, and this one, read the right tokens.
+    """Two processes at a time are killed at random moments; the next ones, and this one, read the
+    right tokens.
 
-    Each process has printed an answer before the kill, which comes at a random moment of a later one.
+    Each process has printed an answer before the kill, which comes at a random moment of a later
+    one.
     """
-    dice, found = random.Random(count), 0
+    dice = random.Random(count)
+    found = 0
     for number in range(count):
         writers = [
-            subprocess.Popen(child(tmp_path, "", dice.randrange(7), 10**6), stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                child(tmp_path, "", dice.randrange(7), 10**6), stdout=subprocess.PIPE, text=True
+            )
             for _ in range(2)
         ]
         for writer in writers:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "ready\n"
-        first_lines = [[writer.stdout.readline() for _ in range(dice.randrange(1, 5))] for writer in writers]
+        first_lines = [
+            [writer.stdout.readline() for _ in range(dice.randrange(1, 5))] for writer in writers
+        ]
         time.sleep(dice.uniform(0.0, 0.1))  # the kill does not always follow an answer
         for writer in writers:
             os.kill(writer.pid, signal.SIGKILL)

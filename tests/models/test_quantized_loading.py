@@ -1,4 +1,6 @@
-"""Quantized checkpoints: logits equal those of ``twin``, a plain checkpoint of dequantized weights."""
+"""Quantized checkpoints: logits equal those of ``twin``, a plain checkpoint of dequantized
+weights.
+"""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +28,16 @@ from pronk.models import loader
 from pronk.models.decoder import Decoder
 from pronk.models.linear import AnyWeight, Linear, Norm, WeightLayout
 from pronk.models.loader import Fingerprint
-from quantized_formats import FORMATS, Format, edit, edit_config, gptq, ints, read_tensors, write_quantized
+from quantized_formats import (
+    FORMATS,
+    Format,
+    edit,
+    edit_config,
+    gptq,
+    ints,
+    read_tensors,
+    write_quantized,
+)
 from tiny_models import kernels, text_logits
 
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280]
@@ -38,11 +49,14 @@ def warned(kind: Format) -> Any:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_logits_equal_those_of_dequantized_weights(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_logits_equal_those_of_dequantized_weights(
+    name: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     with warned(FORMATS[name]):
         found = load(quantized)
-    expected, logits = text_logits(load(twin), TEXT), text_logits(found, TEXT)
+    expected = text_logits(load(twin), TEXT)
+    logits = text_logits(found, TEXT)
     assert np.array_equal(logits, expected)
     assert expected.std() > 0.1
 
@@ -50,7 +64,9 @@ def test_logits_equal_those_of_dequantized_weights(name: str, checkpoint: MakeCh
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "qwen2", "qwen3"])
 def test_families(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Other families have biases, transposed matrices (GPT-2) and tied heads."""
-    quantized, twin = write_quantized(checkpoint(family, tie_word_embeddings=True), tmp_path, gptq(4, sym=False))
+    quantized, twin = write_quantized(
+        checkpoint(family, tie_word_embeddings=True), tmp_path, gptq(4, sym=False)
+    )
     assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
 
@@ -72,7 +88,10 @@ def test_names_without_the_prefix_model(checkpoint: MakeCheckpoint, tmp_path: Pa
     """Patterns of the config match the tensor names in the file, here without ``model.``."""
     kind = ints(4, "group")
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
-    edit(quantized, lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+    edit(
+        quantized,
+        lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
+    )
     config = json.loads(json.dumps(kind.config).replace('["Linear"]', r'["re:layers\\..*_proj$"]'))
     edit_config(quantized, quantization_config=config)
     assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
@@ -90,17 +109,22 @@ class RecordingFactory:
         return Linear(Dequantizing(kernels()), weight, bias, layout, None)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in FORMATS.items() if not kind.warns and "order" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in FORMATS.items() if not kind.warns and "order" not in name]
+)
 def test_the_kernels_get_codes(
     name: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernels get quantized matrices, one for all projections with the same input; the head is plain."""
+    """The kernels get quantized matrices, one for all projections with the same input; the head is
+    plain.
+    """
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     factory = RecordingFactory(monkeypatch)
     found = load(quantized, kernels=kernels())
     codes = [weight for weight in factory.weights if isinstance(weight, QuantizedMatrix)]
     assert len(codes) == sum(len(layer.qkv.parts) + 3 for layer in found.layers)
-    # A per-tensor zero point may be the middle of the codes; that matrix has no minima and is not stacked with others.
+    # A per-tensor zero point may be the middle of the codes; that matrix has no minima and is not
+    # stacked with others.
     assert "tensor-zeros" in name or len(codes) == 4 * len(found.layers)
     assert {weight.bits for weight in codes} == {8 if "8" in name else 4}
     assert len(factory.weights) == len(codes) + 1
@@ -113,26 +137,38 @@ def test_the_kernels_get_codes(
 
 
 def dequantized(matrix: BlockMatrix) -> Array:
-    """Return the weights of blocks by llama.cpp's own dequantization, the rows of each head in order."""
+    """Return the weights of blocks by llama.cpp's own dequantization, the rows of each head in
+    order.
+    """
     weights = []
     for part in matrix.parts:
         weight = decode(matrix.type, part.stored)
         if part.heads:
-            weight = weight.reshape(part.heads, -1, 2, matrix.inputs).swapaxes(1, 2).reshape(weight.shape)
+            weight = (
+                weight.reshape(part.heads, -1, 2, matrix.inputs)
+                .swapaxes(1, 2)
+                .reshape(weight.shape)
+            )
         weights.append(weight)
     return np.concatenate(weights)
 
 
 class Rounded(nn.Linear):
-    """The kernels' product by torch: inputs are rounded to 8 bits in the groups of a quantized weight."""
+    """The kernels' product by torch: inputs are rounded to 8 bits in the groups of a quantized
+    weight.
+    """
 
     def __init__(self, weight: AnyWeight, bias: Array | None) -> None:
         self.out_features, self.in_features = weight.shape
-        self.group, order = 0, None
+        self.group = 0
+        order = None
         if isinstance(weight, BlockMatrix):
-            self.group, values = 256 if weight.type.endswith("K") else 32, dequantized(weight)
+            self.group = 256 if weight.type.endswith("K") else 32
+            values = dequantized(weight)
         elif isinstance(weight, QuantizedMatrix):
-            self.group, values, order = weight.group, weight.dequantize(), weight.order
+            self.group = weight.group
+            values = weight.dequantize()
+            order = weight.order
         else:
             values = weight
         super().__init__(self.in_features, self.out_features, bias=False, device="meta")
@@ -147,7 +183,9 @@ class Rounded(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if not self.group:
             return super().forward(x)
-        grouped = pad(x[:, self.order], (0, -self.in_features % self.group)).unflatten(1, (-1, self.group))
+        grouped = pad(x[:, self.order], (0, -self.in_features % self.group)).unflatten(
+            1, (-1, self.group)
+        )
         step = grouped.abs().amax(-1, keepdim=True) / 127
         rounded = ((grouped / step).round() * step).flatten(1)[:, : self.in_features]
         return super().forward(torch.empty_like(x).index_copy_(1, self.order, rounded))
@@ -165,9 +203,13 @@ class Stacked(nn.Module):
 
 
 def dense_model(decoder: Decoder) -> DenseModel:
-    """Return the oracle with the norms of a decoder, and with its linear layers, which are :class:`Rounded`."""
+    """Return the oracle with the norms of a decoder, and with its linear layers, which are
+    :class:`Rounded`.
+    """
     model = DenseModel(decoder.config)
-    embedding = decoder.embedding if len(decoder.embedding) else decoder.table.weight.detach().numpy()
+    embedding = (
+        decoder.embedding if len(decoder.embedding) else decoder.table.weight.detach().numpy()
+    )
     model.embedding = nn.Parameter(to_tensor(embedding).float(), requires_grad=False)
     model.head = decoder.head
     load_norm(model.norm, decoder.norm)
@@ -184,19 +226,26 @@ def load_norm(module: nn.Module, norm: Norm) -> None:
     module.weight = nn.Parameter(to_tensor(norm.weight), requires_grad=False)
 
 
-def assert_explained(folder: Path, found: Array, monkeypatch: pytest.MonkeyPatch, most: float = 0.003) -> None:
+def assert_explained(
+    folder: Path, found: Array, monkeypatch: pytest.MonkeyPatch, most: float = 0.003
+) -> None:
     """Check that 8-bit rounding of inputs explains how ``found`` differs from dequantized weights.
 
-    The tolerance ``most`` (of the standard deviation) allows for inputs that are rounded to a neighbouring code.
+    The tolerance ``most`` (of the standard deviation) allows for inputs that are rounded to a
+    neighbouring code.
     """
-    monkeypatch.setattr(loader, "choose_linear", lambda *_: lambda weight, bias, _: Rounded(weight, bias))
+    monkeypatch.setattr(
+        loader, "choose_linear", lambda *_: lambda weight, bias, _: Rounded(weight, bias)
+    )
     kept = load(folder, kernels=kernels())
     monkeypatch.undo()
     expected = dense_logits(dense_model(kept), TEXT)
     assert (found - expected).std() < most * expected.std()
 
 
-@pytest.mark.parametrize("name", ["gptq-4", "gptq-4-zeros", "gptq-4-order", "awq", "packed-4-channel", "int-8-tensor"])
+@pytest.mark.parametrize(
+    "name", ["gptq-4", "gptq-4-zeros", "gptq-4-order", "awq", "packed-4-channel", "int-8-tensor"]
+)
 def test_logits_of_the_kernels(
     name: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,12 +277,18 @@ def agree_on_gates(tensors: dict[str, Array]) -> None:
 def test_one_order_of_the_inputs_is_kept(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Codes are dequantized with a warning if the halves of a gated matrix differ in input order."""
+    """Codes are dequantized with a warning if the halves of a gated matrix differ in input
+    order.
+    """
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4, order=True))
     factory = RecordingFactory(monkeypatch)
-    with pytest.warns(UserWarning, match="quantized: 3 gated matrices are dequantized to bfloat16: their two halves"):
+    with pytest.warns(
+        UserWarning,
+        match="quantized: 3 gated matrices are dequantized to bfloat16: their two halves",
+    ):
         load(quantized, kernels=kernels(), dtype=BFLOAT16)
-    assert sum(isinstance(weight, QuantizedMatrix) for weight in factory.weights) == 15  # all but gated matrices
+    # all but gated matrices
+    assert sum(isinstance(weight, QuantizedMatrix) for weight in factory.weights) == 15
     edit(quantized, agree)
     factory.weights.clear()
     load(quantized, kernels=kernels())
@@ -250,27 +305,39 @@ def test_some_projections_are_not_quantized(
     weight = read_tensors(twin)[f"{UP}.weight"]
 
     def plain(tensors: dict[str, Array]) -> dict[str, Array]:
-        return {name: each for name, each in tensors.items() if not name.startswith(UP)} | {f"{UP}.weight": weight}
+        return {name: each for name, each in tensors.items() if not name.startswith(UP)} | {
+            f"{UP}.weight": weight
+        }
 
     edit(quantized, plain)
-    with pytest.raises(CheckpointError, match=rf"missing tensors: {UP.removeprefix('model.')}.qweight"):
+    with pytest.raises(
+        CheckpointError, match=rf"missing tensors: {UP.removeprefix('model.')}.qweight"
+    ):
         load(quantized)
-    edit_config(quantized, quantization_config=kind.config | {"dynamic": {r"-:.*\.1\.mlp\.up_proj": {}}})
+    edit_config(
+        quantized, quantization_config=kind.config | {"dynamic": {r"-:.*\.1\.mlp\.up_proj": {}}}
+    )
     assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
     factory = RecordingFactory(monkeypatch)
     with pytest.warns(UserWarning, match="1 gated matrices are dequantized"):
         found = load(quantized, kernels=kernels())
     monkeypatch.undo()
-    assert np.array_equal(found.layers[1].up.packed.unpack(), load(twin).layers[1].up.packed.unpack())
+    assert np.array_equal(
+        found.layers[1].up.packed.unpack(), load(twin).layers[1].up.packed.unpack()
+    )
     assert sum(isinstance(weight, QuantizedMatrix) for weight in factory.weights) == 11
 
 
 def test_fingerprints_depend_on_codes(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     def zero_a_code(tensors: dict[str, Array]) -> None:
-        next(tensor for name, tensor in tensors.items() if UP in name and tensor.ndim == 2)[0, 0] = 0
+        next(tensor for name, tensor in tensors.items() if UP in name and tensor.ndim == 2)[
+            0, 0
+        ] = 0
 
     for number, name in enumerate(("gptq-4", "int-8-channel", "fp8-block")):
-        quantized, twin = write_quantized(checkpoint("llama"), tmp_path / str(number), FORMATS[name])
+        quantized, twin = write_quantized(
+            checkpoint("llama"), tmp_path / str(number), FORMATS[name]
+        )
         before = Fingerprint.of(quantized)
         assert before != Fingerprint.of(twin)
         edit(quantized, zero_a_code)
@@ -346,7 +413,8 @@ def test_memory_of_rounding(weights: str, tmp_path: Path) -> None:
 def test_memory_of_loading(tmp_path: Path) -> None:
     """The peak is at most 1.15 times the weights in the file.
 
-    The minimum of three runs counts: the system reads pages ahead, which adds up to 10 % beside other processes.
+    The minimum of three runs counts: the system reads pages ahead, which adds up to 10 % beside
+    other processes.
     """
     ratios = list[float]()
     for turn in range(3):

@@ -28,7 +28,8 @@ from tiny_models import kernels as best
 from tiny_models import make_cache, pack_several_forms, several_forms, text_logits, tiny_module
 
 ATTENTION = "model.layers.1.self_attn"
-# Equal and different numbers of q and k heads; head sizes below 16, above 16, and of several blocks of 16.
+# Equal and different numbers of q and k heads; head sizes below 16, above 16, and of several blocks
+# of 16.
 SHAPES: dict[str, dict[str, Any]] = {
     "biases": {"heads": 4, "kv_heads": 4, "classic": True},
     "head of 80": {"heads": 3, "kv_heads": 1, "head_dim": 80, "classic": True},
@@ -43,19 +44,25 @@ SHAPES: dict[str, dict[str, Any]] = {
 @torch.no_grad()
 def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: str) -> None:
     """Cached keys and values have the bits of separate products; the output is close to torch's."""
-    plain, backend = tiny_module(**SHAPES[shape]), KernelBackend(kernels)
-    c, forms = plain.config, several_forms(plain.layers[0], kernels)
-    packed, rope = pack_several_forms(plain, kernels), RopeTable(c.rope)
+    plain = tiny_module(**SHAPES[shape])
+    backend = KernelBackend(kernels)
+    c = plain.config
+    forms = several_forms(plain.layers[0], kernels)
+    packed = pack_several_forms(plain, kernels)
+    rope = RopeTable(c.rope)
     exact = deepcopy(plain.layers[0])
     exact.qkv = Stacked([Rounded(weight, bias) for weight, bias in forms])
     exact.double()
     for threads, rows in ((1, 1), (1, 5), (3, 13), (3, 100)):
         set_threads(threads, 1)
         tokens = list(range(rows))
-        embedded, rotations = plain.embed(tokens), plain.rotations(0, rows, torch.float64)
+        embedded = plain.embed(tokens)
+        rotations = plain.rotations(0, rows, torch.float64)
         attended = exact.apply_attention(embedded.double(), rotations, 0, DenseAttend(c))
-        before, want = embedded.numpy(), attended.numpy()
-        pool, table = make_cache(c, FLOAT32, num_blocks=8), BlockTable()
+        before = embedded.numpy()
+        want = attended.numpy()
+        pool = make_cache(c, FLOAT32, num_blocks=8)
+        table = BlockTable()
         stream = np.empty((rows, c.hidden_size), np.float32)
         program = backend.program(c.hidden_size, FLOAT32, pool)
         program.embed(packed)
@@ -67,8 +74,11 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
         table.length = rows
         assert np.linalg.norm(stream - want) < 0.002 * np.linalg.norm(want - before)
         # Models without rotations have no norms of keys either, so their keys are compared, too.
-        for got, form in list(zip(read_layer(pool, 0, table), forms[1:], strict=True))[0 if c.rope is None else 1 :]:
-            alone, linear = backend.program(c.hidden_size, FLOAT32), Linear(backend, *form, WeightLayout(), None)
+        for got, form in list(zip(read_layer(pool, 0, table), forms[1:], strict=True))[
+            0 if c.rope is None else 1 :
+        ]:
+            alone = backend.program(c.hidden_size, FLOAT32)
+            linear = Linear(backend, *form, WeightLayout(), None)
             alone.linear(linear, norm=packed.layers[0].attention_norm, to="logits")
             out = np.empty((rows, c.num_kv_heads * c.head_dim), np.float32)
             alone.run(ProgramRows.without_segments(rows), before.copy(), out)
@@ -85,20 +95,28 @@ def swap(tensors: dict[str, Array], names: str, made: dict[str, Array]) -> dict[
 @pytest.mark.parametrize("projections", ["q", "k", "v", "qk", "qv"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_plain_and_quantized_projections_keep_their_form(
-    family: str, projections: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    projections: str,
+    checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kind = gptq(4, sym=False)
     quantized, twin = write_quantized(checkpoint(family), tmp_path, kind)
     plain = read_tensors(twin)
     for each in projections:
         name = f"{ATTENTION}.{each}_proj"
-        kept = {key: plain[f"{name}.{key}"] for key in ("weight", "bias") if f"{name}.{key}" in plain}
+        kept = {
+            key: plain[f"{name}.{key}"] for key in ("weight", "bias") if f"{name}.{key}" in plain
+        }
         edit(quantized, lambda tensors, name=name, kept=kept: swap(tensors, name, kept))
     pattern = rf"-:.*\.1\.self_attn\.[{projections}]_proj"
     edit_config(quantized, quantization_config=kind.config | {"dynamic": {pattern: {}}})
     assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
     found = load(quantized, kernels=best())
-    assert [part.packed.struct.type in CODED_TYPES.values() for part in found.layers[1].qkv.parts] == {
+    assert [
+        part.packed.struct.type in CODED_TYPES.values() for part in found.layers[1].qkv.parts
+    ] == {
         "q": [False, True],
         "k": [True, False, True],
         "v": [True, False],
@@ -118,11 +136,19 @@ def test_projections_with_different_input_orders(
     assert_explained(quantized, text_logits(found, TEXT), monkeypatch, most=0.015)
 
 
-def test_only_plain_projections_are_rounded_while_loading(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_only_plain_projections_are_rounded_while_loading(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     kind = gptq(4)
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
     weight = read_tensors(twin)[f"{ATTENTION}.v_proj.weight"]
     edit(quantized, lambda tensors: swap(tensors, f"{ATTENTION}.v_proj", {"weight": weight}))
-    edit_config(quantized, quantization_config=kind.config | {"dynamic": {r"-:.*\.1\.self_attn\.v_proj": {}}})
+    edit_config(
+        quantized,
+        quantization_config=kind.config | {"dynamic": {r"-:.*\.1\.self_attn\.v_proj": {}}},
+    )
     found = load(quantized, kernels=best(), weights="int8")
-    assert [part.packed.struct.type for part in found.layers[1].qkv.parts] == [CODED_TYPES[4], CODED_TYPES[8]]
+    assert [part.packed.struct.type for part in found.layers[1].qkv.parts] == [
+        CODED_TYPES[4],
+        CODED_TYPES[8],
+    ]

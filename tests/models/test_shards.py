@@ -17,7 +17,9 @@ def test_a_disk_with_too_little_space_is_told_from_one_with_enough(
     needed = 10_000_000
     usage = SimpleNamespace(free=needed - missing)
     monkeypatch.setattr(pronk.models.shards.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(OptionError, match=r"^out: expected (.+) of free disk space in .+, found (.+); ") as error:
+    with pytest.raises(
+        OptionError, match=r"^out: expected (.+) of free disk space in .+, found (.+); "
+    ) as error:
         check_output_folder(tmp_path / "out", needed)
     message = str(error.value)
     expected = message.partition("expected ")[2].partition(" of free")[0]

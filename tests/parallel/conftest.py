@@ -14,5 +14,7 @@ from pronk.parallel import processes
 def forked_workers() -> Iterator[None]:
     """Start the workers of models as forks of one process; see :mod:`parallel.forked_workers`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", SimpleNamespace(Popen=ForkedProcess, PIPE=subprocess.PIPE))
+        patch.setattr(
+            processes, "subprocess", SimpleNamespace(Popen=ForkedProcess, PIPE=subprocess.PIPE)
+        )
         yield

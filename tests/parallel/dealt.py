@@ -1,4 +1,6 @@
-"""Tree parallelism with random partitions of the trees, and with threads instead of worker processes."""
+"""Tree parallelism with random partitions of the trees, and with threads instead of worker
+processes.
+"""
 
 import random
 from collections.abc import Callable, Generator, Sequence
@@ -33,7 +35,9 @@ __all__ = ["partition_randomly", "thread_groups", "tree_parallel_engine"]
 
 
 class RandomPartition:
-    """Replace ``partition_trees``: cut the sequence of all nodes at random places, for any costs."""
+    """Replace ``partition_trees``: cut the sequence of all nodes at random places, for any
+    costs.
+    """
 
     def __init__(self) -> None:
         self.dice = random.Random(0)
@@ -50,7 +54,9 @@ def partition_randomly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partition trees at random; send or recompute at random the KV rows that a worker lacks."""
     partition = RandomPartition()
     monkeypatch.setattr(runner, "partition_trees", partition)
-    monkeypatch.setattr(WorkerHandle, "seconds_per_byte", property(lambda _: partition.dice.choice((0.0, 1.0))))
+    monkeypatch.setattr(
+        WorkerHandle, "seconds_per_byte", property(lambda _: partition.dice.choice((0.0, 1.0)))
+    )
 
 
 class Exchange:
@@ -66,12 +72,13 @@ class Exchange:
 class ThreadGroup:
     """What :class:`PeerConnection` uses of a gloo group of two processes, here for two threads.
 
-    Its messages take microseconds. Those of gloo take milliseconds, in which threads wait for the interpreter's
-    lock; the tests with worker processes use gloo.
+    Its messages take microseconds. Those of gloo take milliseconds, in which threads wait for the
+    interpreter's lock; the tests with worker processes use gloo.
     """
 
     def __init__(self, inbox: Messages, outbox: Messages) -> None:
-        self.inbox, self.outbox = inbox, outbox
+        self.inbox = inbox
+        self.outbox = outbox
 
     def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> Exchange:
         (sent,) = tensors
@@ -108,7 +115,8 @@ def tree_parallel_engine(
 ) -> Generator[Engine]:
     """Yield an engine under tree parallelism of ``workers`` threads, the driver included."""
     store = dist.HashStore()
-    packed, dtype = decoder.backend.exact, decoder.embedding.dtype
+    packed = decoder.backend.exact
+    dtype = decoder.embedding.dtype
 
     def work(rank: int) -> None:
         peer = PeerConnection(store, rank, driver=False, timeout=HUNG)
@@ -122,9 +130,13 @@ def tree_parallel_engine(
 
     with thread_groups(workers), ThreadPoolExecutor(workers) as threads:
         others = [threads.submit(work, rank) for rank in range(1, workers)]
-        peers = [PeerConnection(store, rank, driver=True, timeout=HUNG) for rank in range(1, workers)]
+        peers = [
+            PeerConnection(store, rank, driver=True, timeout=HUNG) for rank in range(1, workers)
+        ]
         try:
-            yield make_engine(decoder, kind=MirroredCache, runner=make_runner, kv_dtype=kv_dtype, **options)
+            yield make_engine(
+                decoder, kind=MirroredCache, runner=make_runner, kv_dtype=kv_dtype, **options
+            )
         finally:
             for peer in peers:
                 peer.send(MessageKind.STOP)

@@ -19,20 +19,26 @@ PRELOADED = ["pronk.cli.main", "pronk.llm", "pronk.parallel.processes"]
 
 @cache
 def fork_server() -> ForkServerContext:
-    """Return the context of the server, a process that multiprocessing starts with the first fork."""
+    """Return the context of the server, a process that multiprocessing starts with the first
+    fork.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
 
 
 class ForkedProcess:
-    """What a driver uses of ``subprocess.Popen``, for the command ``[interpreter, "-c", program, *arguments]``."""
+    """What a driver uses of ``subprocess.Popen``, for the command ``[interpreter, "-c", program,
+    *arguments]``.
+    """
 
     def __init__(self, command: Sequence[str], stdin: int) -> None:
         _, option, program, *arguments = command
         assert (option, stdin) == ("-c", PIPE)
         reader, self.stdin = fork_server().Pipe(duplex=False)
-        self._process = fork_server().Process(target=run_program, args=(reader, program, arguments), daemon=True)
+        self._process = fork_server().Process(
+            target=run_program, args=(reader, program, arguments), daemon=True
+        )
         self._process.start()
         reader.close()
         self.pid = self._process.pid

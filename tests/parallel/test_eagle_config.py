@@ -16,4 +16,6 @@ EAGLE = Form()
 def test_a_target_on_several_processes(tmp_path: Path) -> None:
     engine = make_engine(tiny_decoder(windows=(None,) * 4), kind=MirroredCache)
     with pytest.raises(OptionError, match="eagle3: expected a target in one process"):
-        make_drafter(f"eagle3(model={str(write_head(random_head(EAGLE), tmp_path))!r})").bind(engine.target)
+        make_drafter(f"eagle3(model={str(write_head(random_head(EAGLE), tmp_path))!r})").bind(
+            engine.target
+        )

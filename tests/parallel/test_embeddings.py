@@ -10,7 +10,8 @@ from pronk import LLM
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("parallel", ["tree", "tensor"])
 def test_workers(parallel: str) -> None:
-    one, two = LLM(threads=1, dtype="float32"), LLM(threads=1, dtype="float32", workers=2, parallel=parallel)
+    one = LLM(threads=1, dtype="float32")
+    two = LLM(threads=1, dtype="float32", workers=2, parallel=parallel)
     try:
         for pooling in ("mean", "last"):
             want, found = (llm.embed(TEXTS, pooling=pooling) for llm in (one, two))  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Same seed, same tokens when several processes compute the rows of the trees; threads take their places."""
+"""Same seed, same tokens when several processes compute the rows of the trees; threads take their
+places.
+"""
 
 from collections.abc import Sequence
 from itertools import product
@@ -15,7 +17,8 @@ from pronk.parallel.result_assembly import ScatteredLogits
 from pronk.parallel.runner import TreeRunner
 from tiny_models import tiny_decoder
 
-# Cases that are not slow tests, for each result of workers: choices, some logits, all logits, layers' outputs.
+# Cases that are not slow tests, for each result of workers: choices, some logits, all logits,
+# layers' outputs.
 FAST_CASES = {
     *product(("oracle", "lookahead", "glide", "draft_model"), ("temperature",)),
     ("suffix", "greedy"),
@@ -24,7 +27,9 @@ FAST_CASES = {
 }
 # Drafters that keep projections in the target's KV cache, which must belong to one process.
 IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree")
-ON_WORKERS = [name for name in {**DRAFTERS, **dict.fromkeys(lab.DRAFTERS)} if name not in IN_ONE_PROCESS]
+ON_WORKERS = [
+    name for name in {**DRAFTERS, **dict.fromkeys(lab.DRAFTERS)} if name not in IN_ONE_PROCESS
+]
 
 
 @pytest.mark.parametrize(
@@ -35,10 +40,13 @@ ON_WORKERS = [name for name in {**DRAFTERS, **dict.fromkeys(lab.DRAFTERS)} if na
     ],
 )
 def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three processes compute the rows; workers send all logits only in steps in which a drafter reads them."""
+    """Three processes compute the rows; workers send all logits only in steps in which a drafter
+    reads them.
+    """
     partition_randomly(monkeypatch)
     spec = lab.spec(name) if name in lab.DRAFTERS else name
-    want, fetched = plain(FLOAT32, options, PROMPTS[:5], 30), {True: 0, False: 0}
+    want = plain(FLOAT32, options, PROMPTS[:5], 30)
+    fetched = {True: 0, False: 0}
     fetch = ScatteredLogits._fetch
 
     def counting(logits: ScatteredLogits, rows: Sequence[int]) -> None:
@@ -66,7 +74,11 @@ def test_deviating_models(variant: str, monkeypatch: pytest.MonkeyPatch) -> None
     want = plain(FLOAT32, "temperature", PROMPTS[:5], 30, **shape)
     with tree_parallel_engine(tiny_decoder(**shape), 3) as engine:
         got = decode(
-            engine, [drafter(name, want) for name in ("oracle", "adversarial")], "temperature", PROMPTS[:5], 30
+            engine,
+            [drafter(name, want) for name in ("oracle", "adversarial")],
+            "temperature",
+            PROMPTS[:5],
+            30,
         )
     assert_same(got, want)
     assert isinstance(engine.runner, TreeRunner)

@@ -1,4 +1,6 @@
-"""Processes of a model, and of a training, end by themselves when the process that started them is killed."""
+"""Processes of a model, and of a training, end by themselves when the process that started them is
+killed.
+"""
 
 import os
 import re
@@ -16,12 +18,23 @@ from waiting import eventually
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pronk"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "pronk",
+]
 SERVE = ["serve", "--model", "pronk-tiny", "--workers", "2", "--threads", "1", "--port", "0"]
 
 
 def processes(mark: str, name: str = "") -> list[int]:
-    """Return the processes with ``mark`` in their environment and ``name`` in their command line."""
+    """Return the processes with ``mark`` in their environment and ``name`` in their command
+    line.
+    """
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -35,7 +48,9 @@ def processes(mark: str, name: str = "") -> list[int]:
 
 def rank(process: int) -> int:
     """Return the rank that ``torchrun`` gave to a process."""
-    (found,) = re.findall(rb"\0RANK=(\d+)\0", b"\0" + Path(f"/proc/{process}/environ").read_bytes() + b"\0")
+    (found,) = re.findall(
+        rb"\0RANK=(\d+)\0", b"\0" + Path(f"/proc/{process}/environ").read_bytes() + b"\0"
+    )
     return int(found)
 
 
@@ -44,7 +59,11 @@ def started(command: Sequence[str], until: str) -> Iterator[tuple[subprocess.Pop
     """Start a command, wait for a line that matches ``until``; yield its process and its mark."""
     mark = token_hex(8)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PRONK_TEST": mark}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PRONK_TEST": mark},
     ) as process:
         try:
             assert process.stdout is not None
@@ -79,13 +98,19 @@ def test_spawned_workers_end_with_a_killed_driver(parallel: str) -> None:
 @pytest.mark.slow
 def test_launched_workers_end_with_a_killed_driver(parallel: str) -> None:
     with started([*TORCHRUN, *SERVE, "--parallel", parallel], "http://127") as (_, mark):
-        ranks = {rank(process): process for process in processes(mark, "pronk\0serve") if process_is_worker(process)}
+        ranks = {
+            rank(process): process
+            for process in processes(mark, "pronk\0serve")
+            if process_is_worker(process)
+        }
         os.kill(ranks[0], signal.SIGKILL)
         assert_all_end(mark)
 
 
 def process_is_worker(process: int) -> bool:
-    """Return whether ``torchrun`` launched a process; its own command line has the words of the launched one."""
+    """Return whether ``torchrun`` launched a process; its own command line has the words of the
+    launched one.
+    """
     return b"torch.distributed.run" not in Path(f"/proc/{process}/cmdline").read_bytes()
 
 

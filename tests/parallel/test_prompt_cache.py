@@ -20,7 +20,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def test_workers_read_and_write(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     partition_randomly(monkeypatch)
-    decoder, prompts = tiny_decoder(), conversation(tiny_decoder())
+    decoder = tiny_decoder()
+    prompts = conversation(tiny_decoder())
     want = [run_alone(decoder, prompt, AGAIN) for prompt in prompts]
     made = TreeDrafter(oracle_trees(0.7), texts(want))
     for hits in (False, True):

@@ -1,4 +1,6 @@
-"""``TreeRunner``: its record of workers' KV pools and costs, and the rows that it sends to workers."""
+"""``TreeRunner``: its record of workers' KV pools and costs, and the rows that it sends to
+workers.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,7 +39,10 @@ def runner_of(engine: Engine) -> TreeRunner:
 def asked(want: Sequence[Request]) -> list[Request]:
     """Return a request for each prompt; adversarial and random draft tokens in turn."""
     names = ("adversarial", "random")
-    return [ask(p, params("temperature", i, 30), drafter(names[i % 2], want)) for i, p in enumerate(PROMPTS)]
+    return [
+        ask(p, params("temperature", i, 30), drafter(names[i % 2], want))
+        for i, p in enumerate(PROMPTS)
+    ]
 
 
 def added(engine: Engine, requests: list[Request]) -> list[Request]:
@@ -47,10 +52,16 @@ def added(engine: Engine, requests: list[Request]) -> list[Request]:
 
 
 @pytest.mark.parametrize("first", [2, 5, 9])
-def test_layer_outputs_kept_from_the_middle_of_a_text_on(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers lack these outputs of all earlier tokens, and get them or recompute the whole text."""
+def test_layer_outputs_kept_from_the_middle_of_a_text_on(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers lack these outputs of all earlier tokens, and get them or recompute the whole
+    text.
+    """
     partition_randomly(monkeypatch)
-    want, owners, recomputed = plain(KIND, "temperature", PROMPTS, 30), list[Owner](), list[int]()
+    want = plain(KIND, "temperature", PROMPTS, 30)
+    owners = list[Owner]()
+    recomputed = list[int]()
     make_request = TreeRunner._make_request
 
     def watched(*given: object) -> tuple[WorkRequest, list[int]]:
@@ -60,7 +71,8 @@ def test_layer_outputs_kept_from_the_middle_of_a_text_on(first: int, monkeypatch
 
     monkeypatch.setattr(TreeRunner, "_make_request", watched)
     with tree_parallel_engine(tiny_decoder(), 3) as engine:
-        found, steps = added(engine, asked(want)), 0
+        found = added(engine, asked(want))
+        steps = 0
         while not all(request.ended for request in found):
             engine.step()
             steps += 1
@@ -74,9 +86,13 @@ def test_layer_outputs_kept_from_the_middle_of_a_text_on(first: int, monkeypatch
 
 
 def test_rows_of_a_failed_request_are_not_recorded_as_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a request to a worker cannot be serialized, the step fails, and the workers stay in use."""
+    """If a request to a worker cannot be serialized, the step fails, and the workers stay in
+    use.
+    """
     partition_randomly(monkeypatch)
-    want, serialize, failures = plain(KIND, "temperature", PROMPTS, 30), WorkRequest.serialize, 0
+    want = plain(KIND, "temperature", PROMPTS, 30)
+    serialize = WorkRequest.serialize
+    failures = 0
 
     def failing(request: WorkRequest) -> list[Any]:
         nonlocal failures
@@ -87,7 +103,8 @@ def test_rows_of_a_failed_request_are_not_recorded_as_sent(monkeypatch: pytest.M
 
     monkeypatch.setattr(WorkRequest, "serialize", failing)
     with tree_parallel_engine(tiny_decoder(), 3) as engine:
-        found, steps = added(engine, asked(want)), 0
+        found = added(engine, asked(want))
+        steps = 0
         while not all(request.ended for request in found):
             failing_now = steps % 3 == 2
             with suppress(MemoryError):
@@ -100,7 +117,9 @@ def test_rows_of_a_failed_request_are_not_recorded_as_sent(monkeypatch: pytest.M
 
 
 def test_copies_of_blocks_that_samples_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of a worker's rows distinguishes a block, its copy, and the block that the copy replaces."""
+    """The record of a worker's rows distinguishes a block, its copy, and the block that the copy
+    replaces.
+    """
     partition_randomly(monkeypatch)
     own = SamplingParams(max_tokens=30, temperature=0.9, seed=3, n=4, logprobs=1)
     prompts = [p[: 16 * (len(p) // 16) + 7] for p in PROMPTS if len(p) > 30][:3]
@@ -111,7 +130,11 @@ def test_copies_of_blocks_that_samples_share(monkeypatch: pytest.MonkeyPatch) ->
     # The pool is so small that released blocks are used again at once.
     with tree_parallel_engine(tiny_decoder(), 3, num_blocks=40, share_prefixes=True) as engine:
         for _ in range(3):
-            found = [each for p in prompts for each in samples(p, own, drafter("recycling", ()).bind(engine.target))]
+            found = [
+                each
+                for p in prompts
+                for each in samples(p, own, drafter("recycling", ()).bind(engine.target))
+            ]
             run(engine, found)
             assert_same(found, want)
         assert runner_of(engine).num_shared_passes > 30
@@ -122,18 +145,28 @@ def star(rows: int) -> TokenTree:
 
 
 def job(engine: Engine, rows: int, length: int) -> ForwardJob:
-    """Return a job for a star of ``rows`` nodes after ``length`` tokens that the driver has computed."""
-    block_table, made = BlockTable(), runner_of(engine)
+    """Return a job for a star of ``rows`` nodes after ``length`` tokens that the driver has
+    computed.
+    """
+    block_table = BlockTable()
+    made = runner_of(engine)
     engine.cache.prepare(block_table, length + rows)
-    made.forward([ForwardJob(Segment(block_table, TokenTree.chain([5] * length)), range(0), length)])
+    made.forward(
+        [ForwardJob(Segment(block_table, TokenTree.chain([5] * length)), range(0), length)]
+    )
     engine.cache.commit(block_table, range(length))
     engine.cache.prepare(block_table, length + rows)
     return ForwardJob(Segment(block_table, star(rows)), range(rows), length)
 
 
 def teach(made: TreeRunner, own: float, theirs: float) -> None:
-    """Set the cost of ``n`` rows to ``1 + own * n`` seconds in the driver, ``1 + theirs * n`` in workers."""
-    for cost_model, row in ((made.driver_costs, own), *((worker.cost_model, theirs) for worker in made.workers)):
+    """Set the cost of ``n`` rows to ``1 + own * n`` seconds in the driver, ``1 + theirs * n`` in
+    workers.
+    """
+    for cost_model, row in (
+        (made.driver_costs, own),
+        *((worker.cost_model, theirs) for worker in made.workers),
+    ):
         for rows in (1, 2, 4, 8, 16, 32, 64):
             for _ in range(9):
                 cost_model.learn(rows, 0, 1.0 + row * rows)
@@ -154,19 +187,22 @@ def test_a_slower_worker_gets_fewer_rows(theirs: float, least: int, most: int) -
 
 def test_exchanges_that_cost_more_than_they_save_are_not_made() -> None:
     with tree_parallel_engine(tiny_decoder(), 2) as engine:
-        made, task = runner_of(engine), job(engine, 32, 3)
+        made = runner_of(engine)
+        task = job(engine, 32, 3)
         teach(made, 1.0, 1.0)
         (worker,) = made.workers
         worker.exchange_times.append(100.0)
         assert [count_rows(share) for share in made._partition([task])] == [32, 0]
-        # The estimate is halved in each of 6 half-lives without an exchange, so that it is measured again.
+        # The estimate is halved in each of 6 half-lives without an exchange, so that it is measured
+        # again.
         worker.idle_steps = 6 * runner.IDLE_HALF_LIFE
         assert count_rows(made._partition([task])[1]) > 0
 
 
 def test_expensive_bytes_keep_a_text_in_the_driver() -> None:
     with tree_parallel_engine(tiny_decoder(), 2) as engine:
-        made, task = runner_of(engine), job(engine, 32, 300)
+        made = runner_of(engine)
+        task = job(engine, 32, 300)
         teach(made, 1.0, 1.0)
         (worker,) = made.workers
         worker.exchange_times.append(0.0)
@@ -183,7 +219,8 @@ def test_missing_rows_are_sent_or_recomputed_whichever_is_cheaper(
 ) -> None:
     monkeypatch.setattr(WorkerHandle, "seconds_per_byte", byte)
     with tree_parallel_engine(tiny_decoder(), 2) as engine:
-        made, task = runner_of(engine), job(engine, 9, 40)
+        made = runner_of(engine)
+        task = job(engine, 9, 40)
         teach(made, 1e-3, 1e-3)
         (worker,) = made.workers
         worker.pool.valid[:] = False
@@ -195,8 +232,10 @@ def test_missing_rows_are_sent_or_recomputed_whichever_is_cheaper(
 
 def test_rows_of_unknown_cost_are_sent_or_recomputed_once() -> None:
     with tree_parallel_engine(tiny_decoder(), 2) as engine:
-        made, task = runner_of(engine), job(engine, 9, 40)
-        made.driver_costs, (worker,) = type(made.driver_costs)(), made.workers
+        made = runner_of(engine)
+        task = job(engine, 9, 40)
+        made.driver_costs = type(made.driver_costs)()
+        (worker,) = made.workers
         for cost_model in (made.driver_costs, worker.cost_model):
             cost_model.learn(1, 0, 1.0)  # the cost of more rows stays unknown
         share = runner.partition_trees([task.segment.tree], [lambda rows: rows] * 2)[1]
@@ -205,7 +244,9 @@ def test_rows_of_unknown_cost_are_sent_or_recomputed_once() -> None:
         assert len(work.slots) + sum(recomputed) == 40
 
 
-def test_cold_exchanges_do_not_count_and_small_messages_do_not_price_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cold_exchanges_do_not_count_and_small_messages_do_not_price_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     partition_randomly(monkeypatch)
     want = plain(KIND, "temperature", PROMPTS, 30)
     with tree_parallel_engine(tiny_decoder(), 2) as engine:

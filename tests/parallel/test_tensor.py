@@ -36,7 +36,12 @@ from pronk.parallel import connection as messages
 from pronk.parallel import tensor
 from pronk.parallel.connection import PeerConnection
 from pronk.parallel.processes import WorkerProcesses
-from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor, serve_layer_commands
+from pronk.parallel.tensor import (
+    AllReduceGroup,
+    SplitCache,
+    TensorParallelExecutor,
+    serve_layer_commands,
+)
 from pronk.parallel.wire_format import LayerCommand
 from pronk.sampling.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
@@ -47,9 +52,17 @@ from waiting import HUNG
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280, 9, 9, 31, 2, 77, 101, 18, 4]
-FURTHER = ("suffix", "lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "multi_token", "auto")
+FURTHER = (
+    "suffix",
+    "lookahead(window=10, ngram=5)",
+    "cape(draft_model)",
+    "medusa",
+    "multi_token",
+    "auto",
+)
 
-# Tolerance for quantized weights: the groups of a shard, in which inputs are rounded, may differ from the whole's.
+# Tolerance for quantized weights: the groups of a shard, in which inputs are rounded, may differ
+# from the whole's.
 FOREVER = 1e6  # seconds
 ROUNDED = 0.1
 
@@ -58,13 +71,18 @@ def backend() -> KernelBackend:
     return KernelBackend(kernels())
 
 
-def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder, SplitCache, TensorSplit]:
+def load(
+    folder: Path, rank: int, workers: int, **options: Any
+) -> tuple[Decoder, SplitCache, TensorSplit]:
     """Return the shard of a model for one rank, with its KV cache."""
     config = read_config(folder)
-    dtype, split = parse_dtype("auto", config), TensorSplit(config, rank, workers)
+    dtype = parse_dtype("auto", config)
+    split = TensorSplit(config, rank, workers)
     decoder = load_decoder(folder, config, dtype=dtype, backend=backend(), split=split, **options)
     computed = backend().compute_dtype(dtype)
-    cache = SplitCache(split.shard_config, num_blocks=8, block_size=16, dtype=computed, kernels=kernels())
+    cache = SplitCache(
+        split.shard_config, num_blocks=8, block_size=16, dtype=computed, kernels=kernels()
+    )
     return decoder, cache, split
 
 
@@ -82,12 +100,16 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
 
     with thread_groups(workers), ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
-        peers = [PeerConnection(store, rank, driver=True, timeout=HUNG) for rank in range(1, workers)]
+        peers = [
+            PeerConnection(store, rank, driver=True, timeout=HUNG) for rank in range(1, workers)
+        ]
         group = AllReduceGroup(store, 0, workers, timeout=HUNG)
         decoder, cache, split = load(folder, 0, workers, **options)
         try:
             yield ModelRunner(
-                decoder, cache, executor=TensorParallelExecutor(decoder, cache, split, group, peers=peers)
+                decoder,
+                cache,
+                executor=TensorParallelExecutor(decoder, cache, split, group, peers=peers),
             )
         finally:
             for peer in peers:
@@ -98,17 +120,22 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
 
 def logits(runner: ModelRunner, ends: Sequence[int]) -> Array:
     """Return the logits of all of TEXT, from one forward pass up to each index of ``ends``."""
-    block_table, found = BlockTable(), list[Array]()
+    block_table = BlockTable()
+    found = list[Array]()
     for begin, end in pairwise([0, *ends]):
         runner.cache.prepare(block_table, end)
-        job = ForwardJob(Segment(block_table, TokenTree.chain(TEXT[begin:end])), range(end - begin), len(TEXT))
+        job = ForwardJob(
+            Segment(block_table, TokenTree.chain(TEXT[begin:end])), range(end - begin), len(TEXT)
+        )
         found.append(runner.forward([job]).logits[0][:])
         runner.cache.commit(block_table, range(end - begin))
     return np.concatenate(found)
 
 
 def check(folder: Path, workers: int, tolerance: float, **options: Any) -> None:
-    """Check that logits are within ``tolerance`` standard deviations, with the same bits row by row."""
+    """Check that logits are within ``tolerance`` standard deviations, with the same bits row by
+    row.
+    """
     config = read_config(folder)
     dtype = parse_dtype("auto", config)
     whole = load_decoder(folder, config, dtype=dtype, backend=backend(), **options)
@@ -137,7 +164,9 @@ def check(folder: Path, workers: int, tolerance: float, **options: Any) -> None:
         ("smollm3", 2, {}),
     ],
 )
-def test_families(checkpoint: MakeCheckpoint, family: str, workers: int, shape: dict[str, Any]) -> None:
+def test_families(
+    checkpoint: MakeCheckpoint, family: str, workers: int, shape: dict[str, Any]
+) -> None:
     check(checkpoint(family, **shape), workers, 1e-5)
 
 
@@ -158,7 +187,8 @@ def test_weights_rounded_while_loading(checkpoint: MakeCheckpoint, weights: str)
 
 
 @pytest.mark.parametrize(
-    "name", ["gptq-4", "gptq-8-zeros", "awq", "packed-4-group-zeros", "int-8-channel", "float-block"]
+    "name",
+    ["gptq-4", "gptq-8-zeros", "awq", "packed-4-group-zeros", "int-8-channel", "float-block"],
 )
 @pytest.mark.filterwarnings("ignore:.*are dequantized")
 def test_quantized_checkpoints(checkpoint: MakeCheckpoint, tmp_path: Path, name: str) -> None:
@@ -170,7 +200,8 @@ def test_quantized_checkpoints(checkpoint: MakeCheckpoint, tmp_path: Path, name:
 def test_input_orders_cannot_be_split(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, FORMATS["gptq-4-order"])
     with pytest.raises(
-        CheckpointError, match=r"layers\.\d\..*split between processes.*order of their inputs.*'tree'"
+        CheckpointError,
+        match=r"layers\.\d\..*split between processes.*order of their inputs.*'tree'",
     ) as found:
         load(quantized, 0, 2)
     assert "\n" not in str(found.value)
@@ -187,14 +218,18 @@ def test_every_weight_is_in_one_shard(checkpoint: MakeCheckpoint) -> None:
     parts = [load(folder, rank, 3)[0] for rank in range(3)]
     whole = load_decoder(folder, config, dtype=FLOAT32, backend=backend())
     for name, axis in (("out", 1), ("down", 1)):
-        joined = np.concatenate([getattr(part.layers[1], name).packed.unpack() for part in parts], axis)
+        joined = np.concatenate(
+            [getattr(part.layers[1], name).packed.unpack() for part in parts], axis
+        )
         assert np.array_equal(joined, getattr(whole.layers[1], name).packed.unpack())
     for name, sections in (("qkv", 3), ("up", 2)):
         split = [getattr(part.layers[1], name).packed.unpack() for part in parts]
         sizes = [config.qkv_sizes if sections == 3 else (config.intermediate_size,) * 2]
         shares = [
             split_rows(part, [*share.qkv_sizes] if sections == 3 else [share.intermediate_size] * 2)
-            for part, share in zip(split, (TensorSplit(config, rank, 3).shard_config for rank in range(3)), strict=True)
+            for part, share in zip(
+                split, (TensorSplit(config, rank, 3).shard_config for rank in range(3)), strict=True
+            )
         ]
         joined = np.concatenate([each[section] for section in range(sections) for each in shares])
         assert len(joined) == sum(sizes[0])
@@ -217,7 +252,11 @@ def test_orders_are_read_as_they_were_written() -> None:
     (parsed,) = found.jobs
     segment = parsed.segment
     assert (parsed.logits_nodes, parsed.prompt_length) == (range(1, 3), 11)
-    assert (segment.block_table.blocks, segment.block_table.length, segment.num_computed) == ([3, 1], 18, 1)
+    assert (segment.block_table.blocks, segment.block_table.length, segment.num_computed) == (
+        [3, 1],
+        18,
+        1,
+    )
     assert (segment.tree.tokens, segment.tree.parents) == (tree.tokens, tree.parents)
 
 
@@ -240,7 +279,9 @@ def passes(llm: LLM) -> TensorParallelExecutor:
 )
 def test_draft_tokens_change_no_bit(several: LLM, drafter: str) -> None:
     for temperature, samples in ((0.0, 1), (0.8, 2)):
-        params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True
+        )
         want = [several.generate(prompt, params, drafter="autoregressive") for prompt in PROMPTS]
         found = several.generate(PROMPTS, params, drafter=drafter)
         assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
@@ -253,7 +294,9 @@ def test_near_one_process(several: LLM) -> None:
     alone = LLM(threads=1, budget="all", dtype="float32")
     parts = LLM(threads=1, budget="all", dtype="float32", workers=2, parallel="tensor")
     params = SamplingParams(max_tokens=24, logprobs=2, ignore_eos=True)
-    for one, other in zip(alone.generate(PROMPTS, params), parts.generate(PROMPTS, params), strict=True):
+    for one, other in zip(
+        alone.generate(PROMPTS, params), parts.generate(PROMPTS, params), strict=True
+    ):
         assert one.token_ids == other.token_ids
         assert one.logprobs is not None
         assert other.logprobs is not None
@@ -264,10 +307,15 @@ def test_near_one_process(several: LLM) -> None:
 
 
 def test_texts_differ_first_at_a_near_tie(several: LLM) -> None:
-    """In bfloat16 another order of sums may change the choice between two nearly equally likely tokens."""
-    alone, params = LLM(threads=1, budget="all"), SamplingParams(max_tokens=48, logprobs=8, ignore_eos=True)
+    """In bfloat16 another order of sums may change the choice between two nearly equally likely
+    tokens.
+    """
+    alone = LLM(threads=1, budget="all")
+    params = SamplingParams(max_tokens=48, logprobs=8, ignore_eos=True)
     compared = 0
-    for one, other in zip(alone.generate(PROMPTS, params), several.generate(PROMPTS, params), strict=True):
+    for one, other in zip(
+        alone.generate(PROMPTS, params), several.generate(PROMPTS, params), strict=True
+    ):
         assert one.logprobs is not None
         assert other.logprobs is not None
         for mine, theirs, token, instead in zip(
@@ -284,7 +332,8 @@ def test_texts_differ_first_at_a_near_tie(several: LLM) -> None:
 @pytest.mark.slow
 def test_a_pool_that_is_too_small_for_all() -> None:
     options: dict[str, Any] = {"threads": 1, "budget": "all", "workers": 2, "parallel": "tensor"}
-    small, large = LLM(kv_memory="300KB", prefix_cache=True, **options), LLM(kv_dtype="auto", **options)
+    small = LLM(kv_memory="300KB", prefix_cache=True, **options)
+    large = LLM(kv_dtype="auto", **options)
     params = SamplingParams(max_tokens=60, temperature=0.8, seed=1, ignore_eos=True, logprobs=1)
     prompts = [PROMPTS[number % 3] + "a" * number for number in range(6)]
     want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (large, small))
@@ -296,17 +345,26 @@ def test_a_pool_that_is_too_small_for_all() -> None:
 
 
 def test_kv_cache_of_8_bits(several: LLM) -> None:
-    llm = LLM(workers=2, parallel="tensor", threads=1, budget="all", kv_dtype="int8", weights="int8")
+    llm = LLM(
+        workers=2, parallel="tensor", threads=1, budget="all", kv_dtype="int8", weights="int8"
+    )
     params = SamplingParams(max_tokens=20, temperature=0.8, seed=1, ignore_eos=True, logprobs=1)
-    want, found = (llm.generate(PROMPTS, params, drafter=drafter) for drafter in ("autoregressive", "suffix"))
+    want, found = (
+        llm.generate(PROMPTS, params, drafter=drafter) for drafter in ("autoregressive", "suffix")
+    )
     assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
     assert tokens_and_logprobs(found) != tokens_and_logprobs(several.generate(PROMPTS, params))
     passes(llm)._on_lost()
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other process has the shard of the lost worker: generation raises in time, and the processes end.
+@pytest.mark.parametrize(
+    "way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
+def test_a_worker_that_is_lost_ends_the_model(
+    way: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other process has the shard of the lost worker: generation raises in time, and the
+    processes end.
 
     A killed worker is recognized by its connection, a stopped one by its silence.
     """
@@ -319,7 +377,9 @@ def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: 
     os.kill(started.processes[0].pid, way)
     if way == signal.SIGSTOP:
         monkeypatch.setattr(tensor, "_TIMEOUT", 2.0)
-    with pytest.raises(PronkError, match=r"is gone, or does not answer.*; load the model again") as found:
+    with pytest.raises(
+        PronkError, match=r"is gone, or does not answer.*; load the model again"
+    ) as found:
         list(stream)
     assert "\n" not in str(found.value)
     assert started.processes[0].poll() is not None
@@ -328,21 +388,30 @@ def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: 
 
 
 def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), LayerCommand.serialize
+    llm = LLM(workers=2, parallel="tensor", threads=1, budget="all")
+    numbers = LayerCommand.serialize
     monkeypatch.setattr(LayerCommand, "serialize", lambda order: numbers(order)[:-1])
     monkeypatch.setattr(tensor, "_TIMEOUT", FOREVER)
     monkeypatch.setattr(tensor, "_ERROR_TIMEOUT", HUNG)
-    said = "worker 1 has failed: ValueError: expected a command to run layers, found a malformed one: .*load the"
+    said = (
+        "worker 1 has failed: ValueError: expected a command to run layers, found a malformed one: "
+        ".*load the"
+    )
     with pytest.raises(PronkError, match=said) as found:
         llm.generate("x", SamplingParams(max_tokens=4))
     assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("count", [1, 7, 50])
-def test_an_interruption_between_two_stages(count: int, several: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt waits for the end of the current stage, after which all processes can continue."""
+def test_an_interruption_between_two_stages(
+    count: int, several: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt waits for the end of the current stage, after which all processes can
+    continue.
+    """
     params = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.8, seed=2)
-    operations, wait = itertools.count(1), AllReduceGroup._wait
+    operations = itertools.count(1)
+    wait = AllReduceGroup._wait
 
     def interrupt_operation(*given: Any) -> None:
         if next(operations) == count:
@@ -353,27 +422,41 @@ def test_an_interruption_between_two_stages(count: int, several: LLM, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         several.generate(PROMPTS, params, drafter="suffix")
     short = replace(params, max_tokens=12)
-    one, other = (several.generate(PROMPTS, short, drafter=name) for name in ("suffix", "autoregressive"))
+    one, other = (
+        several.generate(PROMPTS, short, drafter=name) for name in ("suffix", "autoregressive")
+    )
     assert tokens_and_logprobs(one) == tokens_and_logprobs(other)
 
 
 def test_refused_options() -> None:
-    with pytest.raises(OptionError, match=r"workers: expected at most 2, the number of key/value heads.*found 3; use"):
+    with pytest.raises(
+        OptionError,
+        match=r"workers: expected at most 2, the number of key/value heads.*found 3; use",
+    ):
         LLM(workers=3, parallel="tensor")
     with pytest.raises(OptionError, match=r"parallel: expected .*tree.*tensor.*found 'pipeline'"):
         LLM(workers=2, parallel="pipeline")
     config: ModelConfig = read_config(Path(LLM().path))
     assert TensorSplit(config, 1, 2).shard_config.num_heads == config.num_heads // 2
     convolution = ConvolutionConfig(3, (True,) * config.num_layers)
-    with pytest.raises(OptionError, match=r"without short convolutions for 'tensor', found llama; use parallel='tree'"):
+    with pytest.raises(
+        OptionError,
+        match=r"without short convolutions for 'tensor', found llama; use parallel='tree'",
+    ):
         TensorSplit(replace(config, convolution=convolution), 0, 2)
 
 
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        *((family, "norms of the inputs of attention and MLP only") for family in ("gemma2", "gemma3_text", "olmo2")),
-        *((family, "without experts") for family in ("gpt_oss", "granitemoe", "mixtral", "qwen3_moe")),
+        *(
+            (family, "norms of the inputs of attention and MLP only")
+            for family in ("gemma2", "gemma3_text", "olmo2")
+        ),
+        *(
+            (family, "without experts")
+            for family in ("gpt_oss", "granitemoe", "mixtral", "qwen3_moe")
+        ),
         ("granite_swa", "without attention sinks"),
         ("lfm2", "without short convolutions"),
     ],
@@ -384,10 +467,14 @@ def test_families_that_cannot_be_split_are_refused(
     """The error comes before a weight is read or a process starts."""
     monkeypatch.setattr(WeightPlacer, "place", None)
     monkeypatch.setattr(BaseProcess, "start", None)
-    with pytest.raises(OptionError, match=f"expected a model .*{message}.*found {family}; use parallel='tree'"):
+    with pytest.raises(
+        OptionError, match=f"expected a model .*{message}.*found {family}; use parallel='tree'"
+    ):
         LLM(checkpoint(family), workers=2, parallel="tensor")
 
 
 def test_a_drafter_that_reads_all_keys_is_refused(several: LLM) -> None:
-    with pytest.raises(OptionError, match=r"glide: expected the target's whole KV cache.*use parallel='tree'"):
+    with pytest.raises(
+        OptionError, match=r"glide: expected the target's whole KV cache.*use parallel='tree'"
+    ):
         several.generate("x", drafter="glide")

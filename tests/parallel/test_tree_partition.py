@@ -1,4 +1,6 @@
-"""Partitions of trees: each node has one owner, ancestors are recomputed, and costs are balanced."""
+"""Partitions of trees: each node has one owner, ancestors are recomputed, and costs are
+balanced.
+"""
 
 import random
 
@@ -19,17 +21,22 @@ def linear(first: float, row: float) -> object:
 
 
 def check(trees: list[TokenTree], shares: list[ProcessShard]) -> None:
-    """Check that one process owns each node, and that each process computes a node after its parent."""
+    """Check that one process owns each node, and that each process computes a node after its
+    parent.
+    """
     owned = list[tuple[int, int]]()
     for share in shares:
         for piece in share:
-            tree, there = trees[piece.job], set[int]()
+            tree = trees[piece.job]
+            there = set[int]()
             for node in piece.nodes:
                 assert node == 0 or tree.parents[node] in there
                 there.add(node)
             assert len(there) == len(piece.nodes)
             owned += [(piece.job, node) for node in piece.own_nodes]
-    assert sorted(owned) == [(job, node) for job, tree in enumerate(trees) for node in range(len(tree))]
+    assert sorted(owned) == [
+        (job, node) for job, tree in enumerate(trees) for node in range(len(tree))
+    ]
 
 
 def test_every_node_is_computed_with_all_above_it() -> None:

@@ -1,4 +1,6 @@
-"""Tree parallelism: any partition of the trees, and the loss of a worker, change no bit of the output."""
+"""Tree parallelism: any partition of the trees, and the loss of a worker, change no bit of the
+output.
+"""
 
 import asyncio
 import os
@@ -37,10 +39,14 @@ from waiting import HUNG
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 LISTED = Path("/proc/net/tcp").exists()
-PROMPTS = ["def add(a, b):\n    return a + b\n\n\nclass Stack:\n", "for i in range(10):\n    print(i)\n\ndef", "x"]
+PROMPTS = [
+    "def add(a, b):\n    return a + b\n\n\nclass Stack:\n",
+    "for i in range(10):\n    print(i)\n\ndef",
+    "x",
+]
 
-# The first four read of the target, in this order: nothing, all logits, its KV cache, and outputs of layers. All
-# drafters run with threads as workers in ``engine/test_equality.py``.
+# The first four read of the target, in this order: nothing, all logits, its KV cache, and outputs
+# of layers. All drafters run with threads as workers in ``engine/test_equality.py``.
 DRAFTERS = [
     "suffix",
     "lookahead(window=10, ngram=5)",
@@ -48,7 +54,15 @@ DRAFTERS = [
     "multi_token",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("autoregressive", "jacobi", "recycling", "cape(draft_model)", "kangaroo", "medusa", "auto")
+        for name in (
+            "autoregressive",
+            "jacobi",
+            "recycling",
+            "cape(draft_model)",
+            "kangaroo",
+            "medusa",
+            "auto",
+        )
     ),
 ]
 
@@ -89,9 +103,12 @@ def tokens_and_logprobs(found: list[Completion]) -> list[Any]:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_tokens_and_logprobs_are_those_of_one(alone: LLM, several: LLM, drafter: str) -> None:
-    made, shared = passes(several), 0
+    made = passes(several)
+    shared = 0
     for temperature, samples in ((0.0, 1), (0.8, 2)):
-        params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True
+        )
         before = made.num_shared_passes
         want, found = (llm.generate(PROMPTS, params, drafter=drafter) for llm in (alone, several))
         assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
@@ -129,7 +146,8 @@ def test_windows(checkpoint: MakeCheckpoint) -> None:
     """Blocks before the sliding window are released in the driver and in the worker."""
     folder = checkpoint("mistral", sliding_window=24)
     options: dict[str, Any] = {"threads": 1, "budget": "all"}
-    one, two = LLM(folder, **options), LLM(folder, workers=2, **options)
+    one = LLM(folder, **options)
+    two = LLM(folder, workers=2, **options)
     params = SamplingParams(max_tokens=120, temperature=0.8, seed=2, logprobs=1, ignore_eos=True)
     prompts = ["the quick brown fox " * 4, "x"]
     want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (one, two))
@@ -138,25 +156,35 @@ def test_windows(checkpoint: MakeCheckpoint) -> None:
     close(two)
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_losing_a_worker_changes_no_token(
-    alone: LLM, way: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alone: LLM,
+    way: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """After the loss of one worker, in the middle of a text, the driver and the other worker continue.
+    """After the loss of one worker, in the middle of a text, the driver and the other worker
+    continue.
 
-    Only a stopped worker is recognized by its silence; the other ones have all the time that they need.
+    Only a stopped worker is recognized by its silence; the other ones have all the time that they
+    need.
     """
     monkeypatch.setattr(runner, "_TIMEOUT", HUNG)
     receive = connection.PeerConnection.receive
 
-    def receive_soon(peer: connection.PeerConnection, timeout: float | None = None) -> connection.PeerMessage:
+    def receive_soon(
+        peer: connection.PeerConnection, timeout: float | None = None
+    ) -> connection.PeerMessage:
         return receive(peer, 1.0 if peer.rank == 2 and way == signal.SIGSTOP else timeout)
 
     monkeypatch.setattr(connection.PeerConnection, "receive", receive_soon)
     params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
     want = alone.generate(PROMPTS, params, drafter="recycling")
     llm = LLM(workers=3, threads=1, budget="all")
-    made, steps = passes(llm), [0]
+    made = passes(llm)
+    steps = [0]
     worker_group: Any = made._on_lost.__self__  # type: ignore[attr-defined]
     assert isinstance(worker_group, WorkerProcesses)
     victim = worker_group.processes[1]
@@ -175,7 +203,9 @@ def test_losing_a_worker_changes_no_token(
     assert "worker 2 is gone" in caplog.text
     assert victim.poll() is not None
     before = made.num_shared_passes
-    assert tokens_and_logprobs(llm.generate(PROMPTS, params, drafter="recycling")) == tokens_and_logprobs(want)
+    assert tokens_and_logprobs(
+        llm.generate(PROMPTS, params, drafter="recycling")
+    ) == tokens_and_logprobs(want)
     assert made.num_shared_passes > before
     close(llm)
     assert all(process.poll() is not None for process in worker_group.processes)
@@ -191,14 +221,24 @@ def test_a_worker_that_fails_says_why(
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     want, found = (each.generate(PROMPTS, params, drafter="suffix") for each in (alone, llm))
     assert tokens_and_logprobs(found) == tokens_and_logprobs(want)
-    assert "worker 1 has failed: ValueError: expected a share of a forward pass, found a malformed one: " in caplog.text
+    assert (
+        "worker 1 has failed: ValueError: expected a share of a forward pass, "
+        "found a malformed one: " in caplog.text
+    )
     assert not made.workers
 
 
-def test_answers_to_failed_passes_are_dropped(alone: LLM, several: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers' answers to a forward pass that failed in the driver do not count for the next one."""
-    made, params = passes(several), SamplingParams(max_tokens=16, ignore_eos=True)
-    workers, forward, failures = [*made.workers], ModelRunner.forward, [0]
+def test_answers_to_failed_passes_are_dropped(
+    alone: LLM, several: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers' answers to a forward pass that failed in the driver do not count for the next
+    one.
+    """
+    made = passes(several)
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    workers = [*made.workers]
+    forward = ModelRunner.forward
+    failures = [0]
 
     def failing(own: ModelRunner, *given: Any) -> Any:
         if own is made and made._unanswered and not failures[0]:
@@ -217,7 +257,8 @@ def test_answers_to_failed_passes_are_dropped(alone: LLM, several: LLM, monkeypa
 
 def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow worker is not taken for lost; ``test_runner.py`` tests that it gets fewer rows."""
-    work, slowly = WorkerLoop._run_request, list[float]()
+    work = WorkerLoop._run_request
+    slowly = list[float]()
 
     def slow(serving: WorkerLoop, given: WorkRequest) -> None:
         if threading.current_thread().name.endswith("_0"):
@@ -228,7 +269,10 @@ def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerLoop, "_run_request", slow)
     want = plain(FLOAT32, "temperature", TEXTS, 30)
     with tree_parallel_engine(tiny_decoder(), 3) as engine:
-        found = [ask(p, cased("temperature", i, 30), drafter("oracle", want)) for i, p in enumerate(TEXTS)]
+        found = [
+            ask(p, cased("temperature", i, 30), drafter("oracle", want))
+            for i, p in enumerate(TEXTS)
+        ]
         run(engine, found)
         made = engine.runner
         assert isinstance(made, TreeRunner)
@@ -240,7 +284,10 @@ def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_streams(alone: LLM, several: LLM) -> None:
     """Simultaneous streams of an AsyncLLM, whose engine runs in another thread."""
     params = SamplingParams(max_tokens=24, temperature=0.8, seed=3, logprobs=1, ignore_eos=True)
-    want = [[(piece.token_id, piece.logprobs) for piece in alone.stream(prompt, params)] for prompt in PROMPTS]
+    want = [
+        [(piece.token_id, piece.logprobs) for piece in alone.stream(prompt, params)]
+        for prompt in PROMPTS
+    ]
 
     async def texts() -> list[Any]:
         served = AsyncLLM(several)
@@ -250,7 +297,10 @@ def test_streams(alone: LLM, several: LLM) -> None:
             await served.close()
 
     async def one(served: AsyncLLM, prompt: str) -> Any:
-        return [(piece.token_id, piece.logprobs) async for piece in served.stream(prompt, params, drafter="recycling")]
+        return [
+            (piece.token_id, piece.logprobs)
+            async for piece in served.stream(prompt, params, drafter="recycling")
+        ]
 
     before = passes(several).num_shared_passes
     assert asyncio.run(texts()) == want
@@ -273,8 +323,19 @@ def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
         "0",
         "def fib(n):",
     ]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pronk", "generate"]
-    found = subprocess.run([*command, *options], capture_output=True, text=True, timeout=HUNG, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "pronk",
+        "generate",
+    ]
+    found = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=HUNG, check=False
+    )
     assert found.returncode == 0, found.stderr
     want = alone.generate("def fib(n):", SamplingParams(max_tokens=20, temperature=0.0)).text
     assert found.stdout.rstrip("\n") == want.rstrip("\n")
@@ -284,7 +345,8 @@ def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """Return a list that collects the worker processes started from now on."""
-    found, begin = list[subprocess.Popen[bytes]](), processes._spawn
+    found = list[subprocess.Popen[bytes]]()
+    begin = processes._spawn
 
     def starting(*given: Any) -> subprocess.Popen[bytes]:
         found.append(begin(*given))
@@ -307,10 +369,13 @@ def test_a_worker_that_does_not_start(
     started: list[subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker that ends early raises, loading can be interrupted, and no worker process remains."""
+    """A worker that ends early raises, loading can be interrupted, and no worker process
+    remains.
+    """
     monkeypatch.setattr(processes, "_PROGRAM", program)
     if message is None:
-        monkeypatch.setattr(processes, "sleep", lambda _: signal.raise_signal(signal.SIGINT))  # while it waits
+        # while it waits
+        monkeypatch.setattr(processes, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             LLM(workers=2, threads=1)
     else:
@@ -326,14 +391,22 @@ PROPERTIES = ("version", "model", "config", "weights", "kernels", "dtype")
 @pytest.mark.parametrize(
     ("what", "parallel"),
     [
-        pytest.param(*case, marks=() if case in {("version", "tree"), ("dtype", "tensor")} else pytest.mark.slow)
+        pytest.param(
+            *case,
+            marks=() if case in {("version", "tree"), ("dtype", "tensor")} else pytest.mark.slow,
+        )
         for case in product(PROPERTIES, ("tree", "tensor"))
     ],
 )
 def test_a_worker_of_another_kind_is_refused(
-    what: str, parallel: str, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+    what: str,
+    parallel: str,
+    started: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One loop compares all properties, so most of them, each with a process that loads a model, are slow tests."""
+    """One loop compares all properties, so most of them, each with a process that loads a model,
+    are slow tests.
+    """
     own = processes.model_properties
 
     def changed(*given: Any) -> dict[str, str]:
@@ -350,7 +423,9 @@ def test_a_worker_of_another_kind_is_refused(
     assert process.poll() is not None
 
 
-def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_end_with_their_model_and_with_close(
+    alone: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     own = {*sockets([os.getpid()])} if LISTED else set()
     llm = LLM(workers=3, threads=1, budget="all")
@@ -365,7 +440,9 @@ def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.
     want = llm.generate(PROMPTS, params, drafter="recycling")
     llm.close()
     assert all(process.poll() is not None for process in processes)
-    assert tokens_and_logprobs(llm.generate(PROMPTS, params, drafter="recycling")) == tokens_and_logprobs(want)
+    assert tokens_and_logprobs(
+        llm.generate(PROMPTS, params, drafter="recycling")
+    ) == tokens_and_logprobs(want)
     llm.close()
     assert "gone" not in caplog.text  # close() ends the workers without a warning
     llm = LLM(workers=2, threads=1)
@@ -375,7 +452,9 @@ def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.
     del alone
 
 
-def test_an_error_after_the_start_of_workers_ends_them(started: list[subprocess.Popen[bytes]]) -> None:
+def test_an_error_after_the_start_of_workers_ends_them(
+    started: list[subprocess.Popen[bytes]],
+) -> None:
     with pytest.raises(PronkError) as held:
         LLM(workers=2, threads=1, drafter="draft_model(model='/nonexistent')")
     assert held.value is not None
@@ -387,7 +466,10 @@ def test_an_error_after_the_start_of_workers_ends_them(started: list[subprocess.
     ("options", "message"),
     [
         ({"workers": 0}, r"workers: expected an integer in 1\.\.64, found 0"),
-        ({"workers": 2, "kernels": "torch"}, "workers: expected 1 without the compiled kernels, found 2"),
+        (
+            {"workers": 2, "kernels": "torch"},
+            "workers: expected 1 without the compiled kernels, found 2",
+        ),
     ],
 )
 def test_refused_options(options: dict[str, Any], message: str) -> None:
@@ -400,6 +482,8 @@ def test_workers_open_the_model_for_the_same_context(checkpoint: MakeCheckpoint)
     """The context selects the rotations of longrope."""
     factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     folder = checkpoint("phi3", original_max_position_embeddings=32, rope_parameters=factors)
-    configs = [WorkerSettings(model=str(folder), context=context).read_config() for context in (32, None)]
+    configs = [
+        WorkerSettings(model=str(folder), context=context).read_config() for context in (32, None)
+    ]
     assert configs == [read_config(folder, context=32), read_config(folder)]
     assert [config.rope and config.rope.divisors[0] for config in configs] == [1.0, 2.0]

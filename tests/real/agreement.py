@@ -17,7 +17,9 @@ def last_logits(llm: LLM, ids: list[int]) -> Array:
     """Return the logits of the token after ``ids``, ``[vocab]``."""
     block_table = BlockTable()
     llm.engine.cache.prepare(block_table, len(ids))
-    job = ForwardJob(Segment(block_table, TokenTree.chain(ids)), range(len(ids) - 1, len(ids)), len(ids))
+    job = ForwardJob(
+        Segment(block_table, TokenTree.chain(ids)), range(len(ids) - 1, len(ids)), len(ids)
+    )
     logits = llm.engine.runner.forward([job]).logits[0][-1]
     llm.engine.cache.release(block_table)
     return np.asarray(logits, dtype=np.float64)
@@ -31,7 +33,10 @@ def log_softmax(logits: Array) -> Array:
 
 
 def kl(p: Array, q: Array) -> float:
-    """Return KL(p ‖ q) in nats of log-probabilities of some tokens; all others count as one further token."""
+    """Return KL(p ‖ q) in nats of log-probabilities of some tokens; all others count as one further
+    token.
+    """
     rest = [np.log(max(1e-12, 1 - np.exp(x).sum())) for x in (p, q)]
-    a, b = np.append(p, rest[0]), np.append(q, rest[1])
+    a = np.append(p, rest[0])
+    b = np.append(q, rest[1])
     return float((np.exp(a) * (a - b)).sum())

@@ -27,7 +27,10 @@ def smollm2() -> Path:
     return resolve_model("smollm2")
 
 
-@pytest.fixture(scope="session", params=["smollm2", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)])
+@pytest.fixture(
+    scope="session",
+    params=["smollm2", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)],
+)
 def name(request: pytest.FixtureRequest) -> str:
     """Return the name of a model that is on this machine."""
     model: str = request.param

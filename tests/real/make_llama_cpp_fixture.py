@@ -1,10 +1,12 @@
-"""Write ``llama_cpp_smollm2.json``: what llama.cpp computes for SmolLM2, the oracle of ``test_agreement.py``.
+"""Write ``llama_cpp_smollm2.json``: what llama.cpp computes for SmolLM2, the oracle of
+``test_agreement.py``.
 
     python tests/real/make_llama_cpp_fixture.py
 
-llama-cpp-python renders its conversations with the template of the file, so this tests templates, too. For each
-question the fixture has the token ids of the prompt, the 50 most probable next tokens with their log-probabilities by
-llama.cpp, and those tokens' log-probabilities in float32, computed by torch on the dequantized weights.
+llama-cpp-python renders its conversations with the template of the file, so this tests templates,
+too. For each question the fixture has the token ids of the prompt, the 50 most probable next tokens
+with their log-probabilities by llama.cpp, and those tokens' log-probabilities in float32, computed
+by torch on the dequantized weights.
 """
 
 from __future__ import annotations
@@ -31,8 +33,13 @@ TOP = 50
 def main() -> None:
     """Write the fixture."""
     path = resolve_model("smollm2")
-    llama = llama_cpp.Llama(str(path), n_ctx=512, n_threads=2, logits_all=False, verbose=False, flash_attn=False)
-    bos, eos = (llama.detokenize([token], special=True).decode() for token in (llama.token_bos(), llama.token_eos()))
+    llama = llama_cpp.Llama(
+        str(path), n_ctx=512, n_threads=2, logits_all=False, verbose=False, flash_attn=False
+    )
+    bos, eos = (
+        llama.detokenize([token], special=True).decode()
+        for token in (llama.token_bos(), llama.token_eos())
+    )
     template = llama.metadata["tokenizer.chat_template"]
     formatter = Jinja2ChatFormatter(template=template, eos_token=eos, bos_token=bos)
     reference = LLM(path, kernels="torch", dtype="float32", calibration=False)
@@ -42,7 +49,9 @@ def main() -> None:
         ids = llama.tokenize(text.encode(), add_bos=False, special=True)
         llama.reset()
         llama.eval(ids)
-        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llama.ctx, -1), (llama.n_vocab(),))
+        logits = np.ctypeslib.as_array(
+            llama_cpp.llama_get_logits_ith(llama.ctx, -1), (llama.n_vocab(),)
+        )
         theirs = log_softmax(logits.astype(np.float64))
         top = np.argsort(-theirs, kind="stable")[:TOP]
         exact = log_softmax(last_logits(reference, ids))
@@ -57,7 +66,11 @@ def main() -> None:
         )
     version = {"llama_cpp_python": llama_cpp.__version__, "torch": torch.__version__}
     target = Path(__file__).parent / "llama_cpp_smollm2.json"
-    target.write_text(json.dumps({"command": "python tests/real/make_llama_cpp_fixture.py", **version, "rows": rows}))
+    target.write_text(
+        json.dumps(
+            {"command": "python tests/real/make_llama_cpp_fixture.py", **version, "rows": rows}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -26,4 +26,7 @@ QUESTIONS = (
 
 def conversation(question: str) -> list[dict[str, str]]:
     """Return a conversation with one question and a system message."""
-    return [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": question}]
+    return [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": question},
+    ]

@@ -1,4 +1,6 @@
-"""SmolLM2 agrees with llama.cpp: the same prompts of conversations, nearly the same distributions."""
+"""SmolLM2 agrees with llama.cpp: the same prompts of conversations, nearly the same
+distributions.
+"""
 
 import json
 from pathlib import Path
@@ -28,11 +30,17 @@ def test_prompts_of_conversations(llm: LLM) -> None:
 
 
 def test_distributions(llm: LLM) -> None:
-    """The distance to llama.cpp is at most twice the larger distance to float32 on the dequantized weights."""
-    between, to_float, exact_choices = [], [[], []], [0, 0]  # type: ignore[var-annotated]
+    """The distance to llama.cpp is at most twice the larger distance to float32 on the dequantized
+    weights.
+    """
+    # type: ignore[var-annotated]
+    between = []
+    to_float = [[], []]
+    exact_choices = [0, 0]
     for row in FIXTURE["rows"]:
         ours = log_softmax(last_logits(llm, row["prompt"]))[row["top"]]
-        theirs, exact = np.array(row["llama_cpp"]), np.array(row["float32"])
+        theirs = np.array(row["llama_cpp"])
+        exact = np.array(row["float32"])
         between.append(kl(ours, theirs))
         to_float[0].append(kl(ours, exact))
         to_float[1].append(kl(theirs, exact))
@@ -43,5 +51,6 @@ def test_distributions(llm: LLM) -> None:
             assert reference.max() - reference[np.argmax(ours)] < NEAR_TIE, row["question"]
     limit = 2 * max(float(np.mean(distances)) for distances in to_float)
     assert 0 < np.mean(between) <= limit
-    assert np.mean(to_float[0]) <= 2 * np.mean(to_float[1])  # because the limit itself contains our distance
+    # because the limit itself contains our distance
+    assert np.mean(to_float[0]) <= 2 * np.mean(to_float[1])
     assert exact_choices[0] >= exact_choices[1] - 1 > 0.8 * len(QUESTIONS)

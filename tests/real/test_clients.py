@@ -1,4 +1,6 @@
-"""The official clients on real models with their own templates: tools, thinking options and a JSON schema at once."""
+"""The official clients on real models with their own templates: tools, thinking options and a JSON
+schema at once.
+"""
 
 import json
 from collections.abc import Iterator
@@ -15,11 +17,18 @@ from server.serving import KEY, Running, running
 
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+    },
     "required": ["city", "unit"],
     "additionalProperties": False,
 }
-FUNCTION = {"name": "get_weather", "description": "Get the weather of a city.", "parameters": SCHEMA}
+FUNCTION = {
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": SCHEMA,
+}
 ASK: Any = [{"role": "user", "content": "How is the weather in Oslo, in celsius? Use the tool."}]
 ONE: Any = {"type": "any", "disable_parallel_tool_use": True}
 SEEDED: Any = {"seed": 1, "temperature": 0.0}
@@ -39,16 +48,26 @@ def test_openai(made: Running) -> None:
     tools: Any = [{"type": "function", "function": FUNCTION}]
     form: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
     more: Any = {"seed": 1, "thinking_budget": 20}
-    asked: Any = {"model": "REAL", "messages": ASK, "max_tokens": 60, "temperature": 0.0, "extra_body": more}
+    asked: Any = {
+        "model": "REAL",
+        "messages": ASK,
+        "max_tokens": 60,
+        "temperature": 0.0,
+        "extra_body": more,
+    }
     asked |= {"response_format": form, "reasoning_effort": "low"}
     with openai.OpenAI(base_url=f"{made.url}/v1", api_key=KEY, max_retries=0) as api:
         if not has_tools(made):
-            with pytest.raises(openai.BadRequestError, match="tools: expected a model whose chat template has tools"):
+            with pytest.raises(
+                openai.BadRequestError,
+                match="tools: expected a model whose chat template has tools",
+            ):
                 api.chat.completions.create(tools=tools, **asked)
         else:
             asked["tools"] = tools
         message = api.chat.completions.create(**asked).choices[0].message
-        text, arguments = "", ""
+        text = ""
+        arguments = ""
         for chunk in api.chat.completions.create(stream=True, **asked):
             delta = chunk.choices[0].delta
             text += delta.content or ""
@@ -65,7 +84,13 @@ def test_openai(made: Running) -> None:
         assert json.loads(call.function.arguments)["city"].lower() == "oslo"  # type: ignore[union-attr]
         result = {"role": "tool", "tool_call_id": call.id, "content": "4 degrees and rain"}
         talk: Any = [*ASK, message.model_dump(exclude_none=True), result]
-        plain = {"model": "real", "max_tokens": 40, "temperature": 0.0, "tools": tools, "tool_choice": "none"}
+        plain = {
+            "model": "real",
+            "max_tokens": 40,
+            "temperature": 0.0,
+            "tools": tools,
+            "tool_choice": "none",
+        }
         again = api.chat.completions.create(messages=talk, **plain).choices[0].message  # type: ignore[call-overload]
         assert "4" in again.content
 
@@ -74,9 +99,20 @@ def test_calls_that_the_model_begins_by_itself_follow_the_schema(made: Running) 
     """Qwen2.5-Coder writes such calls without markers."""
     if not has_tools(made):
         pytest.skip("the model calls no tools")
-    narrow: Any = {**SCHEMA, "properties": {**SCHEMA["properties"], "city": {"enum": ["paris", "tokyo"]}}}
-    tools: Any = [{"type": "function", "function": {**FUNCTION, "parameters": narrow, "strict": True}}]
-    asked: Any = {"model": "real", "messages": ASK, "max_tokens": 80, "temperature": 0.0, "tools": tools}
+    narrow: Any = {
+        **SCHEMA,
+        "properties": {**SCHEMA["properties"], "city": {"enum": ["paris", "tokyo"]}},
+    }
+    tools: Any = [
+        {"type": "function", "function": {**FUNCTION, "parameters": narrow, "strict": True}}
+    ]
+    asked: Any = {
+        "model": "real",
+        "messages": ASK,
+        "max_tokens": 80,
+        "temperature": 0.0,
+        "tools": tools,
+    }
     with openai.OpenAI(base_url=f"{made.url}/v1", api_key=KEY, max_retries=0) as api:
         choice = api.chat.completions.create(**asked).choices[0]
         plain = made.llm.chat_ids(ASK, tools=tools)
@@ -96,7 +132,9 @@ def test_calls_that_the_model_begins_by_itself_follow_the_schema(made: Running) 
 
 
 def test_anthropic(made: Running) -> None:
-    tools: Any = [{"name": "get_weather", "description": FUNCTION["description"], "input_schema": SCHEMA}]
+    tools: Any = [
+        {"name": "get_weather", "description": FUNCTION["description"], "input_schema": SCHEMA}
+    ]
     asked: Any = {"model": "real", "max_tokens": 60, "system": "Be brief.", "extra_body": SEEDED}
     both: Any = {
         "messages": ASK,
@@ -108,7 +146,8 @@ def test_anthropic(made: Running) -> None:
             both |= {"tools": tools}
         else:
             with pytest.raises(
-                anthropic.BadRequestError, match="tools: expected a model whose chat template has tools"
+                anthropic.BadRequestError,
+                match="tools: expected a model whose chat template has tools",
             ):
                 api.messages.create(tools=tools, **asked, **both)
         got = api.messages.create(**asked, **both)
@@ -117,16 +156,34 @@ def test_anthropic(made: Running) -> None:
         for reply in (got, joined):
             assert reply.stop_reason in ("end_turn", "tool_use")
             block: Any = reply.content[-1]
-            jsonschema.validate(block.input if block.type == "tool_use" else json.loads(block.text), SCHEMA)
+            jsonschema.validate(
+                block.input if block.type == "tool_use" else json.loads(block.text), SCHEMA
+            )
         assert len(got.content) == len(joined.content)
         if not has_tools(made):
             return
         first = api.messages.create(messages=ASK, tools=tools, tool_choice=ONE, **asked)
         call: Any = first.content[-1]
-        assert (first.stop_reason, call.name, call.input["city"].lower()) == ("tool_use", "get_weather", "oslo")
-        result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "4 degrees and rain"}
-        talk: Any = [*ASK, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-        again: Any = api.messages.create(messages=talk, tools=tools, tool_choice={"type": "none"}, **asked)
+        assert (first.stop_reason, call.name, call.input["city"].lower()) == (
+            "tool_use",
+            "get_weather",
+            "oslo",
+        )
+        result: Any = {
+            "type": "tool_result",
+            "tool_use_id": call.id,
+            "content": "4 degrees and rain",
+        }
+        talk: Any = [
+            *ASK,
+            {"role": "assistant", "content": first.content},
+            {"role": "user", "content": [result]},
+        ]
+        again: Any = api.messages.create(
+            messages=talk, tools=tools, tool_choice={"type": "none"}, **asked
+        )
         assert "4" in again.content[0].text
         counted = api.messages.count_tokens(model="real", messages=talk, system="Be brief.")
-        assert counted.input_tokens == again.usage.input_tokens + (again.usage.cache_read_input_tokens or 0)
+        assert counted.input_tokens == again.usage.input_tokens + (
+            again.usage.cache_read_input_tokens or 0
+        )

@@ -1,4 +1,6 @@
-"""On real models no option changes a greedy text: drafter, batch, chunk, cache, preemption, workers."""
+"""On real models no option changes a greedy text: drafter, batch, chunk, cache, preemption,
+workers.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,13 +49,20 @@ def accepted() -> Iterator[dict[str, int]]:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_drafters(
-    drafter: str, name: str, llm: LLM, prompts: list[list[int]], plain: list[list[int]], accepted: dict[str, int]
+    drafter: str,
+    name: str,
+    llm: LLM,
+    prompts: list[list[int]],
+    plain: list[list[int]],
+    accepted: dict[str, int],
 ) -> None:
     single = [llm.generate(prompt, GREEDY, drafter=drafter) for prompt in prompts]
     batch = llm.generate(prompts, GREEDY, drafter=drafter)
     for found in (single, batch):
         assert [completion.token_ids for completion in found] == plain
-    accepted[f"{name}: {drafter}"] = sum(completion.stats.accepted for completion in (*single, *batch))
+    accepted[f"{name}: {drafter}"] = sum(
+        completion.stats.accepted for completion in (*single, *batch)
+    )
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "eagle3(num_tokens=4, num_nodes=12)", "auto"])
@@ -63,19 +72,38 @@ def test_the_head_that_comes_with_pronk(
     """Texts, greedy and sampled, alone and in a batch; the head's draft tokens are accepted."""
     if name != "smollm2":
         pytest.skip("no head for this model comes with pronk")
-    sampled = [SamplingParams(max_tokens=TOKENS, temperature=0.7, seed=seed) for seed in range(len(prompts))]
-    want = [*plain, *(each.token_ids for each in llm.generate(prompts, sampled, drafter="autoregressive"))]
+    sampled = [
+        SamplingParams(max_tokens=TOKENS, temperature=0.7, seed=seed)
+        for seed in range(len(prompts))
+    ]
+    want = [
+        *plain,
+        *(each.token_ids for each in llm.generate(prompts, sampled, drafter="autoregressive")),
+    ]
     single = [llm.generate(prompt, GREEDY, drafter=drafter) for prompt in prompts]
-    batch = llm.generate([*prompts, *prompts], [*[GREEDY] * len(prompts), *sampled], drafter=drafter)
+    batch = llm.generate(
+        [*prompts, *prompts], [*[GREEDY] * len(prompts), *sampled], drafter=drafter
+    )
     assert [completion.token_ids for completion in single] == plain
     assert [completion.token_ids for completion in batch] == want
-    accepted = [source.accepted for each in batch for kind, source in each.stats.sources.items() if kind == "eagle3"]
+    accepted = [
+        source.accepted
+        for each in batch
+        for kind, source in each.stats.sources.items()
+        if kind == "eagle3"
+    ]
     assert sum(accepted) > 10
 
 
 def test_sampled_texts_do_not_depend_on_the_drafter(llm: LLM, prompts: list[list[int]]) -> None:
-    params = [SamplingParams(max_tokens=TOKENS, temperature=0.7, top_p=0.9, seed=seed) for seed in range(3)]
-    want = [completion.token_ids for completion in llm.generate(prompts, params, drafter="autoregressive")]
+    params = [
+        SamplingParams(max_tokens=TOKENS, temperature=0.7, top_p=0.9, seed=seed)
+        for seed in range(3)
+    ]
+    want = [
+        completion.token_ids
+        for completion in llm.generate(prompts, params, drafter="autoregressive")
+    ]
     assert len({tuple(ids) for ids in want}) == 3
     found = llm.generate(prompts, params, drafter="suffix")
     assert [completion.token_ids for completion in found] == want
@@ -93,11 +121,17 @@ def test_sampled_texts_do_not_depend_on_the_drafter(llm: LLM, prompts: list[list
     ids="-".join,
 )
 def test_options_of_the_model(
-    options: dict[str, Any], name: str, tmp_path: Path, prompts: list[list[int]], plain: list[list[int]]
+    options: dict[str, Any],
+    name: str,
+    tmp_path: Path,
+    prompts: list[list[int]],
+    plain: list[list[int]],
 ) -> None:
     if options.get("weight_cache"):
         options = {"weight_cache": tmp_path}
-    other = LLM(name, budget="all", calibration=False, drafter="merged(prompt_lookup, recycling)", **options)
+    other = LLM(
+        name, budget="all", calibration=False, drafter="merged(prompt_lookup, recycling)", **options
+    )
     try:
         for _ in range(2):  # the second time with a warm prefix cache
             found = other.generate(prompts, GREEDY)
@@ -110,12 +144,22 @@ def test_options_of_the_model(
 
 
 def test_preemption(name: str, llm: LLM, prompts: list[list[int]], plain: list[list[int]]) -> None:
-    """The cache holds the longest request and little more, so that later ones of higher priority preempt it."""
-    other = LLM(name, calibration=False, drafter="prompt_lookup", budget="all", kv_memory=_room(llm, prompts))
+    """The cache holds the longest request and little more, so that later ones of higher priority
+    preempt it.
+    """
+    other = LLM(
+        name,
+        calibration=False,
+        drafter="prompt_lookup",
+        budget="all",
+        kv_memory=_room(llm, prompts),
+    )
     proposer = other.get_proposer()
     requests: list[Request] = []
     for prompt in prompts:
-        requests += other.request_factory.create_samples(other.request_factory.encode_prompt(prompt), GREEDY, proposer)
+        requests += other.request_factory.create_samples(
+            other.request_factory.encode_prompt(prompt), GREEDY, proposer
+        )
     for priority, request in enumerate(requests):
         request.priority = priority
         other.engine.add(request)
@@ -129,12 +173,16 @@ def test_preemption(name: str, llm: LLM, prompts: list[list[int]], plain: list[l
 
 def _room(llm: LLM, prompts: list[list[int]]) -> int:
     """Return the bytes of a cache for the longest text, its draft tokens and some blocks."""
-    return kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype) * (max(map(len, prompts)) + TOKENS + 48)
+    return kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype) * (
+        max(map(len, prompts)) + TOKENS + 48
+    )
 
 
 def test_cache_of_8_bits(name: str, prompts: list[list[int]]) -> None:
     other = LLM(name, calibration=False, budget="all", kv_dtype="int8")
-    want = [other.generate(prompt, GREEDY, drafter="autoregressive").token_ids for prompt in prompts]
+    want = [
+        other.generate(prompt, GREEDY, drafter="autoregressive").token_ids for prompt in prompts
+    ]
     found = other.generate(prompts, GREEDY, drafter="merged(prompt_lookup, recycling)")
     assert [completion.token_ids for completion in found] == want
     assert sum(completion.stats.accepted for completion in found)

@@ -14,8 +14,10 @@ from pronk.sampling.params import SamplingParams
 from real.questions import QUESTIONS, conversation
 
 DRAFTERS = (
-    "auto", "suffix", "suffix(store_tokens=0)", "prompt_lookup", "prompt_lookup(max_ngram=2, num_tokens=8)",
-    "recycling", "recycling(num_nodes=9)", "lookahead", "lookahead(window=4, ngram=3, guesses=4)", "jacobi",
+    "auto", "suffix", "suffix(store_tokens=0)", "prompt_lookup", ("prompt_lookup(max_ngram=2, "
+        "num_tokens=8)"),
+    "recycling", "recycling(num_nodes=9)", "lookahead", ("lookahead(window=4, ngram=3, "
+        "guesses=4)"), "jacobi",
     "gauss_seidel",
     "merged(prompt_lookup, recycling)", "first_of(suffix, recycling)",
 )  # fmt: skip
@@ -35,7 +37,10 @@ def models(name: str, llm: LLM) -> list[LLM]:
 
 
 def random_params(choose: random.Random) -> SamplingParams:
-    options: dict[str, Any] = {"max_tokens": choose.randint(1, LENGTH), "seed": choose.randrange(2**32)}
+    options: dict[str, Any] = {
+        "max_tokens": choose.randint(1, LENGTH),
+        "seed": choose.randrange(2**32),
+    }
     options["temperature"] = choose.choice([0.0, 0.3, 0.7, 1.0, 1.5])
     for name, values in {
         "top_k": [3, 50], "top_p": [0.5, 0.95], "min_p": [0.05], "repetition_penalty": [1.1], "presence_penalty": [0.5],
@@ -48,17 +53,26 @@ def random_params(choose: random.Random) -> SamplingParams:
 
 
 def outputs(completion: Completion) -> list[tuple[Any, ...]]:
-    return [(c.token_ids, c.text, c.finish_reason, c.logprobs) for c in (completion, *completion.others)]
+    return [
+        (c.token_ids, c.text, c.finish_reason, c.logprobs) for c in (completion, *completion.others)
+    ]
 
 
 def check(seed: int, count: int, llm: LLM, models: list[LLM]) -> None:
-    """Compare ``count`` random requests, in batches of 1 to 4, with plain decoding of one request."""
-    choose, accepted, drafted, cached, made = random.Random(seed), 0, 0, 0, 0
+    """Compare ``count`` random requests, in batches of 1 to 4, with plain decoding of one
+    request.
+    """
+    choose = random.Random(seed)
+    accepted = 0
+    drafted = 0
+    cached = 0
+    made = 0
     while made < count:
         size = choose.randint(1, 4)
         prompts = [llm.chat_ids(conversation(choose.choice(QUESTIONS[:10]))) for _ in range(size)]
         params = [random_params(choose) for _ in prompts]
-        drafter, model = choose.choice(DRAFTERS), choose.choice(models)
+        drafter = choose.choice(DRAFTERS)
+        model = choose.choice(models)
         found = model.generate(prompts, params, drafter=drafter)
         for prompt, options, completion in zip(prompts, params, found, strict=True):
             plain = llm.generate(prompt, options, drafter="autoregressive")

@@ -1,4 +1,6 @@
-"""Acceptance rules with requests' own random numbers: distribution of strings over seeds, and reused random numbers."""
+"""Acceptance rules with requests' own random numbers: distribution of strings over seeds, and
+reused random numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from exact_distributions import Same, String, Table, without
 from pronk.base.arrays import Array
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.logits_processors import Penalties, TokenContext
-from pronk.sampling.noise import draft_noise, gumbel_noise, rejection_noise, rejection_uniform, trial_seed
+from pronk.sampling.noise import (
+    draft_noise,
+    gumbel_noise,
+    rejection_noise,
+    rejection_uniform,
+    trial_seed,
+)
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
@@ -32,7 +40,9 @@ Noise = Callable[[int, int, int, Array], Array]
 
 @dataclass(frozen=True)
 class Setting:
-    """A target ``p``, a draft model ``q``, the shape of its trees, and the number of compared tokens."""
+    """A target ``p``, a draft model ``q``, the shape of its trees, and the number of compared
+    tokens.
+    """
 
     p: Table
     q: Table
@@ -95,13 +105,20 @@ def noise_after_a_rejection(seed: int, _: int, place: int, keys: Array) -> Array
 
 def drafted(seed: int, text: String, setting: Setting, noise: Noise = draft_noise) -> TokenTree:
     root = len(PROMPT) + len(text) - 1
-    tokens, paths, probs = [0], [text], list[Array | None]([None])
+    tokens = [0]
+    paths = [text]
+    probs = list[Array | None]([None])
     for node, parent in enumerate(setting.parents[1:], 1):
-        siblings = frozenset(tokens[other] for other in range(1, node) if setting.parents[other] == parent)
+        siblings = frozenset(
+            tokens[other] for other in range(1, node) if setting.parents[other] == parent
+        )
         q, log_q = setting.drafted(paths[parent], siblings)
-        # Noise keys: the token id for a first child; other children have keys of their own, so noise is not reused.
+        # Noise keys: the token id for a first child; other children have keys of their own, so
+        # noise is not reused.
         keys = np.arange(setting.vocab) + (1000 * node if node != parent + 1 else 0)
-        tokens.append(int((log_q + noise(seed, root, len(PROMPT) + len(paths[parent]), keys)).argmax()))
+        tokens.append(
+            int((log_q + noise(seed, root, len(PROMPT) + len(paths[parent]), keys)).argmax())
+        )
         probs.append(q)
         paths.append((*paths[parent], tokens[-1]))
     return TokenTree(tuple(tokens), setting.parents, probs=tuple(probs))
@@ -120,7 +137,9 @@ def text_of(rule: Any, seed: int, setting: Setting, noise: Noise) -> String:
     return text[: setting.length]
 
 
-def significance(rule: str, setting: Setting, noise: Noise = draft_noise, seeds: int = 1500) -> float:
+def significance(
+    rule: str, setting: Setting, noise: Noise = draft_noise, seeds: int = 1500
+) -> float:
     cells = product(range(setting.vocab), repeat=setting.length)
     texts = [text_of(rule, seed, setting, noise) for seed in range(seeds)]
     return p_value_of(texts, {cell: setting.p.chance(cell) for cell in cells})
@@ -130,7 +149,10 @@ def significance(rule: str, setting: Setting, noise: Noise = draft_noise, seeds:
 @pytest.mark.parametrize(
     ("setting", "seeds"),
     [
-        *(pytest.param(name, 1000, marks=pytest.mark.slow if name == "two" else ()) for name in SETTINGS),
+        *(
+            pytest.param(name, 1000, marks=pytest.mark.slow if name == "two" else ())
+            for name in SETTINGS
+        ),
         *(pytest.param(name, 20_000, marks=pytest.mark.slow) for name in SETTINGS),
     ],
 )
@@ -149,18 +171,25 @@ def test_strings_have_the_distribution_of_the_model(rule: str, setting: str, see
     ids=["numbers of places", "numbers of single trials"],
 )
 def test_block_rule_needs_random_numbers_of_its_own(
-    setting: Setting, seeds: int, wrong: Callable[[int, int, int], float], monkeypatch: pytest.MonkeyPatch
+    setting: Setting,
+    seeds: int,
+    wrong: Callable[[int, int, int], float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pronk.sampling.sampler, "block_uniform", wrong)
     assert significance("block", setting, seeds=seeds) < 1e-6
 
 
 def test_draft_tokens_need_other_noise_than_the_rule() -> None:
-    assert significance("block", replace(CHAIN, parents=(-1, 0, 1, 2)), noise_after_a_rejection) < 1e-6
+    assert (
+        significance("block", replace(CHAIN, parents=(-1, 0, 1, 2)), noise_after_a_rejection) < 1e-6
+    )
 
 
 def test_each_step_needs_new_draft_noise() -> None:
-    """The number of accepted tokens depends on the whole chain, so rejected tokens must not be drafted again."""
+    """The number of accepted tokens depends on the whole chain, so rejected tokens must not be
+    drafted again.
+    """
     assert significance("block", CHAIN, same_in_every_step, 3000) < 1e-6
 
 
@@ -168,7 +197,10 @@ def test_each_step_needs_new_draft_noise() -> None:
 def test_greedy_is_the_argmax(rule: Any) -> None:
     dice = np.random.default_rng(0)
     for options in ({}, {"repetition_penalty": 1.5}, {"logit_bias": {3: 1.0}}):
-        sampler, other = (Sampler(SamplingParams(rule=rule, **options), 0, TokenContext([1, 2]), 8) for _ in range(2))
+        sampler, other = (
+            Sampler(SamplingParams(rule=rule, **options), 0, TokenContext([1, 2]), 8)
+            for _ in range(2)
+        )
         logits = dice.standard_normal((4, 8), np.float32)
         tokens = [0]
         for row in logits[:3]:
@@ -196,14 +228,21 @@ def test_coupled_rule_ignores_draft_distributions() -> None:
 def test_penalties_at_a_node_count_its_ancestors_only(rule: Any) -> None:
     options = {"temperature": 1.0, "presence_penalty": 1.0, "repetition_penalty": 1.3}
     for seed in range(30):
-        sampler, seen = Sampler(SamplingParams(rule=rule, **options), seed, TokenContext(PROMPT), BROAD.vocab), []
+        sampler = Sampler(
+            SamplingParams(rule=rule, **options), seed, TokenContext(PROMPT), BROAD.vocab
+        )
+        seen = []
         tree = drafted(seed, (), BROAD)
         original = sampler.distribution
 
-        def noted(row: Array, original: Any = original, sampler: Sampler = sampler, seen: list = seen) -> Array:
+        def noted(
+            row: Array, original: Any = original, sampler: Sampler = sampler, seen: list = seen
+        ) -> Array:
             (penalties,) = sampler.processors
             assert isinstance(penalties, Penalties)
-            assert penalties.counts.tolist() == [context_of(sampler)[len(PROMPT) :].count(token) for token in range(3)]
+            assert penalties.counts.tolist() == [
+                context_of(sampler)[len(PROMPT) :].count(token) for token in range(3)
+            ]
             seen.append((int(row[0]), tuple(context_of(sampler)[len(PROMPT) :])))
             return original(row)
 

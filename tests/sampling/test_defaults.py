@@ -35,7 +35,9 @@ def test_absurd_values_are_ignored_with_a_warning(values: dict[str, Any]) -> Non
         assert recommended_sampling(values | {"min_p": 0.1}, "f") == {}
 
 
-def test_conversations_use_them(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversations_use_them(
+    checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in checkpoint("llama").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_k": 7}))

@@ -1,4 +1,6 @@
-"""Draft tokens from a draft model's logits: the target's choice, its confidence, and the distribution of samples."""
+"""Draft tokens from a draft model's logits: the target's choice, its confidence, and the
+distribution of samples.
+"""
 
 import math
 from typing import Any
@@ -47,19 +49,24 @@ def draft_token(by: Sampler, logits: Array, root: int, *, draw: bool = True) -> 
 
 @BY
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_draft_vocabulary_is_like_all_tokens_without_the_others(options: str, by: Kernels | None) -> None:
+def test_a_draft_vocabulary_is_like_all_tokens_without_the_others(
+    options: str, by: Kernels | None
+) -> None:
     one, other = (sampler(seed=5, kernels=by, **OPTIONS[options]) for _ in range(2))
     for seed in range(40):
         ids = np.random.default_rng(seed).permutation(VOCAB)[: VOCAB - 2].astype(np.int32)
         logits = random_logits(seed)[ids]
         whole = np.full(VOCAB, -math.inf, np.float32)
         whole[ids] = logits
-        found, wanted = one.draft_token(logits, 3, ids=ids), other.draft_token(whole, 3)
+        found = one.draft_token(logits, 3, ids=ids)
+        wanted = other.draft_token(whole, 3)
         assert found is not None
         assert wanted is not None
         assert found.token == wanted.token
         assert found.confidence == pytest.approx(wanted.confidence, rel=1e-6)
-        assert [token for token, _ in found.top_tokens(3)] == [token for token, _ in wanted.top_tokens(3)]
+        assert [token for token, _ in found.top_tokens(3)] == [
+            token for token, _ in wanted.top_tokens(3)
+        ]
         for each in (one, other):
             each.advance(found.token)
 
@@ -67,7 +74,9 @@ def test_a_draft_vocabulary_is_like_all_tokens_without_the_others(options: str, 
 @BY
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_coupled_rule_drafts_the_choice_of_the_target(options: str, dtype: DType, by: Kernels | None) -> None:
+def test_coupled_rule_drafts_the_choice_of_the_target(
+    options: str, dtype: DType, by: Kernels | None
+) -> None:
     one = sampler(seed=5, kernels=by, **OPTIONS[options])
     for seed in range(80):
         logits = random_logits(seed, missing=0.3 * (seed % 2)).astype(dtype)
@@ -82,7 +91,11 @@ def test_coupled_rule_drafts_the_choice_of_the_target(options: str, dtype: DType
 
 def test_coupled_rule_ignores_root_and_draw() -> None:
     one = sampler(temperature=0.9, seed=3)
-    drafts = [draft_token(one, random_logits(1), root, draw=draw) for root in (0, 1, 9) for draw in (True, False)]
+    drafts = [
+        draft_token(one, random_logits(1), root, draw=draw)
+        for root in (0, 1, 9)
+        for draw in (True, False)
+    ]
     assert len({(draft.token, draft.confidence) for draft in drafts}) == 1
 
 
@@ -102,11 +115,15 @@ def test_confidence_includes_the_noise_of_the_coupled_rule() -> None:
     weights = np.exp(2 * log_probs + gumbel_noise(4, 2, np.arange(3)))
     order = np.argsort(-weights).tolist()
     shares = (weights / weights.sum())[order].tolist()
-    assert draft.top_tokens(3) == [(token, pytest.approx(share)) for token, share in zip(order, shares, strict=True)]
+    assert draft.top_tokens(3) == [
+        (token, pytest.approx(share)) for token, share in zip(order, shares, strict=True)
+    ]
     assert (draft.token, draft.confidence) == (order[0], pytest.approx(shares[0]))
 
 
-@pytest.mark.parametrize("options", [name for name in OPTIONS if OPTIONS[name].get("temperature", 0) > 0])
+@pytest.mark.parametrize(
+    "options", [name for name in OPTIONS if OPTIONS[name].get("temperature", 0) > 0]
+)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_sampled_draft_token_reports_its_distribution(options: str, rule: str) -> None:
     one = sampler(rule=rule, **OPTIONS[options])
@@ -123,7 +140,10 @@ def test_sampled_draft_token_reports_its_distribution(options: str, rule: str) -
         assert likeliest.token == int(drawn.q.argmax())
         assert likeliest.confidence == drawn.confidence
         assert likeliest.top_tokens(5) == drawn.top_tokens(5)
-        assert all(share == pytest.approx(float(drawn.q[token])) for token, share in likeliest.top_tokens(5))
+        assert all(
+            share == pytest.approx(float(drawn.q[token]))
+            for token, share in likeliest.top_tokens(5)
+        )
         one.advance(drawn.token)
 
 
@@ -131,7 +151,10 @@ def draws(count: int, **options: Any) -> list[int]:
     """Return draft tokens of ``count`` seeds at the same position of the same text."""
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
     params = SamplingParams(**{"temperature": 1.0, "rule": "rejection", **options})
-    return [draft_token(Sampler(params, seed, TokenContext((1, 2)), 4), logits, 1).token for seed in range(count)]
+    return [
+        draft_token(Sampler(params, seed, TokenContext((1, 2)), 4), logits, 1).token
+        for seed in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,17 +173,24 @@ def test_draft_tokens_have_the_distribution_q(options: dict[str, Any], q: list[f
 
 
 def test_samples_are_independent() -> None:
-    """A draft token is independent of the next position, of another step and of the target's own random numbers."""
-    q, ids = np.array([0.5, 0.3, 0.2], np.float32), np.arange(3)
+    """A draft token is independent of the next position, of another step and of the target's own
+    random numbers.
+    """
+    q = np.array([0.5, 0.3, 0.2], np.float32)
+    ids = np.arange(3)
     log_q = np.log(q)
-    pairs = {name: np.zeros((3, 3)) for name in ("positions", "steps", "target after a rejection", "coupled target")}
+    pairs = {
+        name: np.zeros((3, 3))
+        for name in ("positions", "steps", "target after a rejection", "coupled target")
+    }
     pairs["trial"] = np.zeros((3, 4))
     for seed in range(3000):
         one = sampler(vocab=3, temperature=1.0, seed=seed, rule="rejection")
         first, other = (draft_token(one, log_q, root).token for root in (1, 0))
         pairs["steps"][first, other] += 1
         pairs["trial"][first, int(4 * rejection_uniform(seed, 2, 0))] += 1
-        rejection, coupled = rejection_noise(seed, 2, ids), gumbel_noise(seed, 2, ids)
+        rejection = rejection_noise(seed, 2, ids)
+        coupled = gumbel_noise(seed, 2, ids)
         pairs["target after a rejection"][first, int((log_q + rejection).argmax())] += 1
         pairs["coupled target"][first, int((log_q + coupled).argmax())] += 1
         one.advance(first)
@@ -203,11 +233,18 @@ def test_no_draft_token_from_bad_logits_or_banned_tokens(rule: dict[str, Any]) -
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_tokens_outside_the_draft_vocabulary_are_never_drafted(options: str, rule: dict[str, Any]) -> None:
+def test_tokens_outside_the_draft_vocabulary_are_never_drafted(
+    options: str, rule: dict[str, Any]
+) -> None:
     both = {**OPTIONS[options], **rule, "logit_bias": dict.fromkeys(range(0, VOCAB, 3), 100.0)}
     for seed in range(25):
-        one, logits = sampler(seed=seed, **both), random_logits(seed, missing=0.7)
-        if bool((logits[[token for token in range(VOCAB) if token not in (3, 5, 17)]] == -math.inf).all()):
+        one = sampler(seed=seed, **both)
+        logits = random_logits(seed, missing=0.7)
+        if bool(
+            (
+                logits[[token for token in range(VOCAB) if token not in (3, 5, 17)]] == -math.inf
+            ).all()
+        ):
             continue
         draft = draft_token(one, logits, 1)
         assert logits[draft.token] > -math.inf

@@ -34,8 +34,12 @@ def grammars() -> Grammars:
     return Grammars(tokenizer, tokenizer.vocab_size, (0,))
 
 
-def test_a_limit_at_a_token_is_an_error_after_it_whatever_is_rolled_back(grammars: Grammars) -> None:
-    """A token whose consumption exceeds a limit is no forbidden token, after which logits are not masked."""
+def test_a_limit_at_a_token_is_an_error_after_it_whatever_is_rolled_back(
+    grammars: Grammars,
+) -> None:
+    """A token whose consumption exceeds a limit is no forbidden token, after which logits are not
+    masked.
+    """
     processor = grammars.compile(Guide(regex="a+")).new_processor()
     token = int(np.flatnonzero(processor.allowed_tokens())[0])
     processor.advance(token)
@@ -78,17 +82,26 @@ def test_objects_with_many_optional_properties(name: str, count: int) -> None:
     schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(count)}}
     guide = Guide(json=schema | {"additionalProperties": False})
     for mode in ("forced", "plain", "jump"):
-        params = SamplingParams(max_tokens=12, guide=guide, guide_mode=mode, temperature=1.0, seed=3)
+        params = SamplingParams(
+            max_tokens=12, guide=guide, guide_mode=mode, temperature=1.0, seed=3
+        )
         text = llm.generate("Hi", params, drafter=name).text
         assert text.startswith(("{}", '{"p')), (mode, text)
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.kind)
 @pytest.mark.parametrize("seed", range(12))
-def test_masks_after_rollbacks_are_those_of_the_text(grammars: Grammars, guide: Guide, seed: int) -> None:
-    """A random walk like that of the verification of trees: branches, returns, now and then an accepted path."""
-    draw, compiled = random.Random(seed), grammars.compile(guide)
-    walked, text, num_rollbacks = compiled.new_processor(), list[int](), 0
+def test_masks_after_rollbacks_are_those_of_the_text(
+    grammars: Grammars, guide: Guide, seed: int
+) -> None:
+    """A random walk like that of the verification of trees: branches, returns, now and then an
+    accepted path.
+    """
+    draw = random.Random(seed)
+    compiled = grammars.compile(guide)
+    walked = compiled.new_processor()
+    text = list[int]()
+    num_rollbacks = 0
 
     def allowed(processor: GrammarProcessor) -> np.ndarray:
         return np.flatnonzero(processor.allowed_tokens())
@@ -103,7 +116,11 @@ def test_masks_after_rollbacks_are_those_of_the_text(grammars: Grammars, guide: 
             np.testing.assert_array_equal(allowed(walked), tokens)
             assert walked.forced() == here.forced()
             marks = tokens[np.isin(tokens, MARKS)]  # nested values more often than long strings
-            token = int(draw.choice([*marks] or [*tokens]) if draw.random() < 0.8 else draw.choice([*tokens]))
+            token = int(
+                draw.choice([*marks] or [*tokens])
+                if draw.random() < 0.8
+                else draw.choice([*tokens])
+            )
             assert walked.allows(token) == here.allows(token)
             walked.advance(token)
             path.append(token)

@@ -1,6 +1,7 @@
 """Compiled guides: refused guides, time limits, and allowed tokens.
 
-Masks are compared with a loop over the vocabulary: a token is allowed if its bytes continue one of the texts.
+Masks are compared with a loop over the vocabulary: a token is allowed if its bytes continue one of
+the texts.
 """
 
 import random
@@ -35,7 +36,9 @@ def grammars(llm: LLM) -> Grammars:
 
 
 def allowed(follower: GrammarProcessor, vocab: int) -> set[int]:
-    """Return the allowed token ids; check that the mask changes neither other logits nor its argument."""
+    """Return the allowed token ids; check that the mask changes neither other logits nor its
+    argument.
+    """
     logits = np.arange(vocab, dtype=np.float32)
     masked = follower.mask(logits)
     assert masked.dtype == np.float32
@@ -46,10 +49,14 @@ def allowed(follower: GrammarProcessor, vocab: int) -> set[int]:
 
 
 def spelled(tokenizer: Tokenizer, vocab: int) -> dict[int, bytes]:
-    """Return the bytes of each token that has text; byte-level BPE writes a byte as one character."""
+    """Return the bytes of each token that has text; byte-level BPE writes a byte as one
+    character.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    table = {chr(byte): byte for byte in printable} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }
     found = {}
     for token in range(vocab):
         name = tokenizer.backend.id_to_token(token)
@@ -61,28 +68,48 @@ def spelled(tokenizer: Tokenizer, vocab: int) -> dict[int, bytes]:
 TEXTS = ("yes", "yes, of course", "no", "nö", "no way\n", "\tindented")
 
 
-def expected(spellings: dict[int, bytes], texts: Sequence[str], prefix: bytes, ends: set[int]) -> set[int]:
+def expected(
+    spellings: dict[int, bytes], texts: Sequence[str], prefix: bytes, ends: set[int]
+) -> set[int]:
     rest = [text.encode()[len(prefix) :] for text in texts if text.encode().startswith(prefix)]
-    found = {token for token, own in spellings.items() if any(text.startswith(own) for text in rest)}
+    found = {
+        token for token, own in spellings.items() if any(text.startswith(own) for text in rest)
+    }
     return found | (ends if b"" in rest else set())
 
 
 def test_masks_are_those_of_a_loop_over_the_vocabulary(llm: LLM, grammars: Grammars) -> None:
-    vocab, ends = llm.config.vocab_size, set(llm.config.eos_ids)
-    spellings, dice, counts = spelled(llm.tokenizer, vocab), random.Random(0), Counter[str]()
+    vocab = llm.config.vocab_size
+    ends = set(llm.config.eos_ids)
+    spellings = spelled(llm.tokenizer, vocab)
+    dice = random.Random(0)
+    counts = Counter[str]()
     for _ in range(30):
-        follower, prefix = grammars.compile(Guide(choice=TEXTS)).new_processor(), b""
+        follower = grammars.compile(Guide(choice=TEXTS)).new_processor()
+        prefix = b""
         while True:
             want = expected(spellings, TEXTS, prefix, ends)
             if (forced := follower.forced()) and forced[0] not in ends:
-                # If the next characters are certain, the mask allows only the token of the tokenizer's encoding.
+                # If the next characters are certain, the mask allows only the token of the
+                # tokenizer's encoding.
                 assert forced[0] in want
-                rest = next(text.encode()[len(prefix) :] for text in TEXTS if text.encode().startswith(prefix))
+                rest = next(
+                    text.encode()[len(prefix) :]
+                    for text in TEXTS
+                    if text.encode().startswith(prefix)
+                )
                 if rest[0] < 128:  # from 128 on, the rest may begin within a UTF-8 character
-                    assert forced[0] == llm.tokenizer.encode(rest.decode(), add_special_tokens=False)[0]
-                want, counts["forced"] = {forced[0]}, counts["forced"] + 1
+                    assert (
+                        forced[0]
+                        == llm.tokenizer.encode(rest.decode(), add_special_tokens=False)[0]
+                    )
+                want = {forced[0]}
+                counts["forced"] = counts["forced"] + 1
             assert allowed(follower, vocab) == want
-            assert all(follower.allows(token) == (token in want) for token in [*dice.sample(range(vocab), 40), *want])
+            assert all(
+                follower.allows(token) == (token in want)
+                for token in [*dice.sample(range(vocab), 40), *want]
+            )
             counts["all"] += 1
             token = dice.choice(sorted(want))
             follower.advance(token)
@@ -95,12 +122,18 @@ def test_masks_are_those_of_a_loop_over_the_vocabulary(llm: LLM, grammars: Gramm
 
 def test_rollback_restores_the_mask(llm: LLM, grammars: Grammars) -> None:
     """The removed tokens include forbidden ones, and tokens after a stop token."""
-    vocab, dice = llm.config.vocab_size, random.Random(1)
-    follower = grammars.compile(Guide(json={"type": "array", "items": {"type": "integer"}})).new_processor()
+    vocab = llm.config.vocab_size
+    dice = random.Random(1)
+    follower = grammars.compile(
+        Guide(json={"type": "array", "items": {"type": "integer"}})
+    ).new_processor()
     certain: list[int] = []
     for _ in range(40):
         before = allowed(follower, vocab)
-        tried = [dice.choice([*before, dice.randrange(vocab), *llm.config.eos_ids]) for _ in range(dice.randint(0, 6))]
+        tried = [
+            dice.choice([*before, dice.randrange(vocab), *llm.config.eos_ids])
+            for _ in range(dice.randint(0, 6))
+        ]
         for token in tried:
             follower.advance(token)
         back = dice.randint(0, len(tried))
@@ -112,7 +145,9 @@ def test_rollback_restores_the_mask(llm: LLM, grammars: Grammars) -> None:
             break
         certain.append(dice.choice(inner))
         follower.advance(certain[-1])
-        fresh = grammars.compile(Guide(json={"type": "array", "items": {"type": "integer"}})).new_processor(certain)
+        fresh = grammars.compile(
+            Guide(json={"type": "array", "items": {"type": "integer"}})
+        ).new_processor(certain)
         assert allowed(fresh, vocab) == allowed(follower, vocab)
 
 
@@ -152,17 +187,29 @@ class TestErrors:
             (Guide(grammar='start: "a" b'), "b"),
             (Guide(grammar="start: ("), "1"),
             (Guide(grammar='begin: "a"'), "start"),
-            (Guide(json={"not": {}}), "json: expected keywords that can be checked from left to right, found 'not'"),
-            (Guide(json={"properties": {"m": {"uniqueItems": True}}}), "json: properties.m: expected keywords"),
+            (
+                Guide(json={"not": {}}),
+                "json: expected keywords that can be checked from left to right, found 'not'",
+            ),
+            (
+                Guide(json={"properties": {"m": {"uniqueItems": True}}}),
+                "json: properties.m: expected keywords",
+            ),
             (Guide(json={"type": "strin"}), "strin"),
             (Guide(json={"$ref": "http://example.com/schema.json"}), "example.com"),
             (Guide(json={"$ref": "#/$defs/nobody"}), "nobody"),
             (Guide(json={"$ref": "#"}), "found '$ref'"),
             (Guide(json={"enum": []}), "empty"),
-            (Guide(json={"type": "string", "pattern": "("}), "pattern: expected a parenthesis ')' for each '('"),
+            (
+                Guide(json={"type": "string", "pattern": "("}),
+                "pattern: expected a parenthesis ')' for each '('",
+            ),
             (Guide(json={"type": "integer", "multipleOf": 1000003}), "multipleOf"),
             (Guide(json={"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}), "multipleOf"),
-            (Guide(grammar='start: %json {"type": "integer", "multip\\u006ceOf": 1000003}'), "multipleOf"),
+            (
+                Guide(grammar='start: %json {"type": "integer", "multip\\u006ceOf": 1000003}'),
+                "multipleOf",
+            ),
             (Guide(json={"x-guidance": {"lenient": True}, "not": {}}), "not"),
         ],
         ids=lambda value: value.source[:40] if isinstance(value, Guide) else None,
@@ -176,7 +223,9 @@ class TestErrors:
 
     def test_without_the_extra(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "llguidance", None)
-        with pytest.raises(OptionError, match=r"run pip install '\.\[guided\]' in a clone of pronk"):
+        with pytest.raises(
+            OptionError, match=r"run pip install '\.\[guided\]' in a clone of pronk"
+        ):
             Grammars(llm.tokenizer, llm.config.vocab_size, [0]).compile(Guide(regex="a"))
 
     def test_a_model_without_an_end(self, llm: LLM) -> None:
@@ -185,7 +234,9 @@ class TestErrors:
 
     def test_characters_without_tokens(self, tokenizer: Tokenizer) -> None:
         """A guide that requires a character for which the tokenizer has no token raises."""
-        incomplete = Tokenizer(_without(tokenizer, "Z"), special_tokens={"eos_token": "<|endoftext|>"})
+        incomplete = Tokenizer(
+            _without(tokenizer, "Z"), special_tokens={"eos_token": "<|endoftext|>"}
+        )
         grammars = Grammars(incomplete, tokenizer.vocab_size, list(tokenizer.eos_ids))
         for guide in (Guide(choice=["Zebra"]), Guide(regex="Z[ab]")):
             with pytest.raises(OptionError, match="the tokenizer has no token for"):
@@ -205,15 +256,22 @@ def _without(tokenizer: Tokenizer, character: str) -> Any:
 
     data = json.loads(tokenizer.backend.to_str())
     vocab = data["model"]["vocab"]
-    data["model"]["vocab"] = {(name if character not in name else f"{name}☃"): i for name, i in vocab.items()}
+    data["model"]["vocab"] = {
+        (name if character not in name else f"{name}☃"): i for name, i in vocab.items()
+    }
     data["model"]["merges"] = [m for m in data["model"]["merges"] if character not in "".join(m)]
     return tokenizers.Tokenizer.from_str(json.dumps(data))
 
 
 def references(levels: int, width: int) -> dict[str, Any]:
-    """Return nested objects: each level has ``width`` properties, which all refer to the next level."""
+    """Return nested objects: each level has ``width`` properties, which all refer to the next
+    level.
+    """
     defs: dict[str, Any] = {
-        f"d{i}": {"type": "object", "properties": {f"p{j}": {"$ref": f"#/$defs/d{i + 1}"} for j in range(width)}}
+        f"d{i}": {
+            "type": "object",
+            "properties": {f"p{j}": {"$ref": f"#/$defs/d{i + 1}"} for j in range(width)},
+        }
         for i in range(levels)
     }
     return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{levels}": {"type": "string"}}}
@@ -221,7 +279,12 @@ def references(levels: int, width: int) -> dict[str, Any]:
 
 def combinations(count: int) -> dict[str, Any]:
     either = [
-        {"anyOf": [{"properties": {f"a{i}": {"type": "integer"}}}, {"properties": {f"b{i}": {"type": "string"}}}]}
+        {
+            "anyOf": [
+                {"properties": {f"a{i}": {"type": "integer"}}},
+                {"properties": {f"b{i}": {"type": "string"}}},
+            ]
+        }
         for i in range(count)
     ]
     return {"type": "object", "allOf": either}
@@ -237,11 +300,17 @@ HOSTILE: dict[str, Callable[[], Guide]] = {
     "pattern": lambda: Guide(json={"type": "string", "pattern": "^(([a-z]+)+)+$"}),
     "references": lambda: Guide(json=references(20, 3)),
     "combinations": lambda: Guide(json=combinations(20)),
-    "recursive": lambda: Guide(json={"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}}]}),
+    "recursive": lambda: Guide(
+        json={"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}}]}
+    ),
     "circle": lambda: Guide(json={"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
-    "long array": lambda: Guide(json={"type": "array", "items": {}, "minItems": 10**7, "maxItems": 10**9}),
+    "long array": lambda: Guide(
+        json={"type": "array", "items": {}, "minItems": 10**7, "maxItems": 10**9}
+    ),
     "long string": lambda: Guide(json={"type": "string", "minLength": 10**7}),
-    "many properties": lambda: Guide(json={"properties": {f"p{i}": {"pattern": "^[a-z]{3,50}$"} for i in range(2000)}}),
+    "many properties": lambda: Guide(
+        json={"properties": {f"p{i}": {"pattern": "^[a-z]{3,50}$"} for i in range(2000)}}
+    ),
     "many values": lambda: Guide(json={"enum": [f"value {i}" * 3 for i in range(8000)]}),
     "numbers": lambda: Guide(json={"type": "number", "minimum": -1e300, "maximum": 1.2345e300}),
     "multiples": lambda: Guide(json={"type": "integer", "multipleOf": 9973}),
@@ -255,7 +324,8 @@ HOSTILE: dict[str, Callable[[], Guide]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_guides_cost_little(grammars: Grammars, llm: LLM, name: str) -> None:
     """The guide is refused or masks 30 tokens in time; without limits, this could take hours."""
-    vocab, dice = llm.config.vocab_size, random.Random(0)
+    vocab = llm.config.vocab_size
+    dice = random.Random(0)
     with processor_limit(60), suppress(PronkError):
         follower = grammars.compile(HOSTILE[name]()).new_processor()
         for _ in range(30):
@@ -265,7 +335,9 @@ def test_hostile_guides_cost_little(grammars: Grammars, llm: LLM, name: str) -> 
 
 
 def chain(length: int, step: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """Return a schema of ``length`` definitions; ``step`` makes a definition that refers to the next one."""
+    """Return a schema of ``length`` definitions; ``step`` makes a definition that refers to the
+    next one.
+    """
     defs = {f"d{i}": step(f"#/$defs/d{i + 1}") for i in range(length)}
     return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{length}": {"type": "integer"}}}
 
@@ -285,13 +357,19 @@ def ambiguous(size: int) -> str:
     return "start: " + " | ".join(names) + "\n" + "\n".join(bodies) + "\n"
 
 
-# Guides that crash llguidance or keep it busy for minutes; on a fast machine, some end earlier by llguidance's limits.
+# Guides that crash llguidance or keep it busy for minutes; on a fast machine, some end earlier by
+# llguidance's limits.
 DEADLY: dict[str, Callable[[], Guide]] = {
     "objects": lambda: Guide(
-        json=chain(1000, lambda to: {"type": "object", "properties": {"a": {"$ref": to}}, "required": ["a"]})
+        json=chain(
+            1000,
+            lambda to: {"type": "object", "properties": {"a": {"$ref": to}}, "required": ["a"]},
+        )
     ),
     "references": lambda: Guide(json=chain(5000, lambda to: {"$ref": to})),
-    "intersections": lambda: Guide(json=chain(3500, lambda to: {"allOf": [{"$ref": to}, {"minimum": 1}]})),
+    "intersections": lambda: Guide(
+        json=chain(3500, lambda to: {"allOf": [{"$ref": to}, {"minimum": 1}]})
+    ),
     "rules": lambda: Guide(grammar=rules(5000, 'a "x"')),
     "terminals": lambda: Guide(grammar=rules(4000, 'T "x"')),
     "intersected terminals": lambda: Guide(grammar=rules(5000, "T & /[a-z]*/")),
@@ -304,27 +382,43 @@ DEADLY: dict[str, Callable[[], Guide]] = {
 def test_guides_that_crash_the_compiler_are_refused(
     grammars: Grammars, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pronk.text.json_schema.trial.TIMEOUT", 3.0)  # instead of 10: two of them take minutes
+    # instead of 10: two of them take minutes
+    monkeypatch.setattr("pronk.text.json_schema.trial.TIMEOUT", 3.0)
     message = r"expected (one|a grammar|a schema) that"
     with processor_limit(60), pytest.raises(GuideError, match=message):
         grammars.compile(DEADLY[name]())
 
 
 def test_long_guides_that_are_harmless_are_compiled(grammars: Grammars, llm: LLM) -> None:
-    schema = {"type": "object", "properties": {f"property_{i}": {"type": "integer"} for i in range(300)}}
+    schema = {
+        "type": "object",
+        "properties": {f"property_{i}": {"type": "integer"} for i in range(300)},
+    }
     follower = grammars.compile(Guide(json=schema)).new_processor()
     assert follower.allows(llm.tokenizer.encode("{", add_special_tokens=False)[0])
 
 
 def test_masks_after_a_rollback_are_those_of_a_new_processor(llm: LLM, grammars: Grammars) -> None:
-    """llguidance's cached results for removed tokens must not be used for the tokens in their place."""
+    """llguidance's cached results for removed tokens must not be used for the tokens in their
+    place.
+    """
     loose = Guide(
-        json={"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "integer"}}}, whitespace=True
+        json={"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "integer"}}},
+        whitespace=True,
     )
-    lark = Guide(grammar='start: a | b\na: "p" EQ NUM\nb: "q" EQ W\nNUM: /[0-9]{1,2}/\nW: /[a-z]+/\nEQ: /= */\n')
-    cases = [(loose, "{", '"b": ', '"a": '), (loose, "{", '"a": ', '"b": '), (lark, "", "q= ", "p= ")]
+    lark = Guide(
+        grammar='start: a | b\na: "p" EQ NUM\nb: "q" EQ W\nNUM: /[0-9]{1,2}/\nW: /[a-z]+/\nEQ: '
+        "/= */\n"
+    )
+    cases = [
+        (loose, "{", '"b": ', '"a": '),
+        (loose, "{", '"a": ', '"b": '),
+        (lark, "", "q= ", "p= "),
+    ]
     for guide, before, one, other in cases:
-        ids = [llm.tokenizer.encode(text, add_special_tokens=False) for text in (before, one, other)]
+        ids = [
+            llm.tokenizer.encode(text, add_special_tokens=False) for text in (before, one, other)
+        ]
         follower, fresh = (grammars.compile(guide).new_processor(ids[0]) for _ in range(2))
         for token in ids[1]:
             follower.advance(token)
@@ -337,8 +431,14 @@ def test_masks_after_a_rollback_are_those_of_a_new_processor(llm: LLM, grammars:
 
 
 def test_allows_agrees_with_the_mask(llm: LLM, grammars: Grammars) -> None:
-    vocab, dice, seen = llm.config.vocab_size, random.Random(4), 0
-    for guide in (Guide(choice=["forced text", "free"]), Guide(json={"enum": ["ab", 12]}), Guide(regex="[a-c]{2,}x+")):
+    vocab = llm.config.vocab_size
+    dice = random.Random(4)
+    seen = 0
+    for guide in (
+        Guide(choice=["forced text", "free"]),
+        Guide(json={"enum": ["ab", 12]}),
+        Guide(regex="[a-c]{2,}x+"),
+    ):
         follower = grammars.compile(guide).new_processor()
         for _ in range(12):
             may = allowed(follower, vocab)
@@ -353,8 +453,11 @@ def test_allows_agrees_with_the_mask(llm: LLM, grammars: Grammars) -> None:
 
 def test_a_stop_token_with_text_is_allowed_only_at_the_end(llm: LLM) -> None:
     (letter,) = llm.tokenizer.encode("f", add_special_tokens=False)
-    ends, vocab = {*llm.config.eos_ids, letter}, llm.config.vocab_size
-    follower = Grammars(llm.tokenizer, vocab, [*ends]).compile(Guide(regex="[e-g]{2}")).new_processor()
+    ends = {*llm.config.eos_ids, letter}
+    vocab = llm.config.vocab_size
+    follower = (
+        Grammars(llm.tokenizer, vocab, [*ends]).compile(Guide(regex="[e-g]{2}")).new_processor()
+    )
     for _ in range(2):
         may = allowed(follower, vocab)
         assert not may & ends
@@ -365,7 +468,9 @@ def test_a_stop_token_with_text_is_allowed_only_at_the_end(llm: LLM) -> None:
 def test_stop_tokens_beyond_the_vocabulary_of_the_tokenizer(llm: LLM) -> None:
     vocab = llm.config.vocab_size + 10
     follower = (
-        Grammars(llm.tokenizer, vocab, [*llm.config.eos_ids, vocab - 1]).compile(Guide(choice=["a"])).new_processor()
+        Grammars(llm.tokenizer, vocab, [*llm.config.eos_ids, vocab - 1])
+        .compile(Guide(choice=["a"]))
+        .new_processor()
     )
     assert follower.allows(llm.tokenizer.encode("a", add_special_tokens=False)[0])
 
@@ -391,7 +496,9 @@ class TestCache:
         grammars = Grammars(llm.tokenizer, llm.config.vocab_size, llm.config.eos_ids)
         found: list[Any] = []
         threads = [
-            threading.Thread(target=lambda: found.append(grammars.compile(Guide(json={"type": "object"}))))
+            threading.Thread(
+                target=lambda: found.append(grammars.compile(Guide(json={"type": "object"})))
+            )
             for _ in range(8)
         ]
         for thread in threads:
@@ -418,15 +525,24 @@ def test_tokenizers_of_other_families(checkpoint: MakeCheckpoint, family: str) -
 
 
 def test_separators_are_those_of_json_dumps(llm: LLM, grammars: Grammars) -> None:
-    schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": [1, 2]}}, "required": ["a", "b"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}, "b": {"const": [1, 2]}},
+        "required": ["a", "b"],
+    }
     schema["additionalProperties"] = False
     schema["x-guidance"] = {"item_separator": ";", "whitespace_flexible": True}
-    follower, text = grammars.compile(Guide(json=schema)).new_processor(), list[int]()
+    follower = grammars.compile(Guide(json=schema)).new_processor()
+    text = list[int]()
     while not text or text[-1] not in llm.config.eos_ids:
         text.append(min(allowed(follower, llm.config.vocab_size)))
         follower.advance(text[-1])
     assert llm.tokenizer.decode(text) == '{"a": 1, "b": [1, 2]}'
     loose = grammars.compile(Guide(json={"type": "array"}, whitespace=True)).new_processor()
-    assert llm.tokenizer.encode("\n", add_special_tokens=False)[0] not in allowed(loose, llm.config.vocab_size)
+    assert llm.tokenizer.encode("\n", add_special_tokens=False)[0] not in allowed(
+        loose, llm.config.vocab_size
+    )
     loose.advance(llm.tokenizer.encode("[", add_special_tokens=False)[0])
-    assert llm.tokenizer.encode("\n", add_special_tokens=False)[0] in allowed(loose, llm.config.vocab_size)
+    assert llm.tokenizer.encode("\n", add_special_tokens=False)[0] in allowed(
+        loose, llm.config.vocab_size
+    )

@@ -1,4 +1,6 @@
-"""Logits processors: which options create which, and that their state follows the sampler's context."""
+"""Logits processors: which options create which, and that their state follows the sampler's
+context.
+"""
 
 import random
 from collections.abc import Callable
@@ -90,7 +92,9 @@ class RecordingProcessor:
 
 
 def test_processors_follow_the_context() -> None:
-    dice, text, recorder = random.Random(1), [1, 2], RecordingProcessor()
+    dice = random.Random(1)
+    text = [1, 2]
+    recorder = RecordingProcessor()
     logits = np.random.default_rng(1).random(VOCAB, np.float32)
     sampler = Sampler(SamplingParams(), 0, TokenContext(text), VOCAB, processors=[recorder])
     for _ in range(200):
@@ -110,7 +114,8 @@ def test_processors_follow_the_context() -> None:
 
 @pytest.mark.parametrize("verb", ["advance", "rollback"])
 def test_a_processor_that_failed_halfway_is_not_used_again(verb: str) -> None:
-    text, recorder = [1, 2], RecordingProcessor()
+    text = [1, 2]
+    recorder = RecordingProcessor()
     sampler = Sampler(SamplingParams(), 0, TokenContext(text), VOCAB, processors=[recorder])
     recorder.raises = verb
     with pytest.raises(ArithmeticError, match=verb), sampler.after([3, 4]):
@@ -147,7 +152,9 @@ class ForeignProcessor(RecordingProcessor):
         return self.convert(masked)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 1.2, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.7}, {"temperature": 1.2, "top_p": 0.9}], ids=str
+)
 def test_processors_may_return_arrays_of_other_types(options: dict[str, Any]) -> None:
     """The sampler converts lists, float64 and torch's tensors to float32 arrays."""
     import torch
@@ -157,7 +164,9 @@ def test_processors_may_return_arrays_of_other_types(options: dict[str, Any]) ->
     found = set()
     for convert in (np.asarray, np.ndarray.tolist, np.float64, torch.from_numpy):
         processors = [ForeignProcessor(convert), ForeignProcessor(convert)]
-        sampler = Sampler(SamplingParams(**options), 0, TokenContext([1, 2]), VOCAB, processors=processors)
+        sampler = Sampler(
+            SamplingParams(**options), 0, TokenContext([1, 2]), VOCAB, processors=processors
+        )
         draft_token = sampler.draft_token(logits, 1)
         assert draft_token is not None
         assert draft_token.token == sampler.choose(logits) != 3
@@ -167,7 +176,9 @@ def test_processors_may_return_arrays_of_other_types(options: dict[str, Any]) ->
 
 def test_processors_keep_their_argument() -> None:
     context = TokenContext([1, 2, 2, 5], num_prompt=2)
-    params = SamplingParams(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=-0.5, min_tokens=9)
+    params = SamplingParams(
+        repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=-0.5, min_tokens=9
+    )
     logits = np.random.default_rng(3).standard_normal(VOCAB, np.float32)
     before = logits.copy()
     for processor in (

@@ -34,7 +34,9 @@ BAD: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (_, values) in BAD.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (_, values) in BAD.items() for value in values]
+)
 def test_values_out_of_range(name: str, value: Any) -> None:
     with pytest.raises(OptionError) as caught:
         SamplingParams(**{name: value})
@@ -86,9 +88,24 @@ def test_min_tokens_within_max_tokens() -> None:
 
 
 def test_values_at_the_ends_of_their_ranges() -> None:
-    SamplingParams(max_tokens=1, min_tokens=1, top_k=10**9, logit_bias={0: -100, 5: 100.0}, bad_words=("a",), stop="x")
-    SamplingParams(min_tokens=0, temperature=100, top_p=1, min_p=1, seed=2**63 - 1, n=1024, stop_token_ids=(0,))
-    SamplingParams(repetition_penalty=100, presence_penalty=-2, frequency_penalty=2, logprobs=0, prompt_logprobs=64)
+    SamplingParams(
+        max_tokens=1,
+        min_tokens=1,
+        top_k=10**9,
+        logit_bias={0: -100, 5: 100.0},
+        bad_words=("a",),
+        stop="x",
+    )
+    SamplingParams(
+        min_tokens=0, temperature=100, top_p=1, min_p=1, seed=2**63 - 1, n=1024, stop_token_ids=(0,)
+    )
+    SamplingParams(
+        repetition_penalty=100,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logprobs=0,
+        prompt_logprobs=64,
+    )
 
 
 def test_an_unknown_option_is_refused() -> None:
@@ -102,7 +119,9 @@ def test_only_temperature_zero_is_greedy() -> None:
 
 
 def test_options_as_json_values() -> None:
-    options = SamplingParams(stop="a", bad_words=("b",), stop_token_ids=(3,), logit_bias={4: 1.0}, seed=3)
+    options = SamplingParams(
+        stop="a", bad_words=("b",), stop_token_ids=(3,), logit_bias={4: 1.0}, seed=3
+    )
     values = options.to_dict()
     assert (values["stop"], values["bad_words"], values["stop_token_ids"]) == (["a"], ["b"], [3])
     assert values["logit_bias"] == {4: 1.0}
@@ -133,17 +152,25 @@ def test_noise_is_a_pure_function() -> None:
 
 
 def test_noise_is_the_same_in_every_release() -> None:
-    got = [gumbel_noise(seed, place, np.array([0, 1, 70_000])) for seed, place in ((1, 5), (7, 123))]
-    want = [[2.972819510049, 2.745194340884, -0.420120577612], [1.871680839916, -0.066814095717, 0.537988758132]]
+    got = [
+        gumbel_noise(seed, place, np.array([0, 1, 70_000])) for seed, place in ((1, 5), (7, 123))
+    ]
+    want = [
+        [2.972819510049, 2.745194340884, -0.420120577612],
+        [1.871680839916, -0.066814095717, 0.537988758132],
+    ]
     np.testing.assert_allclose(got, want, rtol=0.0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("seed", "position"), [(0, 0), (0, 1), (1, 0), (2**63 - 1, 131_072), (2**32, 7), (42, 511)])
+@pytest.mark.parametrize(
+    ("seed", "position"), [(0, 0), (0, 1), (1, 0), (2**63 - 1, 131_072), (2**32, 7), (42, 511)]
+)
 def test_noise_is_gumbel(seed: int, position: int) -> None:
     """Kolmogorov-Smirnov test, mean, variance, and equal counts in 1000 bins."""
     noise = gumbel_noise(seed, position, TOKENS)
     assert np.isfinite(noise).all()
-    values, count = np.sort(uniform(seed, position, TOKENS)), len(TOKENS)
+    values = np.sort(uniform(seed, position, TOKENS))
+    count = len(TOKENS)
     steps = np.arange(count + 1) / count
     distance = max(float((values - steps[:-1]).max()), float((steps[1:] - values).max()))
     assert distance * count**0.5 < 2.0  # p-value of 1/1500
@@ -160,7 +187,11 @@ def correlation(a: Array, b: Array) -> float:
 @pytest.mark.parametrize("lag", [1, 2, 3, 64, 4096])
 def test_neighbouring_tokens_positions_and_seeds_are_independent(lag: int) -> None:
     here = uniform(12, 101, TOKENS)
-    for there in (uniform(12, 101, TOKENS + lag), uniform(12, 101 + lag, TOKENS), uniform(12 + lag, 101, TOKENS)):
+    for there in (
+        uniform(12, 101, TOKENS + lag),
+        uniform(12, 101 + lag, TOKENS),
+        uniform(12 + lag, 101, TOKENS),
+    ):
         assert abs(correlation(here, there)) < 4.5
         pairs = np.bincount((here * 8).astype(int) * 8 + (there * 8).astype(int), minlength=64)
         assert p_value(pairs, np.ones(64)) > 1e-4
@@ -180,7 +211,9 @@ def test_noise_of_one_token_over_positions_and_seeds() -> None:
 def test_noise_never_repeats() -> None:
     """Seeds and positions differ in a few bits, are neighbours, or lie at the ends of the range."""
     seeds = (0, 1, 2, 3, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1)
-    places = [(seed, position) for seed in seeds for position in (*range(40), 2**17, 2**31, 2**31 + 1)]
+    places = [
+        (seed, position) for seed in seeds for position in (*range(40), 2**17, 2**31, 2**31 + 1)
+    ]
     rows = np.stack([gumbel_noise(seed, position, TOKENS[:300]) for seed, position in places])
     assert len(np.unique(rows)) == rows.size
 
@@ -220,10 +253,16 @@ def test_derived_seeds() -> None:
     assert derive_seed(123, 0) == 123
     assert derive_seed(2**63 - 1, 0) == 2**63 - 1
     seeds, again = (
-        [derive_seed(seed, sample) for seed in (0, 1, 2, 123, 2**63 - 1) for sample in range(1, 1024)] for _ in range(2)
+        [
+            derive_seed(seed, sample)
+            for seed in (0, 1, 2, 123, 2**63 - 1)
+            for sample in range(1, 1024)
+        ]
+        for _ in range(2)
     )
     assert all(0 <= seed < 2**32 for seed in seeds)
-    assert len(set(seeds)) >= len(seeds) - 1  # two of 5,000 seeds of 32 bits are equal with probability 0.3 %
+    # two of 5,000 seeds of 32 bits are equal with probability 0.3 %
+    assert len(set(seeds)) >= len(seeds) - 1
     assert seeds == again
 
 

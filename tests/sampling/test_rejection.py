@@ -1,4 +1,5 @@
-"""Acceptance rules with point-mass draft tokens: the exact distribution of outputs, and the random numbers.
+"""Acceptance rules with point-mass draft tokens: the exact distribution of outputs, and the random
+numbers.
 
 Sampled draft tokens are in ``test_sampled_drafts.py``.
 """
@@ -15,11 +16,25 @@ import pytest
 import pronk.sampling.sampler
 import pronk.sampling.verify
 from chi_square import p_value
-from exact_distributions import VOCAB, ExactDistribution, Source, String, Table, largest_error, outputs
+from exact_distributions import (
+    VOCAB,
+    ExactDistribution,
+    Source,
+    String,
+    Table,
+    largest_error,
+    outputs,
+)
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
 from pronk.sampling.logits_processors import BannedTokens, TokenContext
-from pronk.sampling.noise import block_uniform, draft_noise, gumbel_noise, rejection_noise, rejection_uniform
+from pronk.sampling.noise import (
+    block_uniform,
+    draft_noise,
+    gumbel_noise,
+    rejection_noise,
+    rejection_uniform,
+)
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import DraftSample, TokenTree
@@ -47,16 +62,22 @@ def test_every_small_tree_keeps_the_distribution(size: int, rule: str) -> None:
     chosen = every if size < 5 else random.Random(0).sample(every, 300)
     tables = [Table(seed) for seed in range(4)]
     for count, tree in enumerate(chosen):
-        assert largest_error(distribution_of(tree, tables[count % 4], rule), tables[count % 4]) < 1e-12
+        assert (
+            largest_error(distribution_of(tree, tables[count % 4], rule), tables[count % 4]) < 1e-12
+        )
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_nodes_that_may_not_be_accepted_are_not_tried(rule: str) -> None:
-    tree = TokenTree((0, 1, 1, 2, 0, 2), (-1, 0, 0, 0, 0, 2), (True, False, True, False, True, True))
+    tree = TokenTree(
+        (0, 1, 1, 2, 0, 2), (-1, 0, 0, 0, 0, 2), (True, False, True, False, True, True)
+    )
     for seed in range(4):
         table = Table(seed)
         assert largest_error(distribution_of(tree, table, rule), table) < 1e-12
-        assert distribution_of(tree, table, rule) == distribution_of(tree.keep([2, 4, 5]), table, rule)
+        assert distribution_of(tree, table, rule) == distribution_of(
+            tree.keep([2, 4, 5]), table, rule
+        )
 
 
 def without_norm(p: Array, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
@@ -89,7 +110,8 @@ def test_wrong_rules_are_detected(wrong: Any, monkeypatch: pytest.MonkeyPatch) -
 
 def algorithm_4(grams: Sequence[String], table: Table, source: Source) -> String:
     """Run algorithm 4 of the lookahead paper, a loop over disjoint n-grams, line by line."""
-    v, o = list(grams), list[int]()
+    v = list(grams)
+    o = list[int]()
     for i in range(len(grams[0])):
         p = table[tuple(o)].copy()
         for j, gram in enumerate(v):
@@ -106,19 +128,22 @@ def algorithm_4(grams: Sequence[String], table: Table, source: Source) -> String
 
 
 def test_a_trie_of_ngrams_gives_the_distribution_of_algorithm_4() -> None:
-    dice, lengths = random.Random(3), set[int]()
+    dice = random.Random(3)
+    lengths = set[int]()
     for seed in range(40):
         table = Table(seed)
         grams = [tuple(dice.choices(range(VOCAB), k=3)) for _ in range(3)]
         nodes: dict[String, int] = {(): 0}
-        tokens, parents = [0], [-1]
+        tokens = [0]
+        parents = [-1]
         for gram in grams:
             for end in range(1, 4):
                 if gram[:end] not in nodes:
                     nodes[gram[:end]] = len(tokens)
                     tokens.append(gram[end - 1])
                     parents.append(nodes[gram[: end - 1]])
-        want, source = defaultdict[String, float](float), Source()
+        want = defaultdict[String, float](float)
+        source = Source()
         for _ in source.runs():
             output = algorithm_4(grams, table, source)
             want[output] += source.weight
@@ -148,11 +173,17 @@ def test_certain_and_impossible_tokens() -> None:
 
 def sampler(seed: int, vocab: int = 8, **options: Any) -> Sampler:
     return Sampler(
-        SamplingParams(rule="rejection", **options), seed, TokenContext([1, 2]), vocab, banned=BannedTokens((3, 17))
+        SamplingParams(rule="rejection", **options),
+        seed,
+        TokenContext([1, 2]),
+        vocab,
+        banned=BannedTokens((3, 17)),
     )
 
 
-@pytest.mark.parametrize("options", [option for option in OPTIONS if option.get("temperature")], ids=str)
+@pytest.mark.parametrize(
+    "options", [option for option in OPTIONS if option.get("temperature")], ids=str
+)
 def test_distribution_is_the_processed_softmax(options: dict[str, Any]) -> None:
     dice = np.random.default_rng(1)
     made = sampler(0, 40, max_tokens=50, **options)
@@ -166,16 +197,24 @@ def test_distribution_is_the_processed_softmax(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("draft_tokens", [(), (6, 1), (1, 0, 7, 3, 2, 4, 5, 6)], ids=str)
-@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str
+)
 def test_draws_over_seeds(draft_tokens: tuple[int, ...], options: dict[str, Any]) -> None:
     exact = sampler(0, **options).distribution(LOGITS)
-    chosen = [sampler(seed, **options).rejection_sample(exact, points(*draft_tokens)) for seed in range(2000)]
+    chosen = [
+        sampler(seed, **options).rejection_sample(exact, points(*draft_tokens))
+        for seed in range(2000)
+    ]
     assert p_value(np.bincount(chosen, minlength=8), exact) > 1e-4
 
 
 def significance_with_coupled_drafts() -> float:
-    """Return the p-value of the outputs if draft tokens are sampled with the noise of the coupled rule."""
-    counts, exact = np.zeros(8), softmax(LOGITS)
+    """Return the p-value of the outputs if draft tokens are sampled with the noise of the coupled
+    rule.
+    """
+    counts = np.zeros(8)
+    exact = softmax(LOGITS)
     for seed in range(3000):
         draft = int((0.7 * LOGITS[::-1] + gumbel_noise(seed, 2, np.arange(8))).argmax())
         counts[sampler(seed, temperature=1.0).rejection_sample(exact, points(draft))] += 1
@@ -193,12 +232,16 @@ def test_rejection_noise_differs_from_coupled_noise(monkeypatch: pytest.MonkeyPa
 def test_reused_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
     if shared == "trials":
         monkeypatch.setattr(
-            pronk.sampling.sampler, "rejection_uniform", lambda s, place, _: rejection_uniform(s, place, 0)
+            pronk.sampling.sampler,
+            "rejection_uniform",
+            lambda s, place, _: rejection_uniform(s, place, 0),
         )
     else:
 
         def inverse(p: Array, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
-            """Draw from the remaining distribution with the random number of the last trial, found by bisection."""
+            """Draw from the remaining distribution with the random number of the last trial, found
+            by bisection.
+            """
             used: list[int] = []
 
             def tried(j: int, chance: float) -> bool:
@@ -206,7 +249,8 @@ def test_reused_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch, sha
                 return accepts(j, chance)
 
             def draw(rest: Array) -> int:
-                low, high = 0.0, 1.0
+                low = 0.0
+                high = 1.0
                 for _ in range(40):
                     mid = (low + high) / 2
                     low, high = (low, mid) if accepts(used[-1], mid) else (mid, high)
@@ -216,12 +260,16 @@ def test_reused_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch, sha
 
         monkeypatch.setattr(pronk.sampling.sampler, "rejection_sample", inverse)
     exact = softmax(LOGITS)
-    chosen = [sampler(seed, temperature=1.0).rejection_sample(exact, points(1, 0)) for seed in range(1500)]
+    chosen = [
+        sampler(seed, temperature=1.0).rejection_sample(exact, points(1, 0)) for seed in range(1500)
+    ]
     assert p_value(np.bincount(chosen, minlength=8), exact) < 1e-6
 
 
 def test_uniform_numbers() -> None:
-    """Numbers of trials are reproducible, uniform in [0, 1), and independent of each other and of all noise."""
+    """Numbers of trials are reproducible, uniform in [0, 1), and independent of each other and of
+    all noise.
+    """
     trials = [[rejection_uniform(5, place, trial) for trial in range(4)] for place in range(2000)]
     values = np.array(trials).ravel()
     assert trials[0] == [rejection_uniform(5, 0, trial) for trial in range(4)]
@@ -242,8 +290,15 @@ def test_uniform_numbers() -> None:
 
 
 def test_random_numbers_are_the_same_in_every_release() -> None:
-    got = [rejection_uniform(1, 5, 0), rejection_uniform(1, 5, 1), rejection_uniform(7, 123, 0), block_uniform(1, 5, 1)]
-    assert got == pytest.approx([0.138236753997, 0.719373297950, 0.366973556788, 0.848945010133], abs=1e-11)
+    got = [
+        rejection_uniform(1, 5, 0),
+        rejection_uniform(1, 5, 1),
+        rejection_uniform(7, 123, 0),
+        block_uniform(1, 5, 1),
+    ]
+    assert got == pytest.approx(
+        [0.138236753997, 0.719373297950, 0.366973556788, 0.848945010133], abs=1e-11
+    )
     assert rejection_noise(1, 5, np.array([0, 70_000])).tolist() == pytest.approx(
         [-1.056932047332, 2.701661860240], abs=1e-10
     )
@@ -258,5 +313,7 @@ def test_option_rule() -> None:
     assert not SamplingParams(rule="block").rejects
     assert not SamplingParams(temperature=0.1).rejects
     for wrong in ("Rejection", "", None, 1, ["coupled"]):
-        with pytest.raises(OptionError, match="rule: expected one of coupled, rejection, block, found"):
+        with pytest.raises(
+            OptionError, match="rule: expected one of coupled, rejection, block, found"
+        ):
             SamplingParams(rule=wrong)  # type: ignore[arg-type]

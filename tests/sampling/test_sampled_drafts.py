@@ -31,17 +31,27 @@ EXACT = 1e-12
 
 
 def sampler(
-    parents: tuple[int, ...], seed: int, drawn: float = 1.0, zeros: float = 1 / 3, vocab: int = VOCAB
+    parents: tuple[int, ...],
+    seed: int,
+    drawn: float = 1.0,
+    zeros: float = 1 / 3,
+    vocab: int = VOCAB,
 ) -> TreeSampler:
-    """Return a tree sampler whose nodes are sampled with probability ``drawn``, and point masses otherwise."""
+    """Return a tree sampler whose nodes are sampled with probability ``drawn``, and point masses
+    otherwise.
+    """
     dice = random.Random(f"{parents} {seed}")
-    return TreeSampler(parents, tuple(dice.random() < drawn for _ in parents), Table(f"q{seed}", vocab, zeros))
+    return TreeSampler(
+        parents, tuple(dice.random() < drawn for _ in parents), Table(f"q{seed}", vocab, zeros)
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_every_small_tree(rule: str, size: int) -> None:
-    """Sampled nodes, point masses and both, with and without impossible tokens; two of these cases for size 5."""
+    """Sampled nodes, point masses and both, with and without impossible tokens; two of these cases
+    for size 5.
+    """
     kinds = [*product((0.0, 0.5, 1.0), (0.0, 1 / 3))]
     for seed, parents in enumerate(shapes(size)):
         for drawn, zeros in kinds if size < 5 else (kinds[seed % 6], kinds[(seed + 3) % 6]):
@@ -59,7 +69,8 @@ def test_every_tree_of_six_nodes(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_four_siblings(rule: str) -> None:
-    p, star = Table("wide", 4, 0.0), (-1, 0, 0, 0, 0)
+    p = Table("wide", 4, 0.0)
+    star = (-1, 0, 0, 0, 0)
     for drawn in (0.5, 1.0):
         assert largest_error(outputs(rule, sampler(star, 1, drawn, 0.0, 4), p), p, 2) < EXACT
 
@@ -76,13 +87,17 @@ def test_several_steps(rule: str, parents: tuple[int, ...]) -> None:
 
 
 class AdaptiveShape:
-    """A shape that depends on sampled tokens: a chain that ends after token 0, then a sibling of its first node."""
+    """A shape that depends on sampled tokens: a chain that ends after token 0, then a sibling of
+    its first node.
+    """
 
     def __init__(self, seed: int) -> None:
         self.q = Table(f"h{seed}", zeros=0.2)
 
     def __call__(self, source: Source, text: String) -> TokenTree:
-        tokens, parents, probs = [0], [-1], list[Array | None]([None])
+        tokens = [0]
+        parents = [-1]
+        probs = list[Array | None]([None])
         path = text
         while len(tokens) < 4 and (len(tokens) == 1 or tokens[-1] != 0):
             q = self.q[path]
@@ -109,10 +124,13 @@ def test_sampled_tokens_may_decide_the_shape(rule: str) -> None:
 
 
 class Filtered:
-    """Sample two children of the root, and keep only tokens 0 and 1; if ``honest``, as point masses."""
+    """Sample two children of the root, and keep only tokens 0 and 1; if ``honest``, as point
+    masses.
+    """
 
     def __init__(self, seed: int, *, honest: bool) -> None:
-        self.sampler, self.honest = sampler((-1, 0, 0), seed, zeros=0.0), honest
+        self.sampler = sampler((-1, 0, 0), seed, zeros=0.0)
+        self.honest = honest
 
     def __call__(self, source: Source, text: String) -> TokenTree:
         tree = self.sampler(source, text)
@@ -128,7 +146,9 @@ def test_sampled_tokens_must_not_decide_which_nodes_are_kept(rule: str) -> None:
 
 
 def tokenwise_chance(p: Table, q: Table, chain: String) -> float:
-    return math.prod(min(1.0, float(p[chain[:i]][x] / q[chain[:i]][x])) for i, x in enumerate(chain))
+    return math.prod(
+        min(1.0, float(p[chain[:i]][x] / q[chain[:i]][x])) for i, x in enumerate(chain)
+    )
 
 
 def block_chance(p: Table, q: Table, chain: String) -> float:
@@ -139,12 +159,21 @@ def block_chance(p: Table, q: Table, chain: String) -> float:
 
 
 def test_accepted_tokens_of_chains() -> None:
-    """The counts equal the formulas; the block rule never accepts fewer tokens than the rejection rule."""
+    """The counts equal the formulas; the block rule never accepts fewer tokens than the rejection
+    rule.
+    """
     more = 0
     for seed in range(12):
-        p, q, got = Table(seed), Table(f"q{seed}"), {}
+        p = Table(seed)
+        q = Table(f"q{seed}")
+        got = {}
         for rule, chance in (("rejection", tokenwise_chance), ("block", block_chance)):
-            chains = [c for length in (1, 2, 3) for c in product(range(VOCAB), repeat=length) if q.chance(c) > 0]
+            chains = [
+                c
+                for length in (1, 2, 3)
+                for c in product(range(VOCAB), repeat=length)
+                if q.chance(c) > 0
+            ]
             want = sum(q.chance(chain) * chance(p, q, chain) for chain in chains)
             got[rule] = accepted(outputs(rule, sampler(chain_shape(3), seed), p))
             assert got[rule] == pytest.approx(want, abs=1e-6)
@@ -155,7 +184,8 @@ def test_accepted_tokens_of_chains() -> None:
 
 def test_both_rules_are_equal_for_point_masses() -> None:
     for seed in range(4):
-        p, draft_tokens = Table(seed), sampler(chain_shape(3), seed, drawn=0.0)
+        p = Table(seed)
+        draft_tokens = sampler(chain_shape(3), seed, drawn=0.0)
         one, other = (outputs(rule, draft_tokens, p) for rule in RULES)
         assert dict(one) == pytest.approx(dict(other), abs=EXACT)
 
@@ -165,7 +195,9 @@ def test_accepted_tokens_of_trees() -> None:
     gains = []
     for seed, parents in enumerate([*shapes(4), (-1, 0, 1, 0, 1), (-1, 0, 1, 2, 0)]):
         p = Table(seed, zeros=0.1)
-        one, other = (accepted(outputs(rule, sampler(parents, seed, zeros=0.1), p)) for rule in RULES)
+        one, other = (
+            accepted(outputs(rule, sampler(parents, seed, zeros=0.1), p)) for rule in RULES
+        )
         gains.append(other - one)
     assert sum(gains) > 0.02
     assert min(gains) > -0.02
@@ -173,15 +205,23 @@ def test_accepted_tokens_of_trees() -> None:
 
 def paper_block(p: Table, tree: TokenTree, source: Source) -> String:
     """Algorithm 2 of Sun et al. 2024, line by line, for a chain."""
-    xs, qs = tree.tokens[1:], [q for q in (tree.probs or ())[1:] if q is not None]
-    gamma, tau, w, weights = len(xs), 0, 1.0, [1.0]
+    xs = tree.tokens[1:]
+    qs = [q for q in (tree.probs or ())[1:] if q is not None]
+    gamma = len(xs)
+    tau = 0
+    w = 1.0
+    weights = [1.0]
     for i in range(1, gamma + 1):
         w = min(w * float(p[xs[: i - 1]][xs[i - 1]]) / float(qs[i - 1][xs[i - 1]]), 1.0)
         weights.append(w)
         if i == gamma:
             h = w
         else:
-            excess = float(sum(max(w * float(a) - float(b), 0.0) for a, b in zip(p[xs[:i]], qs[i], strict=True)))
+            excess = float(
+                sum(
+                    max(w * float(a) - float(b), 0.0) for a, b in zip(p[xs[:i]], qs[i], strict=True)
+                )
+            )
             h = excess / (excess + 1 - w) if excess + 1 - w > 0 else 1.0
         if source.take((h, 1 - h)) == 0:
             tau = i
@@ -194,8 +234,10 @@ def paper_block(p: Table, tree: TokenTree, source: Source) -> String:
 
 def test_block_rule_on_a_chain_is_algorithm_2() -> None:
     for seed, length in product(range(4), (1, 2, 3)):
-        p, draft_tokens = Table(seed), sampler(chain_shape(length), seed)
-        want, source = defaultdict[String, float](float), Source()
+        p = Table(seed)
+        draft_tokens = sampler(chain_shape(length), seed)
+        want = defaultdict[String, float](float)
+        source = Source()
         for _ in source.runs():
             output = paper_block(p, draft_tokens(source, ()), source)
             want[output] += source.weight
@@ -209,7 +251,9 @@ def test_draft_tokens_from_the_distribution_of_the_target_are_accepted(rule: str
     for parents, depth in ((chain_shape(3), 4), ((-1, 0, 0, 1), 2)):
         p = Table(5)
         distribution = outputs(rule, TreeSampler(parents, (True,) * 4, p), p)
-        assert all(len(tokens) >= depth for tokens, weight in distribution.items() if weight > EXACT)
+        assert all(
+            len(tokens) >= depth for tokens, weight in distribution.items() if weight > EXACT
+        )
         assert largest_error(distribution, p) < EXACT
 
 
@@ -248,22 +292,38 @@ def of_the_next_node(q: Table) -> Table:
     return other
 
 
-@pytest.mark.parametrize("wrong", [hotter, of_the_next_node, lambda q: Table("other", q.vocab, 0.0)])
+@pytest.mark.parametrize(
+    "wrong", [hotter, of_the_next_node, lambda q: Table("other", q.vocab, 0.0)]
+)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("parents", [(-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 1, 0)], ids=str)
-def test_wrong_draft_distributions_are_detected(rule: str, parents: tuple[int, ...], wrong: object) -> None:
-    p, q = Table("p", zeros=0.0), Table("q", zeros=0.0)
+def test_wrong_draft_distributions_are_detected(
+    rule: str, parents: tuple[int, ...], wrong: object
+) -> None:
+    p = Table("p", zeros=0.0)
+    q = Table("q", zeros=0.0)
     for context in (c for length in range(DEPTH) for c in product(range(VOCAB), repeat=length)):
         assert q[context] is not None
     claimed = wrong(q)  # type: ignore[operator]
-    assert largest_error(outputs(rule, TreeSampler(parents, (True,) * len(parents), q), p), p) < EXACT
-    assert largest_error(outputs(rule, TreeSampler(parents, (True,) * len(parents), q, claimed), p), p) > 0.005
+    assert (
+        largest_error(outputs(rule, TreeSampler(parents, (True,) * len(parents), q), p), p) < EXACT
+    )
+    assert (
+        largest_error(outputs(rule, TreeSampler(parents, (True,) * len(parents), q, claimed), p), p)
+        > 0.005
+    )
 
 
 def with_replacement(source: Source, text: String) -> TokenTree:
-    """Report the first sibling's distribution for the second, which in fact excludes the first token."""
+    """Report the first sibling's distribution for the second, which in fact excludes the first
+    token.
+    """
     honest = TreeSampler((-1, 0, 0), (True,) * 3, Table("r0", zeros=0.0))(source, text)
-    return TokenTree(honest.tokens, honest.parents, probs=(None, honest.draft_sample(1)[1], honest.draft_sample(1)[1]))
+    return TokenTree(
+        honest.tokens,
+        honest.parents,
+        probs=(None, honest.draft_sample(1)[1], honest.draft_sample(1)[1]),
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -287,7 +347,8 @@ def test_rejections_by_rounding_draw_from_a_distribution(left: float) -> None:
 
 
 def test_a_draft_token_of_probability_0_is_a_point_mass() -> None:
-    p, q = np.array([0.25, 0.75]), np.array([0.0, 1.0])
+    p = np.array([0.25, 0.75])
+    q = np.array([0.0, 1.0])
     for draft in ((0, q), (0, None)):
         chances: list[float] = []
         drawn: list[list[float]] = []
@@ -298,9 +359,15 @@ def test_a_draft_token_of_probability_0_is_a_point_mass() -> None:
         assert (count, rest.tolist(), drawn) == (0, [0.0, 1.0], [[0.0, 1.0]])
 
 
-@pytest.mark.parametrize(("chain", "accepted", "depths"), [((0, 1, 0), 1, 2), ((0, 0), 2, 3), ((), 0, 1)])
-def test_block_rule_computes_no_needless_distribution(chain: tuple[int, ...], accepted: int, depths: int) -> None:
-    """No distribution below an impossible draft token; one after the last draft token, for the bonus token."""
+@pytest.mark.parametrize(
+    ("chain", "accepted", "depths"), [((0, 1, 0), 1, 2), ((0, 0), 2, 3), ((), 0, 1)]
+)
+def test_block_rule_computes_no_needless_distribution(
+    chain: tuple[int, ...], accepted: int, depths: int
+) -> None:
+    """No distribution below an impossible draft token; one after the last draft token, for the
+    bonus token.
+    """
     sure = np.array([1.0, 0.0])
     computed: list[int] = []
 
@@ -308,6 +375,8 @@ def test_block_rule_computes_no_needless_distribution(chain: tuple[int, ...], ac
         computed.append(i)
         return sure
 
-    count, rest = block_verify(distribution, [(token, None) for token in chain], lambda _, chance: chance > 0.5)
+    count, rest = block_verify(
+        distribution, [(token, None) for token in chain], lambda _, chance: chance > 0.5
+    )
     assert (count, computed) == (accepted, [*range(depths)])
     assert rest is sure or accepted < len(chain)

@@ -1,4 +1,6 @@
-"""The sampler's choice: against plain processors and transformers', and the distribution of samples."""
+"""The sampler's choice: against plain processors and transformers', and the distribution of
+samples.
+"""
 
 import math
 import random
@@ -27,11 +29,20 @@ BAD_WORDS = ((5,), (6, 7), (6, 6, 8), (9, 9))
 
 
 def sampler(
-    prompt: Sequence[int] = (1, 2), seed: int = 0, vocab: int = VOCAB, kernels: Kernels | None = None, **options: Any
+    prompt: Sequence[int] = (1, 2),
+    seed: int = 0,
+    vocab: int = VOCAB,
+    kernels: Kernels | None = None,
+    **options: Any,
 ) -> Sampler:
     bad = BAD_WORDS if options.get("bad_words") else ()
     return Sampler(
-        SamplingParams(**options), seed, TokenContext(prompt), vocab, banned=BannedTokens(ENDS, bad), kernels=kernels
+        SamplingParams(**options),
+        seed,
+        TokenContext(prompt),
+        vocab,
+        banned=BannedTokens(ENDS, bad),
+        kernels=kernels,
     )
 
 
@@ -41,13 +52,20 @@ def random_logits(dice: np.random.Generator | int) -> Array:
 
 def scores_of(logits: Array, made: Sampler) -> list[float]:
     """Apply plain processors token by token, in the exact order; -inf for excluded tokens."""
-    p, text, place = made.params, context_of(made), made.context.num_prompt
-    prompt, output = text[:place], text[place:]
+    p = made.params
+    text = context_of(made)
+    place = made.context.num_prompt
+    prompt = text[:place]
+    output = text[place:]
     scores = [float(value) for value in logits]
     for token in range(len(scores)):
         if token in prompt or token in output:
-            scores[token] *= p.repetition_penalty if scores[token] <= 0 else 1 / p.repetition_penalty
-        scores[token] -= p.frequency_penalty * output.count(token) + p.presence_penalty * (token in output)
+            scores[token] *= (
+                p.repetition_penalty if scores[token] <= 0 else 1 / p.repetition_penalty
+            )
+        scores[token] -= p.frequency_penalty * output.count(token) + p.presence_penalty * (
+            token in output
+        )
         scores[token] += (p.logit_bias or {}).get(token, 0.0)
     for word in next((each.words for each in made.processors if isinstance(each, BadWords)), []):
         if context_of(made)[len(made.context) - len(word) + 1 :] == word[:-1]:
@@ -78,7 +96,9 @@ def slow_choice(logits: Array, made: Sampler) -> int:
     scores = np.array(scores_of(logits, made))
     if made.params.greedy:
         return int(scores.argmax())
-    return int((scores + gumbel_noise(made.seed, len(made.context), np.arange(len(scores)))).argmax())
+    return int(
+        (scores + gumbel_noise(made.seed, len(made.context), np.arange(len(scores)))).argmax()
+    )
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -120,7 +140,9 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-BY = pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "numpy" if by is None else by.name)
+BY = pytest.mark.parametrize(
+    "by", [None, *candidates()], ids=lambda by: "numpy" if by is None else by.name
+)
 # All instruction sets for options that the kernels handle themselves, otherwise one.
 CHOICES = [
     pytest.param(options, by, id=f"{options}-{'numpy' if by is None else by.name}")
@@ -131,7 +153,8 @@ CHOICES = [
 
 @pytest.mark.parametrize(("options", "by"), CHOICES)
 def test_choice_equals_the_slow_one(options: dict[str, Any], by: Kernels | None) -> None:
-    dice, seen = np.random.default_rng(1), Counter[int]()
+    dice = np.random.default_rng(1)
+    seen = Counter[int]()
     for seed in range(6):
         made = sampler([1, 2, 9, 6, 30 + seed], seed, kernels=by, max_tokens=50, **options)
         for _ in range(12):
@@ -147,10 +170,13 @@ def test_choice_equals_the_slow_one(options: dict[str, Any], by: Kernels | None)
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_rollback_undoes_advance(options: dict[str, Any]) -> None:
-    dice, numbers = random.Random(2), np.random.default_rng(2)
+    dice = random.Random(2)
+    numbers = np.random.default_rng(2)
     made, fresh = (sampler([1, 2, 6, 9], 7, max_tokens=50, **options) for _ in range(2))
     for _ in range(30):
-        draft_tokens = [dice.choice((1, 4, 5, 6, 6, 7, 8, 9, 9, 3)) for _ in range(dice.randrange(5))]
+        draft_tokens = [
+            dice.choice((1, 4, 5, 6, 6, 7, 8, 9, 9, 3)) for _ in range(dice.randrange(5))
+        ]
         for token in draft_tokens:
             made.advance(token)
         assert made.context.num_generated == fresh.context.num_generated + len(draft_tokens)
@@ -185,7 +211,9 @@ def test_the_smallest_values_do_not_underflow(option: str, value: float) -> None
         logits = 10 * random_logits(seed)
         made = sampler(seed=seed, **options)
         plain = sampler(seed=seed, temperature=1.0)
-        assert made.choose(logits) == (plain.choose(logits) if option == "min_p" else int(logits.argmax()))
+        assert made.choose(logits) == (
+            plain.choose(logits) if option == "min_p" else int(logits.argmax())
+        )
 
 
 @BY
@@ -205,12 +233,15 @@ def test_logits_that_are_not_finite_are_refused(number: float, by: Kernels | Non
                 sampler(kernels=by, **options).choose(logits)
 
 
-# Number of choices, of thousands computed as one array, that are checked with a Sampler for each seed.
+# Number of choices, of thousands computed as one array, that are checked with a Sampler for each
+# seed.
 ALONE = 150
 
 
 def chosen_by(places: Sequence[tuple[int, int]], logits: Array, made: Sampler) -> Array:
-    """Return the token chosen for each (seed, position) from the distribution of the sampler ``made``."""
+    """Return the token chosen for each (seed, position) from the distribution of the sampler
+    ``made``.
+    """
     with np.errstate(divide="ignore"):
         return (np.log(made.distribution(logits)) + noise_over(places, len(logits))).argmax(1)
 
@@ -265,9 +296,13 @@ def test_the_distribution_over_positions_of_one_seed() -> None:
     assert p_value(np.bincount(chosen, minlength=8), softmax(LOGITS)) > 1e-4
 
 
-@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str
+)
 def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
-    """Joint frequencies equal those of a Markov chain: two choices depend on each other by the logits alone."""
+    """Joint frequencies equal those of a Markov chain: two choices depend on each other by the
+    logits alone.
+    """
     table = 1.2 * np.random.default_rng(3).standard_normal((5, 5), np.float32)
     counts = np.zeros((5, 5))
     made = sampler([0], vocab=5, **options)
@@ -289,12 +324,16 @@ def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
     likely = exact > 1e-3  # the chi-square test needs several draws per cell
     assert float(exact[likely].sum()) > 0.98
     lumped = [np.append(cells[likely], cells[~likely].sum()) for cells in (counts, exact)]
-    assert p_value(*(lumped if lumped[1][-1] * 6000 >= 5 else (counts[likely], exact[likely]))) > 1e-4
+    assert (
+        p_value(*(lumped if lumped[1][-1] * 6000 >= 5 else (counts[likely], exact[likely]))) > 1e-4
+    )
 
 
 def test_two_seeds_choose_independently() -> None:
     pairs = np.zeros((8, 8))
-    one, other = (choices(LOGITS, range(start, start + 6000), temperature=2.0) for start in (0, 100_000))
+    one, other = (
+        choices(LOGITS, range(start, start + 6000), temperature=2.0) for start in (0, 100_000)
+    )
     np.add.at(pairs, (one, other), 1)
     exact = softmax(LOGITS / 2)
     assert p_value(pairs, exact[:, None] * exact[None]) > 1e-4
@@ -311,10 +350,16 @@ def test_two_seeds_choose_independently() -> None:
         ("RepetitionPenaltyLogitsProcessor", (1.4,), {"repetition_penalty": 1.4}),
         ("RepetitionPenaltyLogitsProcessor", (0.6,), {"repetition_penalty": 0.6}),
         ("NoBadWordsLogitsProcessor", ([list(word) for word in BAD_WORDS],), {"bad_words": ["b"]}),
-        ("SequenceBiasLogitsProcessor", ({(4,): 3.0, (8,): -2.0},), {"logit_bias": {4: 3.0, 8: -2.0}}),
+        (
+            "SequenceBiasLogitsProcessor",
+            ({(4,): 3.0, (8,): -2.0},),
+            {"logit_bias": {4: 3.0, 8: -2.0}},
+        ),
     ],
 )
-def test_scores_equal_those_of_transformers(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+def test_scores_equal_those_of_transformers(
+    name: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
     import torch
     import transformers
 
@@ -323,7 +368,9 @@ def test_scores_equal_those_of_transformers(name: str, arguments: tuple[Any, ...
         context = [6, 6, 9, seed, 2, *([6, 6] if seed % 2 else [9])]
         made = sampler(context, **options)
         logits = random_logits(seed)
-        theirs = processor(torch.tensor([context]), torch.from_numpy(logits[None].copy()))[0].numpy()
+        theirs = processor(torch.tensor([context]), torch.from_numpy(logits[None].copy()))[
+            0
+        ].numpy()
         ours = np.full(VOCAB, -math.inf, np.float32)
         if made.params.greedy:
             ours = made._process(logits)
@@ -333,9 +380,13 @@ def test_scores_equal_those_of_transformers(name: str, arguments: tuple[Any, ...
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("vocab", "top_p"), [(600, 0.9), (600, 0.9999), (5000, 0.5), (5000, 0.99), (5000, 0.999999)])
+@pytest.mark.parametrize(
+    ("vocab", "top_p"), [(600, 0.9), (600, 0.9999), (5000, 0.5), (5000, 0.99), (5000, 0.999999)]
+)
 def test_top_p_of_a_large_vocabulary(vocab: int, top_p: float) -> None:
-    """Sorting the likeliest tokens only gives the result of sorting all, for flat and peaked logits."""
+    """Sorting the likeliest tokens only gives the result of sorting all, for flat and peaked
+    logits.
+    """
     for spread in (0.0, 0.1, 1.0, 4.0):
         logits = np.float32(spread) * np.random.default_rng(5).standard_normal(vocab, np.float32)
         made = sampler(vocab=vocab, temperature=1.0, top_p=top_p)
@@ -362,7 +413,9 @@ def test_logprobs() -> None:
     logits = np.random.default_rng(6).standard_normal((3, VOCAB), np.float32)
     exact = log_softmax(logits)
     for top in (0, 1, 4, VOCAB, VOCAB + 5):
-        for row, (token, report) in enumerate(zip((5, 6, 7), token_logprobs(logits, (5, 6, 7), top), strict=True)):
+        for row, (token, report) in enumerate(
+            zip((5, 6, 7), token_logprobs(logits, (5, 6, 7), top), strict=True)
+        ):
             best = np.argsort(-logits[row], kind="stable")[:top].tolist()
             assert next(iter(report)) == token
             assert set(report) == {token, *best}
@@ -370,7 +423,9 @@ def test_logprobs() -> None:
             assert [t for t in report if t != token] == [t for t in best if t != token]
     assert token_logprobs(logits[:0], (), 3) == []
     (wanted,) = token_logprobs(logits[:1], (5,), 1, (9, 5))
-    assert wanted == token_logprobs(logits[:1], (5,), 1)[0] | {9: pytest.approx(float(exact[0, 9]), abs=1e-6)}
+    assert wanted == token_logprobs(logits[:1], (5,), 1)[0] | {
+        9: pytest.approx(float(exact[0, 9]), abs=1e-6)
+    }
 
 
 def test_logprobs_of_a_row_do_not_depend_on_other_rows() -> None:

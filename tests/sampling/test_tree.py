@@ -9,7 +9,8 @@ import pytest
 
 from pronk.sampling.tree import TokenTree, TokenView
 
-CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))  # the example in the docstring of speculation.tree
+# the example in the docstring of speculation.tree
+CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))
 
 
 def grid(tree: TokenTree) -> list[str]:
@@ -21,7 +22,10 @@ def random_tree(dice: random.Random, size: int, vocab: int = 1000) -> TokenTree:
     parents = (-1, *(dice.randrange(node) for node in range(1, size)))
     verify = tuple(dice.random() < 0.8 for _ in range(size)) if dice.random() < 0.5 else None
     gain = tuple(dice.random() for _ in range(size)) if dice.random() < 0.5 else None
-    drawn = [np.array([dice.random() for _ in range(3)]) if dice.random() < 0.7 else None for _ in range(size)]
+    drawn = [
+        np.array([dice.random() for _ in range(3)]) if dice.random() < 0.7 else None
+        for _ in range(size)
+    ]
     probs = tuple(drawn) if dice.random() < 0.5 else None
     return TokenTree(tuple(dice.sample(range(vocab), size)), parents, verify, probs, gain)
 
@@ -54,7 +58,9 @@ def random_tree(dice: random.Random, size: int, vocab: int = 1000) -> TokenTree:
         ),
     ],
 )
-def test_visible_nodes(parents: tuple[int, ...], visible: list[str], depths: tuple[int, ...], main_chain: int) -> None:
+def test_visible_nodes(
+    parents: tuple[int, ...], visible: list[str], depths: tuple[int, ...], main_chain: int
+) -> None:
     tree = TokenTree(tuple(range(len(parents))), parents)
     assert grid(tree) == visible
     assert tree.depths == depths
@@ -90,15 +96,22 @@ def test_child() -> None:
     tree = TokenTree((0, 5, 6, 5, 7, 7), (-1, 0, 0, 1, 2, 2), (True, True, False, True, True, True))
     assert tree.child(0, 5) == 1
     assert tree.child(0, 6) is None  # may not be accepted
-    assert tree.child(2, 7) is None  # below a node that may not be accepted, equal siblings are allowed
+    # below a node that may not be accepted, equal siblings are allowed
+    assert tree.child(2, 7) is None
     assert tree.child(1, 5) == 3
     assert tree.child(0, 7) is None
     assert tree.child(3, 5) is None
 
 
 def test_draft_samples() -> None:
-    q, r = np.full(8, 0.125), np.eye(8)[0]
-    tree = TokenTree((0, 5, 6, 5, 7, 1), (-1, 0, 0, 1, 0, 4), (True, False, True, True, True, True), (None, q, r) * 2)
+    q = np.full(8, 0.125)
+    r = np.eye(8)[0]
+    tree = TokenTree(
+        (0, 5, 6, 5, 7, 1),
+        (-1, 0, 0, 1, 0, 4),
+        (True, False, True, True, True, True),
+        (None, q, r) * 2,
+    )
     assert tree.draft_samples(0) == ((6, r), (7, q))
     assert tree.draft_samples(1) == ()  # below a node that may not be accepted
     assert tree.draft_samples(4) == ((1, r),)
@@ -192,7 +205,8 @@ def test_limit() -> None:
     dice = random.Random(3)
     for _ in range(200):
         tree = random_tree(dice, dice.randint(1, 20))
-        depth, nodes = dice.randrange(6), dice.randrange(12)
+        depth = dice.randrange(6)
+        nodes = dice.randrange(12)
         fitting = [node for node in range(len(tree)) if tree.depths[node] <= depth]
         assert_subtree(tree.limit(depth, nodes), tree, fitting[: nodes + 1])
 
@@ -205,7 +219,8 @@ def test_hang_below() -> None:
     assert tree.main_chain == 5
     dice = random.Random(4)
     for _ in range(200):
-        below, above = random_tree(dice, dice.randint(1, 12)), dice.randint(1, 5)
+        below = random_tree(dice, dice.randint(1, 12))
+        above = dice.randint(1, 5)
         tree = below.hang_below(range(above))
         assert tree.tokens == (*range(above), *below.tokens)
         assert tree.main_chain == below.main_chain + above

@@ -24,7 +24,11 @@ def trees(size: int) -> Iterator[TokenTree]:
 
 def children(tree: TokenTree, node: int) -> list[int]:
     """Return the acceptable children of a node."""
-    return [i for i in range(len(tree)) if tree.parents[i] == node and (tree.verify is None or tree.verify[i])]
+    return [
+        i
+        for i in range(len(tree))
+        if tree.parents[i] == node and (tree.verify is None or tree.verify[i])
+    ]
 
 
 def recurse(tree: TokenTree, choices: tuple[int, ...], node: int) -> tuple[list[int], list[int]]:

@@ -10,9 +10,12 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from waiting import HUNG
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = (
+    os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+)
 ARGS = (
-    "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
+    "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update "
+    "--disable-sync "
     "--no-first-run"
 ).split()
 CHAT = "**/v1/chat/completions"
@@ -24,7 +27,8 @@ class Visits:
     """Opens pages; fails on unexpected console messages and on requests to other servers."""
 
     def __init__(self, browser: Browser, url: str) -> None:
-        self._browser, self._url = browser, url
+        self._browser = browser
+        self._url = url
         self._contexts: list[Any] = []
         self._messages: list[str] = []
         self._foreign_urls: list[str] = []
@@ -39,7 +43,9 @@ class Visits:
             assert self._messages == []
             assert self._foreign_urls == []
 
-    def __call__(self, url: str = "", *, expected: str = "$^", settings: Any = None, **context: Any) -> Page:
+    def __call__(
+        self, url: str = "", *, expected: str = "$^", settings: Any = None, **context: Any
+    ) -> Page:
         """Open a page.
 
         Args:
@@ -53,7 +59,8 @@ class Visits:
         made.set_default_timeout(1000 * HUNG)
         kept = json.dumps(json.dumps({"max_tokens": "40", **(settings or {})}))
         made.add_init_script(f"localStorage['pronk.settings'] ??= {kept}")
-        page, url = made.new_page(), url or self._url
+        page = made.new_page()
+        url = url or self._url
 
         def check(message: ConsoleMessage) -> None:
             if message.type in ("error", "warning") and not re.search(expected, message.text):
@@ -61,7 +68,10 @@ class Visits:
 
         page.on("console", check)
         page.on("pageerror", lambda error: self._messages.append(str(error)))
-        page.on("request", lambda each: each.url.startswith((url, "data:")) or self._foreign_urls.append(each.url))
+        page.on(
+            "request",
+            lambda each: each.url.startswith((url, "data:")) or self._foreign_urls.append(each.url),
+        )
         page.goto(url)
         return page
 
@@ -82,20 +92,36 @@ def number(page: Page, name: str) -> str:
     return page.locator(f".{name}").last.inner_text()
 
 
-def chunk(texts: list[str], step: int, source: str | None = "suffix", ids: int = 0) -> dict[str, Any]:
-    """Return an SSE chunk for one step: accepted draft tokens of ``source``, then the bonus token."""
+def chunk(
+    texts: list[str], step: int, source: str | None = "suffix", ids: int = 0
+) -> dict[str, Any]:
+    """Return an SSE chunk for one step: accepted draft tokens of ``source``, then the bonus
+    token.
+    """
     leaps = [
-        {"id": ids + place, "text": text, "source": source if place < len(texts) - 1 else None, "step": step}
+        {
+            "id": ids + place,
+            "text": text,
+            "source": source if place < len(texts) - 1 else None,
+            "step": step,
+        }
         for place, text in enumerate(texts)
     ]
     shares = [{"token": text, "logprob": -0.5, "bytes": [*text.encode()]} for text in texts]
-    content = [{**each, "top_logprobs": [each, {"token": "<b>", "logprob": -3, "bytes": [1]}]} for each in shares]
+    content = [
+        {**each, "top_logprobs": [each, {"token": "<b>", "logprob": -3, "bytes": [1]}]}
+        for each in shares
+    ]
     choice = {"index": 0, "delta": {"content": "".join(texts)}, "finish_reason": None}
     return {"choices": [{**choice, "leaps": leaps, "logprobs": {"content": content}}]}
 
 
 def end(tokens: int, steps: int) -> list[dict[str, Any]]:
-    usage = {"prompt_tokens": 3, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 0}}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     counts = {"steps": steps, "drafted": tokens, "accepted": tokens - steps}
     last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     return [last, {"choices": [], "usage": {**usage, **counts}}]
@@ -103,8 +129,13 @@ def end(tokens: int, steps: int) -> list[dict[str, Any]]:
 
 def answer_with(page: Page, *events: dict[str, Any], done: bool = True) -> None:
     """Answer chat requests of the page with these events."""
-    lines = [*(f"data: {json.dumps(event)}\n\n" for event in events), "data: [DONE]\n\n" if done else ""]
-    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body="".join(lines)))
+    lines = [
+        *(f"data: {json.dumps(event)}\n\n" for event in events),
+        "data: [DONE]\n\n" if done else "",
+    ]
+    page.route(
+        CHAT, lambda route: route.fulfill(content_type="text/event-stream", body="".join(lines))
+    )
 
 
 def refused_drafter(page: Page) -> None:
@@ -118,7 +149,9 @@ def own_drafter(page: Page) -> None:
 
 
 def mistaken_seed(page: Page) -> None:
-    page.route(CHAT, lambda route: route.continue_(post_data=json.dumps({"messages": [], "seed": 0.5})))
+    page.route(
+        CHAT, lambda route: route.continue_(post_data=json.dumps({"messages": [], "seed": 0.5}))
+    )
 
 
 def lost_network(page: Page) -> None:
@@ -130,4 +163,9 @@ def broken_stream(page: Page) -> None:
 
 
 def failed_stream(page: Page) -> None:
-    answer_with(page, chunk(["half"], 0), {"error": {"message": "no more", "code": "internal_error"}}, done=False)
+    answer_with(
+        page,
+        chunk(["half"], 0),
+        {"error": {"message": "no more", "code": "internal_error"}},
+        done=False,
+    )

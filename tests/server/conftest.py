@@ -14,7 +14,8 @@ from server.tool_models import FEW_LAYERS, write_layers
 
 @pytest.fixture(scope="module", autouse=True)
 def no_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let clients look for certificates in an empty folder: each client would read those of all authorities.
+    """Let clients look for certificates in an empty folder: each client would read those of all
+    authorities.
 
     All servers of the tests speak HTTP. Reading the certificates takes longer than most tests.
     """
@@ -37,7 +38,8 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[LLM], None]:
     """Return a function that lets the engine of a model fail after three steps."""
 
     def after_three_steps(llm: LLM) -> None:
-        step, steps = type(llm.engine).step, 0
+        step = type(llm.engine).step
+        steps = 0
 
         def fail() -> None:
             nonlocal steps
@@ -54,7 +56,9 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[LLM], None]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """Return a model with few layers of pronk-tiny; its drafting does not depend on measured times."""
+    """Return a model with few layers of pronk-tiny; its drafting does not depend on measured
+    times.
+    """
     folder = tmp_path_factory.mktemp("shallow") / "pronk-tiny"
     folder.mkdir()
     write_layers(folder, FEW_LAYERS)

@@ -43,17 +43,25 @@ class Running:
     def client(self, **options: Any) -> httpx.Client:
         """Return a client with the API key."""
         headers = {"Authorization": f"Bearer {KEY}"}
-        return httpx.Client(**{"base_url": self.url, "headers": headers, "timeout": HUNG, **options})
+        return httpx.Client(
+            **{"base_url": self.url, "headers": headers, "timeout": HUNG, **options}
+        )
 
     @property
     def idle(self) -> bool:
         """Whether no request runs or waits and all KV blocks are free."""
-        engine, blocks = self.llm.engine, self.llm.engine.cache.allocator
-        return not (engine.scheduler.running or engine.scheduler.waiting) and blocks.num_free == blocks.num_blocks
+        engine = self.llm.engine
+        blocks = self.llm.engine.cache.allocator
+        return (
+            not (engine.scheduler.running or engine.scheduler.waiting)
+            and blocks.num_free == blocks.num_blocks
+        )
 
     @property
     def drained(self) -> bool:
-        """Whether the server soon is idle: a client may read an answer before the engine removes its request."""
+        """Whether the server soon is idle: a client may read an answer before the engine removes
+        its request.
+        """
         return eventually(lambda: self.idle)
 
 
@@ -71,9 +79,12 @@ def running(
 
 
 @contextmanager
-def running_pool(pool: ModelPool, *, drain_seconds: float = 5.0) -> Iterator[tuple[str, Server, threading.Thread]]:
+def running_pool(
+    pool: ModelPool, *, drain_seconds: float = 5.0
+) -> Iterator[tuple[str, Server, threading.Thread]]:
     """Serve the models of a pool in a thread; yield the URL, the server and its thread."""
-    started, where = threading.Event(), list[tuple[str, int]]()
+    started = threading.Event()
+    where = list[tuple[str, int]]()
 
     def on_start(host: str, port: int) -> None:
         where.append((host, port))
@@ -92,11 +103,13 @@ def running_pool(pool: ModelPool, *, drain_seconds: float = 5.0) -> Iterator[tup
 
 
 def hold_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch, num_tokens: int = 20) -> None:
-    """Generate about ``num_tokens`` tokens of a request, then few in a second, so that it runs until it is aborted.
+    """Generate about ``num_tokens`` tokens of a request, then few in a second, so that it runs
+    until it is aborted.
 
     A stream whose client has left ends when the next token is sent.
     """
-    step, pause = llm.engine.step, threading.Event()
+    step = llm.engine.step
+    pause = threading.Event()
 
     def hold_or_step() -> None:
         if any(request.num_generated >= num_tokens for request in llm.engine.scheduler.running):
@@ -108,16 +121,27 @@ def hold_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch, num_tokens: int = 2
 
 def _stacks(server: Server) -> str:
     """Return one line per thread and task of the server, with its innermost frames."""
-    frames, main = sys._current_frames(), threading.main_thread()
-    threads = {each.name: frames.get(each.ident or 0) for each in threading.enumerate() if each is not main}
-    places = {name: _places(traceback.extract_stack(frame)) for name, frame in threads.items() if frame is not None}
+    frames = sys._current_frames()
+    main = threading.main_thread()
+    threads = {
+        each.name: frames.get(each.ident or 0) for each in threading.enumerate() if each is not main
+    }
+    places = {
+        name: _places(traceback.extract_stack(frame))
+        for name, frame in threads.items()
+        if frame is not None
+    }
     for each in server.servers:
         for task in asyncio.all_tasks(each.get_loop()):
-            stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in task.get_stack())
+            stack = traceback.StackSummary.extract(
+                (frame, frame.f_lineno) for frame in task.get_stack()
+            )
             places[task.get_name()] = _places(stack)
     state = {"exit": server.should_exit, "busy": server.models.is_busy}
     return "\n".join(f"{name}: {place}" for name, place in (state | places).items())
 
 
 def _places(stack: traceback.StackSummary) -> str:
-    return " < ".join(f"{Path(each.filename).stem}:{each.lineno} {each.name}" for each in [*reversed(stack)][:7])
+    return " < ".join(
+        f"{Path(each.filename).stem}:{each.lineno} {each.name}" for each in [*reversed(stack)][:7]
+    )

@@ -25,11 +25,17 @@ PARAMS = SamplingParams(max_tokens=16, logprobs=2)
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder, model = tmp_path_factory.mktemp("adapters"), clone_model(TINY_MODEL)
+    folder = tmp_path_factory.mktemp("adapters")
+    model = clone_model(TINY_MODEL)
     assert model is not None
     targets = {"sql": ("q_proj", "v_proj"), "Chat": ("down_proj", "up_proj")}
-    adapters = {name: write_adapter(folder / name, model, targets=each, rank=8) for name, each in targets.items()}
-    llm = LLM(adapters=adapters, prefix_cache=True, max_batch=8, threads=1, budget="all", drafter="suffix")
+    adapters = {
+        name: write_adapter(folder / name, model, targets=each, rank=8)
+        for name, each in targets.items()
+    }
+    llm = LLM(
+        adapters=adapters, prefix_cache=True, max_batch=8, threads=1, budget="all", drafter="suffix"
+    )
     with running(llm) as made:
         yield made
 
@@ -44,14 +50,19 @@ def test_models_lists_the_adapters(api: openai.OpenAI) -> None:
     listed = [(model.id, (model.model_extra or {})["parent"]) for model in api.models.list()]
     assert listed == [("tiny", None), ("sql", "tiny"), ("Chat", "tiny")]
     assert api.models.retrieve("chat").id == "Chat"
-    with pytest.raises(openai.NotFoundError, match="expected 'tiny' or 'sql' or 'Chat', found 'huge'"):
+    with pytest.raises(
+        openai.NotFoundError, match="expected 'tiny' or 'sql' or 'Chat', found 'huge'"
+    ):
         api.completions.create(model="huge", prompt=PROMPT)
 
 
 def test_requests_of_several_adapters_at_once(api: openai.OpenAI, served: Running) -> None:
     """Answers equal those of LLM, also from the prefix cache, and texts differ among adapters."""
     adapters = (None, "sql", "Chat", None, "sql")
-    want = [served.llm.generate(PROMPT, PARAMS, drafter="autoregressive", adapter=adapter) for adapter in adapters]
+    want = [
+        served.llm.generate(PROMPT, PARAMS, drafter="autoregressive", adapter=adapter)
+        for adapter in adapters
+    ]
 
     def ask(name: str | None) -> tuple[str, list[float], str, int]:
         extra = {} if name is None else {"model": name}
@@ -85,10 +96,15 @@ def test_every_route_takes_the_name(api: openai.OpenAI, served: Running) -> None
         chat = api.chat.completions.create(messages=messages, **options)  # type: ignore[call-overload]
         assert (chat.choices[0].message.content, chat.model) == (own, name)
         stream = api.chat.completions.create(messages=messages, stream=True, **options)  # type: ignore[call-overload]
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == own
+        assert (
+            "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+            == own
+        )
     with served.client() as client:
         scores = [
-            client.post("/v1/moderations", json={"input": "some text", "model": name}).json()["results"][0]
+            client.post("/v1/moderations", json={"input": "some text", "model": name}).json()[
+                "results"
+            ][0]
             for name in ("tiny", "sql")
         ]
         assert scores[0]["category_scores"] != scores[1]["category_scores"]
@@ -97,20 +113,32 @@ def test_every_route_takes_the_name(api: openai.OpenAI, served: Running) -> None
         own = served.llm.embed(["some text"], adapter=None if name == "tiny" else name)
         reply = api.embeddings.create(model=name, input="some text")
         assert (reply.model, reply.data[0].embedding) == (name, [float(value) for value in own[0]])
-    assert not np.array_equal(served.llm.embed(["some text"]), served.llm.embed(["some text"], adapter="sql"))
+    assert not np.array_equal(
+        served.llm.embed(["some text"]), served.llm.embed(["some text"], adapter="sql")
+    )
 
 
 def test_drafters_of_also_keep_texts_of_adapters_apart(served: Running, tmp_path: Path) -> None:
     """Also a drafter with a file, which requests may select because the server allows it."""
     spec = f"suffix(store='{tmp_path / 'store'}')"
-    service = Service(AsyncLLM(served.llm), ServerSettings(name="tiny", allowed_drafters=(spec, "prompt_lookup")))
-    found = [served.llm.get_proposer(service._select_drafter(spec), name) for name in (None, "sql", "Chat")]
+    service = Service(
+        AsyncLLM(served.llm), ServerSettings(name="tiny", allowed_drafters=(spec, "prompt_lookup"))
+    )
+    found = [
+        served.llm.get_proposer(service._select_drafter(spec), name)
+        for name in (None, "sql", "Chat")
+    ]
     assert len({*map(id, found)}) == 3
     assert found[0] is served.llm.get_proposer(spec)
-    shared = [served.llm.get_proposer(service._select_drafter("prompt_lookup"), name) for name in (None, "sql")]
+    shared = [
+        served.llm.get_proposer(service._select_drafter("prompt_lookup"), name)
+        for name in (None, "sql")
+    ]
     assert shared[0] is shared[1]
 
 
 def test_names_must_differ(served: Running) -> None:
-    with pytest.raises(OptionError, match="expected names other than the model's and each other's, found SQL, sql"):
+    with pytest.raises(
+        OptionError, match="expected names other than the model's and each other's, found SQL, sql"
+    ):
         Service(AsyncLLM(served.llm), ServerSettings(name="SQL"))

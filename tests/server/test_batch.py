@@ -1,4 +1,6 @@
-"""Batches: every request is answered once, with the text of LLM.generate, also after interruptions."""
+"""Batches: every request is answered once, with the text of LLM.generate, also after
+interruptions.
+"""
 
 import asyncio
 import json
@@ -23,7 +25,13 @@ def line(number: int, url: str = "/v1/completions", **body: Any) -> dict[str, An
 
 LINES = [
     *(line(i, prompt=f"def f{i}(x):", max_tokens=6, seed=i, temperature=0.9) for i in range(8)),
-    line(8, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], max_tokens=4, seed=1),
+    line(
+        8,
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "Hi"}],
+        max_tokens=4,
+        seed=1,
+    ),
     line(9, "/v1/responses", input="Hi", max_output_tokens=4, seed=1),
     line(10, "/v1/moderations", input="Hi"),
     line(11, prompt="x", nonsense=1),
@@ -57,7 +65,9 @@ def run(model: LLM, source: Path, target: Path, stop_after: int | None = None) -
             service = Service(engine, ServerSettings(name="tiny"))
             try:
                 with BatchOutput(target) as answers:
-                    return await run_batch(service, source, answers, max_concurrent=4, progress=progress)
+                    return await run_batch(
+                        service, source, answers, max_concurrent=4, progress=progress
+                    )
             finally:
                 service.close()
 
@@ -81,7 +91,9 @@ def test_answers_equal_llm_generate(model: LLM, source: Path, tmp_path: Path) ->
     found = answers(target)
     assert set(found) == {each["custom_id"] for each in LINES}
     for i in range(8):
-        want = model.generate(f"def f{i}(x):", SamplingParams(max_tokens=6, seed=i, temperature=0.9))
+        want = model.generate(
+            f"def f{i}(x):", SamplingParams(max_tokens=6, seed=i, temperature=0.9)
+        )
         assert found[f"r{i}"]["body"]["choices"][0]["text"] == want.text
     assert [found[f"r{i}"]["status_code"] for i in range(15)] == [200] * 11 + [400] * 4
     assert found["r9"]["body"]["output"][0]["content"][0]["text"]
@@ -103,7 +115,9 @@ def test_answers_say_what_was_ignored(model: LLM, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_after", [1, 5, 9])
-def test_interrupted_batch_continues(model: LLM, source: Path, tmp_path: Path, stop_after: int) -> None:
+def test_interrupted_batch_continues(
+    model: LLM, source: Path, tmp_path: Path, stop_after: int
+) -> None:
     target = tmp_path / "out.jsonl"
     assert run(model, source, target, stop_after) == -1
     before = target.read_bytes()
@@ -126,7 +140,10 @@ def test_interrupted_batch_continues(model: LLM, source: Path, tmp_path: Path, s
         ({"method": "GET"}, "line 2: method: expected 'POST', found 'GET'"),
         ({"url": "/v1/images"}, "line 2: url: expected one of /v1/completions"),
         ({"body": []}, "line 2: body: expected an object"),
-        ({"custom_id": "r0"}, "line 2: expected a unique custom_id, found 'r0' for the second time"),
+        (
+            {"custom_id": "r0"},
+            "line 2: expected a unique custom_id, found 'r0' for the second time",
+        ),
     ],
 )
 def test_malformed_line_is_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -138,7 +155,13 @@ def test_malformed_line_is_refused(tmp_path: Path, row: dict[str, Any], message:
 
 @pytest.mark.parametrize(
     "text",
-    ["my only notes", '{"a": 1}\n{"b": 2}', '{"id": "batch_req_1"}\n', "\n", '{"custom_id": "r1"}\n'],
+    [
+        "my only notes",
+        '{"a": 1}\n{"b": 2}',
+        '{"id": "batch_req_1"}\n',
+        "\n",
+        '{"custom_id": "r1"}\n',
+    ],
 )
 def test_output_file_with_other_content_is_left_unchanged(tmp_path: Path, text: str) -> None:
     path = tmp_path / "out.jsonl"

@@ -1,4 +1,6 @@
-"""Generated bodies of the three APIs: no server error, one-line refusals, and answers that are accepted again."""
+"""Generated bodies of the three APIs: no server error, one-line refusals, and answers that are
+accepted again.
+"""
 
 import json
 import random
@@ -15,7 +17,9 @@ from server.tool_models import FEW_LAYERS, tool_model
 
 
 @pytest.fixture(scope="module", params=["qwen3", "mistral list"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     with running(tool_model(tmp_path_factory.mktemp("model"), request.param, FEW_LAYERS)) as made:
         yield made
 
@@ -24,7 +28,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("route", ROUTES)
 def test_generated_bodies(server: Running, route: str, count: int) -> None:
     """Of 1,000 bodies (two models and three routes), each is answered or refused in one line."""
-    statuses, sent_back = Counter[int](), Counter[str]()
+    statuses = Counter[int]()
+    sent_back = Counter[str]()
     field = "input" if route == RESPONSES else "messages"
     with server.client() as client:
         for seed in range(count):
@@ -33,20 +38,34 @@ def test_generated_bodies(server: Running, route: str, count: int) -> None:
             statuses[answer.status_code] += 1
             if answer.status_code >= 500:
                 small = shrink(body, lambda each: client.post(route, json=each).status_code >= 500)
-                pytest.fail(f"seed {seed}: {answer.status_code} {answer.text} for {json.dumps(small)}")
+                pytest.fail(
+                    f"seed {seed}: {answer.status_code} {answer.text} for {json.dumps(small)}"
+                )
             if answer.status_code != 200:
                 error = answer.json()["error"]
                 assert error["message"], seed
                 assert "\n" not in error["message"], seed
                 continue
             assert "internal server error" not in answer.text, (seed, body)
-            if body.get("stream") and re.search('^(event: error|data: {"error")', answer.text, re.MULTILINE):
+            if body.get("stream") and re.search(
+                '^(event: error|data: {"error")', answer.text, re.MULTILINE
+            ):
                 continue
-            talk = body[field] if isinstance(body[field], list) else [{"role": "user", "content": body[field]}]
+            talk = (
+                body[field]
+                if isinstance(body[field], list)
+                else [{"role": "user", "content": body[field]}]
+            )
             own = answer_of(route, answer, stream=bool(body.get("stream")))
             following = {**body, field: [*talk, *own, *results(route, own)], LIMIT[route]: 1}
             again = client.post(
-                route, json={**following, "stop": None, "stop_sequences": None, "continue_final_message": None}
+                route,
+                json={
+                    **following,
+                    "stop": None,
+                    "stop_sequences": None,
+                    "continue_final_message": None,
+                },
             )
             if again.status_code != 200:
                 code = again.json()["error"].get("code")
@@ -69,7 +88,9 @@ def test_generated_completions(server: Running, count: int) -> None:
             statuses[answer.status_code] += 1
             assert answer.status_code < 500, (seed, answer.text, json.dumps(body))
             if answer.status_code == 200 and not body.get("stream"):
-                again = client.post(COMPLETIONS, json={**body, "prompt": "x" + answer.json()["choices"][0]["text"]})
+                again = client.post(
+                    COMPLETIONS, json={**body, "prompt": "x" + answer.json()["choices"][0]["text"]}
+                )
                 assert again.status_code == 200, (seed, again.text, json.dumps(body))
     assert statuses[200] > count // 4
     assert statuses[400] > count // 20

@@ -1,4 +1,6 @@
-"""Limits on sums: how deep and how many the values of a body are; large bodies are read beside the event loop."""
+"""Limits on sums: how deep and how many the values of a body are; large bodies are read beside the
+event loop.
+"""
 
 import asyncio
 import json
@@ -37,7 +39,9 @@ ASK: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [5]},
 }
 JSON = {"Content-Type": "application/json"}
-OBJECTS, LISTS, SCHEMAS = ('{"a":', "1", "}"), ("[", "1", "]"), ('{"type":"object","properties":{"a":', "{}", "}}")
+OBJECTS = ('{"a":', "1", "}")
+LISTS = ("[", "1", "]")
+SCHEMAS = ('{"type":"object","properties":{"a":', "{}", "}}")
 # Fields of some routes; the others do not know them, or ignore them.
 FIELDS = (
     "service_tier",
@@ -83,20 +87,26 @@ TOO_DEEP = [*product((OBJECTS, LISTS), (256, 300, 960, 20_000))]
 DEEPEST = [(OBJECTS, 255), (LISTS, 255), (SCHEMAS, 127)]
 
 
-def check_refused(client: httpx.Client, route: str, field: str, kind: tuple[str, str, str], depth: int) -> None:
+def check_refused(
+    client: httpx.Client, route: str, field: str, kind: tuple[str, str, str], depth: int
+) -> None:
     answer = client.post(route, content=with_field(route, field, nested(kind, depth)), headers=JSON)
     assert answer.status_code == 400
     assert "expected values of at most 256 levels" in answer.json()["error"]["message"]
 
 
-def check_no_server_error(client: httpx.Client, route: str, field: str, kind: tuple[str, str, str], depth: int) -> None:
+def check_no_server_error(
+    client: httpx.Client, route: str, field: str, kind: tuple[str, str, str], depth: int
+) -> None:
     answer = client.post(route, content=with_field(route, field, nested(kind, depth)), headers=JSON)
     assert answer.status_code in (200, 400), answer.text
 
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("route", ASK)
-def test_deep_values_are_refused_in_every_field(client: httpx.Client, route: str, field: str) -> None:
+def test_deep_values_are_refused_in_every_field(
+    client: httpx.Client, route: str, field: str
+) -> None:
     """The depths take turns, so that each route and each field has all of them."""
     turn = [*ASK].index(route) + FIELDS.index(field)
     check_refused(client, route, field, *TOO_DEEP[turn % len(TOO_DEEP)])
@@ -147,12 +157,18 @@ def test_deep_values_within_fields_are_no_server_error(
 def test_deep_arguments_of_calls_are_no_server_error(client: httpx.Client, depth: int) -> None:
     """Arguments are a text with JSON in it; the limit on levels does not see them."""
     call = {**CALL, "function": {"name": "f", "arguments": nested(OBJECTS, depth)}}
-    turns = [TURN, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "x", "content": ""}]
+    turns = [
+        TURN,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "x", "content": ""},
+    ]
     answer = client.post("/v1/chat/completions", json={"messages": turns, "max_tokens": 1})
     assert answer.status_code in (200, 400), answer.text
 
 
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    "route", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+)
 def test_deep_values_in_a_batch_are_an_answer_with_400(model: LLM, route: str) -> None:
     service = batch_service(model, "tiny")
 
@@ -185,16 +201,26 @@ def test_deep_values_in_a_batch_are_an_answer_with_400(model: LLM, route: str) -
 )
 def test_bodies_of_too_many_values_are_refused_before_they_are_parsed(value: str) -> None:
     reader = reader_of(RequestLimits(values=1000))
-    for text in (f'{{"messages": {value}}}', f'{{"metadata": {value}}}', f'{{"metadata": {value}, NO JSON'):
-        with pytest.raises(ApiError, match="expected at most 1000 texts, lists and objects, found more"):
+    for text in (
+        f'{{"messages": {value}}}',
+        f'{{"metadata": {value}}}',
+        f'{{"metadata": {value}, NO JSON',
+    ):
+        with pytest.raises(
+            ApiError, match="expected at most 1000 texts, lists and objects, found more"
+        ):
             asyncio.run(reader.read(ChatRequest, text.encode()))
 
 
-@pytest.mark.parametrize("text", ["{[" * 5000, '\\"{' * 5000, "\\\\" * 5001, "a, b: {}" * 5000, '\\"' * 5000])
+@pytest.mark.parametrize(
+    "text", ["{[" * 5000, '\\"{' * 5000, "\\\\" * 5001, "a, b: {}" * 5000, '\\"' * 5000]
+)
 def test_characters_of_json_within_texts_count_as_one_text(text: str) -> None:
     reader = reader_of(RequestLimits(values=12))
     body = f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'.encode()
-    assert asyncio.run(reader.read(ChatRequest, body)).messages[0].content == json.loads(f'"{text}"')
+    assert asyncio.run(reader.read(ChatRequest, body)).messages[0].content == json.loads(
+        f'"{text}"'
+    )
     with pytest.raises(ApiError, match="expected JSON"):  # a text without an end
         asyncio.run(reader.read(ChatRequest, body[: -len('"}]}')]))
 
@@ -202,12 +228,17 @@ def test_characters_of_json_within_texts_count_as_one_text(text: str) -> None:
 def test_numbers_do_not_count() -> None:
     ids = [*range(5000)]
     reader = reader_of(RequestLimits(values=12))
-    assert asyncio.run(reader.read(DetokenizeRequest, json.dumps({"tokens": ids}).encode())).tokens == ids
+    assert (
+        asyncio.run(reader.read(DetokenizeRequest, json.dumps({"tokens": ids}).encode())).tokens
+        == ids
+    )
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"1", b'"x"', b"true"])
 @pytest.mark.parametrize("route", ASK)
-def test_bodies_that_are_no_objects_are_refused(client: httpx.Client, route: str, body: bytes) -> None:
+def test_bodies_that_are_no_objects_are_refused(
+    client: httpx.Client, route: str, body: bytes
+) -> None:
     answer = client.post(route, content=body, headers=JSON)
     assert answer.status_code == 400
     assert "body: expected a JSON object" in answer.json()["error"]["message"]
@@ -239,12 +270,17 @@ def test_large_bodies_are_read_and_checked_in_other_threads(
         }
 
 
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"])
+@pytest.mark.parametrize(
+    "route", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"]
+)
 def test_the_sum_of_a_conversation_is_checked_before_it_is_rendered(
     client: httpx.Client, model: LLM, monkeypatch: pytest.MonkeyPatch, route: str
 ) -> None:
     monkeypatch.setattr(type(model.tokenizer), "chat_ids", lambda *_, **__: pytest.fail("rendered"))
-    for turns in ([{"role": "user", "content": ""}] * 2049, [{"role": "user", "content": "x" * 2000}] * 100):
+    for turns in (
+        [{"role": "user", "content": ""}] * 2049,
+        [{"role": "user", "content": "x" * 2000}] * 100,
+    ):
         body = {"messages": turns} | ({} if route == "/tokenize" else {"max_tokens": 1})
         answer = client.post(route, json=body)
         assert answer.status_code == 400
@@ -253,7 +289,8 @@ def test_the_sum_of_a_conversation_is_checked_before_it_is_rendered(
 
 def test_long_texts_and_lists_of_ids_are_read_like_short_ones(model: LLM) -> None:
     """They take functions of the tokenizers package that let other threads run."""
-    tokenizer, text = model.tokenizer, "def f(x):\n    return 'naïve 😀' <|end|> " * 500
+    tokenizer = model.tokenizer
+    text = "def f(x):\n    return 'naïve 😀' <|end|> " * 500
     ids = tokenizer.encode(text)
     assert ids == tokenizer.backend.encode(text).ids
     assert tokenizer.decode(ids) == tokenizer.backend.decode(ids)
@@ -263,8 +300,11 @@ def test_long_texts_and_lists_of_ids_are_read_like_short_ones(model: LLM) -> Non
 
 @pytest.mark.parametrize("item", ["{}", '{"a":1}', "1", "-2.5", "1e5", '[{"a":["x"]}]'])
 def test_other_threads_may_run_while_a_body_is_parsed(item: str) -> None:
-    """Between two calls of Python functions, no other thread runs; there is one for each value that has no limit."""
-    text, num_calls = f"[{','.join([item] * 3000)}]", 0
+    """Between two calls of Python functions, no other thread runs; there is one for each value that
+    has no limit.
+    """
+    text = f"[{','.join([item] * 3000)}]"
+    num_calls = 0
 
     def count(_: Any, event: str, __: Any) -> None:
         nonlocal num_calls
@@ -300,14 +340,21 @@ def test_lists_of_too_many_ids_are_refused(client: httpx.Client, route: str, fie
     ids = [5] * (MAX_IDS + 1)
     answer = client.post(route, json=ASK[route] | {field: ids})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == f"{field}: expected at most 1048576 items, found 1048577"
+    assert (
+        answer.json()["error"]["message"]
+        == f"{field}: expected at most 1048576 items, found 1048577"
+    )
 
 
 @pytest.mark.parametrize("text", ["[[],[]", '{"a": [', '["\u0061",', "[{}, "])
 def test_arguments_of_too_many_values_are_refused(client: httpx.Client, text: str) -> None:
     """They are JSON in a text, whose values the limit on a body does not see."""
     for number, status in ((10, 200), (2**16, 400)):
-        call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": text * number}}
+        call = {
+            "id": "x",
+            "type": "function",
+            "function": {"name": "f", "arguments": text * number},
+        }
         turns = [
             TURN,
             {"role": "assistant", "tool_calls": [call]},
@@ -318,7 +365,12 @@ def test_arguments_of_too_many_values_are_refused(client: httpx.Client, text: st
         assert status == 200 or "expected at most 65536 texts, lists and objects" in answer.text
 
 
-REPORT = {"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": [{"token": "é", "logprob": -1}] * 20}
+REPORT = {
+    "token": "x",
+    "logprob": -0.5,
+    "bytes": [120],
+    "top_logprobs": [{"token": "é", "logprob": -1}] * 20,
+}
 REPLIES: dict[str, dict[str, Any]] = {
     "log-probabilities": {"choices": [{"index": 0, "logprobs": {"content": [REPORT] * 500}}] * 2},
     "vectors": {"data": [{"index": n, "embedding": [0.5] * 3000} for n in range(4)]},
@@ -374,7 +426,10 @@ def test_a_small_event_is_written_by_one_call(monkeypatch: pytest.MonkeyPatch) -
     written = list[Any]()
     to_json = app._to_json
     monkeypatch.setattr(app, "_to_json", lambda value: written.append(value) or to_json(value))
-    event = {"type": "x", "choices": [{"index": 0, "delta": {"content": "word"}, "logprobs": [REPORT]}]}
+    event = {
+        "type": "x",
+        "choices": [{"index": 0, "delta": {"content": "word"}, "logprobs": [REPORT]}],
+    }
     asyncio.run(app._encode([event], with_event_names=True))
     assert written == [event]
 
@@ -382,7 +437,12 @@ def test_a_small_event_is_written_by_one_call(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
 def test_replies_in_parts_are_the_whole_reply(count: int) -> None:
     body = DetokenizeRequest.model_validate({"tokens": []})
-    reply = {"data": [{"x": [n, 0.1, "é"]} for n in range(count)], "ids": [*range(count)], "none": None, "s": {"a": []}}
+    reply = {
+        "data": [{"x": [n, 0.1, "é"]} for n in range(count)],
+        "ids": [*range(count)],
+        "none": None,
+        "s": {"a": []},
+    }
     found = _json_response(reply, body)
     assert json.loads(bytes(found.body)) == reply
     assert found.headers["content-type"] == "application/json"

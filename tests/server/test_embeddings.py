@@ -1,4 +1,6 @@
-"""Embeddings over HTTP, with OpenAI's client: equal to ``LLM.embed``, beside streams, in batch files."""
+"""Embeddings over HTTP, with OpenAI's client: equal to ``LLM.embed``, beside streams, in batch
+files.
+"""
 
 import asyncio
 import base64
@@ -38,16 +40,27 @@ def test_client_of_openai(served: Running, model: LLM, encoding: Any) -> None:
                 vectors = [np.frombuffer(base64.b64decode(text), "<f4") for text in vectors]
             assert np.array(vectors, np.float32).tobytes() == want.tobytes()
             assert [each.index for each in found.data] == [*range(len(want))]
-            assert (found.model, found.object, found.data[0].object) == ("tiny", "list", "embedding")
+            assert (found.model, found.object, found.data[0].object) == (
+                "tiny",
+                "list",
+                "embedding",
+            )
             num_tokens = sum(map(len, ids[:1] if single else ids))
             assert (found.usage.prompt_tokens, found.usage.total_tokens) == (num_tokens, num_tokens)
         extra = {"pooling": "last", "normalize": False}
-        found = api.embeddings.create(model="tiny", input=TEXTS, dimensions=12, extra_body=extra, **options)
+        found = api.embeddings.create(
+            model="tiny", input=TEXTS, dimensions=12, extra_body=extra, **options
+        )
         want = model.embed(TEXTS, pooling="last", dimensions=12, normalize=False)
         assert len(found.data) == len(TEXTS)
         if encoding != "base64":
-            assert np.array([each.embedding for each in found.data], np.float32).tobytes() == want.tobytes()
-        with pytest.raises(openai.BadRequestError, match="dimensions: expected at most 320, found 321"):
+            assert (
+                np.array([each.embedding for each in found.data], np.float32).tobytes()
+                == want.tobytes()
+            )
+        with pytest.raises(
+            openai.BadRequestError, match="dimensions: expected at most 320, found 321"
+        ):
             api.embeddings.create(model="tiny", input="x", dimensions=321)
         with pytest.raises(openai.NotFoundError, match="expected 'tiny'"):
             api.embeddings.create(model="other", input="x")
@@ -56,10 +69,18 @@ def test_client_of_openai(served: Running, model: LLM, encoding: Any) -> None:
 
 
 def test_streams_go_on(served: Running, model: LLM) -> None:
-    """While 300 texts are embedded in groups, a stream continues, and has the text that it has alone."""
+    """While 300 texts are embedded in groups, a stream continues, and has the text that it has
+    alone.
+    """
     texts = [f"text number {number}" for number in range(300)]
     want = model.embed(texts)
-    body = {"model": "tiny", "prompt": "def f(x):", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    body = {
+        "model": "tiny",
+        "prompt": "def f(x):",
+        "max_tokens": 200,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
 
     async def main() -> None:
         async with httpx.AsyncClient(
@@ -69,7 +90,9 @@ def test_streams_go_on(served: Running, model: LLM) -> None:
             pieces = list[str]()
 
             async def stream() -> None:
-                async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as chunks:
+                async with http.stream(
+                    "POST", "/v1/completions", json=body | {"stream": True}
+                ) as chunks:
                     async for line in chunks.aiter_lines():
                         if line.startswith("data: {"):
                             pieces.append(json.loads(line[6:])["choices"][0]["text"])
@@ -90,8 +113,13 @@ def test_streams_go_on(served: Running, model: LLM) -> None:
 
 
 def test_limits_of_requests_apply(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of one request are embedded in groups of at most the limits, and the time limit is that of all of them."""
-    with running(model, limits=RequestLimits(requests=3, prompts=2)) as made, made.client() as client:
+    """Texts of one request are embedded in groups of at most the limits, and the time limit is that
+    of all of them.
+    """
+    with (
+        running(model, limits=RequestLimits(requests=3, prompts=2)) as made,
+        made.client() as client,
+    ):
         reply = client.post("/v1/embeddings", json={"input": ["a"] * 9})
         assert reply.status_code == 200, reply.text
         assert len(reply.json()["data"]) == 9
@@ -109,15 +137,23 @@ def test_limits_of_requests_apply(model: LLM, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(f"{module}.perf_counter", clock)
     for num_texts, expected in ((6, 200), (9, 408)):
         clock.shift = 0.0
-        with running(model, limits=RequestLimits(requests=3, seconds=1.9 * HUNG)) as made, made.client() as client:
-            assert client.post("/v1/embeddings", json={"input": ["a"] * num_texts}).status_code == expected
+        with (
+            running(model, limits=RequestLimits(requests=3, seconds=1.9 * HUNG)) as made,
+            made.client() as client,
+        ):
+            assert (
+                client.post("/v1/embeddings", json={"input": ["a"] * num_texts}).status_code
+                == expected
+            )
 
 
 def test_batch_files(model: LLM) -> None:
     async def main() -> Any:
         async with AsyncLLM(model) as engine:
             service = Service(engine, ServerSettings(name="tiny"))
-            return await answer_line(service, BatchLine("a", "/v1/embeddings", {"input": TEXTS, "dimensions": 5}))
+            return await answer_line(
+                service, BatchLine("a", "/v1/embeddings", {"input": TEXTS, "dimensions": 5})
+            )
 
     status, body = asyncio.run(main())
     assert status == 200

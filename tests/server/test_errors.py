@@ -1,4 +1,6 @@
-"""Messages of refused requests: each names its field once, what is there, and the form that the client wrote."""
+"""Messages of refused requests: each names its field once, what is there, and the form that the
+client wrote.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,10 @@ from server.serving import Running, running
 from server.tool_models import tool_model
 
 TURN = {"role": "user", "content": "Hi"}
-CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-)
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 ASK: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [TURN], "max_tokens": 1},
     COMPLETIONS: {"prompt": "Hi", "max_tokens": 1},
@@ -32,7 +32,9 @@ ASK: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=["hermes", "qwen3"])
-def tooled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def tooled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """Serve a model with calls alone, and one with calls and thoughts."""
     with running(tool_model(tmp_path_factory.mktemp(request.param), request.param)) as made:
         yield made
@@ -47,9 +49,18 @@ def refused(client: httpx.Client, route: str, fields: dict[str, Any]) -> str:
 @pytest.mark.parametrize("route", ASK)
 @pytest.mark.parametrize(
     "drafter",
-    ["psychic", "suffix(", "suffix(size=1)", "suffix(num_nodes=0)", "retrieval(path='x')", "first_of(psychic)"],
+    [
+        "psychic",
+        "suffix(",
+        "suffix(size=1)",
+        "suffix(num_nodes=0)",
+        "retrieval(path='x')",
+        "first_of(psychic)",
+    ],
 )
-def test_an_error_of_an_option_names_its_field_once(client: httpx.Client, route: str, drafter: str) -> None:
+def test_an_error_of_an_option_names_its_field_once(
+    client: httpx.Client, route: str, drafter: str
+) -> None:
     message = refused(client, route, {"drafter": drafter})
     assert message.startswith("drafter: ")
     assert not message.startswith("drafter: drafter: ")
@@ -60,11 +71,21 @@ def test_an_error_of_an_option_names_its_field_once(client: httpx.Client, route:
     [
         (CHAT, {"messages": []}, "messages: expected at least 1 item, found 0"),
         (MESSAGES, {"messages": []}, "messages: expected at least 1 item, found 0"),
-        (COMPLETIONS, {"cache_salt": "x" * 2000}, "cache_salt: expected at most 1024 characters, found 2000"),
-        (CHAT, {"messages": [TURN | {"name": "x" * 300}]}, "expected at most 256 characters, found 300"),
+        (
+            COMPLETIONS,
+            {"cache_salt": "x" * 2000},
+            "cache_salt: expected at most 1024 characters, found 2000",
+        ),
+        (
+            CHAT,
+            {"messages": [TURN | {"name": "x" * 300}]},
+            "expected at most 256 characters, found 300",
+        ),
     ],
 )
-def test_counts_of_one(client: httpx.Client, route: str, fields: dict[str, Any], expected: str) -> None:
+def test_counts_of_one(
+    client: httpx.Client, route: str, fields: dict[str, Any], expected: str
+) -> None:
     assert expected in refused(client, route, fields)
 
 
@@ -80,13 +101,18 @@ def test_a_quoted_text_is_not_changed(client: httpx.Client, field: str, quoted: 
 
 @pytest.mark.parametrize("quoted", QUOTED)
 def test_the_message_of_an_error_is_that_of_its_writer(quoted: str) -> None:
-    assert ApiError(400, f"expected another, found {quoted}", "invalid_value").message.endswith(quoted)
+    assert ApiError(400, f"expected another, found {quoted}", "invalid_value").message.endswith(
+        quoted
+    )
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1, "1 request "), (2, "2 requests ")])
 def test_limits_of_one_and_of_several(limit: int, expected: str) -> None:
     admission = AdmissionLimit(limit)
-    with admission.hold(limit), pytest.raises(OverloadedError, match=f"expected at most {expected}"):
+    with (
+        admission.hold(limit),
+        pytest.raises(OverloadedError, match=f"expected at most {expected}"),
+    ):
         ExitStack().enter_context(admission.hold(1))
 
 
@@ -105,7 +131,11 @@ REQUIRED: list[tuple[str, dict[str, Any], tuple[str | int, ...]]] = [
 @pytest.mark.parametrize("is_null", [True, False])
 @pytest.mark.parametrize(("route", "fields", "path"), REQUIRED, ids=str)
 def test_a_missing_value_is_null_or_no_field(
-    client: httpx.Client, route: str, fields: dict[str, Any], path: tuple[str | int, ...], is_null: bool
+    client: httpx.Client,
+    route: str,
+    fields: dict[str, Any],
+    path: tuple[str | int, ...],
+    is_null: bool,
 ) -> None:
     body = _without(ASK[route] | fields, path, is_null=is_null)
     answer = client.post(route, json=body)
@@ -150,8 +180,16 @@ def test_an_error_of_a_form_quotes_the_form_alone(
 
 SKIPPED: list[tuple[str, dict[str, Any], Any]] = [
     (CHAT, {"type": "web_search"}, {"type": "web_search"}),
-    (CHAT, {"type": "custom", "name": "search"}, {"type": "function", "function": {"name": "search"}}),
-    (CHAT, {"type": "function", "function": {"name": "a b"}}, {"type": "function", "function": {"name": "a b"}}),
+    (
+        CHAT,
+        {"type": "custom", "name": "search"},
+        {"type": "function", "function": {"name": "search"}},
+    ),
+    (
+        CHAT,
+        {"type": "function", "function": {"name": "a b"}},
+        {"type": "function", "function": {"name": "a b"}},
+    ),
     (
         CHAT,
         {"type": "custom", "name": "search"},
@@ -159,7 +197,11 @@ SKIPPED: list[tuple[str, dict[str, Any], Any]] = [
     ),
     (RESPONSES, {"type": "web_search"}, {"type": "web_search"}),
     (RESPONSES, {"type": "mcp", "name": "search"}, {"type": "function", "name": "search"}),
-    (MESSAGES, {"type": "web_search_20250305", "name": "web_search"}, {"type": "tool", "name": "web_search"}),
+    (
+        MESSAGES,
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "tool", "name": "web_search"},
+    ),
     (MESSAGES, {"type": "bash_20250124", "name": "bash"}, {"type": "tool", "name": "bash"}),
 ]
 WORDS = ("function", "tool", "custom", "any", "auto", "none", "required", "allowed_tools")
@@ -175,7 +217,9 @@ def test_a_choice_of_a_tool_that_the_server_skips(
         assert "a tool that this server skips; choose another" in message
         required = {"type": "any"} if route == MESSAGES else "required"
         message = refused(client, route, {"tools": [tool], "tool_choice": required})
-        expected = "expected tools with 'required', found only tools that this server skips; add functions"
+        expected = (
+            "expected tools with 'required', found only tools that this server skips; add functions"
+        )
         assert message == f"tool_choice: {expected}"
 
 
@@ -197,7 +241,9 @@ def _offer(route: str, tool: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", WORDS)
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
-def test_a_skipped_tool_may_have_a_word_of_the_api_as_its_name(tooled: Running, route: str, name: str) -> None:
+def test_a_skipped_tool_may_have_a_word_of_the_api_as_its_name(
+    tooled: Running, route: str, name: str
+) -> None:
     """Names of tools and types of choices are different things."""
     kind = f"{name}_of_a_server" if name in ("function", "custom") else name
     with tooled.client() as client:
@@ -219,7 +265,12 @@ def test_a_name_is_not_compared_with_each_index_of_a_list() -> None:
 
         __hash__ = str.__hash__
 
-    problem = {"type": "int_type", "loc": ("prompt", Name("list[int]"), 70_000), "input": 1, "msg": "no"}
+    problem = {
+        "type": "int_type",
+        "loc": ("prompt", Name("list[int]"), 70_000),
+        "input": 1,
+        "msg": "no",
+    }
     error = validation_to_api_error([problem], {"prompt": [1] * 70_001})
     assert error.param == "prompt.70000"
     assert Name.comparisons < 10

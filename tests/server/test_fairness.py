@@ -42,7 +42,10 @@ from waiting import HUNG, ShiftedClock, eventually, until
 OTHER = "another-key-for-tests"
 SMALL = {"prompt": "Hi", "max_tokens": 2}
 LONG = {"prompt": "def f(x):", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.0}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,20 +55,27 @@ def shared(model: LLM) -> Iterator[Running]:
 
 
 def ask(made: Running, key: str, body: dict[str, Any]) -> httpx.Response:
-    with httpx.Client(base_url=made.url, headers={"Authorization": f"Bearer {key}"}, timeout=HUNG) as client:
+    with httpx.Client(
+        base_url=made.url, headers={"Authorization": f"Bearer {key}"}, timeout=HUNG
+    ) as client:
         return client.post("/v1/completions", json=body)
 
 
 def test_one_request_does_not_take_all_places(shared: Running) -> None:
     answer = ask(shared, KEY, LONG | {"prompt": ["a"] * 16, "n": 4})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith("n: expected at most 32 samples at a time, found 64")
+    assert answer.json()["error"]["message"].startswith(
+        "n: expected at most 32 samples at a time, found 64"
+    )
 
 
 @contextmanager
 def sent(made: Running, body: dict[str, Any]) -> Iterator[None]:
-    """Send a request of the first key on a connection that is closed afterwards, without reading the answer."""
-    url, data = httpx.URL(made.url), json.dumps(body).encode()
+    """Send a request of the first key on a connection that is closed afterwards, without reading
+    the answer.
+    """
+    url = httpx.URL(made.url)
+    data = json.dumps(body).encode()
     head = ["POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {KEY}"]
     head += [f"Content-Length: {len(data)}", "Content-Type: application/json", "", ""]
     with socket.socket() as sock:
@@ -99,8 +109,12 @@ class Passes:
 
     def __init__(self, scheduler: Scheduler, tenant: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = ShiftedClock()
-        self.num_without, self.longest, self.num_with = 0, 0, 0
-        self._tenant, self._scheduler, self._schedule = tenant, scheduler, scheduler.schedule
+        self.num_without = 0
+        self.longest = 0
+        self.num_with = 0
+        self._tenant = tenant
+        self._scheduler = scheduler
+        self._schedule = scheduler.schedule
         monkeypatch.setattr(scheduler, "clock", self.clock)
         monkeypatch.setattr(scheduler, "schedule", self.schedule)
 
@@ -110,7 +124,10 @@ class Passes:
         if any(each.request.tenant == self._tenant for each in batch):
             self.num_with += 1
             self.num_without = 0
-        elif any(each.tenant == self._tenant for each in (*self._scheduler.running, *self._scheduler.waiting)):
+        elif any(
+            each.tenant == self._tenant
+            for each in (*self._scheduler.running, *self._scheduler.waiting)
+        ):
             self.num_without += 1
             self.longest = max(self.longest, self.num_without)
         return batch
@@ -127,7 +144,9 @@ def test_a_key_is_served_while_another_one_floods_the_server(
     with ExitStack() as closing:
         for body in SHAPES[shape]:
             closing.enter_context(sent(shared, body))
-        assert eventually(lambda: len(engine.scheduler.running) >= min(engine.scheduler.max_batch, 8))
+        assert eventually(
+            lambda: len(engine.scheduler.running) >= min(engine.scheduler.max_batch, 8)
+        )
         answer = ask(shared, OTHER, SMALL)
         assert answer.status_code == 200, answer.text
         assert engine.scheduler.running, "the other key's requests still run"
@@ -175,8 +194,14 @@ def test_what_depends_on_the_size_of_a_request_takes_turns(
         monkeypatch.setattr(owner, name, noted(part, getattr(owner, name)))
     body = {**ROUTES[route], "metadata": {"x": "x" * 20_000}}
     streams = stream and route in STREAMED
-    with running(model, keys=(KEY, OTHER)) as made, made.client() as client, monkeypatch.context() as patch:
-        patch.setattr(asyncio, "to_thread", lambda *_: pytest.fail("expected the threads with turns"))
+    with (
+        running(model, keys=(KEY, OTHER)) as made,
+        made.client() as client,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(
+            asyncio, "to_thread", lambda *_: pytest.fail("expected the threads with turns")
+        )
         answer = client.post(route, json={**body, "stream": True} if streams else body)
         assert answer.status_code in (200, 400), answer.text
     assert "body" in threads
@@ -186,9 +211,13 @@ def test_what_depends_on_the_size_of_a_request_takes_turns(
 def test_two_large_bodies_are_read_at_once_and_the_server_answers_beside_them(
     model: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event loop waits for each thread that runs Python code, so that their number is its delay."""
-    gate, lock = threading.Event(), threading.Lock()
-    num_now, most = 0, 0
+    """The event loop waits for each thread that runs Python code, so that their number is its
+    delay.
+    """
+    gate = threading.Event()
+    lock = threading.Lock()
+    num_now = 0
+    most = 0
     read = BodyReader._read
 
     def wait(*given: Any) -> Any:
@@ -218,7 +247,8 @@ def test_a_small_request_waits_for_no_large_body(
     model: LLM, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], route: str
 ) -> None:
     """Not even one of the same key, from its body to the end of its stream."""
-    gate, begun = threading.Event(), threading.Event()
+    gate = threading.Event()
+    begun = threading.Event()
     read = BodyReader._read
 
     def wait(reader: BodyReader, kind: Any, data: bytes) -> Any:
@@ -262,7 +292,9 @@ KINDS = ("embeddings", "moderations", "completions")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_texts_are_read_in_turns(model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_many_texts_are_read_in_turns(
+    model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """A job reads 64 of them at most, so that other requests have their turns between two jobs."""
     num_read = [0]
     services = list[Service]()
@@ -293,10 +325,14 @@ def test_many_texts_are_read_in_turns(model: LLM, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_turn_ends_after_a_slow_text(model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_turn_ends_after_a_slow_text(
+    model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Another request is read before the other texts, by the same thread."""
     monkeypatch.setattr("pronk.server.service._TURN_SECONDS", 0.0)
-    gate, begun, order = threading.Event(), threading.Event(), list[str]()
+    gate = threading.Event()
+    begun = threading.Event()
+    order = list[str]()
     encode = RequestFactory.encode_prompt
 
     def wait(factory: RequestFactory, prompt: Any) -> list[int]:
@@ -326,9 +362,13 @@ def test_a_turn_ends_after_a_slow_text(model: LLM, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("end", ["time", "client"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_reading_ends_between_texts(model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str, end: str) -> None:
+def test_reading_ends_between_texts(
+    model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str, end: str
+) -> None:
     """When the time of the request is over, or its client is gone."""
-    gate, begun, num_read = threading.Event(), threading.Event(), 0
+    gate = threading.Event()
+    begun = threading.Event()
+    num_read = 0
     encode = RequestFactory.encode_prompt
 
     def wait(factory: RequestFactory, prompt: Any) -> list[int]:
@@ -365,12 +405,17 @@ def test_the_threads_of_a_server_end_with_it(model: LLM) -> None:
         large = SMALL | {"metadata": {"x": "x" * 20_000}}
         for key in (KEY, OTHER):
             assert ask(made, key, large).status_code == 200
-    assert eventually(lambda: not any(each.name.startswith("pronk") for each in {*threading.enumerate()} - before))
+    assert eventually(
+        lambda: not any(each.name.startswith("pronk") for each in {*threading.enumerate()} - before)
+    )
 
 
-def test_reading_keeps_its_place_until_its_thread_has_ended(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_keeps_its_place_until_its_thread_has_ended(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also after the time of the request is over, so that such requests do not take all threads."""
-    begun, gate = threading.Event(), threading.Event()
+    begun = threading.Event()
+    gate = threading.Event()
 
     def wait(*_: Any) -> list[int]:
         begun.set()
@@ -394,7 +439,9 @@ def test_reading_keeps_its_place_until_its_thread_has_ended(model: LLM, monkeypa
     asyncio.run(main())
 
 
-def test_the_end_of_a_service_ends_texts_that_are_being_tokenized(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_service_ends_texts_that_are_being_tokenized(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped = list[Any]()
 
     def stop(tokenizer: Tokenizer) -> None:
@@ -455,12 +502,18 @@ def test_a_server_restores_the_settings_of_the_process(model: LLM) -> None:
         gc.set_threshold(*thresholds)
 
 
-def test_a_stream_that_nobody_reads_is_paused(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is generated up to what buffers take, and then its place in the batch is free for others."""
+def test_a_stream_that_nobody_reads_is_paused(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is generated up to what buffers take, and then its place in the batch is free for
+    others.
+    """
     monkeypatch.setattr(engine_thread, "MAX_UNREAD", 4)
     with sent(shared, LONG | {"stream": True, "logprobs": 20}):
         scheduler = shared.llm.engine.scheduler
-        assert eventually(lambda: any(each.paused for each in (*scheduler.running, *scheduler.waiting)))
+        assert eventually(
+            lambda: any(each.paused for each in (*scheduler.running, *scheduler.waiting))
+        )
         (request,) = (*scheduler.running, *scheduler.waiting)
 
         def stands_still_beside_another_request() -> bool:

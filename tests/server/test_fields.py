@@ -1,4 +1,6 @@
-"""Fields that pronk does not have: what changes the answer is refused, what asks for nothing is accepted and named."""
+"""Fields that pronk does not have: what changes the answer is refused, what asks for nothing is
+accepted and named.
+"""
 
 import json
 from collections.abc import Iterator
@@ -21,8 +23,12 @@ ASK: dict[str, Any] = {
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
 }
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-CLEAR_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}]}
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+CLEAR_THOUGHTS = {
+    "edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}]
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +102,28 @@ def test_fields_that_ask_for_nothing_are_accepted_and_named(
         {"store": False},
         {"mirostat": 0, "typical_p": 1.0, "dry_multiplier": 0.0, "xtc_probability": 0},
         {"top_k": -1},
-        {"skip_special_tokens": True, "use_beam_search": False, "best_of": 1, "truncate_prompt_tokens": -1},
-        {"unheard_of": None, "unheard_of_2": False, "unheard_of_3": [], "unheard_of_4": {}, "unheard_of_5": ""},
+        {
+            "skip_special_tokens": True,
+            "use_beam_search": False,
+            "best_of": 1,
+            "truncate_prompt_tokens": -1,
+        },
+        {
+            "unheard_of": None,
+            "unheard_of_2": False,
+            "unheard_of_3": [],
+            "unheard_of_4": {},
+            "unheard_of_5": "",
+        },
     ],
     ids=str,
 )
-def test_neutral_values_are_the_same_as_no_field(client: httpx.Client, route: str, more: dict[str, Any]) -> None:
+def test_neutral_values_are_the_same_as_no_field(
+    client: httpx.Client, route: str, more: dict[str, Any]
+) -> None:
     body = {**ASK[route], "temperature": 0}
-    plain, got = client.post(route, json=body), client.post(route, json={**body, **more})
+    plain = client.post(route, json=body)
+    got = client.post(route, json={**body, **more})
     assert [name for name in ignored(got) if name != "store"] == []
     assert text_of(got.json()) == text_of(plain.json()) != ""
 
@@ -145,15 +165,30 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
             ("nonsense", 1, "remove it"),
         )
     ),
-    (CHAT, {"grammar": "root ::= x"}, "grammar", "use guided_grammar, in llguidance's dialect of Lark"),
+    (
+        CHAT,
+        {"grammar": "root ::= x"},
+        "grammar",
+        "use guided_grammar, in llguidance's dialect of Lark",
+    ),
     (RESPONSES, {"grammar": "root ::= x"}, "grammar", "use text.format"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions", "use tools"),
     (CHAT, {"echo": True}, "echo", "use /v1/completions"),
     (CHAT, {"modalities": ["audio"]}, "modalities", "the model answers with text"),
-    (RESPONSES, {"previous_response_id": "r"}, "previous_response_id", "send the whole conversation in input"),
+    (
+        RESPONSES,
+        {"previous_response_id": "r"},
+        "previous_response_id",
+        "send the whole conversation in input",
+    ),
     (RESPONSES, {"background": True}, "background", "read the stream instead"),
     (RESPONSES, {"messages": [{}]}, "messages", "use input"),
-    (MESSAGES, {"response_format": {"type": "json_object"}}, "response_format", "use output_config.format"),
+    (
+        MESSAGES,
+        {"response_format": {"type": "json_object"}},
+        "response_format",
+        "use output_config.format",
+    ),
     (CHAT, {"options": {"mirostat": 1}}, "options.mirostat", "use min_p"),
     *(
         (route, {name: value}, name, "remove it")
@@ -171,7 +206,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"instructions": "x"}, "instructions", "remove it"),
     (CHAT, {"typical_p": 0}, "typical_p", "use top_p or min_p"),
     (RESPONSES, {"image": "x"}, "image", "send text only"),
-    (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}, "messages.0.images", "send text only"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": "x", "images": ["x"]}]},
+        "messages.0.images",
+        "send text only",
+    ),
 ]
 
 
@@ -207,7 +247,8 @@ def test_other_names_of_a_field_are_read_as_that_field(
     limited = {name for name in (*alias, *own) if "max" in name or name in ("n_predict", "options")}
     body = {name: value for name, value in ASK[route].items() if not (limited and name in limits)}
     body = {"temperature": 0, **body}
-    named, got = client.post(route, json={**body, **own}), client.post(route, json={**body, **alias})
+    named = client.post(route, json={**body, **own})
+    got = client.post(route, json={**body, **alias})
     assert text_of(got.json()) == text_of(named.json()) != ""
     assert any("(as " in path for path in ignored(got))
     assert ignored(named) == []
@@ -221,8 +262,10 @@ def test_no_limit_of_top_k_is_none_whatever_is_recommended() -> None:
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 OTHER_SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}}}
-ON, OFF = {"type": "enabled"}, {"type": "disabled"}
-# Two fields that mean the same: the first with a value, the second with the same value and with another one.
+ON = {"type": "enabled"}
+OFF = {"type": "disabled"}
+# Two fields that mean the same: the first with a value, the second with the same value and with
+# another one.
 PAIRS: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     *(
         (route, {"repetition_penalty": 1.5}, name, 1.5, 1.2)
@@ -308,15 +351,30 @@ def test_two_fields_that_mean_the_same_must_have_one_value(
 @pytest.mark.parametrize("value", [-1, -2])
 def test_a_negative_limit_is_no_limit(client: httpx.Client, value: int) -> None:
     for route in (CHAT, "/v1/completions"):
-        long = {"prompt": [5] * 2000} if route != CHAT else {"messages": [{"role": "user", "content": "a " * 990}]}
+        long = (
+            {"prompt": [5] * 2000}
+            if route != CHAT
+            else {"messages": [{"role": "user", "content": "a " * 990}]}
+        )
         body = {**long, "max_tokens": value, "temperature": 0, "ignore_eos": True}
         answer = client.post(route, json=body).json()
         assert answer["usage"]["total_tokens"] == 2048  # the model's context
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
 FLAT = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
-OTHER_TOOLS = ["web_search", "image_generation", "tool_search", "custom", "mcp", "local_shell", "unheard_of"]
+OTHER_TOOLS = [
+    "web_search",
+    "image_generation",
+    "tool_search",
+    "custom",
+    "mcp",
+    "local_shell",
+    "unheard_of",
+]
 
 
 @pytest.mark.parametrize("kind", OTHER_TOOLS)
@@ -324,7 +382,10 @@ def test_tools_of_other_kinds_are_skipped(tooled: Running, kind: str) -> None:
     own = {CHAT: TOOL, RESPONSES: FLAT, MESSAGES: {"name": "f", "input_schema": {"type": "object"}}}
     with tooled.client() as client:
         for route, tool in own.items():
-            other = {"type": kind if kind != "custom" or route != MESSAGES else "web_search_20250305", "name": "w"}
+            other = {
+                "type": kind if kind != "custom" or route != MESSAGES else "web_search_20250305",
+                "name": "w",
+            }
             answer = client.post(route, json={**ASK[route], "tools": [other, tool]})
             assert ignored(answer) == [f"tools[0] ({other['type']})"]
             only = client.post(route, json={**ASK[route], "tools": [other]})
@@ -334,7 +395,12 @@ def test_tools_of_other_kinds_are_skipped(tooled: Running, kind: str) -> None:
 @pytest.mark.parametrize(
     "item",
     [
-        {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {
+            "type": "web_search_call",
+            "id": "w",
+            "status": "completed",
+            "action": {"type": "search", "query": "x"},
+        },
         {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "x"},
         {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
         {"type": "image_generation_call", "id": "i", "result": None},
@@ -354,20 +420,32 @@ def test_items_of_other_tools_are_skipped(client: httpx.Client, item: dict[str, 
 
 
 def test_functions_that_no_call_can_name_are_skipped(tooled: Running) -> None:
-    spaces = [{"type": "namespace", "name": name, "tools": [FLAT]} for name in ("a b", 'a"b', "<think>", "fine")]
+    spaces = [
+        {"type": "namespace", "name": name, "tools": [FLAT]}
+        for name in ("a b", 'a"b', "<think>", "fine")
+    ]
     body = {**ASK[RESPONSES], "max_output_tokens": 40, "tools": spaces, "tool_choice": "required"}
     with tooled.client() as client:
         answer = client.post(RESPONSES, json={**body, "parallel_tool_calls": False})
         (call,) = [item for item in answer.json()["output"] if item["type"] == "function_call"]
         assert (call["namespace"], call["name"]) == ("fine", "f")
-        unusable = {CHAT: {"name": "bad name!"}, MESSAGES: {"name": "bad name!", "input_schema": {}}}
+        unusable = {
+            CHAT: {"name": "bad name!"},
+            MESSAGES: {"name": "bad name!", "input_schema": {}},
+        }
         for route, tool in unusable.items():
-            assert ignored(client.post(route, json={**ASK[route], "tools": [tool]})) == ["tools[0] (function)"]
+            assert ignored(client.post(route, json={**ASK[route], "tools": [tool]})) == [
+                "tools[0] (function)"
+            ]
 
 
 def test_tools_that_items_repeat_are_offered_once(tooled: Running) -> None:
     added = {"type": "tool_search_output", "tools": [FLAT]}
-    body = {**ASK[RESPONSES], "tools": [FLAT], "input": [added, {"role": "user", "content": "Hi"}, added]}
+    body = {
+        **ASK[RESPONSES],
+        "tools": [FLAT],
+        "input": [added, {"role": "user", "content": "Hi"}, added],
+    }
     with tooled.client() as client:
         assert client.post(RESPONSES, json=body).status_code == 200
 
@@ -387,8 +465,14 @@ def test_very_many_tools_cost_little(tooled: Running) -> None:
 def test_items_that_the_answer_needs_are_refused(client: httpx.Client, kind: str) -> None:
     items = [{"role": "user", "content": "Hi"}, {"type": kind, "id": "x"}]
     assert client.post(RESPONSES, json={**ASK[RESPONSES], "input": items}).status_code == 400
-    texts = [[*items[:1], {"type": "input_text", "text": "x"}], [*items[:1], {"role": "user", "content": "x"}]]
-    counts = [client.post(RESPONSES, json={**ASK[RESPONSES], "input": each}).json()["usage"] for each in texts]
+    texts = [
+        [*items[:1], {"type": "input_text", "text": "x"}],
+        [*items[:1], {"role": "user", "content": "x"}],
+    ]
+    counts = [
+        client.post(RESPONSES, json={**ASK[RESPONSES], "input": each}).json()["usage"]
+        for each in texts
+    ]
     assert counts[0]["input_tokens"] == counts[1]["input_tokens"]
 
 
@@ -400,10 +484,15 @@ def test_functions_of_a_namespace_are_called_by_their_own_names(tooled: Running)
         "tools": [FLAT, {"type": "custom", "name": "c"}],
     }
     body = {"max_output_tokens": 64, "tool_choice": "required", "temperature": 0}
-    for more in ({"tools": [space]}, {"input": [{"type": "additional_tools", "role": "developer", "tools": [space]}]}):
+    for more in (
+        {"tools": [space]},
+        {"input": [{"type": "additional_tools", "role": "developer", "tools": [space]}]},
+    ):
         asked = [*more.get("input", []), {"role": "user", "content": "Hi"}]
         with tooled.client() as client:
-            answer = client.post(RESPONSES, json={**body, **more, "input": asked, "parallel_tool_calls": False})
+            answer = client.post(
+                RESPONSES, json={**body, **more, "input": asked, "parallel_tool_calls": False}
+            )
             assert len(ignored(answer)) == 1
             (call,) = [item for item in answer.json()["output"] if item["type"] == "function_call"]
             assert (call["namespace"], call["name"]) == ("mcp__git", "f")
@@ -416,7 +505,14 @@ def test_functions_of_a_namespace_are_called_by_their_own_names(tooled: Running)
     ("choice", "names"),
     [
         ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}}, "f"),
-        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}, "g"),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "g"}],
+            },
+            "g",
+        ),
         ({"type": "function", "name": "g"}, "g"),
         ({"type": "tool", "name": "g"}, "g"),
         ("any", "fg"),
@@ -424,9 +520,17 @@ def test_functions_of_a_namespace_are_called_by_their_own_names(tooled: Running)
     ],
     ids=str,
 )
-def test_choices_of_tools_in_the_forms_of_other_apis(tooled: Running, choice: Any, names: str) -> None:
+def test_choices_of_tools_in_the_forms_of_other_apis(
+    tooled: Running, choice: Any, names: str
+) -> None:
     tools = [TOOL, {"name": "g", "input_schema": {"type": "object", "properties": {}}}]
-    body = {**ASK[CHAT], "max_tokens": 40, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    body = {
+        **ASK[CHAT],
+        "max_tokens": 40,
+        "tools": tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+    }
     with tooled.client() as client:
         message = client.post(CHAT, json=body).json()["choices"][0]["message"]
     (call,) = message["tool_calls"]
@@ -458,10 +562,21 @@ def test_hints_of_thinking_are_mapped_or_named(
 
 
 def test_images_in_results_of_tools_become_notes(tooled: Running) -> None:
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+    }
     call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "seen"}, image]}
-    talk = [*ASK[MESSAGES]["messages"], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t",
+        "content": [{"type": "text", "text": "seen"}, image],
+    }
+    talk = [
+        *ASK[MESSAGES]["messages"],
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
     with tooled.client() as client:
         answer = client.post(MESSAGES, json={**ASK[MESSAGES], "messages": talk})
         assert ignored(answer) == ["messages[2].content[0].content[1] (image)"]
@@ -473,7 +588,9 @@ def test_images_in_results_of_tools_become_notes(tooled: Running) -> None:
         ]
         answer = client.post(RESPONSES, json={**ASK[RESPONSES], "input": items})
         assert ignored(answer) == ["input[2].output[0] (input_image)"]
-        refused = client.post(RESPONSES, json={**ASK[RESPONSES], "input": [{"role": "user", "content": [seen]}]})
+        refused = client.post(
+            RESPONSES, json={**ASK[RESPONSES], "input": [{"role": "user", "content": [seen]}]}
+        )
         assert refused.status_code == 400
 
 
@@ -497,7 +614,10 @@ HALF = '"\\ud800"'  # half of a surrogate pair, which JSON can escape and no res
         f'"metadata": {{{HALF}: {HALF}}}',
         f'"tools": [{{"type": {HALF}}}]',
         f'"tools": [{{"type": "function", "name": "f", "parameters": {{"title": {HALF}}}}}]',
-        f'"tools": [{{"name": "f", "input_schema": {{"properties": {{{HALF}: {{"not": {{}}}}}}}}}}]',
+        (
+            f'"tools": [{{"name": "f", "input_schema": {{"properties": {{{HALF}: {{"not": '
+            f"{{}}}}}}}}}}]"
+        ),
         f'"reasoning_effort": {HALF}',
         f'"instructions": {HALF}',
         f'"mirostat": {HALF}',
@@ -506,9 +626,13 @@ HALF = '"\\ud800"'  # half of a surrogate pair, which JSON can escape and no res
     ids=lambda text: text[:40],
 )
 @pytest.mark.parametrize("route", ASK)
-def test_deep_values_and_half_characters_are_no_server_error(tooled: Running, route: str, more: str) -> None:
+def test_deep_values_and_half_characters_are_no_server_error(
+    tooled: Running, route: str, more: str
+) -> None:
     body = f"{json.dumps(ASK[route])[:-1]}, {more}}}"
-    with tooled.client(headers={"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}) as client:
+    with tooled.client(
+        headers={"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    ) as client:
         answer = client.post(route, content=body)
     assert answer.status_code in (200, 400), answer.text
     assert answer.json()
@@ -516,7 +640,9 @@ def test_deep_values_and_half_characters_are_no_server_error(tooled: Running, ro
 
 @pytest.mark.parametrize("route", ASK)
 def test_very_many_fields_cost_little(client: httpx.Client, route: str) -> None:
-    """Of the options only the first are compared with names; of a message only the first are reported."""
+    """Of the options only the first are compared with names; of a message only the first are
+    reported.
+    """
     many = {f"temperatur{n}": "x" for n in range(100_000)}
     answer = client.post(route, json={**ASK[route], **many})
     assert answer.status_code == 400
@@ -541,12 +667,18 @@ def test_the_header_is_one_line_of_limited_length() -> None:
 
 def test_fields_of_a_long_conversation_are_named_once() -> None:
     messages = [{"role": "user", "content": "x", "id": str(n)} for n in range(50)]
-    body = ChatRequest.model_validate({"messages": [*messages, {"role": "user", "content": "x", "phase": "y"}]})
+    body = ChatRequest.model_validate(
+        {"messages": [*messages, {"role": "user", "content": "x", "phase": "y"}]}
+    )
     assert body.ignored() == ["messages[].id", "messages[50].phase"]
 
 
-def test_log_of_a_server_names_what_was_ignored_once(model: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    """Each server logs each set of ignored fields once, whatever other servers of the process have logged."""
+def test_log_of_a_server_names_what_was_ignored_once(
+    model: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each server logs each set of ignored fields once, whatever other servers of the process have
+    logged.
+    """
     caplog.set_level("INFO", "pronk")
     for _ in range(2):
         caplog.clear()
@@ -558,12 +690,20 @@ def test_log_of_a_server_names_what_was_ignored_once(model: LLM, caplog: pytest.
         assert not any("secret" in message for message in found)
 
 
-@pytest.mark.parametrize("route", ["/v1/completions", CHAT, "/v1/messages", "/v1/embeddings", "/tokenize"])
+@pytest.mark.parametrize(
+    "route", ["/v1/completions", CHAT, "/v1/messages", "/v1/embeddings", "/tokenize"]
+)
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        (b'{"prompt": "x",\n "n" 2}', "a mistake at line 2, column 6 (Expecting ':' delimiter, found '2}')"),
-        (b'{"prompt": "x"', "a mistake at line 1, column 15 (Expecting ',' delimiter, found the end)"),
+        (
+            b'{"prompt": "x",\n "n" 2}',
+            "a mistake at line 2, column 6 (Expecting ':' delimiter, found '2}')",
+        ),
+        (
+            b'{"prompt": "x"',
+            "a mistake at line 1, column 15 (Expecting ',' delimiter, found the end)",
+        ),
         (b'{"prompt": tru', "a mistake at line 1, column 12 (Expecting value, found 'tru')"),
         (b"{} {}", "a mistake at line 1, column 4 (Extra data, found '{}')"),
         (b'{"prompt": "\xff"}', "a byte at position 12 that is not UTF-8"),
@@ -571,19 +711,25 @@ def test_log_of_a_server_names_what_was_ignored_once(model: LLM, caplog: pytest.
     ],
     ids=range(6),
 )
-def test_a_body_that_is_no_json_is_located(client: httpx.Client, route: str, body: bytes, found: str) -> None:
+def test_a_body_that_is_no_json_is_located(
+    client: httpx.Client, route: str, body: bytes, found: str
+) -> None:
     answer = client.post(route, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == f"body: expected JSON, found {found}"
 
 
 @pytest.mark.parametrize(
-    ("body", "found"), [("", "none"), ("null", "null"), ('"x"', "the string 'x'"), ("[]", "a list"), ("1", "1")]
+    ("body", "found"),
+    [("", "none"), ("null", "null"), ('"x"', "the string 'x'"), ("[]", "a list"), ("1", "1")],
 )
 def test_a_body_that_is_no_object_is_named(client: httpx.Client, body: str, found: str) -> None:
     answer = client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == f"body: expected a JSON object, found {found}; send one"
+    assert (
+        answer.json()["error"]["message"]
+        == f"body: expected a JSON object, found {found}; send one"
+    )
 
 
 @pytest.mark.parametrize("limit", [2**31 + 1, 2**53 - 1, 2**63 - 1])
@@ -593,7 +739,10 @@ def test_very_large_limits_are_no_limit(client: httpx.Client, limit: int) -> Non
 
 
 def test_parts_of_a_reply_that_responses_do_not_have_are_named(client: httpx.Client) -> None:
-    body = {**ASK[RESPONSES], "include": ["message.output_text.logprobs", "file_search_call.results"]}
+    body = {
+        **ASK[RESPONSES],
+        "include": ["message.output_text.logprobs", "file_search_call.results"],
+    }
     assert "include" in ignored(client.post(RESPONSES, json=body))
     del body["include"][1:]
     assert "include" not in ignored(client.post(RESPONSES, json=body))

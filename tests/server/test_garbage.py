@@ -10,7 +10,8 @@ from pronk.base import SMALL_JOB
 from pronk.server import garbage
 from pronk.server.garbage import Bodies, calm_collections
 
-LARGE, SMALL = SMALL_JOB + 1, SMALL_JOB
+LARGE = SMALL_JOB + 1
+SMALL = SMALL_JOB
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(SMALL, LARGE, 2, id="the only large body ends"),
     ],
 )
-def test_collections_wait_for_large_bodies(outer: int, inner: int, expected: int, collected: list[str]) -> None:
+def test_collections_wait_for_large_bodies(
+    outer: int, inner: int, expected: int, collected: list[str]
+) -> None:
     bodies = Bodies()
     with bodies.hold(outer), bodies.hold(inner):
         pass
@@ -48,7 +51,9 @@ def test_a_failed_request_holds_its_body_no_longer(collected: list[str]) -> None
     assert len(collected) == 1
 
 
-def test_garbage_that_is_not_due_stays(monkeypatch: pytest.MonkeyPatch, collected: list[str]) -> None:
+def test_garbage_that_is_not_due_stays(
+    monkeypatch: pytest.MonkeyPatch, collected: list[str]
+) -> None:
     monkeypatch.setattr(garbage, "_DUE", 10**9)
     with Bodies().hold(LARGE):
         pass

@@ -50,7 +50,12 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/v1/completions", TEXT | {"logit_bias": {"1": 101}}, "invalid_value", "logit_bias"),
         ("/v1/completions", TEXT | {"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
         ("/v1/completions", TEXT | {"logit_bias": {"99999999": 1}}, "invalid_value", "logit_bias"),
-        ("/v1/completions", TEXT | {"logit_bias": {str(i): 1 for i in range(1025)}}, "invalid_value", "logit_bias"),
+        (
+            "/v1/completions",
+            TEXT | {"logit_bias": {str(i): 1 for i in range(1025)}},
+            "invalid_value",
+            "logit_bias",
+        ),
         ("/v1/completions", TEXT | {"prompt": ["a"] * 65}, "invalid_value", "prompt"),
         ("/v1/completions", TEXT | {"prompt": []}, "invalid_value", "prompt"),
         ("/v1/completions", TEXT | {"prompt": ""}, "invalid_prompt", None),
@@ -61,25 +66,61 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/v1/completions", TEXT | {"leaps": True}, "invalid_value", "leaps"),
         ("/v1/completions", TEXT | {"drafter": "nonsense"}, "invalid_value", "drafter"),
         ("/v1/completions", TEXT | {"drafter": "lookahead(window=-1)"}, "invalid_value", "drafter"),
-        ("/v1/completions", TEXT | {"drafter": "draft_model(model='/etc')"}, "drafter_not_allowed", "drafter"),
-        ("/v1/completions", TEXT | {"drafter": "suffix(store='/etc/passwd')"}, "drafter_not_allowed", "drafter"),
-        ("/v1/completions", TEXT | {"drafter": "merged(suffix, glide)"}, "drafter_not_allowed", "drafter"),
+        (
+            "/v1/completions",
+            TEXT | {"drafter": "draft_model(model='/etc')"},
+            "drafter_not_allowed",
+            "drafter",
+        ),
+        (
+            "/v1/completions",
+            TEXT | {"drafter": "suffix(store='/etc/passwd')"},
+            "drafter_not_allowed",
+            "drafter",
+        ),
+        (
+            "/v1/completions",
+            TEXT | {"drafter": "merged(suffix, glide)"},
+            "drafter_not_allowed",
+            "drafter",
+        ),
         ("/v1/completions", TEXT | {"rule": "typical"}, "invalid_value", "rule"),
         ("/v1/completions", TEXT | {"priority": 10**6}, "invalid_value", "priority"),
         ("/v1/chat/completions", CHAT | {"messages": []}, "invalid_value", "messages"),
         ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, "invalid_value", "top_logprobs"),
         ("/v1/chat/completions", CHAT | {"tools": [{}]}, "invalid_value", "tools.0.function"),
         ("/v1/chat/completions", CHAT | {"tools": [TOOL]}, "unsupported", "tools"),
-        ("/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "f"}]}, "unsupported", "tools"),
+        (
+            "/v1/responses",
+            {"input": "x", "tools": [{"type": "function", "name": "f"}]},
+            "unsupported",
+            "tools",
+        ),
         ("/v1/responses", {"input": "x", "tools": [TOOL]}, "unsupported", "tools"),
-        ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, "unsupported", "input"),
-        ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, "invalid_value", "tool_choice"),
-        ("/v1/chat/completions", CHAT | {"parallel_tool_calls": 1}, "invalid_value", "parallel_tool_calls"),
+        (
+            "/v1/responses",
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "unsupported",
+            "input",
+        ),
+        (
+            "/v1/chat/completions",
+            CHAT | {"tool_choice": "required"},
+            "invalid_value",
+            "tool_choice",
+        ),
+        (
+            "/v1/chat/completions",
+            CHAT | {"parallel_tool_calls": 1},
+            "invalid_value",
+            "parallel_tool_calls",
+        ),
         ("/v1/chat/completions", CHAT | {"reasoning_effort": []} | {"n": 0}, "invalid_value", "n"),
         ("/v1/completions", TEXT | {"prompt": [[1], ["a"]]}, "invalid_value", "prompt.1.0"),
         (
             "/v1/completions",
-            TEXT | {"drafter": "merged(suffix,merged(suffix,merged(suffix,merged(suffix,suffix))))"},
+            TEXT
+            | {"drafter": "merged(suffix,merged(suffix,merged(suffix,merged(suffix,suffix))))"},
             "invalid_value",
             "drafter",
         ),
@@ -89,10 +130,25 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
             "invalid_value",
             "messages.0.content.0.text",
         ),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "invalid_value", "messages.0.content"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": 5}]},
+            "invalid_value",
+            "messages.0.content",
+        ),
         ("/v1/chat/completions", {}, "invalid_value", "messages"),
-        ("/v1/chat/completions", CHAT | {"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
-        ("/v1/responses", {"input": "Hi", "previous_response_id": "x"}, "unsupported", "previous_response_id"),
+        (
+            "/v1/chat/completions",
+            CHAT | {"response_format": {"type": "xml"}},
+            "invalid_value",
+            "response_format.type",
+        ),
+        (
+            "/v1/responses",
+            {"input": "Hi", "previous_response_id": "x"},
+            "unsupported",
+            "previous_response_id",
+        ),
         ("/v1/responses", {"input": "Hi", "n": 2}, "invalid_value", "n"),
         ("/v1/responses", {"input": []}, "invalid_value", "input"),
         ("/v1/moderations", {"input": []}, "invalid_value", "input"),
@@ -104,7 +160,12 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/v1/embeddings", {"input": [1] * 2048}, "context_length_exceeded", "input"),
         ("/v1/embeddings", {"input": "a", "dimensions": 0}, "invalid_value", "dimensions"),
         ("/v1/embeddings", {"input": "a", "dimensions": 321}, "invalid_value", "dimensions"),
-        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "invalid_value", "encoding_format"),
+        (
+            "/v1/embeddings",
+            {"input": "a", "encoding_format": "int8"},
+            "invalid_value",
+            "encoding_format",
+        ),
         ("/v1/embeddings", {"input": "a", "pooling": "cls"}, "invalid_value", "pooling"),
         ("/v1/embeddings", {}, "invalid_value", "input"),
         ("/tokenize", {}, "invalid_value", "prompt"),
@@ -117,7 +178,10 @@ def test_invalid_field_is_refused_and_named(
     found = error(client.post(route, json=body), 400, code)
     if param is not None:
         assert found["param"] == param
-    assert not any(word in found["message"] for word in ("Input should", "Value error", "Field required", "function-"))
+    assert not any(
+        word in found["message"]
+        for word in ("Input should", "Value error", "Field required", "function-")
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,13 +206,18 @@ def test_invalid_field_is_refused_and_named(
 def test_unsupported_fields_are_accepted_with_neutral_values(
     client: httpx.Client, route: str, body: dict[str, Any], neutral: dict[str, Any]
 ) -> None:
-    for given in (neutral, dict.fromkeys(neutral), *({name: value} for name, value in neutral.items())):
+    for given in (
+        neutral,
+        dict.fromkeys(neutral),
+        *({name: value} for name, value in neutral.items()),
+    ):
         answer = client.post(route, json=body | given)
         assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(
-    "drafter", ["autoregressive", "recycling(num_nodes=7)", "merged(suffix, jacobi)", "draft_model", "jacobi"]
+    "drafter",
+    ["autoregressive", "recycling(num_nodes=7)", "merged(suffix, jacobi)", "draft_model", "jacobi"],
 )
 def test_request_selects_a_drafter_and_keeps_its_text(client: httpx.Client, drafter: str) -> None:
     body = {"prompt": "def f(x):", "max_tokens": 12, "seed": 1}
@@ -162,21 +231,40 @@ def test_options_that_name_files_are_listed(served: Running) -> None:
     """A new text option must be checked: if it names a file, requests must not set it."""
     for name in REGISTRY:
         drafter = make_drafter(name)
-        found = {each.name for each in fields(drafter) if "str" in str(each.type)} if is_dataclass(drafter) else set()
-        assert found <= {"model", "datastore", "store", "table", "dtype", "weights", "sizes", "toward"}, (name, found)
+        found = (
+            {each.name for each in fields(drafter) if "str" in str(each.type)}
+            if is_dataclass(drafter)
+            else set()
+        )
+        assert found <= {
+            "model",
+            "datastore",
+            "store",
+            "table",
+            "dtype",
+            "weights",
+            "sizes",
+            "toward",
+        }, (name, found)
 
 
 def test_image_in_a_message_is_refused(client: httpx.Client) -> None:
     image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
     error(
-        client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [image]}]}),
+        client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": [image]}]}
+        ),
         400,
         "invalid_value",
     )
 
 
 def test_another_model_name_is_not_found(client: httpx.Client) -> None:
-    for route, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT), ("/tokenize", {"prompt": "x"})):
+    for route, body in (
+        ("/v1/completions", TEXT),
+        ("/v1/chat/completions", CHAT),
+        ("/tokenize", {"prompt": "x"}),
+    ):
         error(client.post(route, json=body | {"model": "gpt-4"}), 404, "model_not_found")
 
 
@@ -185,38 +273,63 @@ DEFAULT_TYPES = ["application/x-www-form-urlencoded", "text/plain;charset=UTF-8"
 
 
 @pytest.mark.parametrize("kind", DEFAULT_TYPES)
-def test_json_is_read_under_the_default_media_types_of_clients(client: httpx.Client, kind: str | None) -> None:
+def test_json_is_read_under_the_default_media_types_of_clients(
+    client: httpx.Client, kind: str | None
+) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
     body = b'{"prompt": "x", "max_tokens": 1}'
     assert client.post("/v1/completions", content=body, headers=headers).status_code == 200
-    error(client.post("/v1/completions", content=b"prompt=x", headers=headers), 400, "invalid_value")
+    error(
+        client.post("/v1/completions", content=b"prompt=x", headers=headers), 400, "invalid_value"
+    )
 
 
 @pytest.mark.parametrize("name", ["Origin", "Referer", "Sec-Fetch-Site"])
 @pytest.mark.parametrize("kind", DEFAULT_TYPES)
-def test_requests_of_browsers_need_the_media_type_of_json(client: httpx.Client, kind: str | None, name: str) -> None:
+def test_requests_of_browsers_need_the_media_type_of_json(
+    client: httpx.Client, kind: str | None, name: str
+) -> None:
     """A page of another origin can send the default media types without a preflight request."""
-    body, headers = b'{"prompt": "x", "max_tokens": 1}', {name: "http://127.0.0.1"}
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    headers = {name: "http://127.0.0.1"}
     plain = headers if kind is None else {**headers, "Content-Type": kind}
-    error(client.post("/v1/completions", content=body, headers=plain), 415, "unsupported_media_type")
+    error(
+        client.post("/v1/completions", content=body, headers=plain), 415, "unsupported_media_type"
+    )
     as_json = {**headers, "Content-Type": "application/json; charset=utf-8"}
     assert client.post("/v1/completions", content=body, headers=as_json).status_code == 200
 
 
 def test_other_media_types_are_refused(client: httpx.Client) -> None:
     for kind in ("multipart/form-data; boundary=x", "image/png", "json"):
-        answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
-        assert repr(kind.partition(";")[0]) in error(answer, 415, "unsupported_media_type")["message"]
+        answer = client.post(
+            "/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind}
+        )
+        assert (
+            repr(kind.partition(";")[0]) in error(answer, 415, "unsupported_media_type")["message"]
+        )
 
 
 def test_curl_needs_no_media_type(served: Running) -> None:
-    command = ["curl", "-s", f"{served.url}/v1/completions", "-H", f"Authorization: Bearer {KEY}", "-d", "@-"]
-    done = subprocess.run(command, input=json.dumps(TEXT), capture_output=True, text=True, timeout=HUNG, check=True)
+    command = [
+        "curl",
+        "-s",
+        f"{served.url}/v1/completions",
+        "-H",
+        f"Authorization: Bearer {KEY}",
+        "-d",
+        "@-",
+    ]
+    done = subprocess.run(
+        command, input=json.dumps(TEXT), capture_output=True, text=True, timeout=HUNG, check=True
+    )
     assert json.loads(done.stdout)["object"] == "text_completion"
 
 
 @pytest.mark.parametrize("name", ["tiny", "TINY", "tiny.gguf", "Tiny.GGUF"])
-def test_model_names_match_in_any_case_and_with_the_ending_of_a_file(client: httpx.Client, name: str) -> None:
+def test_model_names_match_in_any_case_and_with_the_ending_of_a_file(
+    client: httpx.Client, name: str
+) -> None:
     reply = client.post("/v1/completions", json=TEXT | {"model": name}).json()
     assert reply["model"] == "tiny"
     assert client.get(f"/v1/models/{name}").json()["id"] == "tiny"
@@ -224,7 +337,11 @@ def test_model_names_match_in_any_case_and_with_the_ending_of_a_file(client: htt
 
 
 def test_keys_in_the_header_of_anthropic(served: Running) -> None:
-    for headers, status in (({"X-Api-Key": KEY}, 200), ({"X-Api-Key": "other-key"}, 401), ({}, 401)):
+    for headers, status in (
+        ({"X-Api-Key": KEY}, 200),
+        ({"X-Api-Key": "other-key"}, 401),
+        ({}, 401),
+    ):
         with httpx.Client(base_url=served.url, headers=headers, timeout=HUNG) as other:
             assert other.get("/v1/models").status_code == status
             answer = other.post("/v1/messages", json=CHAT)
@@ -239,12 +356,18 @@ def test_unknown_routes_and_methods_are_refused(client: httpx.Client) -> None:
 
 
 def test_every_route_but_health_requires_a_key(served: Running) -> None:
-    posts = {"/v1/completions": TEXT, "/v1/chat/completions": CHAT, "/v1/moderations": {"input": "x"}}
+    posts = {
+        "/v1/completions": TEXT,
+        "/v1/chat/completions": CHAT,
+        "/v1/moderations": {"input": "x"},
+    }
     gets = ("/v1/models", "/metrics", "/openapi.json", "/v1/models/tiny", "/nonsense")
     for key in (None, "a-key-for-test", f"{KEY}x", f"{KEY} {KEY}", "ä"):
         headers = {} if key is None else {"Authorization": f"Bearer {key}".encode()}
         with httpx.Client(base_url=served.url, headers=headers) as other:
-            answers = [other.get(route) for route in gets] + [other.post(r, json=b) for r, b in posts.items()]
+            answers = [other.get(route) for route in gets] + [
+                other.post(r, json=b) for r, b in posts.items()
+            ]
             for answer in answers:
                 error(answer, 401, "invalid_api_key")
                 assert answer.headers["www-authenticate"] == "Bearer"
@@ -257,21 +380,30 @@ def test_every_route_but_health_requires_a_key(served: Running) -> None:
 def test_large_headers_and_bodies_are_refused(client: httpx.Client) -> None:
     for size in (20_000, 60_000):  # refused by the guard, and by h11
         error(client.get("/health", headers={"X-Long": "x" * size}), 431, "headers_too_large")
-    error(client.post("/v1/completions", json={"prompt": "x" * (4 * 2**20 + 1)}), 413, "body_too_large")
+    error(
+        client.post("/v1/completions", json={"prompt": "x" * (4 * 2**20 + 1)}),
+        413,
+        "body_too_large",
+    )
 
     def parts() -> Any:
         for _ in range(80):
             yield b"x" * 2**16
 
     error(
-        client.post("/v1/completions", content=parts(), headers={"Content-Type": "application/json"}),
+        client.post(
+            "/v1/completions", content=parts(), headers={"Content-Type": "application/json"}
+        ),
         413,
         "body_too_large",
     )
 
 
 def test_unknown_host_header_is_refused(model: LLM) -> None:
-    with running(model, keys=(), hosts={"127.0.0.1", "localhost"}) as made, httpx.Client(base_url=made.url) as other:
+    with (
+        running(model, keys=(), hosts={"127.0.0.1", "localhost"}) as made,
+        httpx.Client(base_url=made.url) as other,
+    ):
         assert other.get("/v1/models").status_code == 200
         for host in ("evil.example", "evil.example:80", "[::1]:1", ""):
             error(other.get("/v1/models", headers={"Host": host}), 421, "unknown_host")
@@ -280,7 +412,10 @@ def test_unknown_host_header_is_refused(model: LLM) -> None:
 
 
 def test_samples_beyond_the_limit_are_refused(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(model, limits=RequestLimits(requests=3, max_tokens=1500)) as made, made.client() as other:
+    with (
+        running(model, limits=RequestLimits(requests=3, max_tokens=1500)) as made,
+        made.client() as other,
+    ):
         error(other.post("/v1/completions", json=TEXT | {"n": 4}), 400, "invalid_value")
         hold_requests(model, monkeypatch)
         busy = {"prompt": "Hi", "max_tokens": 1500, "n": 3, "ignore_eos": True, "stream": True}
@@ -293,7 +428,9 @@ def test_samples_beyond_the_limit_are_refused(model: LLM, monkeypatch: pytest.Mo
         assert other.post("/v1/completions", json=TEXT | {"n": 3}).status_code == 200
 
 
-def test_request_beyond_the_time_limit_ends_with_408(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_beyond_the_time_limit_ends_with_408(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = ShiftedClock()
     monkeypatch.setattr(model.engine.scheduler, "clock", clock)
     with running(model, limits=RequestLimits(seconds=2 * HUNG)) as made, made.client() as other:
@@ -325,7 +462,9 @@ def test_invalid_api_key_is_refused(key: str) -> None:
         ServerSettings(name="x", keys=(key,))
 
 
-@pytest.mark.parametrize(("name", "value"), [("body", 0), ("n", 1.5), ("seconds", 0.0), ("receive_seconds", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("body", 0), ("n", 1.5), ("seconds", 0.0), ("receive_seconds", -1)]
+)
 def test_invalid_limit_is_refused(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=name):
         RequestLimits(**{name: value})
@@ -345,7 +484,8 @@ def test_allowed_drafters_stay_loaded(served: Running, monkeypatch: pytest.Monke
 @pytest.fixture
 def held(model: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Event that tokenization of prompts waits for."""
-    event, read = threading.Event(), model.request_factory.encode_prompt
+    event = threading.Event()
+    read = model.request_factory.encode_prompt
 
     def slow(prompt: Any) -> list[int]:
         event.wait(HUNG)
@@ -361,7 +501,9 @@ def _ask(made: Running) -> httpx.Response:
         return client.post("/v1/completions", json=TEXT)
 
 
-def test_requests_beyond_the_limit_are_refused_before_tokenization(model: LLM, held: threading.Event) -> None:
+def test_requests_beyond_the_limit_are_refused_before_tokenization(
+    model: LLM, held: threading.Event
+) -> None:
     with running(model, limits=RequestLimits(requests=2)) as made, ThreadPoolExecutor(2) as pool:
         service = made.server.models.models[0].service
         assert service is not None

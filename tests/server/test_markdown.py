@@ -13,7 +13,9 @@ from pronk.llm import LLM
 from server.browsing import CHROMIUM, Visits, answer_with, ask, chunk, end
 from server.serving import Running, running
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
+)
 
 RENDER = """async ([text, growing]) => {
     const { Markdown } = await import("/markdown.js");
@@ -28,7 +30,8 @@ RENDER = """async ([text, growing]) => {
     }
     return shown.element.innerHTML;
 }"""
-# Show a text that grows by given sizes, then its end; return the DOM of each step, and that of the whole text at once.
+# Show a text that grows by given sizes, then its end; return the DOM of each step, and that of the
+# whole text at once.
 GROW = """async ([text, sizes]) => {
     const { Markdown } = await import("/markdown.js");
     const shown = new Markdown(document.createElement("div"));
@@ -84,12 +87,18 @@ Ends with ``a ` tick`` and a \\*star\\*.
 
 
 def code(text: str, language: str = "") -> str:
-    head = f'<div class="code-head"><span>{language}</span><button class="copy" type="button">Copy</button></div>'
+    head = (
+        f'<div class="code-head"><span>{language}</span><button class="copy" '
+        'type="button">Copy</button></div>'
+    )
     return f'<div class="code-block">{head}<pre><code>{text}</code></pre></div>'
 
 
 def table(head: str, body: str = "") -> str:
-    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        "<div "
+        f'class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def link(address: str, text: str) -> str:
@@ -132,14 +141,19 @@ ELEMENTS = [
         "| a | b | c |\n|:-|-:|:-:|\n| 1 | *2* | 3 |\nend",
         table(
             '<th>a</th><th class="right">b</th><th class="center">c</th>',
-            '<tr><td>1</td><td class="right"><em>2</em></td><td class="center">3</td></tr><tr><td>end</td></tr>',
+            '<tr><td>1</td><td class="right"><em>2</em></td><td '
+            'class="center">3</td></tr><tr><td>end</td></tr>',
         ),
     ),
-    ("a | b\n--|--\n`x` \\| y | z", table("<th>a</th><th>b</th>", "<tr><td><code>x</code> | y</td><td>z</td></tr>")),
+    ("a | b\n--|--\n`x` \\| y | z", table("<th>a</th><th>b</th>", "<tr><td><code>x</code> | "
+        "y</td><td>z</td></tr>")),
     ("a | b\n--\nc", "<p>a | b<br>--<br>c</p>"),
-    ("[a *b*](http://x.org/?a=1&b=2)", f"<p>{link('http://x.org/?a=1&amp;b=2', 'a <em>b</em>')}</p>"),
-    ('[a](<https://x.org> "t") [b](mailto:a@b.c)', f"<p>{link('https://x.org/', 'a')} {link('mailto:a@b.c', 'b')}</p>"),
-    ("<https://x.org> (https://x.org/a).", f"<p>{link('https://x.org/', 'https://x.org')} ({link('https://x.org/a', 'https://x.org/a')}).</p>"),
+    (("[a "
+        "*b*](http://x.org/?a=1&b=2)"), f"<p>{link('http://x.org/?a=1&amp;b=2', 'a <em>b</em>')}</p>"),
+    ('[a](<https://x.org> "t") [b](mailto:a@b.c)', (f"<p>{link('https://x.org/', 'a')} "
+        f"{link('mailto:a@b.c', 'b')}</p>")),
+    ("<https://x.org> (https://x.org/a).", (f"<p>{link('https://x.org/', 'https://x.org')} "
+        f"({link('https://x.org/a', 'https://x.org/a')}).</p>")),
     ("![cat](https://x.org/c.png)", f"<p>{link('https://x.org/c.png', 'cat')}</p>"),
     ("[![cat](https://x.org/c.png)](https://x.org)", f"<p>{link('https://x.org/', 'cat')}</p>"),
     ("[a] [b](c [d][e]", "<p>[a] [b](c [d][e]</p>"),
@@ -232,7 +246,9 @@ def test_growing_texts_do_not_flicker(page: Page) -> None:
         seen, _, _ = page.evaluate(GROW, [text, [1]])
         shown = [each.replace(' href="https://x.org', "").replace("code-", "") for each in seen]
         assert any(element in each for each in shown), text
-        assert not any(f">{mark}" in each or f" {mark}" in each.replace(' class="', "") for each in shown), (
+        assert not any(
+            f">{mark}" in each or f" {mark}" in each.replace(' class="', "") for each in shown
+        ), (
             text,
             shown,
         )
@@ -242,10 +258,16 @@ def test_growing_texts_do_not_flicker(page: Page) -> None:
 
 @pytest.mark.parametrize(
     ("growing", "every"),
-    [(False, 2), (True, 2), *(pytest.param(growing, 1, marks=pytest.mark.slow) for growing in (False, True))],
+    [
+        (False, 2),
+        (True, 2),
+        *(pytest.param(growing, 1, marks=pytest.mark.slow) for growing in (False, True)),
+    ],
 )
 def test_hostile_texts_of_100_kilobytes(page: Page, growing: bool, every: int) -> None:
-    """Each text is shown as a whole or as it grows, in turns; the slow tests show each in both ways."""
+    """Each text is shown as a whole or as it grows, in turns; the slow tests show each in both
+    ways.
+    """
     show = """async ([text, growing]) => {
         const { Markdown } = await import("/markdown.js");
         const shown = new Markdown(document.createElement("div"));
@@ -259,9 +281,14 @@ def test_hostile_texts_of_100_kilobytes(page: Page, growing: bool, every: int) -
         "*a " * 25_000 + "a* " * 25_000,
         "[" * 50_000 + "](b)" * 12_500,
     ]
-    texts += ["> " * 40_000 + "- " * 10_000, " ".join("`" * n for n in range(1, 440)), "[a](b " + '"' * 90_000]
+    texts += [
+        "> " * 40_000 + "- " * 10_000,
+        " ".join("`" * n for n in range(1, 440)),
+        "[a](b " + '"' * 90_000,
+    ]
     session = page.context.new_cdp_session(page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # processor time, not that of a clock
+    # processor time, not that of a clock
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
     def seconds_so_far() -> float:
         metrics = session.send("Performance.getMetrics")["metrics"]
@@ -277,7 +304,8 @@ def test_hostile_texts_of_100_kilobytes(page: Page, growing: bool, every: int) -
 def test_marks_are_switched_and_the_choice_is_stored(page: Page) -> None:
     answer_with(page, chunk(["**bold**", " and\n\n```py\nx\n```"], 0), *end(2, 1))
     ask(page, "Hi")
-    tokens, shown = page.locator(".answer .text"), page.locator(".answer .rendered")
+    tokens = page.locator(".answer .text")
+    shown = page.locator(".answer .rendered")
     expect(shown.locator("strong")).to_have_text("bold")
     expect(shown).to_be_visible()
     expect(tokens).to_be_hidden()
@@ -313,10 +341,14 @@ def test_code_is_copied(page: Page) -> None:
 
 
 def thinking(texts: list[str], step: int, ids: int, **delta: str) -> list[dict[str, Any]]:
-    """Return the chunks of a step as the server sends them: one for each part of ``delta``, the first with tokens."""
+    """Return the chunks of a step as the server sends them: one for each part of ``delta``, the
+    first with tokens.
+    """
     first = chunk(texts, step, ids=ids)
     parts = [{name: text} for name, text in delta.items()] or [{}]
-    others = [{"choices": [{"index": 0, "delta": part, "finish_reason": None}]} for part in parts[1:]]
+    others = [
+        {"choices": [{"index": 0, "delta": part, "finish_reason": None}]} for part in parts[1:]
+    ]
     first["choices"][0]["delta"] = parts[0]
     return [first, *others]
 
@@ -326,16 +358,28 @@ def test_thoughts_are_folded(page: Page, marks: bool) -> None:
     if marks:
         page.click("#marks")
     bodies = list[dict[str, Any]]()
-    page.on("request", lambda request: request.method == "POST" and bodies.append(json.loads(request.post_data or "")))
+    page.on(
+        "request",
+        lambda request: (
+            request.method == "POST" and bodies.append(json.loads(request.post_data or ""))
+        ),
+    )
     events = [
         *thinking(["<think>"], 0, 0),
         *thinking(["\n", "First, ", "**look**"], 1, 1, reasoning_content="First, **look**"),
-        *thinking([".", "</think>", "\n\n", "The ", "*end*"], 2, 4, reasoning_content=".", content="The *end*"),
+        *thinking(
+            [".", "</think>", "\n\n", "The ", "*end*"],
+            2,
+            4,
+            reasoning_content=".",
+            content="The *end*",
+        ),
         *thinking([" is", " near"], 3, 9, content=" is near"),
     ]
     answer_with(page, *events, *end(11, 4))
     ask(page, "Hi")
-    details, view = page.locator(".thoughts"), ".text" if marks else ".rendered"
+    details = page.locator(".thoughts")
+    view = ".text" if marks else ".rendered"
     expect(details.locator("summary")).to_have_text("Thoughts")
     expect(details.locator(view)).to_be_hidden()
     answer = page.locator(f".body > {view}")
@@ -346,7 +390,8 @@ def test_thoughts_are_folded(page: Page, marks: bool) -> None:
         "<think>\nFirst, **look**.</think>\n\n" if marks else "First, look.", use_inner_text=False
     )
     if marks:
-        assert page.locator(".body .pass").count() == 5  # the third forward pass is in the thoughts and in the text
+        # the third forward pass is in the thoughts and in the text
+        assert page.locator(".body .pass").count() == 5
         assert page.locator('.body .token[tabindex="0"]').count() == 2
         page.locator(".body > .text .token").first.focus()
         page.keyboard.press("ArrowLeft")
@@ -356,7 +401,11 @@ def test_thoughts_are_folded(page: Page, marks: bool) -> None:
         expect(details.locator("strong")).to_have_text("look")
         expect(answer.locator("em")).to_have_text("end")
     ask(page, "Again")
-    assert [each["content"] for each in bodies[-1]["messages"]] == ["Hi", "The *end* is near", "Again"]
+    assert [each["content"] for each in bodies[-1]["messages"]] == [
+        "Hi",
+        "The *end* is near",
+        "Again",
+    ]
 
 
 def test_an_answer_that_ends_in_its_thoughts(page: Page) -> None:
@@ -372,14 +421,25 @@ def test_answers_have_no_maximum_by_default(browser: Browser, here: Running) -> 
     bodies = list[dict[str, Any]]()
     with Visits(browser, here.url) as visits:
         page = visits(settings={"max_tokens": None})  # not a text, thus the default
-        page.on("request", lambda each: each.method == "POST" and bodies.append(json.loads(each.post_data or "")))
+        page.on(
+            "request",
+            lambda each: each.method == "POST" and bodies.append(json.loads(each.post_data or "")),
+        )
         answer_with(page, chunk(["a"], 0), *end(1, 1))
         ask(page, "Hi")
     assert "max_tokens" not in bodies[0]
 
 
 def test_code_and_tables_scroll_but_not_the_page(page: Page) -> None:
-    wide = "| " + " | ".join(f"column {n}" for n in range(20)) + " |\n" + "|---" * 20 + "|\n" + "| value " * 20 + "|\n"
+    wide = (
+        "| "
+        + " | ".join(f"column {n}" for n in range(20))
+        + " |\n"
+        + "|---" * 20
+        + "|\n"
+        + "| value " * 20
+        + "|\n"
+    )
     text = f"{SAMPLE}\n\n```\n{'long line ' * 40}\n```\n\n{wide}\n{'w' * 300}\n\n> - {'v' * 200}\n"
     answer_with(page, chunk([text], 0), *end(1, 1))
     for width in (1280, 820, 390):

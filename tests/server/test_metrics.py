@@ -16,7 +16,10 @@ def scraped(client: httpx.Client) -> dict[tuple[str, ...], float]:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     return {
-        (sample.name, *(value for name, value in sorted(sample.labels.items()) if name != "model_name")): sample.value
+        (
+            sample.name,
+            *(value for name, value in sorted(sample.labels.items()) if name != "model_name"),
+        ): sample.value
         for family in text_string_to_metric_families(answer.text)
         for sample in family.samples
     }
@@ -44,16 +47,27 @@ def test_token_counters_equal_the_usage(model: LLM) -> None:
             assert after[name,] == sum(each[field] for each in usage) > 0
         assert after["vllm:request_success_total", "length"] == 4
         assert after["http_requests_total", "/v1/completions", "POST", "200"] == 2
-        assert after["vllm:time_to_first_token_seconds_count",] == after["vllm:e2e_request_latency_seconds_count",] == 4
+        assert (
+            after["vllm:time_to_first_token_seconds_count",]
+            == after["vllm:e2e_request_latency_seconds_count",]
+            == 4
+        )
         assert after["vllm:prefix_cache_hits_total",] > 0
         accepted = after["vllm:spec_decode_num_accepted_tokens_total",]
-        assert sum(value for key, value in after.items() if key[0].endswith("per_pos_total")) == accepted
-        assert sum(value for key, value in after.items() if key[0] == "pronk:accepted_tokens_total") == accepted
+        assert (
+            sum(value for key, value in after.items() if key[0].endswith("per_pos_total"))
+            == accepted
+        )
+        assert (
+            sum(value for key, value in after.items() if key[0] == "pronk:accepted_tokens_total")
+            == accepted
+        )
 
 
 def test_timeout_is_counted_as_failure(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 1.9}
-    clock, step = ShiftedClock(), model.engine.step
+    clock = ShiftedClock()
+    step = model.engine.step
 
     def end_after_the_first_tokens() -> None:
         step()
@@ -65,14 +79,26 @@ def test_timeout_is_counted_as_failure(model: LLM, monkeypatch: pytest.MonkeyPat
     with running(model, limits=RequestLimits(seconds=2 * HUNG)) as made, made.client() as client:
         assert client.post("/v1/completions", json=body).status_code == 408
         found = scraped(client)
-        assert found["pronk:request_failure_total", "timeout"] == found["vllm:time_to_first_token_seconds_count",] == 1
+        assert (
+            found["pronk:request_failure_total", "timeout"]
+            == found["vllm:time_to_first_token_seconds_count",]
+            == 1
+        )
         assert found["vllm:generation_tokens_total",] > 0  # also of unfinished samples
 
 
-def test_failures_before_the_engine_are_counted(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits, late = RequestLimits(seconds=2 * HUNG), Event()
+def test_failures_before_the_engine_are_counted(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = RequestLimits(seconds=2 * HUNG)
+    late = Event()
     with running(model, limits=limits) as made, made.client() as client:
-        assert client.post("/v1/completions", json={"prompt": "x", "logit_bias": {"99999999": 1}}).status_code == 400
+        assert (
+            client.post(
+                "/v1/completions", json={"prompt": "x", "logit_bias": {"99999999": 1}}
+            ).status_code
+            == 400
+        )
         object.__setattr__(limits, "seconds", 0.2)
         monkeypatch.setattr(made.llm.tokenizer, "encode", lambda *_, **__: late.wait(HUNG))
         try:
@@ -80,7 +106,11 @@ def test_failures_before_the_engine_are_counted(model: LLM, monkeypatch: pytest.
         finally:
             late.set()
         found = scraped(client)
-        assert found["pronk:request_failure_total", "refused"] == found["pronk:request_failure_total", "timeout"] == 1
+        assert (
+            found["pronk:request_failure_total", "refused"]
+            == found["pronk:request_failure_total", "timeout"]
+            == 1
+        )
 
 
 def test_refusals_and_moderations_are_counted(model: LLM) -> None:
@@ -90,9 +120,15 @@ def test_refusals_and_moderations_are_counted(model: LLM) -> None:
         client.request("BREW", "/" + "x" * 50)
         httpx.get(f"{made.url}/v1/models")
         found = scraped(client)
-        answers = {key[1:]: value for key, value in found.items() if key[0] == "http_requests_total"}
+        answers = {
+            key[1:]: value for key, value in found.items() if key[0] == "http_requests_total"
+        }
         assert found["vllm:request_success_total", "length"] == 2
-        assert answers["/v1/moderations", "POST", "200"] == answers["/v1/completions", "POST", "400"] == 1
+        assert (
+            answers["/v1/moderations", "POST", "200"]
+            == answers["/v1/completions", "POST", "400"]
+            == 1
+        )
         assert answers["none", "other", "404"] == answers["none", "GET", "401"] == 1
 
 
@@ -102,5 +138,7 @@ def test_disconnect_is_counted_as_abort(served: Running, client: httpx.Client) -
     with client.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
     with served.client() as other:
-        assert eventually(lambda: scraped(other).get(("pronk:request_failure_total", "abort"), 0.0) != before)
+        assert eventually(
+            lambda: scraped(other).get(("pronk:request_failure_total", "abort"), 0.0) != before
+        )
     assert served.drained

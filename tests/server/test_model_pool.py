@@ -1,4 +1,6 @@
-"""Several models behind one server: loading on demand, limits of memory, failures and clients that leave."""
+"""Several models behind one server: loading on demand, limits of memory, failures and clients that
+leave.
+"""
 
 import asyncio
 import re
@@ -51,7 +53,9 @@ OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class ObservedLoader(ModelLoader):
-    """A loader that waits for ``gate`` before each load, counts its loads, and fails if ``fails`` is set."""
+    """A loader that waits for ``gate`` before each load, counts its loads, and fails if ``fails``
+    is set.
+    """
 
     gate: threading.Event = field(default_factory=threading.Event)
     loads: list[weakref.ref[LLM]] = field(default_factory=list)
@@ -82,15 +86,26 @@ def paths(checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) 
     broken = tmp_path_factory.mktemp("broken")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (broken / name).write_bytes((tiny_model() / name).read_bytes())
-    return {"tiny": tiny_model(), "llama": checkpoint("llama"), "qwen": checkpoint("qwen2"), "broken": broken}
+    return {
+        "tiny": tiny_model(),
+        "llama": checkpoint("llama"),
+        "qwen": checkpoint("qwen2"),
+        "broken": broken,
+    }
 
 
-def make_pool(paths: dict[str, Path], names: str, room: int | None = None, **options: Any) -> ModelPool:
+def make_pool(
+    paths: dict[str, Path], names: str, room: int | None = None, **options: Any
+) -> ModelPool:
     """Return a pool of the named models, with memory for the ``room`` largest ones."""
     limits = options.pop("limits", RequestLimits())
     keys = options.pop("keys", ())
-    settings, pins = ServerSettings(name="", limits=limits, keys=keys), options.pop("pins", ())
-    loaders = {name: ObservedLoader(paths[name], OPTIONS, replace(settings, name=name)) for name in names.split()}
+    settings = ServerSettings(name="", limits=limits, keys=keys)
+    pins = options.pop("pins", ())
+    loaders = {
+        name: ObservedLoader(paths[name], OPTIONS, replace(settings, name=name))
+        for name in names.split()
+    }
     memory = None
     if room is not None:
         sizes = [loader.estimate().total for name, loader in loaders.items() if name != "broken"]
@@ -120,8 +135,16 @@ def serving(pool: ModelPool) -> Iterator[httpx.Client]:
 
 
 def ask(client: httpx.Client, model: str | None, seed: int = 0, **more: Any) -> httpx.Response:
-    body = {"prompt": f"def f{seed}(x):", "max_tokens": 12, "temperature": 0.9, "seed": seed, "ignore_eos": True}
-    return client.post("/v1/completions", json=body | ({} if model is None else {"model": model}) | more)
+    body = {
+        "prompt": f"def f{seed}(x):",
+        "max_tokens": 12,
+        "temperature": 0.9,
+        "seed": seed,
+        "ignore_eos": True,
+    }
+    return client.post(
+        "/v1/completions", json=body | ({} if model is None else {"model": model}) | more
+    )
 
 
 def text(answer: httpx.Response) -> str:
@@ -143,9 +166,12 @@ def states(client: httpx.Client) -> dict[str, str]:
 def test_many_requests_for_three_models_with_room_for_two(
     count: int, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No request is lost, each text is that of the model alone, and the memory stays within its limit."""
+    """No request is lost, each text is that of the model alone, and the memory stays within its
+    limit.
+    """
     pool = make_pool(paths, "tiny llama qwen broken", room=2)
-    used, set_loaded = list[tuple[int, int]](), pool._set_loaded
+    used = list[tuple[int, int]]()
+    set_loaded = pool._set_loaded
 
     def observe(model: PooledModel, service: Service) -> None:
         set_loaded(model, service)
@@ -158,7 +184,9 @@ def test_many_requests_for_three_models_with_room_for_two(
     dice.shuffle(names)
     with serving(pool) as client, ThreadPoolExecutor(16) as threads:
         answers = [*threads.map(lambda pair: ask(client, pair[1], pair[0]), enumerate(names))]
-        loads = {name: len(loader_of(pool, name).loads) for name in ("tiny", "llama", "qwen", "broken")}
+        loads = {
+            name: len(loader_of(pool, name).loads) for name in ("tiny", "llama", "qwen", "broken")
+        }
         assert states(client)["broken"] == "failed"
     assert loads["broken"] == 0
     assert min(loads["tiny"], loads["llama"], loads["qwen"]) >= 1
@@ -187,7 +215,9 @@ def test_unloading_frees_the_model(paths: dict[str, Path]) -> None:
         assert text(ask(client, "tiny", 3)) == first
 
 
-def test_idle_models_are_unloaded_and_pinned_ones_stay(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_models_are_unloaded_and_pinned_ones_stay(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1000.0
     monkeypatch.setattr(model_pool, "monotonic", lambda: now)
     pool = make_pool(paths, "tiny llama qwen", idle_seconds=0.3, pins=("llama",))
@@ -204,7 +234,9 @@ def test_idle_models_are_unloaded_and_pinned_ones_stay(paths: dict[str, Path], m
         assert eventually(lambda: states(client)["qwen"] == "unloaded")
         assert states(client)["llama"] == "loaded"
         assert client.get("/ready").status_code == 200
-        with client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True, "model": "tiny"}) as stream:
+        with client.stream(
+            "POST", "/v1/completions", json={"prompt": "x", "stream": True, "model": "tiny"}
+        ) as stream:
             assert any(line.startswith("data: {") for line in stream.iter_lines())
 
 
@@ -251,14 +283,18 @@ def test_statistics_that_cannot_be_saved_keep_no_model_in_memory(
     assert "No space left" in caplog.text
 
 
-def test_a_failed_load_is_tried_again_after_a_pause(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_is_tried_again_after_a_pause(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1000.0
     monkeypatch.setattr(model_pool, "monotonic", lambda: now)
     pool = make_pool(paths, "tiny llama")
     loader_of(pool, "llama").fails.set()
     with serving(pool) as client:
         answers = [ask(client, "llama") for _ in range(3)]
-        assert "model llama: expected a whole file, found a part" in error(answers[0], 503, "model_not_loaded")
+        assert "model llama: expected a whole file, found a part" in error(
+            answers[0], 503, "model_not_loaded"
+        )
         assert [answer.headers["Retry-After"] for answer in answers] == ["30"] * 3
         assert len(loader_of(pool, "llama").attempts) == 1
         assert states(client) == {"tiny": "unloaded", "llama": "failed"}
@@ -275,7 +311,13 @@ def test_streams_go_on_and_other_models_answer_while_a_model_loads(paths: dict[s
     pool = make_pool(paths, "tiny llama")
     loader_of(pool, "llama").gate.clear()
     with serving(pool) as client, ThreadPoolExecutor(4) as threads:
-        body = {"prompt": "x", "max_tokens": 400, "stream": True, "model": "tiny", "ignore_eos": True}
+        body = {
+            "prompt": "x",
+            "max_tokens": 400,
+            "stream": True,
+            "model": "tiny",
+            "ignore_eos": True,
+        }
         with client.stream("POST", "/v1/completions", json=body) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -291,7 +333,9 @@ def test_streams_go_on_and_other_models_answer_while_a_model_loads(paths: dict[s
 
 
 def test_a_busy_model_is_unloaded_after_its_request(paths: dict[str, Path]) -> None:
-    """A model waits for memory until the request of the other one has ended; a new request of that one comes later."""
+    """A model waits for memory until the request of the other one has ended; a new request of that
+    one comes later.
+    """
     pool = make_pool(paths, "tiny llama", room=1)
 
     async def main() -> None:
@@ -319,7 +363,9 @@ def test_a_client_that_disconnects_leaves_the_queue(paths: dict[str, Path]) -> N
     with serving(pool) as client, ThreadPoolExecutor(2) as threads:
         first = threads.submit(ask, client, "tiny")
         assert eventually(lambda: states(client)["tiny"] == "loading")
-        with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as impatient:
+        with socket.create_connection(
+            (client.base_url.host, client.base_url.port or 80)
+        ) as impatient:
             body = b'{"prompt": "x", "model": "llama"}'
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
             impatient.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
@@ -337,7 +383,9 @@ def test_limits_of_waiting_requests(paths: dict[str, Path]) -> None:
     loader_of(pool, "llama").gate.clear()
     with serving(pool) as client, ThreadPoolExecutor(4) as threads:
         for _ in range(2):
-            assert "llama was not loaded by the deadline" in error(ask(client, "llama"), 408, "timeout")
+            assert "llama was not loaded by the deadline" in error(
+                ask(client, "llama"), 408, "timeout"
+            )
         object.__setattr__(limits, "seconds", 2 * HUNG)
         waiting = [threads.submit(ask, client, "llama") for _ in range(2)]
         assert eventually(lambda: pool.find("llama").num_waiting == 2)
@@ -363,12 +411,19 @@ def test_names_and_metrics_of_several_models(paths: dict[str, Path]) -> None:
         replies = [ask(client, name).json() for name in (None, "LLAMA.gguf", "tiny")]
         assert [reply["model"] for reply in replies] == ["tiny", "llama", "tiny"]
         described = client.get("/v1/models/llama").json()
-        assert (described["max_model_len"], described["drafter"], described["state"]) == (256, "recycling", "loaded")
+        assert (described["max_model_len"], described["drafter"], described["state"]) == (
+            256,
+            "recycling",
+            "loaded",
+        )
         for route, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
             assert client.post(route, json=body | {"model": "llama"}).status_code == 200
         scraped = client.get("/metrics").text
         for name, value in (("tiny", 2), ("llama", 1)):
-            assert f'vllm:request_success_total{{finished_reason="length",model_name="{name}"}} {value}.0' in scraped
+            assert (
+                f'vllm:request_success_total{{finished_reason="length",model_name="{name}"}} '
+                f"{value}.0" in scraped
+            )
             assert f'pronk:model_loaded{{model_name="{name}"}} 1.0' in scraped
             assert f'pronk:model_loads_total{{model_name="{name}",result="loaded"}} 1.0' in scraped
 
@@ -398,7 +453,9 @@ def test_a_single_model_whose_engine_has_ended_is_not_ready(paths: dict[str, Pat
 
 
 def test_a_request_that_ends_before_the_load_does_not_load(paths: dict[str, Path]) -> None:
-    """The loader waits for memory; the only request that needs it is cancelled; the other model stays loaded."""
+    """The loader waits for memory; the only request that needs it is cancelled; the other model
+    stays loaded.
+    """
     pool = make_pool(paths, "tiny llama", room=1)
 
     async def main() -> None:
@@ -436,7 +493,9 @@ def test_tenants_share_the_places_to_wait_for_a_model(paths: dict[str, Path]) ->
         found = await asyncio.gather(*waiting, return_exceptions=True)
         refused = [str(each) for each in found if each is not None]
         assert len(refused) == 26
-        assert {text.partition(",")[0] for text in refused} == {"expected at most 4 requests of one key now"}
+        assert {text.partition(",")[0] for text in refused} == {
+            "expected at most 4 requests of one key now"
+        }
         await pool.close()
 
     asyncio.run(asyncio.wait_for(main(), HUNG))
@@ -451,7 +510,9 @@ def test_tenants_share_the_places_to_wait_for_a_model(paths: dict[str, Path]) ->
         ("a1 a2 a3", "a1 a2 a3"),
     ],
 )
-def test_models_are_loaded_for_tenants_in_turns(paths: dict[str, Path], asked: str, loaded: str) -> None:
+def test_models_are_loaded_for_tenants_in_turns(
+    paths: dict[str, Path], asked: str, loaded: str
+) -> None:
     names = asked.split()
     pool = make_pool(dict.fromkeys(names, paths["tiny"]), asked, keys=KEYS)
     gate = loader_of(pool, "a1").gate
@@ -470,18 +531,26 @@ def test_models_are_loaded_for_tenants_in_turns(paths: dict[str, Path], asked: s
     pool.finish()
 
 
-async def _use(pool: ModelPool, name: str, order: list[str] | None = None, tenant: str = "") -> None:
+async def _use(
+    pool: ModelPool, name: str, order: list[str] | None = None, tenant: str = ""
+) -> None:
     async with pool.use(name, tenant) as (service, _):
         if order is not None:
             order.append(service.settings.name)
 
 
 def test_names_of_models(paths: dict[str, Path], tmp_path: Path) -> None:
-    tiny, llama = str(paths["tiny"]), str(paths["llama"])
+    tiny = str(paths["tiny"])
+    llama = str(paths["llama"])
     assert find_models([tiny]) == [("pronk-tiny", paths["tiny"])]
-    assert find_models([f"a={tiny}", f"b/c.d={tiny}", llama])[:2] == [("a", paths["tiny"]), ("b/c.d", paths["tiny"])]
+    assert find_models([f"a={tiny}", f"b/c.d={tiny}", llama])[:2] == [
+        ("a", paths["tiny"]),
+        ("b/c.d", paths["tiny"]),
+    ]
     for values in ([tiny, tiny], [f"A={tiny}", f"a.gguf={llama}"], [tiny, f"pronk-tiny={llama}"]):
-        with pytest.raises(OptionError, match=r"model: expected distinct names, found .*use --model NAME=") as caught:
+        with pytest.raises(
+            OptionError, match=r"model: expected distinct names, found .*use --model NAME="
+        ) as caught:
             find_models(values)
         assert str(paths["tiny"]) in str(caught.value)
     for name in ("one", "two"):
@@ -496,17 +565,38 @@ def test_names_of_models(paths: dict[str, Path], tmp_path: Path) -> None:
 
 def test_the_command_serves_several_models() -> None:
     """The first model and the pinned one are loaded at the start, the third one on demand."""
-    models = [word for name in ("pronk-tiny", "pinned=pronk-tiny", "third=pronk-tiny") for word in ("--model", name)]
-    options = ["--pin", "pinned", "--port", "0", "--threads", "1", "--kv-memory", "4MiB", "--idle-minutes", "10"]
+    models = [
+        word
+        for name in ("pronk-tiny", "pinned=pronk-tiny", "third=pronk-tiny")
+        for word in ("--model", name)
+    ]
+    options = [
+        "--pin",
+        "pinned",
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--kv-memory",
+        "4MiB",
+        "--idle-minutes",
+        "10",
+    ]
     command = [sys.executable, "-m", "pronk", "serve", *models, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             found = re.match(r"pronk-tiny, pinned, third · (http://127\.0\.0\.1:\d+)/v1", line)
             assert found is not None, line + process.stdout.read()
             with httpx.Client(base_url=found[1], timeout=HUNG) as client:
-                assert states(client) == {"pronk-tiny": "loaded", "pinned": "loaded", "third": "unloaded"}
+                assert states(client) == {
+                    "pronk-tiny": "loaded",
+                    "pinned": "loaded",
+                    "third": "unloaded",
+                }
                 texts = {text(ask(client, name)) for name in ("pronk-tiny", "pinned", "third")}
                 assert len(texts) == 1
                 assert {*states(client).values()} == {"loaded"}

@@ -1,4 +1,6 @@
-"""Whatever the server returned is accepted again, in all three APIs, wherever the answer was cut."""
+"""Whatever the server returned is accepted again, in all three APIs, wherever the answer was
+cut.
+"""
 
 import json
 import random
@@ -13,14 +15,23 @@ from server.replies import answer_of, results
 from server.serving import Running, running
 from server.tool_models import FEW_LAYERS, SOURCES, tool_model
 
-FIELDS = {"city": {"type": "string"}, "days": {"type": "array", "items": {"type": "integer"}}, "deep": {}}
+FIELDS = {
+    "city": {"type": "string"},
+    "days": {"type": "array", "items": {"type": "integer"}},
+    "deep": {},
+}
 SCHEMA = {"type": "object", "properties": FIELDS, "required": ["city", "days", "deep"]}
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 TOOLS: dict[str, Any] = {
     CHAT: {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
     RESPONSES: {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
-    MESSAGES: {"tools": [{"name": "weather", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
+    MESSAGES: {
+        "tools": [{"name": "weather", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "any"},
+    },
 }
 TEXT: dict[str, Any] = {CHAT: {}, RESPONSES: {}, MESSAGES: {}}
 LIMIT = {CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
@@ -29,7 +40,9 @@ FAMILIES = tuple(SOURCES)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     with running(tool_model(tmp_path_factory.mktemp("model"), request.param, FEW_LAYERS)) as made:
         yield made
 
@@ -44,14 +57,22 @@ def ask(route: str, client: httpx.Client, body: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("count", [4, pytest.param(24, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
 def test_cut_answers_are_accepted_again(server: Running, route: str, count: int) -> None:
-    """Answers that ``max_tokens`` cuts at a random place: within thoughts, texts, names and arguments of calls."""
+    """Answers that ``max_tokens`` cuts at a random place: within thoughts, texts, names and
+    arguments of calls.
+    """
     draw = random.Random(f"{route} {count}")
     field = "input" if route == RESPONSES else "messages"
     num_calls = 0
     with server.client() as client:
         for number in range(count):
             options = (TOOLS if number % 3 else TEXT)[route]
-            body = {field: [USER], LIMIT[route]: draw.randint(1, 90), "seed": number, "temperature": 1.0, **options}
+            body = {
+                field: [USER],
+                LIMIT[route]: draw.randint(1, 90),
+                "seed": number,
+                "temperature": 1.0,
+                **options,
+            }
             body["thinking_budget"] = draw.randint(1, 40)
             answer = ask(route, client, {**body, "stream": number % 2 == 1})
             num_calls += "weather" in json.dumps(answer)

@@ -11,11 +11,24 @@ from playwright.sync_api import Browser, Route, expect
 
 from pronk.llm import LLM
 from server import browsing
-from server.browsing import CHAT, CHROMIUM, REPEAT, Visits, answer_with, ask, chunk, end, number, settle
+from server.browsing import (
+    CHAT,
+    CHROMIUM,
+    REPEAT,
+    Visits,
+    answer_with,
+    ask,
+    chunk,
+    end,
+    number,
+    settle,
+)
 from server.serving import KEY, Running, hold_requests, running
 from waiting import eventually
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +57,13 @@ def test_draft_tokens_are_marked_and_counted(visit: Visits) -> None:
 
     page.route(CHAT, overhear)
     ask(page)
-    events = [json.loads(line[6:]) for line in replies[0].splitlines() if line.startswith("data: {")]
+    events = [
+        json.loads(line[6:]) for line in replies[0].splitlines() if line.startswith("data: {")
+    ]
     usage = events[-1]["usage"]
-    leaps = [leap for event in events for choice in event["choices"] for leap in choice.get("leaps", ())]
+    leaps = [
+        leap for event in events for choice in event["choices"] for leap in choice.get("leaps", ())
+    ]
     assert number(page, "tokens") == str(usage["completion_tokens"]) == str(len(leaps))
     assert number(page, "passes") == str(usage["steps"])
     assert number(page, "perPass") == f"{usage['completion_tokens'] / usage['steps']:.2f}"
@@ -61,7 +78,9 @@ def test_draft_tokens_are_marked_and_counted(visit: Visits) -> None:
     sizes = [sum(leap["step"] == step for leap in leaps) for step in range(usage["steps"])]
     shown = text.locator(".pass").evaluate_all("all => all.map(each => each.childElementCount)")
     assert shown == sizes
-    counts = text.locator(".count").evaluate_all("all => all.map(each => Number(each.dataset.count))")
+    counts = text.locator(".count").evaluate_all(
+        "all => all.map(each => Number(each.dataset.count))"
+    )
     assert counts == [size for size in sizes if size > 1]
     own, draft = (text.locator(which).first for which in (".token:not(.draft)", ".draft"))
     look = "each => getComputedStyle(each).backgroundImage + getComputedStyle(each).backgroundColor"
@@ -76,12 +95,18 @@ def test_plain_decoding_beside_it_shows_the_same_text(visit: Visits) -> None:
     ask(page, "Write a Python function.")
     tokens = number(page, "tokens")
     page.click("text=Compare with plain decoding")
-    expect(page.locator(".verdict.agrees .same")).to_have_text(f"Same text: all {tokens} tokens are equal.")
+    expect(page.locator(".verdict.agrees .same")).to_have_text(
+        f"Same text: all {tokens} tokens are equal."
+    )
     settle(page)
-    left, right = page.locator(".answer .text").evaluate_all("all => all.map(each => each.textContent)")
+    left, right = page.locator(".answer .text").evaluate_all(
+        "all => all.map(each => each.textContent)"
+    )
     assert left == right
     assert page.locator(".perPass").all_inner_texts()[1] == "1.00"
-    expect(page.locator(".verdict .gain")).to_contain_text(re.compile(r"× the speed: .* tokens per second instead of"))
+    expect(page.locator(".verdict .gain")).to_contain_text(
+        re.compile(r"× the speed: .* tokens per second instead of")
+    )
     expect(page.locator(".lane")).to_have_count(2)
     boxes = [each.bounding_box() for each in page.locator(".answer").all()]
     assert boxes[0]["y"] == boxes[1]["y"]  # type: ignore[index]
@@ -89,14 +114,18 @@ def test_plain_decoding_beside_it_shows_the_same_text(visit: Visits) -> None:
 
 
 def test_an_answer_in_one_read_has_a_speed(visit: Visits) -> None:
-    """A fast server or a slow browser may leave no time between the first and the last read of the stream."""
+    """A fast server or a slow browser may leave no time between the first and the last read of the
+    stream.
+    """
     page = visit()
     answer_with(page, chunk(["one", " two"], 0), chunk([" three"], 1), *end(3, 2))
     ask(page)
     assert float(number(page, "rate").replace(",", "")) > 0
     page.click("text=Compare with plain decoding")
     settle(page)
-    expect(page.locator(".verdict .gain")).to_contain_text(re.compile(r"[0-9]× the speed: [0-9.,]+ tokens per second"))
+    expect(page.locator(".verdict .gain")).to_contain_text(
+        re.compile(r"[0-9]× the speed: [0-9.,]+ tokens per second")
+    )
     expect(page.locator(".verdict .note")).to_contain_text("from the request on")
     page.unroute(CHAT)
     page.click("text=Compare again")  # now with a stream of several reads
@@ -121,12 +150,15 @@ def test_different_texts_are_marked(visit: Visits) -> None:
 def test_candidates_open_by_pointer_keyboard_and_touch(visit: Visits) -> None:
     page = visit(has_touch=True)
     ask(page)
-    card, tokens = page.locator("#candidates"), page.locator(".answer .token")
+    card = page.locator("#candidates")
+    tokens = page.locator(".answer .token")
     page.locator(".answer .draft").first.hover()
     expect(card).to_contain_text("drafted by suffix")
     expect(card.locator("li")).to_have_count(5)
     expect(card.locator(".chosen")).to_have_count(1)
-    shares = [float(re.sub(r"[<% ]", "", each)) for each in card.locator(".share").all_inner_texts()]
+    shares = [
+        float(re.sub(r"[<% ]", "", each)) for each in card.locator(".share").all_inner_texts()
+    ]
     assert shares == sorted(shares, reverse=True)
     assert 0 < sum(shares) <= 100.1
     page.mouse.move(5, 5)
@@ -134,7 +166,13 @@ def test_candidates_open_by_pointer_keyboard_and_touch(visit: Visits) -> None:
     tokens.first.focus()
     expect(card).to_contain_text("chosen by the target model")
     expect(card).to_contain_text("the only token of forward pass 1")
-    for key, focused in (("ArrowRight", 1), ("End", -1), ("Home", 0), ("ArrowRight", 1), ("ArrowLeft", 0)):
+    for key, focused in (
+        ("ArrowRight", 1),
+        ("End", -1),
+        ("Home", 0),
+        ("ArrowRight", 1),
+        ("ArrowLeft", 0),
+    ):
         page.keyboard.press(key)
         expect(tokens.nth(focused)).to_be_focused()
         expect(tokens.nth(focused)).to_have_attribute("aria-describedby", "candidates")
@@ -147,12 +185,18 @@ def test_candidates_open_by_pointer_keyboard_and_touch(visit: Visits) -> None:
     expect(card).to_be_visible()
 
 
-def test_stopping_ends_the_request(visit: Visits, here: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_ends_the_request(
+    visit: Visits, here: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hold_requests(here.llm, monkeypatch)
     page = visit(settings={"max_tokens": "1800", "drafter": "autoregressive"})
     page.fill("#message", REPEAT)
     page.click("#send")
-    for stop in (lambda: page.keyboard.press("Escape"), lambda: page.click("#stop"), page.context.close):
+    for stop in (
+        lambda: page.keyboard.press("Escape"),
+        lambda: page.click("#stop"),
+        page.context.close,
+    ):
         expect(page.locator(".answer .token").nth(2)).to_be_attached()
         stop()
         assert here.drained
@@ -167,7 +211,9 @@ def test_texts_are_never_rendered_as_markup(visit: Visits) -> None:
     page = visit()
     attack = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"
     source = '"><svg onload=window.hacked=1>'
-    answer_with(page, chunk([attack, "&amp;", "</div>", "<svg/onload=hacked=1>"], 0, source), *end(4, 1))
+    answer_with(
+        page, chunk([attack, "&amp;", "</div>", "<svg/onload=hacked=1>"], 0, source), *end(4, 1)
+    )
     ask(page, attack)
     expect(page.locator(".question")).to_have_text(attack)
     expect(page.locator(".answer .text")).to_have_text(f"{attack}&amp;</div><svg/onload=hacked=1>")
@@ -177,7 +223,12 @@ def test_texts_are_never_rendered_as_markup(visit: Visits) -> None:
     expect(page.locator(".legend")).to_contain_text(source)
     page.click("text=Edit the message")
     expect(page.locator(".edited textarea")).to_have_value(attack)
-    assert page.locator("main img, main script, .answer .text svg, .legend svg, #candidates img").count() == 0
+    assert (
+        page.locator(
+            "main img, main script, .answer .text svg, .legend svg, #candidates img"
+        ).count()
+        == 0
+    )
     assert page.evaluate("window.hacked") is None
 
 
@@ -254,13 +305,20 @@ def test_page_fits_a_narrow_screen(visit: Visits) -> None:
 
 
 def test_sampling_starts_at_what_is_recommended(browser: Browser) -> None:
-    """The fields show the recommended values until other ones are entered; clearing a field restores its value."""
+    """The fields show the recommended values until other ones are entered; clearing a field
+    restores its value.
+    """
     model = LLM(threads=1, drafter="suffix")
-    model.config = replace(model.config, sampling={"temperature": 0.3, "top_p": 0.9, "repetition_penalty": 1.1})
+    model.config = replace(
+        model.config, sampling={"temperature": 0.3, "top_p": 0.9, "repetition_penalty": 1.1}
+    )
     with running(model, keys=()) as made, Visits(browser, made.url) as visits:
         page = visits(settings={"max_tokens": "8"})
         bodies = list[dict[str, Any]]()
-        page.on("request", lambda each: each.method == "POST" and bodies.append(json.loads(each.post_data or "")))
+        page.on(
+            "request",
+            lambda each: each.method == "POST" and bodies.append(json.loads(each.post_data or "")),
+        )
         expect(page.locator("#summary")).to_contain_text("temperature 0.3")
         assert page.input_value("[name=temperature]") == "0.3"
         assert page.input_value("[name=top_p]") == "0.9"
@@ -284,7 +342,10 @@ def test_sampling_starts_at_what_is_recommended(browser: Browser) -> None:
 
 def test_colours_follow_the_system_or_the_setting(visit: Visits) -> None:
     page = visit(color_scheme="dark")
-    look = "[document.body, document.querySelector('.draft')].map(each => getComputedStyle(each).color).join()"
+    look = (
+        "[document.body, document.querySelector('.draft')].map(each => "
+        "getComputedStyle(each).color).join()"
+    )
     system_dark = page.evaluate(look)
     page.emulate_media(color_scheme="light")
     system_light = page.evaluate(look)
@@ -319,7 +380,12 @@ def test_conversation_of_several_messages(visit: Visits) -> None:
         permissions=["clipboard-read", "clipboard-write"],
     )
     bodies = list[dict[str, Any]]()
-    page.on("request", lambda request: request.method == "POST" and bodies.append(json.loads(request.post_data or "")))
+    page.on(
+        "request",
+        lambda request: (
+            request.method == "POST" and bodies.append(json.loads(request.post_data or ""))
+        ),
+    )
     page.fill("#message", "One")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("more")
@@ -327,8 +393,18 @@ def test_conversation_of_several_messages(visit: Visits) -> None:
     settle(page)
     first = page.locator(".answer .text").evaluate("text => text.textContent")
     ask(page, "Two")
-    assert [each["role"] for each in bodies[-1]["messages"]] == ["system", "user", "assistant", "user"]
-    assert [each["content"] for each in bodies[-1]["messages"]] == ["Be brief.", "One\nmore", first, "Two"]
+    assert [each["role"] for each in bodies[-1]["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert [each["content"] for each in bodies[-1]["messages"]] == [
+        "Be brief.",
+        "One\nmore",
+        first,
+        "Two",
+    ]
     last = page.locator(".answer .text").last
     kept = last.evaluate("text => text.textContent")
     page.locator(".turn").last.get_by_text("Copy").click()

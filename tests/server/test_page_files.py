@@ -16,5 +16,8 @@ def test_page_files_need_no_key_and_have_security_headers(served: Running) -> No
         assert f"/{path}" in PUBLIC_PATHS, f"{name}: expected the file among the public paths"
         reply = httpx.get(f"{served.url}/{path}")
         assert reply.status_code == 200
-        assert PAGE_HEADERS.items() <= {key.title(): value for key, value in reply.headers.items()}.items()
+        assert (
+            PAGE_HEADERS.items()
+            <= {key.title(): value for key, value in reply.headers.items()}.items()
+        )
     assert "unsafe" not in PAGE_HEADERS["Content-Security-Policy"]

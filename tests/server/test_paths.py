@@ -21,7 +21,16 @@ def test_a_base_url_may_lack_the_version_or_repeat_it(path: str) -> None:
 
 
 def test_other_paths_are_left_alone() -> None:
-    for path in ("/", "/health", "/page.css", "/v2/models", "/v1", "/chat", "/models.json", "//models"):
+    for path in (
+        "/",
+        "/health",
+        "/page.css",
+        "/v2/models",
+        "/v1",
+        "/chat",
+        "/models.json",
+        "//models",
+    ):
         assert canonical_path(path) == path
     assert canonical_path("/models/a/b") == "/v1/models/a/b"
 
@@ -88,7 +97,9 @@ def test_unknown_paths_get_a_hint(client: httpx.Client, path: str, near: str | N
         ("/v1/complete", "/v1/messages"),
     ],
 )
-def test_paths_of_other_servers_are_said_to_be_missing(client: httpx.Client, path: str, near: str | None) -> None:
+def test_paths_of_other_servers_are_said_to_be_missing(
+    client: httpx.Client, path: str, near: str | None
+) -> None:
     assert near_path(path) == near
     answer = client.post(path, json=BODY)
     assert answer.status_code == 404
@@ -131,20 +142,31 @@ def test_pages_of_listed_origins_may_use_the_server(open_to_a_page: Running) -> 
         assert allowed.status_code == 200
         assert allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
         assert "x-stainless-os" in allowed.headers["Access-Control-Allow-Headers"]
-        answer = client.post("/v1/chat/completions", json={**BODY, "store": True}, headers={"Origin": ORIGIN})
+        answer = client.post(
+            "/v1/chat/completions", json={**BODY, "store": True}, headers={"Origin": ORIGIN}
+        )
         assert answer.status_code == 200
         assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
         assert "X-Pronk-Ignored" in answer.headers["Access-Control-Expose-Headers"]
         assert "Access-Control-Allow-Credentials" not in answer.headers
         refused = client.post("/v1/chat/completions", json={"x": 1}, headers={"Origin": ORIGIN})
-        assert refused.headers["Access-Control-Allow-Origin"] == ORIGIN  # the page can read the error
+        # the page can read the error
+        assert refused.headers["Access-Control-Allow-Origin"] == ORIGIN
 
 
 @pytest.mark.parametrize(
     "origin",
-    ["http://localhost:3001", "https://localhost:3000", "http://evil.example", "null", f"{ORIGIN}.evil.example"],
+    [
+        "http://localhost:3001",
+        "https://localhost:3000",
+        "http://evil.example",
+        "null",
+        f"{ORIGIN}.evil.example",
+    ],
 )
-def test_pages_of_other_origins_get_no_header(open_to_a_page: Running, served: Running, origin: str) -> None:
+def test_pages_of_other_origins_get_no_header(
+    open_to_a_page: Running, served: Running, origin: str
+) -> None:
     with open_to_a_page.client() as client:
         assert preflight(client, origin).status_code == 400
         answer = client.post("/v1/chat/completions", json=BODY, headers={"Origin": origin})
@@ -153,15 +175,23 @@ def test_pages_of_other_origins_get_no_header(open_to_a_page: Running, served: R
         for each in (origin, ORIGIN):
             assert preflight(client, each).status_code == 405
             answer = client.post("/v1/chat/completions", json=BODY, headers={"Origin": each})
-            assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+            assert not [
+                name for name in answer.headers if name.lower().startswith("access-control")
+            ]
 
 
 @pytest.mark.parametrize(
-    ("host", "status", "code"), [("evil.example", 421, "unknown_host"), ("127.0.0.1", 431, "headers_too_large")]
+    ("host", "status", "code"),
+    [("evil.example", 421, "unknown_host"), ("127.0.0.1", 431, "headers_too_large")],
 )
-def test_preflights_pass_the_checks_of_every_request(model: LLM, host: str, status: int, code: str) -> None:
+def test_preflights_pass_the_checks_of_every_request(
+    model: LLM, host: str, status: int, code: str
+) -> None:
     """A preflight has no key, but its host and the size of its headers count."""
-    with running(model, origins=(ORIGIN,), hosts={"127.0.0.1"}) as made, made.client(headers={}) as client:
+    with (
+        running(model, origins=(ORIGIN,), hosts={"127.0.0.1"}) as made,
+        made.client(headers={}) as client,
+    ):
         assert preflight(client, ORIGIN).status_code == 200
         headers = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST", "Host": host}
         long = {"X-Long": "x" * 20_000} if status == 431 else {}
@@ -173,8 +203,13 @@ def test_preflights_pass_the_checks_of_every_request(model: LLM, host: str, stat
 
 def test_pages_can_read_the_errors_of_every_check(open_to_a_page: Running) -> None:
     with open_to_a_page.client() as client:
-        for headers, status in (({"Authorization": "Bearer x"}, 401), ({"X-Long": "x" * 20_000}, 431)):
-            answer = client.post("/v1/chat/completions", json=BODY, headers={"Origin": ORIGIN, **headers})
+        for headers, status in (
+            ({"Authorization": "Bearer x"}, 401),
+            ({"X-Long": "x" * 20_000}, 431),
+        ):
+            answer = client.post(
+                "/v1/chat/completions", json=BODY, headers={"Origin": ORIGIN, **headers}
+            )
             assert answer.status_code == status
             assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
 
@@ -192,10 +227,23 @@ BAD_PARTS = (
 
 @pytest.mark.parametrize(
     "origin",
-    ["*", "http://*", "null", "example.org", "http://x, http://y", "", "://x", "http://", "file:///x", *BAD_PARTS],
+    [
+        "*",
+        "http://*",
+        "null",
+        "example.org",
+        "http://x, http://y",
+        "",
+        "://x",
+        "http://",
+        "file:///x",
+        *BAD_PARTS,
+    ],
 )
 def test_texts_that_are_no_origins_are_refused(origin: str) -> None:
-    with pytest.raises(OptionError, match=r"allow-origin: expected an exact origin .*; name each origin"):
+    with pytest.raises(
+        OptionError, match=r"allow-origin: expected an exact origin .*; name each origin"
+    ):
         ServerSettings(name="x", origins=(origin,))
 
 

@@ -15,7 +15,8 @@ PROMPT = "def add(a, b):\n    return a + b\n\n\n" * 12
 
 def test_a_restart_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PromptCache, "_pays", lambda *_: True)
-    answers, found = list[dict[str, Any]](), list[dict[tuple[str, ...], float]]()
+    answers = list[dict[str, Any]]()
+    found = list[dict[tuple[str, ...], float]]()
     for salt in (None, None, "another"):
         llm = LLM(prompt_cache=tmp_path, max_batch=8, threads=1)
         with running(llm) as server, server.client() as client:
@@ -30,7 +31,10 @@ def test_a_restart_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert cached[0] == cached[2] == 0
     assert cached[1] > 100
     assert cached[1] % 32 == 0
-    hits = [[each["pronk:prompt_cache_hits",], each["pronk:prompt_cache_blocks_read",]] for each in found]
+    hits = [
+        [each["pronk:prompt_cache_hits",], each["pronk:prompt_cache_blocks_read",]]
+        for each in found
+    ]
     assert hits == [[0, 0], [1, cached[1] // 32], [0, 0]]
     assert [each["pronk:prompt_cache_bytes_read",] > 0 for each in found] == [False, True, False]
     written = [each["pronk:prompt_cache_blocks_written",] for each in found]

@@ -20,7 +20,9 @@ from pronk.server.settings import ServerSettings
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_the_server_has_the_defaults_of_the_library(checkpoint: MakeCheckpoint, tmp_path: Path, case: str) -> None:
+def test_the_server_has_the_defaults_of_the_library(
+    checkpoint: MakeCheckpoint, tmp_path: Path, case: str
+) -> None:
     make, options = MODELS[case]
     llm = LLM(make(checkpoint, tmp_path), threads=1, kv_memory="16MiB")
     want = SamplingParams(**options)  # type: ignore[arg-type]
@@ -31,6 +33,8 @@ def test_the_server_has_the_defaults_of_the_library(checkpoint: MakeCheckpoint, 
         request_class = CompletionRequest if "prompt" in body else ChatRequest
         _, params, _ = asyncio.run(service.prepare(request_class.model_validate(body)))
         assert sampling_values(params) == sampling_values(want)
-        _, params, _ = asyncio.run(service.prepare(request_class.model_validate({**body, "temperature": 0.9})))
+        _, params, _ = asyncio.run(
+            service.prepare(request_class.model_validate({**body, "temperature": 0.9}))
+        )
         assert sampling_values(params) == sampling_values(replace(want, temperature=0.9))
     service.close()

@@ -1,4 +1,6 @@
-"""Calls of one answer: no call twice, at most sixteen, whatever the model writes and however it is cut."""
+"""Calls of one answer: no call twice, at most sixteen, whatever the model writes and however it is
+cut.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from server.serving import Running, running
 from server.tool_models import tool_model
 
 Part = str | CallPart
-A, AB, B = ("f", '{"a": 1}'), ("f", '{"a": 12}'), ("g", '{"a": 1}')
+A = ("f", '{"a": 1}')
+AB = ("f", '{"a": 12}')
+B = ("g", '{"a": 1}')
 
 
 class Reader(AnswerReader):
@@ -59,9 +63,14 @@ def parts_of(answer: Sequence[str | tuple[str, str]], dice: random.Random) -> li
 
 def parsed(answer: Sequence[str | tuple[str, str]], seed: int) -> tuple[AnswerParser, list[Delta]]:
     parts = parts_of(answer, random.Random(seed))
-    parser, deltas = AnswerParser(Reader(parts)), list[Delta]()
+    parser = AnswerParser(Reader(parts))
+    deltas = list[Delta]()
     for number in range(len(parts)):
-        done = Completion("", [0], "stop", None, 0, [0], None, None, Stats()) if number + 1 == len(parts) else None
+        done = (
+            Completion("", [0], "stop", None, 0, [0], None, None, Stats())
+            if number + 1 == len(parts)
+            else None
+        )
         deltas += parser.parse([Piece(0, "x", completion=done)])
     return parser, deltas
 
@@ -78,14 +87,22 @@ def parsed(answer: Sequence[str | tuple[str, str]], seed: int) -> tuple[AnswerPa
         ([A, "text", A, "more"], [A, "textmore"]),
         ([A, ("f", "{}"), ("f", "{}")], [A, ("f", "{}")]),
         ([A, ("f", '{"a": 2')], [A, ("f", '{"a": 2')]),  # cut by max_tokens
-        ([("f", f'{{"a": {number}}}') for number in range(30)], [("f", f'{{"a": {n}}}') for n in range(MAX_CALLS)]),
+        (
+            [("f", f'{{"a": {number}}}') for number in range(30)],
+            [("f", f'{{"a": {n}}}') for n in range(MAX_CALLS)],
+        ),
     ],
     ids=str,
 )
-def test_repeated_calls_are_dropped(answer: list[str | tuple[str, str]], want: list[str | tuple[str, str]]) -> None:
+def test_repeated_calls_are_dropped(
+    answer: list[str | tuple[str, str]], want: list[str | tuple[str, str]]
+) -> None:
     for seed in range(20):
         parser, deltas = parsed(answer, seed)
-        blocks = [block.content if block.call is None else (block.call.name, block.content) for block in parser.blocks]
+        blocks = [
+            block.content if block.call is None else (block.call.name, block.content)
+            for block in parser.blocks
+        ]
         assert blocks == want
         numbers = [block.call.index for block in parser.blocks if block.call]
         assert numbers == [*range(len(numbers))]
@@ -96,7 +113,11 @@ def test_repeated_calls_are_dropped(answer: list[str | tuple[str, str]], want: l
 
 
 def test_a_call_is_streamed_as_soon_as_it_differs() -> None:
-    parts: list[Part] = [CallPart(0, "", "0", "f"), CallPart(0, '{"a": 1}'), CallPart(1, "", "1", "f")]
+    parts: list[Part] = [
+        CallPart(0, "", "0", "f"),
+        CallPart(0, '{"a": 1}'),
+        CallPart(1, "", "1", "f"),
+    ]
     parts += [CallPart(1, '{"a": '), CallPart(1, "2"), CallPart(1, "3}")]
     parser = AnswerParser(Reader(parts))
     found = [[delta.content for delta in parser.parse([Piece(0, "x")])] for _ in parts]
@@ -120,15 +141,22 @@ def test_a_call_is_streamed_as_soon_as_it_differs() -> None:
     ],
     ids=str,
 )
-def test_an_answer_ends_with_its_first_repetition(answer: list[str | tuple[str, str]], end: int | None) -> None:
-    """``end`` is the number of the text or call that completes it; a call too many ends with its name."""
+def test_an_answer_ends_with_its_first_repetition(
+    answer: list[str | tuple[str, str]], end: int | None
+) -> None:
+    """``end`` is the number of the text or call that completes it; a call too many ends with its
+    name.
+    """
     for seed in range(20):
         parts = parts_of(answer, random.Random(seed))
         reader = Reader(parts)
         reader.in_call = True  # a call ends with what follows it
         calls = RepeatedCalls(reader)
         found = next((number for number in range(len(parts)) if calls.push("x", 0)), None)
-        ends = [len(parts_of(answer[: number + 1], random.Random(seed))) - 1 for number in range(len(answer))]
+        ends = [
+            len(parts_of(answer[: number + 1], random.Random(seed))) - 1
+            for number in range(len(answer))
+        ]
         if end == MAX_CALLS:
             assert found == ends[end - 1] + 1
         else:
@@ -150,13 +178,19 @@ ONE_CALL = {
 
 
 @pytest.fixture(scope="module", params=["hermes", "mistral list", "mistral"])
-def tooled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tool_model(tmp_path_factory.mktemp(request.param.replace(" ", "_")), request.param)) as made:
+def tooled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    with running(
+        tool_model(tmp_path_factory.mktemp(request.param.replace(" ", "_")), request.param)
+    ) as made:
         yield made
 
 
 def body(made: Running, **fields: Any) -> dict[str, Any]:
-    """Return a request that has to call ``f``, whose arguments are always the same, and likes to begin calls."""
+    """Return a request that has to call ``f``, whose arguments are always the same, and likes to
+    begin calls.
+    """
     marker = made.llm.tokenizer.backend.token_to_id("[TOOL_CALLS]")
     return {
         "messages": [{"role": "user", "content": "Hi"}],
@@ -180,7 +214,10 @@ def ask(made: Running, **fields: Any) -> dict[str, Any]:
 
 def calls_of(reply: dict[str, Any]) -> list[list[tuple[str, str]]]:
     return [
-        [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+        [
+            (call["function"]["name"], call["function"]["arguments"])
+            for call in choice["message"]["tool_calls"]
+        ]
         for choice in reply["choices"]
     ]
 
@@ -189,7 +226,9 @@ def calls_of(reply: dict[str, Any]) -> list[list[tuple[str, str]]]:
 def test_generation_ends_with_the_first_repetition(
     tooled: Running, monkeypatch: pytest.MonkeyPatch, guide_mode: str
 ) -> None:
-    """With every drafter after the same token, as samples end one by one; the calls are those without the end."""
+    """With every drafter after the same token, as samples end one by one; the calls are those
+    without the end.
+    """
     replies = [
         ask(tooled, n=8, drafter=drafter, guide_mode=guide_mode)
         for drafter in ("autoregressive", "suffix", "recycling", "prompt_lookup")
@@ -237,7 +276,9 @@ FUNCTIONS = [(number, Function(name=name)) for number, name in enumerate("fg")]
     ],
     ids=str,
 )
-def test_a_required_call_is_one_unless_several_are_asked_for(choice: Any, parallel: bool | None, several: bool) -> None:
+def test_a_required_call_is_one_unless_several_are_asked_for(
+    choice: Any, parallel: bool | None, several: bool
+) -> None:
     value = ToolChoice.model_validate(choice) if isinstance(choice, dict) else choice
     assert ToolUse.of(FUNCTIONS, value, parallel=parallel).allows_multiple == several
 
@@ -274,6 +315,8 @@ def test_an_answer_that_ends_within_a_repetition_ends_with_calls() -> None:
 )
 def test_schemas_that_no_arguments_fit_are_left_out(parameters: Any, dropped: list[str]) -> None:
     """Agents cannot change the tools of the servers that they ask."""
-    tool = FunctionTool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}})
+    tool = FunctionTool.model_validate(
+        {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    )
     use = ToolUse.of([(("tools", 0, "function", "parameters"), tool.function)], "auto")
     assert use.not_enforced() == dropped

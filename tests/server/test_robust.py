@@ -25,11 +25,19 @@ from pronk.server.settings import RequestLimits
 from server.serving import KEY, Running, hold_requests, running
 from waiting import HUNG, eventually, processor_limit
 
-LONG = {"prompt": "def f(x):", "max_tokens": 1800, "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
+LONG = {
+    "prompt": "def f(x):",
+    "max_tokens": 1800,
+    "ignore_eos": True,
+    "temperature": 1.0,
+    "drafter": "autoregressive",
+}
 
 
 def shorten_stop_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let servers that stop wait only a little for clients that read nothing and engines that hang."""
+    """Let servers that stop wait only a little for clients that read nothing and engines that
+    hang.
+    """
     for name in ("_FLUSH_SECONDS", "_STOP_SECONDS"):
         monkeypatch.setattr(run, name, 0.1)
 
@@ -42,7 +50,12 @@ def connected(made: Running) -> Iterator[socket.socket]:
 
 
 def head(route: str, length: int | str, *more: str) -> bytes:
-    lines = [f"POST {route} HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {KEY}", f"Content-Length: {length}"]
+    lines = [
+        f"POST {route} HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Authorization: Bearer {KEY}",
+        f"Content-Length: {length}",
+    ]
     return "\r\n".join([*lines, "Content-Type: application/json", *more, "", ""]).encode()
 
 
@@ -130,7 +143,10 @@ def test_unusual_unicode_is_kept(client: httpx.Client, text: str) -> None:
         b"GET /\0 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nzzz",
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: "
+            b"chunked\r\n\r\nzzz"
+        ),
         b"GET /" + b"x" * 200_000,
         b"\x16\x03\x01\x02\x00\x01\x00",
     ],
@@ -198,7 +214,9 @@ def test_a_client_that_has_closed_its_sending_half_gets_its_answer(
     assert answer.count(b" 200 OK\r\n") == 1
 
 
-def test_all_pipelined_requests_before_the_end_of_the_sending_half_are_answered(served: Running) -> None:
+def test_all_pipelined_requests_before_the_end_of_the_sending_half_are_answered(
+    served: Running,
+) -> None:
     with connected(served) as sock:
         sock.sendall((head("/v1/completions", len(SHORT)) + SHORT) * 3 + b"GET /hea")
         sock.shutdown(socket.SHUT_WR)
@@ -217,7 +235,12 @@ CHUNKED = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-En
         (CHUNKED + b"%x\r\n" % LARGE, 413),
         (head("/v1/completions", 2 * 10**6).replace(KEY.encode(), b"another-key"), 401),
         (head("/v1/completions", LARGE).replace(KEY.encode(), b"another-key"), 401),
-        (head("/v1/completions", LARGE, "Origin: http://x").replace(b"application/json", b"text/plain"), 415),
+        (
+            head("/v1/completions", LARGE, "Origin: http://x").replace(
+                b"application/json", b"text/plain"
+            ),
+            415,
+        ),
         (b"GET /health HTTP/1.1\r\nX-Long: ", 431),
         (b"nonsense\r\n\r\n", 400),
         (CHUNKED + b"zzz\r\n", 400),
@@ -225,8 +248,12 @@ CHUNKED = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-En
         (CHUNKED.replace(b"chunked", b"chunked\r\nContent-Length: 3") + b"%x\r\n" % LARGE, 400),
     ],
 )
-def test_a_client_that_is_still_sending_can_read_the_refusal(served: Running, start: bytes, found: int) -> None:
-    """The client reads after it has sent everything; a reset would delete the response that it has received."""
+def test_a_client_that_is_still_sending_can_read_the_refusal(
+    served: Running, start: bytes, found: int
+) -> None:
+    """The client reads after it has sent everything; a reset would delete the response that it has
+    received.
+    """
     with connected(served) as sock:
         sock.sendall(start)
         for _ in range(LARGE // 2**20):
@@ -256,11 +283,19 @@ def test_a_refused_client_that_sends_without_end_is_disconnected(model: LLM) -> 
         head("/v1/completions", len(SHORT)).replace(b"Content-Length:", b"Content-Length :"),
     ],
 )
-def test_requests_with_two_ends_of_the_body_close_the_connection(served: Running, more: bytes) -> None:
-    """A proxy that sees another end would take the rest for a request of its own (request smuggling)."""
+def test_requests_with_two_ends_of_the_body_close_the_connection(
+    served: Running, more: bytes
+) -> None:
+    """A proxy that sees another end would take the rest for a request of its own (request
+    smuggling).
+    """
     chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(SHORT), SHORT)
     with connected(served) as sock:
-        sock.sendall(more + (chunks if b"chunked" in more else SHORT) + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(
+            more
+            + (chunks if b"chunked" in more else SHORT)
+            + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
         sock.shutdown(socket.SHUT_WR)
         answer = received(sock)
     assert answer.count(b"HTTP/1.1 ") == 1
@@ -269,7 +304,9 @@ def test_requests_with_two_ends_of_the_body_close_the_connection(served: Running
 
 
 def test_body_of_tiny_chunks_is_aborted(served: Running) -> None:
-    """A chunk per byte costs the server far more time than the client; a few such bytes are accepted."""
+    """A chunk per byte costs the server far more time than the client; a few such bytes are
+    accepted.
+    """
     start = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     body = json.dumps({"prompt": "x" * 100, "max_tokens": 2}).encode()
     with connected(served) as sock:
@@ -310,7 +347,9 @@ def test_malformed_chunk_after_a_refusal(served: Running, caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     "kind", ["[]", *(pytest.param(each, marks=pytest.mark.slow) for each in ("1.5", "{}", "null"))]
 )
-def test_many_invalid_items_give_one_short_error(client: httpx.Client, route: str, item: str, kind: str) -> None:
+def test_many_invalid_items_give_one_short_error(
+    client: httpx.Client, route: str, item: str, kind: str
+) -> None:
     body = (item % ",".join([kind] * 300_000)).encode()
     with processor_limit(20):
         answer = client.post(route, content=body, headers={"Content-Type": "application/json"})
@@ -340,7 +379,9 @@ def test_clients_that_send_no_head_are_disconnected(model: LLM) -> None:
 
 @contextmanager
 def connected_before_the_limit(made: Running, limits: RequestLimits) -> Iterator[socket.socket]:
-    """Connect, then shorten the time to receive: it applies to what follows the first head, which has more time."""
+    """Connect, then shorten the time to receive: it applies to what follows the first head, which
+    has more time.
+    """
     object.__setattr__(limits, "receive_seconds", 2 * HUNG)
     with connected(made) as sock:
         assert eventually(lambda: len(made.server.server_state.connections) == 1)
@@ -352,7 +393,8 @@ def connected_before_the_limit(made: Running, limits: RequestLimits) -> Iterator
 def test_clients_that_send_half_of_the_rest_are_disconnected(model: LLM) -> None:
     limits = RequestLimits()
     with running(model, limits=limits) as made:
-        with connected_before_the_limit(made, limits) as sock:  # half of a head after a whole request
+        # half of a head after a whole request
+        with connected_before_the_limit(made, limits) as sock:
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
             assert status(sock) == 200
             assert sock.recv(1) == b""
@@ -361,15 +403,20 @@ def test_clients_that_send_half_of_the_rest_are_disconnected(model: LLM) -> None
             assert status(sock) == 408
 
 
-def test_clients_that_read_nothing_are_disconnected(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    added, add = list[Request](), model.engine.add
+def test_clients_that_read_nothing_are_disconnected(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = list[Request]()
+    add = model.engine.add
 
     def observe(request: Request) -> None:
         added.append(request)
         add(request)
 
     monkeypatch.setattr(model.engine, "add", observe)
-    body = json.dumps({**LONG, "stream": True, "logprobs": 20, "max_tokens": 1500, "n": 4, "leaps": True}).encode()
+    body = json.dumps(
+        {**LONG, "stream": True, "logprobs": 20, "max_tokens": 1500, "n": 4, "leaps": True}
+    ).encode()
     limits = RequestLimits(receive_seconds=2 * HUNG, send_seconds=0.3)
     with running(model, limits=limits) as made, connected(made) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -383,9 +430,13 @@ def test_clients_that_read_nothing_are_disconnected(model: LLM, monkeypatch: pyt
 def test_a_client_that_reads_nothing_does_not_delay_shutdown(
     model: LLM, signals: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pipelined responses fill all buffers; without a limit, shutdown would wait a minute for the client."""
+    """Pipelined responses fill all buffers; without a limit, shutdown would wait a minute for the
+    client.
+    """
     shorten_stop_limits(monkeypatch)
-    body = json.dumps({"prompt": "x y z " * 200, "max_tokens": 1, "echo": True, "logprobs": 20}).encode()
+    body = json.dumps(
+        {"prompt": "x y z " * 200, "max_tokens": 1, "echo": True, "logprobs": 20}
+    ).encode()
     with running(model, drain_seconds=0.1) as made, connected(made) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         sock.sendall((head("/v1/completions", len(body)) + body) * 6)
@@ -397,7 +448,9 @@ def test_a_client_that_reads_nothing_does_not_delay_shutdown(
         assert not made.thread.is_alive()
 
 
-def test_incomplete_body_is_answered_with_503_at_shutdown(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_body_is_answered_with_503_at_shutdown(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shorten_stop_limits(monkeypatch)
     with running(model, drain_seconds=0.0) as made, connected(made) as sock:
         sock.sendall(head("/v1/completions", 100) + b"{")
@@ -430,16 +483,24 @@ def test_answers_beside_aborted_and_failed_requests(served: Running, model: LLM)
     assert answers[2::3] == [400] * 8
     for seed in range(0, 24, 3):
         alone = ask(seed)
-        assert (answers[seed]["text"], answers[seed]["logprobs"]) == (alone["text"], alone["logprobs"])
+        assert (answers[seed]["text"], answers[seed]["logprobs"]) == (
+            alone["text"],
+            alone["logprobs"],
+        )
     assert served.drained
 
 
-def test_jumps_of_the_system_clock_end_no_request(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jumps_of_the_system_clock_end_no_request(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.time
     with served.client() as other:
         for shift in (-1e9, 1e9, -now()):
             monkeypatch.setattr(time, "time", lambda shift=shift: now() + shift)
-            assert other.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).status_code == 200
+            assert (
+                other.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).status_code
+                == 200
+            )
 
 
 def test_internal_error_reveals_no_prompt(
@@ -458,7 +519,9 @@ def test_internal_error_reveals_no_prompt(
         assert "SECRET" not in caplog.text
         assert "RuntimeError" in caplog.text
         monkeypatch.undo()
-        assert other.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+        assert (
+            other.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+        )
 
 
 class Process:
@@ -468,7 +531,16 @@ class Process:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         start = "from pronk.cli.main import main; main()"
-        command = [sys.executable, "-c", start, "serve", "--model", "pronk-tiny", "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-c",
+            start,
+            "serve",
+            "--model",
+            "pronk-tiny",
+            "--port",
+            str(self.port),
+        ]
         command += ["--threads", "1", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
         self.url = f"http://127.0.0.1:{self.port}"
@@ -486,10 +558,14 @@ class Process:
 
     def state(self, route: str, body: Any = None) -> int:
         """Return the status of a route, or 0 if the server does not answer."""
-        ask = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HUNG)  # creating an httpx client takes 50 ms
+        # creating an httpx client takes 50 ms
+        ask = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HUNG)
         try:
             ask.request(
-                "GET" if body is None else "POST", route, json.dumps(body), {"Content-Type": "application/json"}
+                "GET" if body is None else "POST",
+                route,
+                json.dumps(body),
+                {"Content-Type": "application/json"},
             )
             return ask.getresponse().status
         except (OSError, http.client.HTTPException):
@@ -498,7 +574,9 @@ class Process:
             ask.close()
 
 
-def lines_of(made: Process, body: dict[str, Any], found: list[str], begun: Event, resumed: Event) -> None:
+def lines_of(
+    made: Process, body: dict[str, Any], found: list[str], begun: Event, resumed: Event
+) -> None:
     """Collect the lines of a stream, of which only the first one is read before ``resumed``."""
     with (
         suppress(httpx.HTTPError),
@@ -514,7 +592,9 @@ def lines_of(made: Process, body: dict[str, Any], found: list[str], begun: Event
 def test_the_first_signal_drains_and_the_second_stops(signals: int) -> None:
     """The stream is longer than all buffers, so that it ends only after the client has read on."""
     with Process("--access-log", "--drain", str(HUNG)) as made:
-        found, begun, resumed = list[str](), Event(), Event()
+        found = list[str]()
+        begun = Event()
+        resumed = Event()
         body = {**LONG, "max_tokens": 1000, "logprobs": 20, "stream": True}
         thread = Thread(target=lines_of, args=(made, body, found, begun, resumed))
         thread.start()
@@ -563,7 +643,13 @@ def test_streams_end_with_an_error_when_the_server_stops(
     if not engine_ends:
         monkeypatch.setattr("pronk.server.model_pool.ModelPool.stop", lambda _: None)
         shorten_stop_limits(monkeypatch)
-    body = {**ASKS[route], "stream": True, "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
+    body = {
+        **ASKS[route],
+        "stream": True,
+        "ignore_eos": True,
+        "temperature": 1.0,
+        "drafter": "autoregressive",
+    }
     with running(model) as made, made.client() as client:
 
         def stop_twice() -> None:
@@ -589,7 +675,12 @@ def test_requests_without_a_response_get_an_error_when_the_server_stops(model: L
     waiting = list[int]()
     with running(model) as made, ThreadPoolExecutor(1) as pool, made.client() as client:
         made.server._on_wait = waiting.append
-        body = {**ASKS["/v1/completions"], "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
+        body = {
+            **ASKS["/v1/completions"],
+            "ignore_eos": True,
+            "temperature": 1.0,
+            "drafter": "autoregressive",
+        }
         answer = pool.submit(client.post, "/v1/completions", json=body)
         assert eventually(lambda: bool(model.engine.scheduler.running))
         made.server.stop()
@@ -604,7 +695,12 @@ def test_requests_without_a_response_get_an_error_when_the_server_stops(model: L
 def test_full_disk_of_the_log_and_no_remaining_process() -> None:
     with Path("/dev/full").open("wb") as full, Process("--access-log", stderr=full) as made:
         for _ in range(3):
-            assert httpx.post(f"{made.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+            assert (
+                httpx.post(
+                    f"{made.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}
+                ).status_code
+                == 200
+            )
             assert httpx.post(f"{made.url}/v1/completions", json={"nonsense": 2}).status_code == 400
         children = Path(f"/proc/{made.process.pid}/task/{made.process.pid}/children")
         if children.exists():
@@ -620,5 +716,8 @@ def test_connections_without_a_request_shut_nobody_out(model: LLM) -> None:
         for _ in range(20):
             idle.enter_context(connected(made))
         with made.client() as client:
-            assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+            assert (
+                client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code
+                == 200
+            )
             assert client.get("/health").status_code == 200

@@ -19,18 +19,25 @@ from pronk.text.tokenizer import Tokenizer
 from server.serving import Running, running
 from server.tool_models import tool_model
 
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 TURN = "{{ m.role }}:{{ m.content }}\n"
 ANYWHERE = "{% for m in messages %}" + TURN + "{% endfor %}"
 FIRST = (
-    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') "
+    "}}{% endif %}" + TURN + "{% endfor %}"
+)
+DROPS = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    + TURN
+    + "{% endif %}{% endfor %}"
+)
+NONE = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     + TURN
     + "{% endfor %}"
-)
-DROPS = "{% for m in messages %}{% if m.role != 'system' or loop.first %}" + TURN + "{% endif %}{% endfor %}"
-NONE = (
-    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TURN + "{% endfor %}"
 )
 IGNORES = "{% for m in messages %}{% if m.role != 'system' %}" + TURN + "{% endif %}{% endfor %}"
 COLLECTS = (  # writes all system messages first
@@ -65,8 +72,12 @@ def test_a_template_is_asked_where_it_takes_system_messages(
     assert has_system_role_anywhere(tokenizer) == anywhere
 
 
-S1, S2, S3 = say("system", "S1"), say("system", "S2"), say("system", "S3")
-U1, A1, U2 = say("user", "U1"), say("assistant", "A1"), say("user", "U2")
+S1 = say("system", "S1")
+S2 = say("system", "S2")
+S3 = say("system", "S3")
+U1 = say("user", "U1")
+A1 = say("assistant", "A1")
+U2 = say("user", "U2")
 TOOL = {"role": "tool", "tool_call_id": "a", "content": "T"}
 
 
@@ -79,7 +90,11 @@ TOOL = {"role": "tool", "tool_call_id": "a", "content": "T"}
         ([S1, U1, S2], True, ["system S1", "user U1\n\nS2"]),
         ([U1, S1, A1, U2], True, ["user U1\n\nS1", "assistant A1", "user U2"]),
         ([U1, A1, S1], True, ["user U1", "assistant A1", "user S1"]),
-        ([U1, A1, S1, TOOL, S2, U2], True, ["user U1", "assistant A1", "tool T", "user S1\n\nS2\n\nU2"]),
+        (
+            [U1, A1, S1, TOOL, S2, U2],
+            True,
+            ["user U1", "assistant A1", "tool T", "user S1\n\nS2\n\nU2"],
+        ),
         ([S1, U1, A1, S2, S3, U2], False, ["user S1\n\nU1", "assistant A1", "user S2\n\nS3\n\nU2"]),
         ([S1], False, ["user S1"]),
         ([S1, S2], True, ["system S1\n\nS2"]),
@@ -109,7 +124,13 @@ def templated(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 def test_system_messages_are_read_anywhere_by_every_api(templated: Running) -> None:
     """The prompt has all texts, whatever the template takes; all APIs make the same prompt."""
-    talk = [say("system", "S1"), say("user", "U1"), say("assistant", "A1"), say("system", "S2"), say("user", "U2")]
+    talk = [
+        say("system", "S1"),
+        say("user", "U1"),
+        say("assistant", "A1"),
+        say("system", "S2"),
+        say("user", "U2"),
+    ]
     with templated.client() as client:
         limits = {CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
         counts = set()
@@ -118,7 +139,9 @@ def test_system_messages_are_read_anywhere_by_every_api(templated: Running) -> N
             answer = client.post(route, json={field: talk, limit: 1})
             assert answer.status_code == 200, answer.text
             usage = answer.json()["usage"]
-            counts.add(usage.get("prompt_tokens", usage.get("input_tokens")) or usage["input_tokens"])
+            counts.add(
+                usage.get("prompt_tokens", usage.get("input_tokens")) or usage["input_tokens"]
+            )
         assert len(counts) == 1
         (count,) = counts
         empty = [{**each, "content": "x"} for each in talk]
@@ -130,8 +153,13 @@ def test_system_messages_are_read_anywhere_by_every_api(templated: Running) -> N
 BEGUN = [say("user", "Hi"), say("assistant", "The answer is")]
 
 
-def test_an_answer_that_the_request_begins_is_continued(model: LLM, served: Running, client: httpx.Client) -> None:
-    prompt = [*model.chat_ids(BEGUN[:1]), *model.tokenizer.encode("The answer is", add_special_tokens=False)]
+def test_an_answer_that_the_request_begins_is_continued(
+    model: LLM, served: Running, client: httpx.Client
+) -> None:
+    prompt = [
+        *model.chat_ids(BEGUN[:1]),
+        *model.tokenizer.encode("The answer is", add_special_tokens=False),
+    ]
     want = model.generate(prompt, SamplingParams(max_tokens=12)).text
     assert want != model.chat(BEGUN[:1], SamplingParams(max_tokens=12)).text
     body = {"messages": BEGUN, "max_tokens": 12, "temperature": 0}
@@ -163,7 +191,9 @@ def test_a_begun_answer_is_untrusted_text(model: LLM, client: httpx.Client) -> N
         ({"add_generation_prompt": False}, "add continue_final_message: true"),
     ],
 )
-def test_an_answer_is_continued_only_if_there_is_one(client: httpx.Client, body: dict[str, Any], message: str) -> None:
+def test_an_answer_is_continued_only_if_there_is_one(
+    client: httpx.Client, body: dict[str, Any], message: str
+) -> None:
     answer = client.post(CHAT, json={"messages": [say("user")], **body})
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
@@ -186,7 +216,9 @@ def test_thoughts_are_closed_before_a_begun_answer(opened: Running) -> None:
 
 
 def test_counts_are_those_of_the_answer(served: Running, client: httpx.Client) -> None:
-    """``count_tokens`` counts what ``/v1/messages`` reads, for any sequence of roles that the latter accepts."""
+    """``count_tokens`` counts what ``/v1/messages`` reads, for any sequence of roles that the
+    latter accepts.
+    """
     talks: list[list[dict[str, Any]]] = [
         [say("user")],
         [say("user"), say("assistant")],
@@ -194,7 +226,10 @@ def test_counts_are_those_of_the_answer(served: Running, client: httpx.Client) -
         [say("system"), say("user"), say("system")],
         [say("user"), say("user"), say("assistant"), say("assistant", "and")],
         [say("user"), {"role": "assistant", "content": []}],
-        [say("user"), say("assistant", [{"type": "tool_use", "id": "a", "name": "f", "input": {}}])],
+        [
+            say("user"),
+            say("assistant", [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]),
+        ],
     ]
     for talk in talks:
         answer = client.post(MESSAGES, json={"messages": talk, "max_tokens": 1})

@@ -1,4 +1,6 @@
-"""Fields of requests that are options of ``SamplingParams``: type and range are those of its declaration."""
+"""Fields of requests that are options of ``SamplingParams``: type and range are those of its
+declaration.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ OWN_TYPE = {
     "logit_bias": "keys in JSON are texts",
     "top_k": OWN_RANGE["top_k"],
 }
-DECLARED = {name: each for name, each in declared_options(SamplingParams).items() if name in TextRequest.model_fields}
+DECLARED = {
+    name: each
+    for name, each in declared_options(SamplingParams).items()
+    if name in TextRequest.model_fields
+}
 
 
 def accepts(name: str, value: Any) -> bool:
@@ -45,7 +51,11 @@ def test_types_are_those_of_the_declaration(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name for name, each in DECLARED.items() if each.option.low is not None and name not in OWN_RANGE],
+    [
+        name
+        for name, each in DECLARED.items()
+        if each.option.low is not None and name not in OWN_RANGE
+    ],
 )
 def test_ranges_are_those_of_the_declaration(name: str) -> None:
     option = DECLARED[name].option

@@ -1,7 +1,8 @@
 """Generated requests, valid and invalid: every one is answered, and none causes a server error.
 
-A JSON schema cannot say all that makes a body valid, for example that a result of a tool needs its call. Therefore each
-valid body of the schema is sent as it is, and once more with its contradictions repaired.
+A JSON schema cannot say all that makes a body valid, for example that a result of a tool needs its
+call. Therefore each valid body of the schema is sent as it is, and once more with its
+contradictions repaired.
 """
 
 import json
@@ -18,7 +19,8 @@ from server.serving import KEY, Running, running
 from server.tool_models import FEW_LAYERS, tool_model
 from waiting import HUNG
 
-# Routes that generate text, and the field with the maximum number of tokens; without it an answer fills the context.
+# Routes that generate text, and the field with the maximum number of tokens; without it an answer
+# fills the context.
 LIMITS = {
     "/v1/completions": "max_tokens",
     "/v1/chat/completions": "max_tokens",
@@ -35,16 +37,27 @@ ROUTES = [
     "/tokenizer_info",
     "/v1/models/{name}",
 ]
-# A few invalid requests go to one route of each form of body; the slow test sends many to all routes. Any name is
-# valid in /v1/models/{name}, so the route has none.
+# A few invalid requests go to one route of each form of body; the slow test sends many to all
+# routes. Any name is valid in /v1/models/{name}, so the route has none.
 INVALID = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/detokenize")
 QUICK = [
     *((route, GenerationMode.POSITIVE) for route in ROUTES),
     *((route, GenerationMode.NEGATIVE) for route in INVALID),
 ]
-# Fields with a restriction that the schema lacks: names, token ids, options of streams, forms of the answer, tools.
+# Fields with a restriction that the schema lacks: names, token ids, options of streams, forms of
+# the answer, tools.
 RESTRICTED = {
-    *("model", "drafter", "logit_bias", "stop_token_ids", "stream_options", "leaps", "n", "top_logprobs", "logprobs"),
+    *(
+        "model",
+        "drafter",
+        "logit_bias",
+        "stop_token_ids",
+        "stream_options",
+        "leaps",
+        "n",
+        "top_logprobs",
+        "logprobs",
+    ),
     *(
         "response_format",
         "structured_outputs",
@@ -54,9 +67,27 @@ RESTRICTED = {
         "guided_grammar",
         "text",
     ),
-    *("text", "tools", "tool_choice", "output_config", "chat_template_kwargs", "max_completion_tokens", "min_tokens"),
+    *(
+        "text",
+        "tools",
+        "tool_choice",
+        "output_config",
+        "chat_template_kwargs",
+        "max_completion_tokens",
+        "min_tokens",
+    ),
     *("dimensions", "do_sample", "format", "json_schema"),
-    *("stop", "stop_sequences", "bad_words", "best_of", "suffix", "echo", "prompt_logprobs", "include", "guide_mode"),
+    *(
+        "stop",
+        "stop_sequences",
+        "bad_words",
+        "best_of",
+        "suffix",
+        "echo",
+        "prompt_logprobs",
+        "include",
+        "guide_mode",
+    ),
 }
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL_FIELDS = ("tool_calls", "tool_call_id")
@@ -76,7 +107,10 @@ def shortened(route: str, body: Any) -> Any:
     quick = {LIMITS[route]: 2, **{name: 2 for name in LIMITS.values() if name in body}}
     quick |= {name: most for name, most in (("max_completion_tokens", 2), ("n", 1)) if name in body}
     numbers = {name: value for name, value in body.items() if name in quick}
-    return {**body, **{name: most for name, most in quick.items() if _is_valid(numbers.get(name, most))}}
+    return {
+        **body,
+        **{name: most for name, most in quick.items() if _is_valid(numbers.get(name, most))},
+    }
 
 
 def _is_valid(number: Any) -> bool:
@@ -88,7 +122,9 @@ def repaired(route: str, body: Any) -> Any:
     if not isinstance(body, dict):
         return body
     # To a schema, 2.0 is an integer.
-    body = json.loads(json.dumps(body), parse_float=lambda text: int(x) if (x := float(text)).is_integer() else x)
+    body = json.loads(
+        json.dumps(body), parse_float=lambda text: int(x) if (x := float(text)).is_integer() else x
+    )
     body = {name: value for name, value in body.items() if name not in RESTRICTED}
     if route == "/detokenize":
         return {"tokens": [token % 300 for token in body["tokens"]]}
@@ -102,7 +138,13 @@ def repaired(route: str, body: Any) -> Any:
     if route == "/tokenize":
         return {"prompt": "Hi"}
     if route.startswith("/v1/messages"):
-        return {**body, "messages": [*map(_anthropic_message, body["messages"]), {"role": "user", "content": "Hi"}]}
+        return {
+            **body,
+            "messages": [
+                *map(_anthropic_message, body["messages"]),
+                {"role": "user", "content": "Hi"},
+            ],
+        }
     if isinstance(items := body.get("input"), list) and route == "/v1/responses":
         return {**body, "input": [{"role": "user", "content": "Hi"}, *map(_item, items)]}
     return body
@@ -137,7 +179,9 @@ def _item(item: dict[str, Any]) -> dict[str, Any]:
 
 def drive(served: Running, route: str, mode: GenerationMode, examples: int) -> float:
     """Send generated requests to a route; return the share of answers with status 200."""
-    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json", headers={"Authorization": f"Bearer {KEY}"})
+    schema = schemathesis.openapi.from_url(
+        f"{served.url}/openapi.json", headers={"Authorization": f"Bearer {KEY}"}
+    )
     (operation,) = (found.ok() for found in schema.include(path=route).get_all_operations())
     statuses = list[int]()
 
@@ -163,7 +207,9 @@ def drive(served: Running, route: str, mode: GenerationMode, examples: int) -> f
 
 
 @pytest.mark.parametrize(("route", "mode"), QUICK, ids=str)
-def test_generated_requests_cause_no_server_error(thinking: Running, route: str, mode: GenerationMode) -> None:
+def test_generated_requests_cause_no_server_error(
+    thinking: Running, route: str, mode: GenerationMode
+) -> None:
     fine = drive(thinking, route, mode, 5)
     assert fine > 0 or mode is GenerationMode.NEGATIVE or route == ROUTES[-1]
     assert thinking.drained
@@ -171,8 +217,12 @@ def test_generated_requests_cause_no_server_error(thinking: Running, route: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES[:-1])
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.name)
-def test_many_generated_requests_cause_no_server_error(thinking: Running, route: str, mode: GenerationMode) -> None:
+@pytest.mark.parametrize(
+    "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.name
+)
+def test_many_generated_requests_cause_no_server_error(
+    thinking: Running, route: str, mode: GenerationMode
+) -> None:
     fine = drive(thinking, route, mode, 600)
     assert fine > 0.4 or mode is GenerationMode.NEGATIVE
     assert thinking.drained

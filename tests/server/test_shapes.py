@@ -1,4 +1,6 @@
-"""Shapes of requests: what asks for nothing is the same as no field, and what can be read in one way is read so."""
+"""Shapes of requests: what asks for nothing is the same as no field, and what can be read in one
+way is read so.
+"""
 
 import json
 import random
@@ -13,7 +15,12 @@ from pronk.server.errors import ApiError, validation_to_api_error
 from pronk.server.protocol import tools
 from pronk.server.protocol.chat import ChatMessage, ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest, ToolResultBlock, ToolUseBlock
+from pronk.server.protocol.messages import (
+    CountTokensRequest,
+    MessagesRequest,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from pronk.server.protocol.request import RequestBody
 from pronk.server.protocol.responses import CallItem, CallOutputItem, ResponsesRequest
 from pronk.server.protocol.small_routes import EmbeddingRequest, ModerationRequest, TokenizeRequest
@@ -62,20 +69,33 @@ SMALLEST: list[tuple[type[RequestBody], dict[str, Any]]] = [
     (CallItem, {"type": "function_call", "name": "f"}),
     (CallOutputItem, {"type": "function_call_output"}),
 ]
-# Empty values that mean something: forms of the answer, any object as arguments, a text of no characters.
+# Empty values that mean something: forms of the answer, any object as arguments, a text of no
+# characters.
 MEANINGFUL = {
-    *(("guided_json", "{}"), ("guided_regex", '""'), ("guided_choice", "[]"), ("guided_grammar", '""')),
+    *(
+        ("guided_json", "{}"),
+        ("guided_regex", '""'),
+        ("guided_choice", "[]"),
+        ("guided_grammar", '""'),
+    ),
     *(("parameters", "{}"), ("prompt", '""')),
 }
 
 
-@pytest.mark.parametrize(("kind", "smallest"), SMALLEST, ids=lambda value: getattr(value, "__name__", ""))
-def test_empty_optional_fields_are_the_same_as_none(kind: type[RequestBody], smallest: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "smallest"), SMALLEST, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_empty_optional_fields_are_the_same_as_none(
+    kind: type[RequestBody], smallest: dict[str, Any]
+) -> None:
     plain = kind.model_validate(smallest).model_dump()
     for name in kind.about.optional:
         for empty in (None, "", [], {}):
             if name not in smallest and (name, json.dumps(empty)) not in MEANINGFUL:
-                assert kind.model_validate({**smallest, name: empty}).model_dump() == plain, (name, empty)
+                assert kind.model_validate({**smallest, name: empty}).model_dump() == plain, (
+                    name,
+                    empty,
+                )
 
 
 def test_empty_schemas_allow_any_value() -> None:
@@ -96,7 +116,9 @@ def test_empty_stop_strings_stop_nothing(client: httpx.Client, value: Any) -> No
         assert got.status_code == 200, got.text
         assert got.json()["choices"][0]["text"] == plain["text"]
     text = plain["text"]
-    stopped = client.post("/v1/completions", json={**body, "stop": ["", text[-2:]]}).json()["choices"][0]
+    stopped = client.post("/v1/completions", json={**body, "stop": ["", text[-2:]]}).json()[
+        "choices"
+    ][0]
     assert stopped["text"] == text[: text.index(text[-2:])]
 
 
@@ -122,7 +144,11 @@ OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "ok"}
 
 
 def used(block: dict[str, Any], answer: dict[str, Any]) -> list[Any]:
-    return [*TURNS, {"role": "assistant", "content": [block]}, {"role": "user", "content": [answer]}]
+    return [
+        *TURNS,
+        {"role": "assistant", "content": [block]},
+        {"role": "user", "content": [answer]},
+    ]
 
 
 # Conversations in an unusual form, and in the usual one.
@@ -203,9 +229,12 @@ READ_AS: list[tuple[str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("route", "given", "read"), READ_AS, ids=str)
-def test_conversations_in_unusual_forms_are_read(asked: httpx.Client, route: str, given: Any, read: Any) -> None:
+def test_conversations_in_unusual_forms_are_read(
+    asked: httpx.Client, route: str, given: Any, read: Any
+) -> None:
     """Both forms give the same prompt; neither is said to lack a call."""
-    field, options = "input" if route == RESPONSES else "messages", {LIMIT[route]: 2, "temperature": 0}
+    field = "input" if route == RESPONSES else "messages"
+    options = {LIMIT[route]: 2, "temperature": 0}
     counts = []
     for talk in (given, read):
         answer = asked.post(route, json={field: talk, **options})
@@ -220,7 +249,10 @@ def test_conversations_in_unusual_forms_are_read(asked: httpx.Client, route: str
 def test_a_result_as_one_text_and_as_parts_is_the_same(asked: httpx.Client) -> None:
     for system in ("Be kind.", ["Be kind."], {"type": "text", "text": "Be kind."}):
         answer = asked.post(COUNT, json={"messages": TURNS, "system": system})
-        assert answer.json() == asked.post(COUNT, json={"messages": TURNS, "system": "Be kind."}).json()
+        assert (
+            answer.json()
+            == asked.post(COUNT, json={"messages": TURNS, "system": "Be kind."}).json()
+        )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +265,9 @@ def test_a_result_as_one_text_and_as_parts_is_the_same(asked: httpx.Client) -> N
         (MESSAGES, "tool_choice", "none"),
     ],
 )
-def test_a_word_stands_for_an_object_with_this_type(asked: httpx.Client, route: str, field: str, word: Any) -> None:
+def test_a_word_stands_for_an_object_with_this_type(
+    asked: httpx.Client, route: str, field: str, word: Any
+) -> None:
     typed = {"format": {"type": word["format"]}} if isinstance(word, dict) else {"type": word}
     body = {"input" if route == RESPONSES else "messages": TURNS, LIMIT[route]: 9, "temperature": 0}
     if route == MESSAGES:
@@ -245,7 +279,9 @@ def test_a_word_stands_for_an_object_with_this_type(asked: httpx.Client, route: 
     assert counted[0] == counted[1]
 
 
-def test_tools_are_relaxed_once_per_request(asked: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_are_relaxed_once_per_request(
+    asked: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A schema may be large, and several parts of the server ask for the tools of a request."""
     sizes = list[int]()
 
@@ -261,7 +297,11 @@ def test_tools_are_relaxed_once_per_request(asked: httpx.Client, monkeypatch: py
         (RESPONSES, {"type": "namespace", "name": "n", "tools": [flat]}),
         (MESSAGES, {"name": "f", "input_schema": {"type": "object"}}),
     ):
-        body = {"input" if route == RESPONSES else "messages": TURNS, LIMIT[route]: 2, "tools": [tool]}
+        body = {
+            "input" if route == RESPONSES else "messages": TURNS,
+            LIMIT[route]: 2,
+            "tools": [tool],
+        }
         for more in ({}, {"stream": True}):
             assert asked.post(route, json={**body, **more}).status_code == 200
             assert sizes == [1]
@@ -301,7 +341,12 @@ def test_arguments_that_are_an_object_stay_as_they_are(text: str) -> None:
         ({"think": "high"}, None, "high", None),
         ({"enable_thinking": "false"}, False, None, None),
         # Several fields complete each other.
-        ({"reasoning_effort": "low", "thinking": {"type": "enabled", "budget_tokens": 9}}, True, "low", 9),
+        (
+            {"reasoning_effort": "low", "thinking": {"type": "enabled", "budget_tokens": 9}},
+            True,
+            "low",
+            9,
+        ),
         ({"think": True, "thinking_budget": 9}, True, None, 9),
         # An effort contradicts no switch.
         ({"reasoning_effort": "medium", "think": False}, False, "medium", None),
@@ -309,7 +354,12 @@ def test_arguments_that_are_an_object_stay_as_they_are(text: str) -> None:
     ids=str,
 )
 def test_wishes_about_thinking_in_any_form_and_api(
-    asked: httpx.Client, route: str, given: dict[str, Any], switch: bool | None, effort: str | None, budget: int | None
+    asked: httpx.Client,
+    route: str,
+    given: dict[str, Any],
+    switch: bool | None,
+    effort: str | None,
+    budget: int | None,
 ) -> None:
     kind = {CHAT: ChatRequest, RESPONSES: ResponsesRequest, MESSAGES: MessagesRequest}[route]
     body = {"input" if route == RESPONSES else "messages": TURNS, LIMIT[route]: 2, **given}
@@ -319,14 +369,18 @@ def test_wishes_about_thinking_in_any_form_and_api(
 
 
 @pytest.mark.parametrize("value", [{}, "", [], None], ids=str)
-@pytest.mark.parametrize("name", ["thinking", "reasoning", "think", "enable_thinking", "reasoning_effort"])
+@pytest.mark.parametrize(
+    "name", ["thinking", "reasoning", "think", "enable_thinking", "reasoning_effort"]
+)
 def test_thinking_is_off_by_default_in_anthropics_api(name: str, value: Any) -> None:
     body = MessagesRequest.model_validate({"messages": TURNS, "max_tokens": 2, name: value})
     assert body.thinking_wish().enabled is False
 
 
 def test_an_effort_without_thinking_is_named(asked: httpx.Client) -> None:
-    answer = asked.post(CHAT, json={"messages": TURNS, "max_tokens": 2, "reasoning_effort": "low", "think": False})
+    answer = asked.post(
+        CHAT, json={"messages": TURNS, "max_tokens": 2, "reasoning_effort": "low", "think": False}
+    )
     assert answer.headers["X-Pronk-Ignored"] == "reasoning_effort"
 
 
@@ -364,12 +418,20 @@ def test_an_effort_without_thinking_is_named(asked: httpx.Client) -> None:
         *(
             (route, {name: value})
             for route in ("/v1/embeddings", "/v1/moderations", "/tokenize")
-            for name, value in {"user": "me", "store": True, "mirostat": 0, "timestamp": 5, "tags": ["x"]}.items()
+            for name, value in {
+                "user": "me",
+                "store": True,
+                "mirostat": 0,
+                "timestamp": 5,
+                "tags": ["x"],
+            }.items()
         ),
     ],
     ids=str,
 )
-def test_options_that_ask_for_nothing_are_accepted(asked: httpx.Client, route: str, more: dict[str, Any]) -> None:
+def test_options_that_ask_for_nothing_are_accepted(
+    asked: httpx.Client, route: str, more: dict[str, Any]
+) -> None:
     own: dict[str, dict[str, Any]] = {
         RESPONSES: {"input": "Hi", "max_output_tokens": 2},
         "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
@@ -377,7 +439,9 @@ def test_options_that_ask_for_nothing_are_accepted(asked: httpx.Client, route: s
         "/v1/moderations": {"input": "Hi"},
         "/tokenize": {"prompt": "Hi"},
     }
-    answer = asked.post(route, json={**own.get(route, {"messages": TURNS, "max_tokens": 2}), **more})
+    answer = asked.post(
+        route, json={**own.get(route, {"messages": TURNS, "max_tokens": 2}), **more}
+    )
     assert answer.status_code == 200, answer.text
 
 
@@ -402,7 +466,10 @@ def test_options_of_other_routes_that_change_the_answer_are_refused_with_advice(
     assert "remove it" not in error["message"]
 
 
-TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
+}
 ANSWERED = [*TURNS, {"role": "assistant", "content": "Well"}]
 
 
@@ -421,28 +488,58 @@ ANSWERED = [*TURNS, {"role": "assistant", "content": "Well"}]
     ],
     ids=str,
 )
-def test_tokens_of_a_conversation_are_those_of_a_chat(asked: httpx.Client, more: dict[str, Any]) -> None:
+def test_tokens_of_a_conversation_are_those_of_a_chat(
+    asked: httpx.Client, more: dict[str, Any]
+) -> None:
     body = {"messages": TURNS, "max_tokens": 1, "temperature": 0, **more}
-    counted, answer = asked.post("/tokenize", json=body), asked.post(CHAT, json=body)
+    counted = asked.post("/tokenize", json=body)
+    answer = asked.post(CHAT, json=body)
     assert counted.status_code == answer.status_code == 200, counted.text
     assert counted.json()["count"] == answer.json()["usage"]["prompt_tokens"]
 
 
-def test_a_conversation_may_end_without_the_header_of_an_answer(tooled: Running, asked: httpx.Client) -> None:
-    got = asked.post("/tokenize", json={"messages": TURNS, "add_generation_prompt": False}).json()["tokens"]
+def test_a_conversation_may_end_without_the_header_of_an_answer(
+    tooled: Running, asked: httpx.Client
+) -> None:
+    got = asked.post("/tokenize", json={"messages": TURNS, "add_generation_prompt": False}).json()[
+        "tokens"
+    ]
     assert got == tooled.llm.tokenizer.chat_ids(TURNS, add_generation_prompt=False)
     assert asked.post("/tokenize", json={"messages": TURNS, "tools": [{}]}).json()["error"]["param"]
 
 
-ROUTES: dict[type[RequestBody], str] = {ChatRequest: CHAT, ResponsesRequest: RESPONSES, MessagesRequest: MESSAGES}
-WRONG: Sequence[Any] = (5, -7, True, "?", [5], ["x"], {"x": 1}, {"type": 5}, {"type": "?"}, {"text": 5}, [[[]]], 1e9)
+ROUTES: dict[type[RequestBody], str] = {
+    ChatRequest: CHAT,
+    ResponsesRequest: RESPONSES,
+    MessagesRequest: MESSAGES,
+}
+WRONG: Sequence[Any] = (
+    5,
+    -7,
+    True,
+    "?",
+    [5],
+    ["x"],
+    {"x": 1},
+    {"type": 5},
+    {"type": "?"},
+    {"text": 5},
+    [[[]]],
+    1e9,
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the path of each value in a body."""
     if path:
         yield path
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    pairs = (
+        value.items()
+        if isinstance(value, Mapping)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in pairs:
         yield from places(inner, (*path, key))
 
@@ -462,7 +559,9 @@ def replaced(body: Any, path: tuple[Any, ...], value: Any, *, remove: bool) -> A
 
 
 def resolves(body: Any, names: list[str]) -> bool:
-    """Return whether a path of names and indices leads to a value of a body, or to a missing field of one."""
+    """Return whether a path of names and indices leads to a value of a body, or to a missing field
+    of one.
+    """
     value = body
     for number, name in enumerate(names, 1):
         if isinstance(value, list) and name.isdigit() and int(name) < len(value):
@@ -477,7 +576,9 @@ def resolves(body: Any, names: list[str]) -> bool:
 @pytest.mark.parametrize("count", [400, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ROUTES, ids=lambda kind: kind.__name__)
 def test_errors_name_fields_as_the_client_wrote_them(kind: type[RequestBody], count: int) -> None:
-    """For bodies with a wrong value somewhere, the field of the error is in the body, or is missing in it."""
+    """For bodies with a wrong value somewhere, the field of the error is in the body, or is missing
+    in it.
+    """
     num_errors = 0
     for seed in range(count):
         draw = random.Random(f"{kind.__name__} {seed}")
@@ -531,7 +632,9 @@ def test_errors_name_fields_as_the_client_wrote_them(kind: type[RequestBody], co
 def test_errors_name_the_field_of_another_name_or_form(
     asked: httpx.Client, route: str, more: dict[str, Any], param: str
 ) -> None:
-    own: dict[str, Any] = {"input": "Hi"} if route == RESPONSES else {"messages": TURNS, "max_tokens": 2}
+    own: dict[str, Any] = (
+        {"input": "Hi"} if route == RESPONSES else {"messages": TURNS, "max_tokens": 2}
+    )
     answer = asked.post(route, json={**own, **more})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]

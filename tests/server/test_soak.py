@@ -1,7 +1,8 @@
 """Load of many clients on a KV cache that is far too small; most of them disconnect.
 
-Each client may generate only two letters of its own (by ``logit_bias``), so that a letter of another client shows
-mixed-up requests. A finished answer must also equal the answer without other requests.
+Each client may generate only two letters of its own (by ``logit_bias``), so that a letter of
+another client shows mixed-up requests. A finished answer must also equal the answer without other
+requests.
 """
 
 import asyncio
@@ -23,7 +24,14 @@ from pronk.sampling.params import SamplingParams
 
 BLOCKS = 9
 CLIENTS = 26
-DRAFTERS = ("suffix(store_tokens=0)", "suffix", "recycling", "lookahead", "prompt_lookup", "autoregressive")
+DRAFTERS = (
+    "suffix(store_tokens=0)",
+    "suffix",
+    "recycling",
+    "lookahead",
+    "prompt_lookup",
+    "autoregressive",
+)
 
 
 def resident() -> int:
@@ -49,7 +57,9 @@ def prompt(client: int) -> str:
 
 def options(llm: LLM, client: int) -> SamplingParams:
     letters = {token: 100.0 for letter in canary(client) for token in llm.tokenizer.encode(letter)}
-    return SamplingParams(max_tokens=20 + client, temperature=5.0, seed=client, logit_bias=letters, ignore_eos=True)
+    return SamplingParams(
+        max_tokens=20 + client, temperature=5.0, seed=client, logit_bias=letters, ignore_eos=True
+    )
 
 
 async def visit(engine: AsyncLLM, client: int, number: int, want: Mapping[int, str]) -> str:
@@ -57,7 +67,8 @@ async def visit(engine: AsyncLLM, client: int, number: int, want: Mapping[int, s
     luck = random.Random(number)
     leaves = luck.choice([None, 0, 1, 2, 5, 9])
     deadline = 0.002 if luck.random() < 0.05 else None
-    own, said = options(engine.llm, client), ""
+    own = options(engine.llm, client)
+    said = ""
     stream = engine.stream(
         prompt(client),
         own,
@@ -73,7 +84,9 @@ async def visit(engine: AsyncLLM, client: int, number: int, want: Mapping[int, s
     async with aclosing(stream):
         async for piece in stream:
             said += piece.text
-            assert set(said) <= set(canary(client)), f"expected letters of {canary(client)}, found {said}"
+            assert set(said) <= set(canary(client)), (
+                f"expected letters of {canary(client)}, found {said}"
+            )
             if leaves is not None and len(said) >= leaves > 0:
                 return "left"
     assert said == want[client]
@@ -113,15 +126,20 @@ def alone(llm: LLM) -> dict[int, str]:
 
 def preempted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that collects the arrival numbers of preempted requests from now on."""
-    found, scheduler = list[int](), llm.engine.scheduler
+    found = list[int]()
+    scheduler = llm.engine.scheduler
     preempt = scheduler._preempt
     monkeypatch.setattr(
-        scheduler, "_preempt", lambda request: (found.append(request.queueing.arrival), preempt(request))
+        scheduler,
+        "_preempt",
+        lambda request: (found.append(request.queueing.arrival), preempt(request)),
     )
     return found
 
 
-def test_concurrent_requests_get_their_own_text_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_get_their_own_text_only(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = preempted(llm, monkeypatch)
     found = asyncio.run(load(llm, 300, alone(llm)))
     assert sum(found.values()) == 300
@@ -131,7 +149,8 @@ def test_concurrent_requests_get_their_own_text_only(llm: LLM, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_fifty_thousand_requests_leak_no_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, want = preempted(llm, monkeypatch), alone(llm)
+    counted = preempted(llm, monkeypatch)
+    want = alone(llm)
     memory = list[int]()
     for first in range(0, 50_000, 2000):
         found = asyncio.run(load(llm, 2000, want, first))

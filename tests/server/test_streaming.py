@@ -17,7 +17,8 @@ from pronk.server.protocol.responses import ResponsesRequest
 
 FRAME = {"model": "tiny"}
 PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\ndef mean(values):\n"
-# The texts have characters of several tokens, stop strings across tokens, and possible starts of stop strings.
+# The texts have characters of several tokens, stop strings across tokens, and possible starts of
+# stop strings.
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.3, "seed": 4, "max_tokens": 40, "n": 3, "stop": ["retu", "\n\n"]},
     {"temperature": 0.0, "seed": 0, "max_tokens": 33, "n": 1, "stop": ["values)\n"]},
@@ -29,7 +30,9 @@ def texts_of(kind: str, chunks: Sequence[dict[str, Any]]) -> dict[int, str]:
     found = defaultdict[int, str](str)
     for chunk in chunks:
         for choice in chunk.get("choices", ()):
-            found[choice["index"]] += choice["text"] if kind == "completions" else choice["delta"].get("content", "")
+            found[choice["index"]] += (
+                choice["text"] if kind == "completions" else choice["delta"].get("content", "")
+            )
         if chunk.get("type") == "response.output_text.delta":
             found[0] += chunk["delta"]
     return found
@@ -41,7 +44,9 @@ def logprobs_of(kind: str, chunks: Sequence[dict[str, Any]]) -> dict[int, list[A
         for choice in chunk.get("choices", ()):
             own = choice["logprobs"]
             if own is not None:
-                found[choice["index"]] += own["content"] if kind == "chat" else [*zip(*own.values(), strict=True)]
+                found[choice["index"]] += (
+                    own["content"] if kind == "chat" else [*zip(*own.values(), strict=True)]
+                )
         if chunk.get("type") == "response.output_text.delta":
             found[0] += chunk["logprobs"]
     return found
@@ -49,7 +54,11 @@ def logprobs_of(kind: str, chunks: Sequence[dict[str, Any]]) -> dict[int, list[A
 
 def ends_of(chunks: Sequence[dict[str, Any]]) -> dict[int, Any]:
     choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
-    return {choice["index"]: choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None}
+    return {
+        choice["index"]: choice["finish_reason"]
+        for choice in choices
+        if choice["finish_reason"] is not None
+    }
 
 
 def ask_of(kind: str, options: dict[str, Any]) -> TextRequest:
@@ -59,8 +68,12 @@ def ask_of(kind: str, options: dict[str, Any]) -> TextRequest:
         return CompletionRequest(prompt=PROMPT, logprobs=2, max_tokens=tokens, leaps=True, **more)
     if kind == "chat":
         message = ChatMessage(role="user", content=PROMPT)
-        return ChatRequest(messages=[message], logprobs=True, top_logprobs=2, max_tokens=tokens, leaps=True, **more)
-    return ResponsesRequest(input=PROMPT, top_logprobs=2, max_output_tokens=tokens, **{**more, "n": 1})
+        return ChatRequest(
+            messages=[message], logprobs=True, top_logprobs=2, max_tokens=tokens, leaps=True, **more
+        )
+    return ResponsesRequest(
+        input=PROMPT, top_logprobs=2, max_output_tokens=tokens, **{**more, "n": 1}
+    )
 
 
 def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
@@ -68,13 +81,19 @@ def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
     if kind == "completions":
         _, params, reply = ask.prepare([ids], model.tokenizer, FRAME)
     else:
-        _, params, reply = ask.prepare(ids, ask.requested_max_tokens, model.request_factory.answer_format, FRAME)
+        _, params, reply = ask.prepare(
+            ids, ask.requested_max_tokens, model.request_factory.answer_format, FRAME
+        )
     return reply, params
 
 
 def cut(pieces: list[Piece], random_: random.Random) -> list[list[Piece]]:
-    """Divide pieces into steps of random size; samples interleave at random, each in its own order."""
-    queues = [[p for p in pieces if p.index == index] for index in sorted({p.index for p in pieces})]
+    """Divide pieces into steps of random size; samples interleave at random, each in its own
+    order.
+    """
+    queues = [
+        [p for p in pieces if p.index == index] for index in sorted({p.index for p in pieces})
+    ]
     mixed = list[Piece]()
     while any(queues):
         mixed.append(random_.choice([queue for queue in queues if queue]).pop(0))
@@ -88,11 +107,15 @@ def cut(pieces: list[Piece], random_: random.Random) -> list[list[Piece]]:
 
 @pytest.mark.parametrize("kind", ["completions", "chat", "responses"])
 @pytest.mark.parametrize("options", OPTIONS, ids=range(3))
-def test_stream_equals_the_whole_reply_for_any_division(model: LLM, kind: str, options: dict[str, Any]) -> None:
+def test_stream_equals_the_whole_reply_for_any_division(
+    model: LLM, kind: str, options: dict[str, Any]
+) -> None:
     ask = ask_of(kind, options)
     _, params = answer_of(model, kind, ask)
     pieces = [*model.stream(PROMPT, params, drafter="recycling")]
-    done: list[Completion] = [piece.completion for piece in sorted(pieces, key=lambda p: p.index) if piece.completion]
+    done: list[Completion] = [
+        piece.completion for piece in sorted(pieces, key=lambda p: p.index) if piece.completion
+    ]
     recorded = answer_of(model, kind, ask)[0]
     recorded.record(pieces)
     whole = recorded.whole(done)
@@ -103,7 +126,8 @@ def test_stream_equals_the_whole_reply_for_any_division(model: LLM, kind: str, o
         for step in cut(pieces, random_):
             chunks += answer.step(step)
         chunks += answer.end(done)
-        texts, logprobs = texts_of(kind, chunks), logprobs_of(kind, chunks)
+        texts = texts_of(kind, chunks)
+        logprobs = logprobs_of(kind, chunks)
         if kind == "responses":
             part = whole["output"][0]["content"][0]
             assert (texts[0], logprobs[0]) == (part["text"], part["logprobs"])

@@ -1,4 +1,6 @@
-"""Text files that the server reads: a byte order mark is not a part, other encodings are refused."""
+"""Text files that the server reads: a byte order mark is not a part, other encodings are
+refused.
+"""
 
 import json
 

@@ -16,12 +16,17 @@ from server.tool_models import ALL_LAYERS, BEGIN_THOUGHT, END_THOUGHT, FEW_LAYER
 ASK: Any = [{"role": "user", "content": "How is it in Oslo?"}]
 BIAS = {str(BEGIN_THOUGHT): 40}  # pronk-tiny does not think by itself
 OPTIONS: Any = {"model": "tiny", "temperature": 0.8}
-FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMAS["weather"]}}
+FORMAT: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "weather", "schema": SCHEMAS["weather"]},
+}
 FLAT: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
 
 @pytest.fixture(scope="module", params=["qwen3", "deepseek"])
-def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def thinking(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     # The thoughts of "deepseek" begin and end with texts, which few layers do not write.
     layers = ALL_LAYERS if request.param == "deepseek" else FEW_LAYERS
     with running(tool_model(tmp_path_factory.mktemp(request.param), request.param, layers)) as made:
@@ -41,7 +46,14 @@ def is_open(made: Running) -> bool:
 def options(made: Running, max_tokens: int, **more: Any) -> Any:
     """Return options of chat completions with thoughts of at most 9 tokens."""
     bias = {} if is_open(made) else {"logit_bias": BIAS}
-    return {**OPTIONS, "max_tokens": max_tokens, "seed": 4, **bias, "extra_body": {"thinking_budget": 9}, **more}
+    return {
+        **OPTIONS,
+        "max_tokens": max_tokens,
+        "seed": 4,
+        **bias,
+        "extra_body": {"thinking_budget": 9},
+        **more,
+    }
 
 
 def joined(chunks: Any) -> dict[int, Any]:
@@ -50,7 +62,9 @@ def joined(chunks: Any) -> dict[int, Any]:
     for chunk in chunks:
         for choice in chunk.choices:
             delta = choice.delta
-            said = found.setdefault(choice.index, {"thoughts": "", "text": "", "calls": [], "reason": None})
+            said = found.setdefault(
+                choice.index, {"thoughts": "", "text": "", "calls": [], "reason": None}
+            )
             if thoughts := getattr(delta, "reasoning_content", None):
                 assert not said["text"]
                 assert not said["calls"]
@@ -69,7 +83,10 @@ def whole(reply: Any) -> dict[int, Any]:
         choice.index: {
             "thoughts": getattr(choice.message, "reasoning_content", None) or "",
             "text": choice.message.content or "",
-            "calls": [[call.function.name, call.function.arguments] for call in choice.message.tool_calls or ()],
+            "calls": [
+                [call.function.name, call.function.arguments]
+                for call in choice.message.tool_calls or ()
+            ],
             "reason": choice.finish_reason,
         }
         for choice in reply.choices
@@ -88,7 +105,9 @@ def whole(reply: Any) -> dict[int, Any]:
     ],
     ids=["text", "samples", "json", "tools", "tools and json", "logprobs"],
 )
-def test_thoughts_come_first_streamed_and_whole(thinking: Running, api: openai.OpenAI, more: dict[str, Any]) -> None:
+def test_thoughts_come_first_streamed_and_whole(
+    thinking: Running, api: openai.OpenAI, more: dict[str, Any]
+) -> None:
     asked = options(thinking, 120, **more)
     got = api.chat.completions.create(messages=ASK, **asked)
     stream: Any = {"stream": True, "stream_options": {"include_usage": True}}
@@ -132,7 +151,9 @@ def test_budgets_give_the_same_answer_with_every_drafter(
         "logit_bias": bias,
     }
     free = whole(api.chat.completions.create(**base))[0]
-    want = whole(api.chat.completions.create(**base, extra_body={**extra, "drafter": "autoregressive"}))
+    want = whole(
+        api.chat.completions.create(**base, extra_body={**extra, "drafter": "autoregressive"})
+    )
     got = api.chat.completions.create(**base, extra_body={**extra, "drafter": drafter})
     assert whole(got) == want
     assert want[0]["thoughts"]
@@ -160,7 +181,13 @@ def test_a_budget_of_zero_leaves_no_thoughts(thinking: Running, api: openai.Open
         ({"reasoning_effort": "high"}, True),
         ({"extra_body": {"enable_thinking": False}}, False),
         ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, False),
-        ({"reasoning_effort": "low", "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, False),
+        (
+            {
+                "reasoning_effort": "low",
+                "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
+            },
+            False,
+        ),
     ],
     ids=str,
 )
@@ -172,10 +199,20 @@ def test_thinking_is_switched_by_the_template(
     prompt = thinking.llm.tokenizer.chat(ASK, options=given)
     assert prompt.endswith("</think>\n\n") == (thinks is False)
     assert got.usage is not None
-    assert got.usage.prompt_tokens == len(thinking.llm.tokenizer.encode(prompt, add_special_tokens=False))
-    json_asked: Any = {**OPTIONS, **more, "response_format": FORMAT, "logit_bias": BIAS, "max_tokens": 60, "seed": 1}
+    assert got.usage.prompt_tokens == len(
+        thinking.llm.tokenizer.encode(prompt, add_special_tokens=False)
+    )
+    json_asked: Any = {
+        **OPTIONS,
+        **more,
+        "response_format": FORMAT,
+        "logit_bias": BIAS,
+        "max_tokens": 60,
+        "seed": 1,
+    }
     answer = whole(api.chat.completions.create(messages=ASK, **json_asked))[0]
-    assert bool(answer["thoughts"]) == (thinks is not False)  # a form leaves no place for thoughts that are off
+    # a form leaves no place for thoughts that are off
+    assert bool(answer["thoughts"]) == (thinks is not False)
 
 
 @pytest.mark.parametrize("thinking", ["qwen3"], indirect=True)
@@ -187,12 +224,18 @@ def test_thoughts_are_sent_back(thinking: Running, api: openai.OpenAI) -> None:
     message = first.message.model_dump(exclude_none=True) | {"content": ""}
     assert message["reasoning_content"]
     assert len(message["tool_calls"]) == 1
-    talk: Any = [*ASK, message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Noon."}]
+    talk: Any = [
+        *ASK,
+        message,
+        {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Noon."},
+    ]
     again = api.chat.completions.create(messages=talk, **options(thinking, 4))
     prompt = thinking.llm.tokenizer.chat(talk)
     assert f"<think>\n{message['reasoning_content']}\n</think>" in prompt
     assert again.usage is not None
-    assert again.usage.prompt_tokens == len(thinking.llm.tokenizer.encode(prompt, add_special_tokens=False))
+    assert again.usage.prompt_tokens == len(
+        thinking.llm.tokenizer.encode(prompt, add_special_tokens=False)
+    )
 
 
 @pytest.mark.parametrize("thinking", ["qwen3"], indirect=True)
@@ -205,22 +248,32 @@ def test_thoughts_without_text_are_sent_back(thinking: Running, api: openai.Open
     assert prompt == thinking.llm.tokenizer.chat([*ASK, {**cut, "content": ""}, *ASK])
     assert "None" not in prompt
     assert got.usage is not None
-    assert got.usage.prompt_tokens == len(thinking.llm.tokenizer.encode(prompt, add_special_tokens=False))
+    assert got.usage.prompt_tokens == len(
+        thinking.llm.tokenizer.encode(prompt, add_special_tokens=False)
+    )
 
 
-@pytest.mark.parametrize("thinking", ["deepseek"], indirect=True)  # the bias of the other model repeats its marker
+# the bias of the other model repeats its marker
+@pytest.mark.parametrize("thinking", ["deepseek"], indirect=True)
 def test_stop_strings_apply_within_thoughts(thinking: Running, api: openai.OpenAI) -> None:
     asked = options(thinking, 60)
     thoughts = whole(api.chat.completions.create(messages=ASK, **asked))[0]["thoughts"]
     stop = thoughts[2:4]
     got = whole(api.chat.completions.create(messages=ASK, stop=stop, **asked))[0]
-    assert got == {"thoughts": thoughts[: thoughts.index(stop)], "text": "", "calls": [], "reason": "stop"}
+    assert got == {
+        "thoughts": thoughts[: thoughts.index(stop)],
+        "text": "",
+        "calls": [],
+        "reason": "stop",
+    }
 
 
 @pytest.mark.parametrize("thinking", ["qwen3"], indirect=True)
 def test_a_budget_needs_the_end_marker(thinking: Running, api: openai.OpenAI) -> None:
     extra: Any = {"thinking_budget": 3, "bad_words": ["</think>"]}
-    with pytest.raises(openai.BadRequestError, match=rf"found its token {END_THOUGHT} banned by .*bad_words") as caught:
+    with pytest.raises(
+        openai.BadRequestError, match=rf"found its token {END_THOUGHT} banned by .*bad_words"
+    ) as caught:
         api.chat.completions.create(messages=ASK, **{**options(thinking, 9), "extra_body": extra})
     assert caught.value.param == "thinking_budget"
     assert thinking.drained
@@ -235,7 +288,10 @@ def named(name: str) -> Any:
     [
         {},
         {"tools": FLAT, "tool_choice": "required", "parallel_tool_calls": False},
-        {"tools": FLAT, "text": {"format": {"type": "json_schema", "name": "w", "schema": SCHEMAS["weather"]}}},
+        {
+            "tools": FLAT,
+            "text": {"format": {"type": "json_schema", "name": "w", "schema": SCHEMAS["weather"]}},
+        },
     ],
     ids=["text", "tools", "tools and json"],
 )
@@ -244,7 +300,13 @@ def test_responses_have_items_of_thoughts_and_calls(
 ) -> None:
     bias = {} if is_open(thinking) else {"logit_bias": BIAS}
     extra: Any = {"extra_body": {"seed": 4, "thinking_budget": 9, **bias}}
-    asked: Any = {**OPTIONS, "input": "How is it in Oslo?", "max_output_tokens": 120, **more, **extra}
+    asked: Any = {
+        **OPTIONS,
+        "input": "How is it in Oslo?",
+        "max_output_tokens": 120,
+        **more,
+        **extra,
+    }
     got = api.responses.create(**asked, reasoning={"effort": "medium"})
     with api.responses.stream(**asked, reasoning={"effort": "medium"}) as stream:
         events = [*stream]
@@ -252,7 +314,9 @@ def test_responses_have_items_of_thoughts_and_calls(
     assert [event.sequence_number for event in events] == [*range(len(events))]
     last: Any = events[-1]
     for reply in (last.response, final or last.response):
-        assert [without_ids(item) for item in reply.output] == [without_ids(item) for item in got.output]
+        assert [without_ids(item) for item in reply.output] == [
+            without_ids(item) for item in got.output
+        ]
     thought, *rest = got.output
     assert thought.type == "reasoning"
     assert thought.content
@@ -293,7 +357,10 @@ def test_responses_have_items_of_thoughts_and_calls(
             {"role": "tool", "tool_call_id": calls[-1].call_id, "content": "Noon."},
         ]  # fmt: skip
         keys = ("name", "description", "parameters")
-        tools = [{"type": "function", "function": {key: tool["function"][key] for key in keys}} for tool in TOOLS]
+        tools = [
+            {"type": "function", "function": {key: tool["function"][key] for key in keys}}
+            for tool in TOOLS
+        ]
         assert again.usage is not None
         assert again.usage.input_tokens == len(thinking.llm.tokenizer.chat_ids(talk, tools=tools))
 
@@ -306,13 +373,21 @@ def without_ids(item: Any) -> Any:
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs", "expected names of template variables"),
+    (
+        {"chat_template_kwargs": {"messages": "x"}},
+        "chat_template_kwargs",
+        "expected names of template variables",
+    ),
     (
         {"chat_template_kwargs": {"mode": "<|im_end|>"}},
         "chat_template_kwargs",
         "mode: expected a boolean, a number or a name",
     ),
-    ({"chat_template_kwargs": {f"a{n}": 1 for n in range(17)}}, "chat_template_kwargs", "expected at most 16 names"),
+    (
+        {"chat_template_kwargs": {f"a{n}": 1 for n in range(17)}},
+        "chat_template_kwargs",
+        "expected at most 16 names",
+    ),
     ({"chat_template_kwargs": {"deep": [1]}}, "chat_template_kwargs", "deep: expected a boolean"),
     ({"thinking_budget": -2}, "thinking_budget", "greater than or equal to 0"),
     ({"reasoning_effort": [5]}, "reasoning_effort", "found a list"),
@@ -321,9 +396,13 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("thinking", ["qwen3"], indirect=True)
 @pytest.mark.parametrize(("asked", "param", "message"), BAD, ids=range(len(BAD)))
-def test_invalid_options_are_refused(thinking: Running, asked: dict[str, Any], param: str, message: str) -> None:
+def test_invalid_options_are_refused(
+    thinking: Running, asked: dict[str, Any], param: str, message: str
+) -> None:
     with thinking.client() as client:
-        answer = client.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 4} | asked)
+        answer = client.post(
+            "/v1/chat/completions", json={"messages": ASK, "max_tokens": 4} | asked
+        )
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     assert message in answer.json()["error"]["message"]
@@ -335,7 +414,10 @@ def test_models_that_do_not_think_take_the_options(served: Running) -> None:
     with served.client() as client:
         plain, got = (
             client.post("/v1/chat/completions", json=body | more).json()["choices"][0]["message"]
-            for more in ({}, {"thinking_budget": 3, "reasoning_effort": "low", "enable_thinking": True})
+            for more in (
+                {},
+                {"thinking_budget": 3, "reasoning_effort": "low", "enable_thinking": True},
+            )
         )
     assert got == plain
 
@@ -344,15 +426,21 @@ def test_budgets_in_python(thinking: Running) -> None:
     llm = thinking.llm
     ids = llm.chat_ids(ASK)
     bias = {BEGIN_THOUGHT: 40.0} if not is_open(thinking) else {}
-    params = SamplingParams(max_tokens=30, thinking_budget=5, temperature=0.8, seed=2, logit_bias=bias)
+    params = SamplingParams(
+        max_tokens=30, thinking_budget=5, temperature=0.8, seed=2, logit_bias=bias
+    )
     done = llm.generate(ids, params)
     assert "</think>" in done.text
     assert llm.generate(ids, params, drafter="autoregressive").token_ids == done.token_ids
 
 
 def test_all_guide_modes_give_the_same_answer(thinking: Running, api: openai.OpenAI) -> None:
-    """Forced text after the thoughts may be proposed, generated or appended without a forward pass."""
-    asked = options(thinking, 120, response_format=FORMAT, tools=TOOLS, tool_choice=named("weather"))
+    """Forced text after the thoughts may be proposed, generated or appended without a forward
+    pass.
+    """
+    asked = options(
+        thinking, 120, response_format=FORMAT, tools=TOOLS, tool_choice=named("weather")
+    )
     answers = []
     for mode in ("forced", "plain", "jump"):
         asked["extra_body"] = {"thinking_budget": 9, "guide_mode": mode}

@@ -24,7 +24,10 @@ from waiting import processor_limit
 
 WEATHER = {
     "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "properties": {
+        "city": {"enum": ["Paris", "Oslo"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }
@@ -40,14 +43,24 @@ TOOLS: Any = [
 ]
 ASK: Any = [{"role": "user", "content": "How is it in Oslo?"}]
 NAMED: Any = {"type": "function", "function": {"name": "time_in"}}
-OPTIONS: Any = {"model": "tiny", "max_tokens": 90, "temperature": 0.8, "seed": 4, "reasoning_effort": "none"}
+OPTIONS: Any = {
+    "model": "tiny",
+    "max_tokens": 90,
+    "temperature": 0.8,
+    "seed": 4,
+    "reasoning_effort": "none",
+}
 BEGIN = 1  # the token that begins calls in the Mistral model
 
 
 @pytest.fixture(scope="module", params=["hermes", "mistral list", "mistral", "llama", "channels"])
-def tooled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def tooled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     with running(
-        tool_model(tmp_path_factory.mktemp(request.param.replace(" ", "_")), request.param, FEW_LAYERS)
+        tool_model(
+            tmp_path_factory.mktemp(request.param.replace(" ", "_")), request.param, FEW_LAYERS
+        )
     ) as made:
         yield made
 
@@ -59,7 +72,9 @@ def api(tooled: Running) -> Iterator[openai.OpenAI]:
 
 
 def effort(made: Running) -> dict[str, str]:
-    """Return the options of the template for ``reasoning_effort`` none: gpt-oss always thinks, at least a little."""
+    """Return the options of the template for ``reasoning_effort`` none: gpt-oss always thinks, at
+    least a little.
+    """
     return {"reasoning_effort": "low"} if family(made) == "channels" else {}
 
 
@@ -73,7 +88,8 @@ def whole(stream: Any) -> dict[int, Any]:
     for chunk in stream:
         assert chunk.object == "chat.completion.chunk"
         for choice in chunk.choices:
-            delta, said = choice.delta, found.setdefault(choice.index, {"content": None, "calls": [], "reason": None})
+            delta = choice.delta
+            said = found.setdefault(choice.index, {"content": None, "calls": [], "reason": None})
             assert said["reason"] is None, "nothing follows the finish reason"
             if "role" in delta.model_fields_set:
                 assert (delta.role, delta.content, said["calls"]) == ("assistant", None, [])
@@ -84,10 +100,18 @@ def whole(stream: Any) -> dict[int, Any]:
                 assert call.function is not None
                 if call.id is not None:  # the first chunk of a call has its name and no arguments
                     assert re.fullmatch("call_[0-9a-f]{24}", call.id)
-                    assert (call.type, call.function.arguments, call.index) == ("function", "", len(said["calls"]))
+                    assert (call.type, call.function.arguments, call.index) == (
+                        "function",
+                        "",
+                        len(said["calls"]),
+                    )
                     said["calls"].append((call.function.name, ""))
                 else:
-                    assert (call.type, call.function.name, call.index) == (None, None, len(said["calls"]) - 1)
+                    assert (call.type, call.function.name, call.index) == (
+                        None,
+                        None,
+                        len(said["calls"]) - 1,
+                    )
                     name, arguments = said["calls"][-1]
                     said["calls"][-1] = name, arguments + (call.function.arguments or "")
             said["reason"] = choice.finish_reason
@@ -106,12 +130,23 @@ def check_calls(calls: list[tuple[str, str]]) -> None:
         *(pytest.param(choice, True) for choice in ("auto", "none")),
         pytest.param("required", False),
         *(pytest.param(choice, True, marks=pytest.mark.slow) for choice in ("required", NAMED)),
-        *(pytest.param(choice, False, marks=pytest.mark.slow) for choice in (NAMED, "auto", "none")),
+        *(
+            pytest.param(choice, False, marks=pytest.mark.slow)
+            for choice in (NAMED, "auto", "none")
+        ),
     ],
     ids=str,
 )
-def test_every_tool_choice_streamed_and_whole(tooled: Running, api: openai.OpenAI, choice: Any, parallel: bool) -> None:
-    options = {**OPTIONS, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel, "n": 2}
+def test_every_tool_choice_streamed_and_whole(
+    tooled: Running, api: openai.OpenAI, choice: Any, parallel: bool
+) -> None:
+    options = {
+        **OPTIONS,
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+        "n": 2,
+    }
     if choice in ("auto", "none"):  # texts, which have no end that the schemas of the tools bring
         options["max_tokens"] = 40
     got = api.chat.completions.create(messages=ASK, **options)
@@ -133,8 +168,13 @@ def test_every_tool_choice_streamed_and_whole(tooled: Running, api: openai.OpenA
             assert len(calls) <= 1
         if choice == "none":
             assert not calls
-            seeded = SamplingParams(max_tokens=options["max_tokens"], temperature=0.8, seed=each.model_extra["seed"])  # type: ignore[index]
-            assert message.content == tooled.llm.chat(ASK, seeded, template_options=effort(tooled)).text
+            seeded = SamplingParams(
+                max_tokens=options["max_tokens"], temperature=0.8, seed=each.model_extra["seed"]
+            )  # type: ignore[index]
+            assert (
+                message.content
+                == tooled.llm.chat(ASK, seeded, template_options=effort(tooled)).text
+            )
         if choice != "none":
             said = streamed[each.index]
             assert (said["calls"], said["reason"]) == (calls, each.finish_reason)
@@ -147,7 +187,12 @@ def test_every_tool_choice_streamed_and_whole(tooled: Running, api: openai.OpenA
 )  # the other formats begin calls with text, which no bias of one token forces
 def test_model_begins_a_call_by_itself(tooled: Running, api: openai.OpenAI) -> None:
     """With tool_choice ``auto``, the arguments follow the schema too."""
-    options = {**OPTIONS, "tools": TOOLS, "logit_bias": {str(BEGIN): 100}, "parallel_tool_calls": False}
+    options = {
+        **OPTIONS,
+        "tools": TOOLS,
+        "logit_bias": {str(BEGIN): 100},
+        "parallel_tool_calls": False,
+    }
     got = api.chat.completions.create(messages=ASK, **options).choices[0]
     assert (got.finish_reason, got.message.content) == ("tool_calls", None)
     calls = [(call.function.name, call.function.arguments) for call in got.message.tool_calls or []]  # type: ignore[union-attr]
@@ -163,7 +208,9 @@ def test_tool_result_is_in_the_next_prompt(tooled: Running, api: openai.OpenAI) 
     (call,) = (message.tool_calls or [])[:1]
     sent = {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}
     talk: Any = [*ASK, sent, {"role": "tool", "tool_call_id": call.id, "content": "Noon."}]
-    again = api.chat.completions.create(messages=talk, tools=TOOLS, tool_choice="required", **OPTIONS)
+    again = api.chat.completions.create(
+        messages=talk, tools=TOOLS, tool_choice="required", **OPTIONS
+    )
     tokenizer = tooled.llm.tokenizer
     plain = [{k: v for k, v in tool.items() if k != "strict"} for tool in TOOLS]
     for tool in plain:
@@ -176,16 +223,30 @@ def test_tool_result_is_in_the_next_prompt(tooled: Running, api: openai.OpenAI) 
     assert untold.choices[0].message.content
 
 
-def test_truncated_calls_are_returned_as_far_as_generated(tooled: Running, api: openai.OpenAI) -> None:
+def test_truncated_calls_are_returned_as_far_as_generated(
+    tooled: Running, api: openai.OpenAI
+) -> None:
     options = {**OPTIONS, "tools": TOOLS, "tool_choice": NAMED, "temperature": 0}
     full = api.chat.completions.create(messages=ASK, **options).choices[0].message.tool_calls or []
     assert full
     seen = set[str]()
     for most in range(1, 40, 2):
-        got = api.chat.completions.create(messages=ASK, **{**options, "max_tokens": most}).choices[0]
-        said = whole(api.chat.completions.create(messages=ASK, stream=True, **{**options, "max_tokens": most}))[0]
-        calls = [(call.function.name, call.function.arguments) for call in got.message.tool_calls or []]  # type: ignore[union-attr]
-        assert said == {"content": got.message.content or None, "calls": calls, "reason": got.finish_reason}
+        got = api.chat.completions.create(messages=ASK, **{**options, "max_tokens": most}).choices[
+            0
+        ]
+        said = whole(
+            api.chat.completions.create(
+                messages=ASK, stream=True, **{**options, "max_tokens": most}
+            )
+        )[0]
+        calls = [
+            (call.function.name, call.function.arguments) for call in got.message.tool_calls or []
+        ]  # type: ignore[union-attr]
+        assert said == {
+            "content": got.message.content or None,
+            "calls": calls,
+            "reason": got.finish_reason,
+        }
         for (name, arguments), call in zip(calls, full, strict=False):
             assert name == "time_in"
             assert call.function.arguments.startswith(arguments)  # type: ignore[union-attr]
@@ -197,12 +258,20 @@ def test_truncated_calls_are_returned_as_far_as_generated(tooled: Running, api: 
 
 
 def test_every_token_has_logprobs_and_leaps(tooled: Running, api: openai.OpenAI) -> None:
-    options = {**OPTIONS, "tools": TOOLS, "tool_choice": "required", "logprobs": True, "extra_body": {"leaps": True}}
+    options = {
+        **OPTIONS,
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "logprobs": True,
+        "extra_body": {"leaps": True},
+    }
     stream: Any = {"stream": True, "stream_options": {"include_usage": True}}
     chunks = [*api.chat.completions.create(messages=ASK, **stream, **options)]
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     leaps = [leap for choice in choices for leap in (choice.model_extra or {}).get("leaps", ())]
-    entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content or ()]
+    entries = [
+        entry for choice in choices if choice.logprobs for entry in choice.logprobs.content or ()
+    ]
     assert chunks[-1].usage is not None
     assert len(leaps) == len(entries) == chunks[-1].usage.completion_tokens
     jumped = api.chat.completions.create(
@@ -213,7 +282,9 @@ def test_every_token_has_logprobs_and_leaps(tooled: Running, api: openai.OpenAI)
         extra_body={"guide_mode": "jump"},
         **OPTIONS,
     ).choices[0]
-    check_calls([(call.function.name, call.function.arguments) for call in jumped.message.tool_calls or []])  # type: ignore[union-attr]
+    check_calls(
+        [(call.function.name, call.function.arguments) for call in jumped.message.tool_calls or []]
+    )  # type: ignore[union-attr]
     assert jumped.message.tool_calls
 
 
@@ -234,22 +305,28 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool(name=5)]}, "tools.0.function.name", "expected a valid string"),
     ({"tools": [tool(), tool()]}, "tools", "expected distinct names, found"),
     ({"tools": [tool(name=f"f{n}") for n in range(1025)]}, "tools", "expected at most 1024 items"),
-    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "expected tools with 'required'"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", ("expected tools with "
+        "'required'")),
     ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice", "found the type 'web_search'"),
     ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "rm"}]}},
      "tool_choice", "found 'rm'"),
     ({"tools": [tool(description="x" * 300_000)]}, "tools", "expected at most 262144 characters"),
-    ({"tools": [tool(parameters={"title": "x" * 300_000})]}, "tools", "expected at most 262144 characters"),
+    ({"tools": [tool(parameters={"title": "x" * 300_000})]}, "tools", ("expected at most 262144 "
+        "characters")),
     ({"tools": [tool(description="x " * 50_000)]}, "", "(context 2048)"),
-    ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "expected 'none', 'auto', 'required' or 'any'"),
+    ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", ("expected 'none', 'auto', 'required' or "
+        "'any'")),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "found 'rm'"),
     ({"tool_choice": "required"}, "tool_choice", "expected tools with 'required', found none"),
-    ({"tools": [], "tool_choice": "required"}, "tool_choice", "expected tools with 'required', found none"),
-    ({"tools": TOOLS, "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "expected one form of the answer"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice", ("expected tools with 'required', found "
+        "none")),
+    ({"tools": TOOLS, "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", ("expected one form of the "
+        "answer")),
     ({"tools": TOOLS, "guided_regex": "("}, "guided_regex", "expected one that can be followed"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "expected a valid boolean"),
     ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages", "with the role 'tool'"),
-    ({"messages": [{"role": "user"}]}, "messages.0.content", "expected a value, found no such field"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", ("expected a value, found no such "
+        "field")),
     ({"messages": [{"role": "user", "images": ["x"], "content": "x"}]}, "messages.0.images", "send text only"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages", "with the role 'assistant'"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": 5}}]}]},
@@ -286,7 +363,10 @@ def test_keywords_of_tools_that_no_grammar_enforces_are_left_out(
             answer = client.post("/v1/chat/completions", json=asked)
         assert answer.status_code == 200, answer.text
         paths = [f"tools[1].function.parameters.{path}" for path in sorted(dropped)]
-        assert sorted(filter(None, unquote(answer.headers.get("X-Pronk-Ignored", "")).split(", "))) == paths
+        assert (
+            sorted(filter(None, unquote(answer.headers.get("X-Pronk-Ignored", "")).split(", ")))
+            == paths
+        )
     use = ToolUse([Function(name="g"), Function(name="f", **function)])
     assert sorted(use.not_enforced()) == paths
     assert replace(use, choice="none").not_enforced() == []
@@ -297,7 +377,9 @@ def test_keywords_of_tools_that_no_grammar_enforces_are_left_out(
 @pytest.mark.parametrize(("asked", "param", "message"), BAD, ids=range(len(BAD)))
 def test_invalid_tools_are_refused(tooled: Running, asked: Any, param: str, message: str) -> None:
     with tooled.client() as client, processor_limit(20):
-        answer = client.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 4} | asked)
+        answer = client.post(
+            "/v1/chat/completions", json={"messages": ASK, "max_tokens": 4} | asked
+        )
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["param"] or "", error["type"]) == (param, "invalid_request_error")
@@ -308,11 +390,14 @@ def test_invalid_tools_are_refused(tooled: Running, asked: Any, param: str, mess
 
 def test_stop_strings_apply_within_arguments(tooled: Running, api: openai.OpenAI) -> None:
     options = {**OPTIONS, "tools": TOOLS, "tool_choice": NAMED}
-    whole_call = api.chat.completions.create(messages=ASK, **options).choices[0].message.tool_calls or []
+    whole_call = (
+        api.chat.completions.create(messages=ASK, **options).choices[0].message.tool_calls or []
+    )
     arguments = whole_call[0].function.arguments  # type: ignore[union-attr]
     got = api.chat.completions.create(messages=ASK, stop=['": "', "never"], **options).choices[0]
     assert (got.finish_reason, got.message.content or None) == ("stop", None)
-    if family(tooled) in ("hermes", "mistral list", "llama"):  # the stop string is in the text before the arguments
+    # the stop string is in the text before the arguments
+    if family(tooled) in ("hermes", "mistral list", "llama"):
         assert not got.message.tool_calls
     else:
         (call,) = got.message.tool_calls or []
@@ -324,16 +409,23 @@ def test_stop_strings_apply_within_arguments(tooled: Running, api: openai.OpenAI
 
 
 @pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
-@pytest.mark.parametrize("calls", [[], [{"id": "b", "function": {"name": "time_in", "arguments": "{}"}}]])
+@pytest.mark.parametrize(
+    "calls", [[], [{"id": "b", "function": {"name": "time_in", "arguments": "{}"}}]]
+)
 def test_results_without_their_call_are_texts(tooled: Running, calls: list[Any]) -> None:
     """Agents shorten conversations, and keep results whose calls they have left out."""
     earlier = [{"role": "assistant", "tool_calls": calls}] if calls else []
     result = {"role": "tool", "tool_call_id": "a", "content": "Noon."}
     text = {"role": "user", "content": "Result of an earlier tool call:\nNoon."}
     item = {"type": "function_call_output", "call_id": "a", "output": "Noon."}
-    block = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "Noon."}]}
+    block = {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "a", "content": "Noon."}],
+    }
     with tooled.client() as client:
-        want = client.post("/v1/chat/completions", json={"messages": [*ASK, *earlier, text], "max_tokens": 1}).json()
+        want = client.post(
+            "/v1/chat/completions", json={"messages": [*ASK, *earlier, text], "max_tokens": 1}
+        ).json()
         count = want["usage"]["prompt_tokens"]
         for route, field, talk in (
             ("/v1/chat/completions", "messages", [*ASK, *earlier, result]),
@@ -358,15 +450,22 @@ def test_calls_and_results_without_ids_belong_together_in_their_order(tooled: Ru
         counts = []
         for talk in ([{"role": "assistant", "tool_calls": calls}, *results],
                      [{"role": "assistant", "tool_calls": ids}, *known]):  # fmt: skip
-            answer = client.post("/v1/chat/completions", json={"messages": [*ASK, *talk], "max_tokens": 1})
+            answer = client.post(
+                "/v1/chat/completions", json={"messages": [*ASK, *talk], "max_tokens": 1}
+            )
             assert "X-Pronk-Ignored" not in answer.headers
             counts.append(answer.json()["usage"]["prompt_tokens"])
     assert counts[0] == counts[1]
 
 
 def test_special_tokens_in_tools_are_text(tooled: Running) -> None:
-    names = [token.content for token in tooled.llm.tokenizer.backend.get_added_tokens_decoder().values()]
-    bad = tool(description=" ".join(names), parameters={"type": "object", "properties": {"".join(names): {}}})
+    names = [
+        token.content for token in tooled.llm.tokenizer.backend.get_added_tokens_decoder().values()
+    ]
+    bad = tool(
+        description=" ".join(names),
+        parameters={"type": "object", "properties": {"".join(names): {}}},
+    )
     asked: Any = {"messages": ASK, "tools": [bad], "max_tokens": 1, "tool_choice": "required"}
     with tooled.client() as client:
         counts = client.post("/v1/chat/completions", json=asked).json()["usage"]
@@ -380,9 +479,16 @@ def test_tool_calls_do_not_change_other_requests(tooled: Running, api: openai.Op
     want = tooled.llm.chat(ASK, params).text
     with tooled.client() as client:
         body = {"messages": ASK, "max_tokens": 20, "temperature": 0.8, "seed": 4}
-        calling = api.chat.completions.create(messages=ASK, tools=TOOLS, tool_choice="required", stream=True, **OPTIONS)
+        calling = api.chat.completions.create(
+            messages=ASK, tools=TOOLS, tool_choice="required", stream=True, **OPTIONS
+        )
         next(calling)
-        assert client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == want
+        assert (
+            client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"][
+                "content"
+            ]
+            == want
+        )
         calling.close()
 
 
@@ -396,7 +502,10 @@ def test_finish_reason_and_content_of_stopped_calls() -> None:
         made.parse([Piece(1, text, completion=done)])
         return [(block.kind, block.content) for block in made.blocks], made.ends_with_call(done)
 
-    assert read('{"name": "add", "parameters": {"a": 1}}', free=True) == ([("call", '{"a": 1}')], True)
+    assert read('{"name": "add", "parameters": {"a": 1}}', free=True) == (
+        [("call", '{"a": 1}')],
+        True,
+    )
     assert read('{"name": "add", "parameters": {"a": ', free=True) == ([("call", '{"a": ')], False)
     assert read('{"name": "ad', free=True) == ([("text", '{"name": "ad')], False)
     assert read('{"name": "ad', free=False) == ([], False)

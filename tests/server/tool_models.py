@@ -1,4 +1,6 @@
-"""Copies of pronk-tiny, or of some of its layers, with chat templates that render tools and thoughts."""
+"""Copies of pronk-tiny, or of some of its layers, with chat templates that render tools and
+thoughts.
+"""
 
 import json
 import re
@@ -15,10 +17,13 @@ from text.chat.tool_templates import TEMPLATES
 TINY = tiny_model()
 QWEN3 = (Path(__file__).parents[1] / "text/chat/templates/qwen3.jinja").read_text(encoding="utf-8")
 # A template that begins the thoughts in the prompt, like that of DeepSeek-R1.
-OPENED = QWEN3.replace("{{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- endif %}", "{%- endif %}{{- '<think>\\n' }}")
+OPENED = QWEN3.replace(
+    "{{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- endif %}", "{%- endif %}{{- '<think>\\n' }}"
+)
 assert OPENED != QWEN3
 SOURCES = {**TEMPLATES, "qwen3": QWEN3, "deepseek": OPENED}
-# Special tokens of pronk-tiny that become markers. True: the marker stays special, so that decoded texts lack it.
+# Special tokens of pronk-tiny that become markers. True: the marker stays special, so that decoded
+# texts lack it.
 RENAMED: Mapping[str, Mapping[str, tuple[str, bool]]] = {
     "mistral list": {"<|user|>": ("[TOOL_CALLS]", True)},
     "mistral": {"<|user|>": ("[TOOL_CALLS]", True), "<|assistant|>": ("[ARGS]", True)},
@@ -30,12 +35,17 @@ RENAMED: Mapping[str, Mapping[str, tuple[str, bool]]] = {
     "qwen3": {"<|user|>": ("<think>", False), "<|assistant|>": ("</think>", False)},
 }
 ALL_LAYERS = range(8)  # of pronk-tiny
-FEW_LAYERS = (0, 7)  # enough for texts that depend on the prompt; a forward pass takes a third of the time
-BEGIN_THOUGHT, END_THOUGHT = 1, 2  # token ids of <think> and </think> in "qwen3"
+# enough for texts that depend on the prompt; a forward pass takes a third of the time
+FEW_LAYERS = (0, 7)
+# token ids of <think> and </think> in "qwen3"
+BEGIN_THOUGHT = 1
+END_THOUGHT = 2
 
 
 def tool_model(folder: Path, family: str, layers: Sequence[int] = ALL_LAYERS) -> LLM:
-    """Return a copy of pronk-tiny with the template of a family; "deepseek" has no tokens for its markers."""
+    """Return a copy of pronk-tiny with the template of a family; "deepseek" has no tokens for its
+    markers.
+    """
     write_tool_model(folder, family, layers=layers)
     return LLM(folder, prefix_cache=True, max_batch=8, threads=1, budget="all")
 
@@ -58,10 +68,16 @@ def write_layers(folder: Path, layers: Sequence[int]) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def write_tool_model(folder: Path, family: str, context: int = 2048, layers: Sequence[int] = ALL_LAYERS) -> None:
+def write_tool_model(
+    folder: Path, family: str, context: int = 2048, layers: Sequence[int] = ALL_LAYERS
+) -> None:
     """Write the copy of :func:`tool_model` into a folder; ``context`` is in tokens."""
     write_layers(folder, layers)
-    for path in (folder / "tokenizer.json", folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
+    for path in (
+        folder / "tokenizer.json",
+        folder / "tokenizer_config.json",
+        folder / "special_tokens_map.json",
+    ):
         text = path.read_text(encoding="utf-8")
         for old, (new, _) in RENAMED.get(family, {}).items():
             text = text.replace(old, new)

@@ -23,23 +23,49 @@ def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
     alphabet = {token: i for token, i in tokenizer.backend.get_vocab().items() if len(token) == 1}
     known: dict[int, int] = {}
     for text in (chr(point) for point in range(0x800)):
-        tokens = [alphabet[piece] for token in tokenizer.backend.encode(text).tokens for piece in token]
+        tokens = [
+            alphabet[piece] for token in tokenizer.backend.encode(text).tokens for piece in token
+        ]
         known |= dict(zip(text.encode(), tokens, strict=True))
     lone = sorted(set(range(256)) - set(known))
-    rest = sorted(set(alphabet.values()) - set(known.values()), key={i: t for t, i in alphabet.items()}.__getitem__)
+    rest = sorted(
+        set(alphabet.values()) - set(known.values()),
+        key={i: t for t, i in alphabet.items()}.__getitem__,
+    )
     return known | dict(zip(lone, rest, strict=True))
 
 
 @pytest.fixture(scope="module")
 def sentencepiece() -> Tokenizer:
-    """Return a tokenizer like Llama 2's: metaspaces, dropped at the start, and byte tokens for unknown characters."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh", "▁a", "▁b", "▁the"]
+    """Return a tokenizer like Llama 2's: metaspaces, dropped at the start, and byte tokens for
+    unknown characters.
+    """
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *"abcdefgh",
+        "▁a",
+        "▁b",
+        "▁the",
+    ]
     merges = [("▁", "a"), ("▁", "b")]
-    model = models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True)
+    model = models.BPE(
+        {token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True
+    )
     backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
     return Tokenizer(backend)
@@ -55,15 +81,20 @@ def spell(text: str | bytes, byte_ids: dict[int, int]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_streamed_text_equals_the_whole(seed: int, tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+def test_streamed_text_equals_the_whole(
+    seed: int, tokenizer: Tokenizer, byte_ids: dict[int, int]
+) -> None:
     """Random ids give mostly broken characters; some ids are special or unassigned."""
     draw = random.Random(seed)
-    prompt = tokenizer.encode("".join(draw.choices(CHARACTERS, k=draw.randrange(12)))) + [0] * draw.randrange(3)
+    prompt = tokenizer.encode("".join(draw.choices(CHARACTERS, k=draw.randrange(12)))) + [
+        0
+    ] * draw.randrange(3)
     alphabet = [draw.randrange(VOCAB + 3) for _ in range(5)] if seed % 2 else [*range(VOCAB + 3)]
     ids = [draw.choice(alphabet) for _ in range(60)]
     if seed % 4 == 0:
         ids = spell("".join(draw.choices(CHARACTERS, k=30)), byte_ids)
-    known, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + ids)
+    known = tokenizer.decode(prompt)
+    whole = tokenizer.decode(prompt + ids)
     assert whole.startswith(known)
     assert "".join(stream(tokenizer, ids, prompt)) == whole[len(known) :]
 
@@ -74,7 +105,9 @@ def test_characters_are_whole(tokenizer: Tokenizer, byte_ids: dict[int, int]) ->
     assert stream(tokenizer, spell("a🙂".encode()[:-1], byte_ids)) == ["a", "", "", "", "\ufffd"]
 
 
-def test_prompt_that_ends_inside_a_character(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+def test_prompt_that_ends_inside_a_character(
+    tokenizer: Tokenizer, byte_ids: dict[int, int]
+) -> None:
     smile = spell("x🙂", byte_ids)
     assert stream(tokenizer, smile[3:], smile[:3]) == ["", "🙂", ""]
     assert stream(tokenizer, spell("!", byte_ids), smile[:3]) == ["!", ""]
@@ -88,15 +121,28 @@ def test_replacement_character_in_the_text(tokenizer: Tokenizer, byte_ids: dict[
 
 def test_special_tokens_have_no_text(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
     smile = spell("🙂", byte_ids)
-    assert stream(tokenizer, [0, smile[0], 0, *smile[1:], VOCAB + 1, 0]) == ["", "", "", "", "", "🙂", "", "", ""]
+    assert stream(tokenizer, [0, smile[0], 0, *smile[1:], VOCAB + 1, 0]) == [
+        "",
+        "",
+        "",
+        "",
+        "",
+        "🙂",
+        "",
+        "",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("junk", [b"\xff", b"\xe2", b"\x80", b"\xe2\x82", b"\xf0\x9f\x98"])
-def test_invalid_bytes_do_not_grow_the_window(junk: bytes, tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+def test_invalid_bytes_do_not_grow_the_window(
+    junk: bytes, tokenizer: Tokenizer, byte_ids: dict[int, int]
+) -> None:
     """The cost of a token stays bounded, and characters after the invalid bytes are whole."""
     ids = spell(junk * 200 + "🙂".encode() + junk, byte_ids)
     decoder = IncrementalDecoder(tokenizer, spell("a", byte_ids))
-    text, widest = "", 0
+    text = ""
+    widest = 0
     for token in ids:
         text += decoder.push(token)
         widest = max(widest, len(decoder._window))
@@ -105,8 +151,11 @@ def test_invalid_bytes_do_not_grow_the_window(junk: bytes, tokenizer: Tokenizer,
     assert widest < 30
 
 
-def test_cost_does_not_grow_with_the_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest, decode = 0, Tokenizer.decode
+def test_cost_does_not_grow_with_the_text(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = 0
+    decode = Tokenizer.decode
 
     def measured(own: Tokenizer, ids: Sequence[int], *given: Any, **options: Any) -> str:
         nonlocal longest
@@ -139,7 +188,8 @@ def test_a_word_after_the_prompt_keeps_its_space(sentencepiece: Tokenizer) -> No
 
 
 def scan(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
-    scanner, shown = StopScanner(stops), ""
+    scanner = StopScanner(stops)
+    shown = ""
     for piece in pieces:
         text, stop = scanner.push(piece)
         shown += text
@@ -151,7 +201,9 @@ def scan(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
 
 
 def cut(stops: list[str], text: str) -> tuple[str, str | None]:
-    """Cut at the first end of a stop string; of several stop strings that end there, the longest."""
+    """Cut at the first end of a stop string; of several stop strings that end there, the
+    longest.
+    """
     for end in range(len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):
@@ -210,9 +262,11 @@ def test_empty_stop_string() -> None:
 
 
 def cut_units(stops: list[str], units: list[tuple[str, bool]]) -> tuple[str, str | None]:
-    """Cut texts and names (``True``) at the first end of a stop string that begins and ends between two of them.
+    """Cut texts and names (``True``) at the first end of a stop string that begins and ends between
+    two of them.
 
-    The result lacks the names. Of several stop strings that end at the same place, the longest counts.
+    The result lacks the names. Of several stop strings that end at the same place, the longest
+    counts.
     """
     for end in range(len(units) + 1):
         for start in range(end + 1):
@@ -223,18 +277,26 @@ def cut_units(stops: list[str], units: list[tuple[str, bool]]) -> tuple[str, str
 
 @pytest.mark.parametrize("seed", range(400))
 def test_names_of_special_tokens_count_as_a_whole(seed: int) -> None:
-    """Characters of texts and whole names are the units; texts contain the characters of names, too."""
+    """Characters of texts and whole names are the units; texts contain the characters of names,
+    too.
+    """
     draw = random.Random(seed)
     names = ["<a>", "<b>", "<a><", "b"][: draw.randint(1, 4)]
     alphabet = "ab" if seed % 2 else "ab<>"
-    pieces = [(draw.choice(names), True) if draw.random() < 0.4 else (draw.choice(alphabet), False) for _ in range(14)]
+    pieces = [
+        (draw.choice(names), True) if draw.random() < 0.4 else (draw.choice(alphabet), False)
+        for _ in range(14)
+    ]
     stops = list[str]()
     for _ in range(draw.randint(0, 3)):
         parts = [
-            draw.choice(names) if draw.random() < 0.6 else draw.choice(alphabet) for _ in range(draw.randint(1, 4))
+            draw.choice(names) if draw.random() < 0.6 else draw.choice(alphabet)
+            for _ in range(draw.randint(1, 4))
         ]
         stops.append("".join(parts))
-    scanner, shown, stop = StopScanner(stops), "", None
+    scanner = StopScanner(stops)
+    shown = ""
+    stop = None
     for text, is_name in pieces:
         new, stop = scanner.push_name(text) if is_name else scanner.push(text)
         shown += new
@@ -270,7 +332,9 @@ def test_stop_strings_with_names_of_special_tokens(
     stops: list[str], text: str, shown: str, found: str | None, chat_tokenizer: Tokenizer
 ) -> None:
     ids = chat_tokenizer.encode(text, add_special_tokens=False)
-    stream, parts, stop = TextStream(chat_tokenizer, [5], stops), list[str](), None
+    stream = TextStream(chat_tokenizer, [5], stops)
+    parts = list[str]()
+    stop = None
     for token in ids:
         part, stop = stream.push(token)
         parts.append(part)
@@ -283,15 +347,21 @@ def test_stop_strings_with_names_of_special_tokens(
 
 
 @pytest.mark.parametrize("name", ["<|im_end|>", "<|file_sep|>"])
-def test_a_name_that_is_spelled_with_ordinary_tokens_stops_too(name: str, chat_tokenizer: Tokenizer) -> None:
+def test_a_name_that_is_spelled_with_ordinary_tokens_stops_too(
+    name: str, chat_tokenizer: Tokenizer
+) -> None:
     spelled = [token for part in name for token in chat_tokenizer.encode(part)]
     assert not chat_tokenizer.special_ids & {*spelled}
     stream = TextStream(chat_tokenizer, [5], [name])
-    assert [stream.push(token) for token in spelled] == [("", None)] * (len(name) - 1) + [("", name)]
+    assert [stream.push(token) for token in spelled] == [("", None)] * (len(name) - 1) + [
+        ("", name)
+    ]
 
 
 def test_text_before_a_special_token_is_final_with_that_token(chat_tokenizer: Tokenizer) -> None:
-    """Unless a stop string contains both and more: parsers of answers need the text before the token."""
+    """Unless a stop string contains both and more: parsers of answers need the text before the
+    token.
+    """
     letter, end = chat_tokenizer.encode("b<|im_end|>")
     assert TextStream(chat_tokenizer, [5], ["bc"]).push(letter) == ("", None)
     for stop, final in (("bc", "b"), ("b<|im_end|>c", ""), ("<|im_end|>b", "b")):

@@ -9,7 +9,16 @@ from typing import Any
 import gguf
 import pytest
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from gguf_files import finish, write_bytes_bpe
 from pronk.base.errors import TokenizerError
@@ -21,15 +30,20 @@ from pronk.text.tokenizer import Tokenizer
 
 TINY = tiny_model()
 TEXTS = [
-    "", " ", "\n", "  \n\n\t x", "def add(a, b):\n    return a + b\n", "I'll say IT'S they've; He'D we'Re",
+    "", " ", "\n", "  \n\n\t x", ("def add(a, b):\n    return a + "
+        "b\n"), ("I'll say IT'S they've; He'D "
+        "we'Re"),
     "12345 3.14159 1,000,000 \uff12\uff13 ½ ²", "naïve café e\u0301 Å A\u030a",
     "Grüße aus Köln — „ja“", "東京と大阪 汉字漢字 한국어",
-    "🙂🙃 👩‍👩‍👧 \u200b zero", "a" * 50 + "  " * 20 + "b", "<|endoftext|>x<|user|> y", "\r\nwin\r\n\r\n  dos \r x",
+    ("🙂🙃 👩‍👩‍👧 \u200b "
+    "zero"), "a" * 50 + "  " * 20 + "b", "<|endoftext|>x<|user|> y", "\r\nwin\r\n\r\n  dos \r x",
     "$%^ += <=> ~|~ `code` #!/",
-    "</s> <s> <unk> <0x0A> ▁low▁", "camelCase HTTPServer snake_case ABCdef", "\x00\x01\x7f\ufffd", "ﬁ ﬂ ㎏ ｶﾞ",
+    "</s> <s> <unk> <0x0A> ▁low▁", ("camelCase HTTPServer snake_case "
+        "ABCdef"), "\x00\x01\x7f\ufffd", "ﬁ ﬂ ㎏ ｶﾞ",
 ]  # fmt: skip
 LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
@@ -54,7 +68,9 @@ def random_texts(count: int) -> list[str]:
 
 
 def split(*steps: Any) -> Any:
-    return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
 
 
 def by(pattern: str) -> Any:
@@ -114,13 +130,17 @@ def same(mine: Tokenizer, theirs: tokenizers.Tokenizer, texts: list[str]) -> Non
         ids = theirs.encode(text).ids
         assert mine.encode(text) == ids, repr(text)
         for silent in (True, False):
-            assert mine.decode(ids, skip_special_tokens=silent) == theirs.decode(ids, skip_special_tokens=silent)
+            assert mine.decode(ids, skip_special_tokens=silent) == theirs.decode(
+                ids, skip_special_tokens=silent
+            )
 
 
 @pytest.mark.parametrize("pre", SPLITS)
 def test_ids_equal_those_of_the_original(pre: str, tmp_path: Path) -> None:
     theirs = trained(pre)
-    path = write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, theirs, pre), ggml__add_bos_token=False)
+    path = write(
+        tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, theirs, pre), ggml__add_bos_token=False
+    )
     mine = Tokenizer.load(path, 701)
     same(mine, theirs, [*TEXTS, *random_texts(1500), "a<tool>b <tool>"])
     plain = Tokenizer(theirs)
@@ -148,8 +168,13 @@ def test_the_vocabulary_of_pronk_tiny(tmp_path: Path) -> None:
 def test_no_template(tmp_path: Path) -> None:
     """The error names the key of the GGUF file, which has no ``tokenizer_config.json``."""
     backend = Tokenizer.load(TINY).backend
-    tokenizer = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, backend, "gpt-2")))
-    with pytest.raises(TokenizerError, match=r"no chat template: expected tokenizer.chat_template in the metadata of"):
+    tokenizer = Tokenizer.load(
+        write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, backend, "gpt-2"))
+    )
+    with pytest.raises(
+        TokenizerError,
+        match=r"no chat template: expected tokenizer.chat_template in the metadata of",
+    ):
         tokenizer.chat([{"role": "user", "content": "Hi"}])
 
 
@@ -162,7 +187,9 @@ def test_pre_tokenizers_differ_on_these_texts(tmp_path: Path) -> None:
 
 
 def test_default_splits_as_llama_cpp(tmp_path: Path) -> None:
-    """The four patterns of ``default`` split one after the other; the expected pieces are by hand."""
+    """The four patterns of ``default`` split one after the other; the expected pieces are by
+    hand.
+    """
     path = write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, trained("gpt-2"), "default"))
     pieces = Tokenizer.load(path).backend.pre_tokenizer.pre_tokenize_str("ab12345 x+=y'll  z")
     found = [piece.replace("Ġ", " ") for piece, _ in pieces]
@@ -171,7 +198,9 @@ def test_default_splits_as_llama_cpp(tmp_path: Path) -> None:
 
 def test_padding_tokens(tmp_path: Path) -> None:
     theirs = trained("gpt-2")
-    mine = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, theirs, "gpt-2", pad=9)), 710)
+    mine = Tokenizer.load(
+        write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, theirs, "gpt-2", pad=9)), 710
+    )
     assert mine.fingerprint == Tokenizer(theirs).fingerprint
     assert mine.token_text(705) is None
     assert mine.encode("[PAD705]") == theirs.encode("[PAD705]").ids
@@ -184,10 +213,14 @@ def test_padding_tokens(tmp_path: Path) -> None:
 def test_add_bos_and_eos_token(pre: str, says: bool | None, begins: bool, tmp_path: Path) -> None:
     pairs = {} if says is None else {"ggml__add_bos_token": says}
     tokenizer = trained(pre)
-    mine = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, tokenizer, pre), **pairs))
+    mine = Tokenizer.load(
+        write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, tokenizer, pre), **pairs)
+    )
     assert (mine.encode("x")[0] == 0) == begins
     assert mine.encode("x", add_special_tokens=False)[0] != 0
-    ends = write(tmp_path / "b.gguf", lambda w: write_bytes_bpe(w, tokenizer, pre), ggml__add_eos_token=True)
+    ends = write(
+        tmp_path / "b.gguf", lambda w: write_bytes_bpe(w, tokenizer, pre), ggml__add_eos_token=True
+    )
     assert Tokenizer.load(ends).encode("x")[-1] == 0
 
 
@@ -195,13 +228,19 @@ LLAMA_TEXTS = [text for text in TEXTS if "\x00" not in text]
 
 
 def pieces_vocabulary() -> dict[str, float]:
-    """Return tokens of a SentencePiece BPE with their scores; the first merge has the best score."""
+    """Return tokens of a SentencePiece BPE with their scores; the first merge has the best
+    score.
+    """
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁]*"), "isolated")
     trainer = trainers.BpeTrainer(vocab_size=400, limit_alphabet=60, show_progress=False)
     tokenizer.train_from_iterator([*LLAMA_TEXTS * 3, *random_texts(200)], trainer)
-    learned = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    learned = [
+        token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    ]
     singles = [token for token in learned if len(token) == 1]
     merged = [token for token in learned if len(token) > 1]
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -219,7 +258,10 @@ def write_pieces(writer: gguf.GGUFWriter, vocabulary: dict[str, float]) -> None:
     writer.add_token_list(list(vocabulary))
     writer.add_token_scores(list(vocabulary.values()))
     writer.add_token_types(
-        [int(kinds.get(token, TokenKind.BYTE if token.startswith("<0x") else TokenKind.NORMAL)) for token in vocabulary]
+        [
+            int(kinds.get(token, TokenKind.BYTE if token.startswith("<0x") else TokenKind.NORMAL))
+            for token in vocabulary
+        ]
     )
 
 
@@ -228,18 +270,26 @@ def by_sentencepiece(text: str, vocabulary: dict[str, float], *, prefix: bool = 
     ids = {token: i for i, token in enumerate(vocabulary)}
     symbols = list((" " * prefix + text).replace(" ", "▁"))
     while True:
-        pairs = [(vocabulary[a + b], -i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in ids]
+        pairs = [
+            (vocabulary[a + b], -i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in ids
+        ]
         if not pairs:
             break
         at = -max(pairs)[1]
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
-    return [i for s in symbols for i in ([ids[s]] if s in ids else [ids[f"<0x{byte:02X}>"] for byte in s.encode()])]
+    return [
+        i
+        for s in symbols
+        for i in ([ids[s]] if s in ids else [ids[f"<0x{byte:02X}>"] for byte in s.encode()])
+    ]
 
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
     vocabulary = pieces_vocabulary()
-    path = write(tmp_path / "a.gguf", lambda w: write_pieces(w, vocabulary), ggml__add_space_prefix=prefix)
+    path = write(
+        tmp_path / "a.gguf", lambda w: write_pieces(w, vocabulary), ggml__add_space_prefix=prefix
+    )
     mine = Tokenizer.load(path, len(vocabulary))
     assert (mine.bos_id, mine.eos_ids) == (1, (2,))
     fallen = 0
@@ -259,18 +309,31 @@ def test_sentencepiece_equals_transformers_conversion(tmp_path: Path) -> None:
     vocabulary = pieces_vocabulary()
     ids = {token: i for i, token in enumerate(vocabulary)}
     merges = generate_merges(ids, vocabulary)
-    theirs = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    theirs.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    theirs = tokenizers.Tokenizer(
+        models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    theirs.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    parts = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     theirs.decoder = decoders.Sequence(parts)
     theirs.add_special_tokens(["<unk>", "<s>", "</s>"])
-    theirs.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    theirs.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     mine = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_pieces(w, vocabulary)))
     same(mine, theirs, [*TEXTS, *random_texts(1500)])
 
 
 def test_special_tokens_of_phi_3_take_the_space_after_them(tmp_path: Path) -> None:
-    """As in ``tokenizer.json`` of Phi-3; the file does not say so, and llama.cpp goes by the name of the model."""
+    """As in ``tokenizer.json`` of Phi-3; the file does not say so, and llama.cpp goes by the name
+    of the model.
+    """
     vocabulary = pieces_vocabulary() | {"<|user|>": 0.0, "<|end|>": 0.0, "<|endoftext|>": 0.0}
 
     def fill(writer: gguf.GGUFWriter) -> None:
@@ -284,14 +347,21 @@ def test_special_tokens_of_phi_3_take_the_space_after_them(tmp_path: Path) -> No
         made.append(Tokenizer.load(write(path, fill, architecture=architecture)))
     ids = {token: i for i, token in enumerate(vocabulary)}
     phi, other = made
-    assert phi.encode("<|user|>\n  a<|end|>\n") == [1, ids["<|user|>"], *phi.encode("a")[1:], ids["<|end|>"]]
+    assert phi.encode("<|user|>\n  a<|end|>\n") == [
+        1,
+        ids["<|user|>"],
+        *phi.encode("a")[1:],
+        ids["<|end|>"],
+    ]
     assert phi.encode("<|endoftext|>\na") == other.encode("<|endoftext|>\na")
     assert phi.encode("<|user|>\na") != other.encode("<|user|>\na")
     ends = GgufCheckpoint(tmp_path / "phi3.gguf").vocabulary.eos_ids
     assert ends == (2, ids["<|end|>"], ids["<|endoftext|>"])
 
 
-def no_merges(writer: gguf.GGUFWriter, *tokens: str, pre: str | None = "gpt-2", model: str = "gpt2") -> None:
+def no_merges(
+    writer: gguf.GGUFWriter, *tokens: str, pre: str | None = "gpt-2", model: str = "gpt2"
+) -> None:
     writer.add_tokenizer_model(model)
     if pre is not None:
         writer.add_tokenizer_pre(pre)
@@ -314,21 +384,43 @@ def unlike(writer: gguf.GGUFWriter) -> None:
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "no tokenizer": (lambda w: None, {}, "expected tokenizer.ggml.model to be gpt2 or llama, found none; use the or"),
-    "no vocabulary": (lambda w: w.add_tokenizer_model("no_vocab"), {}, "to be gpt2 or llama, found none"),
-    "another kind": (lambda w: no_merges(w, "a", model="bert"), {}, "to be gpt2 or llama, found 'bert'"),
-    "a way to split": (lambda w: no_merges(w, "a", pre="poro-chat"), {}, "ggml.pre to be one of .*'poro-chat'"),
-    "no way to split": (lambda w: no_merges(w, "a", pre=None), {}, "ggml.pre to be one of .*, found None; use"),
-    "a token twice": (lambda w: no_merges(w, "a", "b", "a"), {}, "expected every token once, found 'a' twice"),
-    "a long token": (lambda w: no_merges(w, "a" * 1025), {}, "tokens of at most 1024 characters, found one of 1025"),
+    "no "
+    "tokenizer": (lambda w: None, {}, ("expected tokenizer.ggml.model to be gpt2 or llama, found none; "
+        "use the or")),
+    "no "
+    "vocabulary": (lambda w: w.add_tokenizer_model("no_vocab"), {}, ("to be gpt2 or llama, found "
+        "none")),
+    "another kind": (lambda w: no_merges(w, "a", model="bert"), {}, ("to be gpt2 or llama, found "
+        "'bert'")),
+    "a way to split": (lambda w: no_merges(w, "a", pre="poro-chat"), {}, ("ggml.pre to be one of "
+        ".*'poro-chat'")),
+    "no way to "
+    "split": (lambda w: no_merges(w, "a", pre=None), {}, ("ggml.pre to be one of .*, found None; "
+        "use")),
+    "a token "
+    "twice": (lambda w: no_merges(w, "a", "b", "a"), {}, ("expected every token once, found 'a' "
+        "twice")),
+    "a long "
+    "token": (lambda w: no_merges(w, "a" * 1025), {}, ("tokens of at most 1024 characters, found one of "
+        "1025")),
     "other merges": (crossed, {}, "expected merges that match the tokens, found a mismatch"),
-    "few kinds": (unlike, {}, "tokenizer.ggml.token_type: expected one for each of 2 tokens, found 1"),
-    "few scores": (lambda w: scored(w, [0.0]), {}, "tokenizer.ggml.scores: expected one for each of 3 tokens, found 1"),
-    "no scores": (lambda w: scored(w, [0.0, 0.0, float("nan")]), {}, "tokenizer.ggml.scores: expected a finite number"),
-    "no bos": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": True}, "add_bos_token: expected bos_token_id"),
-    "words": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": "yes"}, "add_bos_token: expected true or false"),
-    "template": (lambda w: no_merges(w, "a"), {"chat_template": True}, "chat_template: expected a string, found bool"),
-    "tools": (lambda w: no_merges(w, "a"), {"chat_template__tool_use": True}, "tool_use: expected a string, found"),
+    "few kinds": (unlike, {}, ("tokenizer.ggml.token_type: expected one for each of 2 tokens, "
+        "found 1")),
+    "few "
+    "scores": (lambda w: scored(w, [0.0]), {}, ("tokenizer.ggml.scores: expected one for each of 3 tokens, "
+        "found 1")),
+    "no "
+    "scores": (lambda w: scored(w, [0.0, 0.0, float("nan")]), {}, ("tokenizer.ggml.scores: expected a finite "
+        "number")),
+    "no "
+    "bos": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": True}, ("add_bos_token: expected "
+        "bos_token_id")),
+    "words": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": "yes"}, ("add_bos_token: expected true or "
+        "false")),
+    "template": (lambda w: no_merges(w, "a"), {"chat_template": True}, ("chat_template: expected a string, found "
+        "bool")),
+    "tools": (lambda w: no_merges(w, "a"), {"chat_template__tool_use": True}, ("tool_use: expected a string, "
+        "found")),
 }  # fmt: skip
 
 
@@ -356,13 +448,27 @@ def test_more_tokens_than_the_model_has(tmp_path: Path) -> None:
         (["a", "b", "<|endoftext|>", "<|eot_id|>"], [1, 3, 3, 3], {"eos": 1}, (1, 2, 3)),
         (["a", "b", "c"], [1, 3, 3], {"eos": 2, "eot": 1}, (2, 1)),
         # Gemma, Phi-3 and Phi-4-mini, Granite, Ministral; others are above.
-        (["a", "<end_of_turn>", "<|end|>", "<|end_of_text|>", "</s>"], [1, 3, 3, 3, 3], {}, (1, 2, 3, 4)),
+        (
+            ["a", "<end_of_turn>", "<|end|>", "<|end_of_text|>", "</s>"],
+            [1, 3, 3, 3, 3],
+            {},
+            (1, 2, 3, 4),
+        ),
         # gpt-oss: ``<|end|>`` ends a message, after which the next one begins.
-        (["<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"], [3, 3, 3, 3], {"eos": 0, "eot": 1}, (0, 2, 3)),
+        (
+            ["<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"],
+            [3, 3, 3, 3],
+            {"eos": 0, "eot": 1},
+            (0, 2, 3),
+        ),
     ],
 )
 def test_stop_tokens(
-    tokens: list[str], kinds: list[int], pairs: dict[str, int], expected: tuple[int, ...], tmp_path: Path
+    tokens: list[str],
+    kinds: list[int],
+    pairs: dict[str, int],
+    expected: tuple[int, ...],
+    tmp_path: Path,
 ) -> None:
     from pronk.checkpoint.gguf.reader import GgufFile
     from pronk.checkpoint.gguf.vocabulary import Vocabulary
@@ -377,9 +483,12 @@ def test_stop_tokens(
 
 
 def test_chat_templates(tmp_path: Path) -> None:
-    """As gguf-py writes the list of templates in ``tokenizer_config.json``; ``tool_use`` is for requests with tools."""
+    """As gguf-py writes the list of templates in ``tokenizer_config.json``; ``tool_use`` is for
+    requests with tools.
+    """
     named = [
-        {"name": name, "template": f"{name}, {{{{ messages[0].content }}}}"} for name in ("default", "tool_use", "rag")
+        {"name": name, "template": f"{name}, {{{{ messages[0].content }}}}"}
+        for name in ("default", "tool_use", "rag")
     ]
 
     def fill(writer: gguf.GGUFWriter) -> None:
@@ -387,7 +496,8 @@ def test_chat_templates(tmp_path: Path) -> None:
         writer.add_chat_template(named)
 
     loaded = Tokenizer.load(write(tmp_path / "a.gguf", fill))
-    messages, tools = [{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "f"}}]
+    messages = [{"role": "user", "content": "hi"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
     assert loaded.chat(messages) == "default, hi"
     assert loaded.chat(messages, tools=tools) == "tool_use, hi"
 
@@ -407,11 +517,18 @@ def test_ids_that_are_no_tokens_are_ignored_with_a_warning(
         no_merges(writer, "<unk>", "<s>", "</s>", "b", model=model)
         writer.add_token_scores([0.0] * 4)
         for each in NAMES_OF_IDS:
-            key, value = f"tokenizer.ggml.{each}_token_id", wrong if each == name else 3
-            _ = writer.add_uint32(key, value) if isinstance(value, int) else writer.add_string(key, value)
+            key = f"tokenizer.ggml.{each}_token_id"
+            value = wrong if each == name else 3
+            _ = (
+                writer.add_uint32(key, value)
+                if isinstance(value, int)
+                else writer.add_string(key, value)
+            )
 
     path = write(tmp_path / "a.gguf", fill, ggml__add_bos_token=model == "llama")
-    with pytest.warns(UserWarning, match=rf"{name}_token_id: expected the id of a token in 0..3, found {wrong!r}"):
+    with pytest.warns(
+        UserWarning, match=rf"{name}_token_id: expected the id of a token in 0..3, found {wrong!r}"
+    ):
         vocabulary = GgufCheckpoint(path).vocabulary
     defaults = {"unknown": 0, "bos": 1, "eos": 2} if model == "llama" else {}
     default = {name: defaults[name]} if name in defaults else {}
@@ -423,7 +540,16 @@ def test_ids_that_are_no_tokens_are_ignored_with_a_warning(
 def test_unused_ids_do_not_matter(tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
         no_merges(writer, "a")
-        for name in ("seperator", "separator", "cls", "mask", "image", "fim_pre", "fim_suf", "fim_mid"):
+        for name in (
+            "seperator",
+            "separator",
+            "cls",
+            "mask",
+            "image",
+            "fim_pre",
+            "fim_suf",
+            "fim_mid",
+        ):
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", 99)
 
     assert Tokenizer.load(write(tmp_path / "a.gguf", fill)).encode("a") == [0]
@@ -469,13 +595,17 @@ def test_vocabularies_of_runs_are_refused(
 ) -> None:
     """Without limits, a file of a megabyte took a minute and gigabytes."""
     monkeypatch.setattr(tokenizer, "_MAX_PAIRS", 3000)
-    path = write(tmp_path / "a.gguf", lambda writer: write_pieces(writer, dict.fromkeys(tokens, 0.0)))
+    path = write(
+        tmp_path / "a.gguf", lambda writer: write_pieces(writer, dict.fromkeys(tokens, 0.0))
+    )
     with pytest.raises(TokenizerError, match=problem):
         Tokenizer.load(path)
 
 
 @pytest.mark.parametrize("kind", [TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED])
-def test_too_long_special_tokens_are_refused(kind: TokenKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_special_tokens_are_refused(
+    kind: TokenKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The limit is for the sum of their lengths; ordinary tokens may be longer."""
     monkeypatch.setattr(tokenizer, "_MAX_ADDED_CHARACTERS", 1000)
 
@@ -489,5 +619,8 @@ def test_too_long_special_tokens_are_refused(kind: TokenKind, tmp_path: Path, mo
         return write(tmp_path / f"{count}.gguf", fill)
 
     assert Tokenizer.load(write_tokens(10)).vocab_size == 11
-    with pytest.raises(TokenizerError, match="at most 1000 characters of special and user-defined tokens, found more"):
+    with pytest.raises(
+        TokenizerError,
+        match="at most 1000 characters of special and user-defined tokens, found more",
+    ):
         Tokenizer.load(write_tokens(11))

@@ -1,4 +1,6 @@
-"""Tokenizers with unknown components: the same ids and texts as without guard, and an error at a limit."""
+"""Tokenizers with unknown components: the same ids and texts as without guard, and an error at a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def word_piece() -> Backend:
     backend = Backend(models.WordPiece(vocab, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 5)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A [SEP]", special_tokens=[("[SEP]", 5)]
+    )
     backend.decoder = decoders.WordPiece()
     return backend
 
@@ -55,7 +59,9 @@ def word_piece() -> Backend:
 def other_pattern() -> Backend:
     backend = byte_tokenizer()
     split = pre_tokenizers.Split(Regex(r"[a-z]{1,3}|\s"), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
     return backend
 
 
@@ -70,7 +76,10 @@ def test_ids_and_texts_are_the_same(make: Any) -> None:
         expected = backend.encode(text)
         encoding = made.encode(text)
         assert encoding == (expected.ids, expected.offsets, expected.special_tokens_mask)
-        assert tokenizer.encode(text, add_special_tokens=False) == backend.encode(text, add_special_tokens=False).ids
+        assert (
+            tokenizer.encode(text, add_special_tokens=False)
+            == backend.encode(text, add_special_tokens=False).ids
+        )
         for skip in (False, True):
             decoded = backend.decode(expected.ids, skip_special_tokens=skip)
             assert tokenizer.decode(expected.ids, skip_special_tokens=skip) == decoded
@@ -92,8 +101,11 @@ def test_a_copy_is_guarded_too() -> None:
 
 def test_guides_get_the_tokens_only() -> None:
     backend = other_pattern()
-    guarded_one, plain = Tokenizer(load_backend(backend.to_str())), Tokenizer(backend)
-    assert json.loads(guarded_one.vocabulary_json) == json.loads(plain.vocabulary_json) | {"pre_tokenizer": None}
+    guarded_one = Tokenizer(load_backend(backend.to_str()))
+    plain = Tokenizer(backend)
+    assert json.loads(guarded_one.vocabulary_json) == json.loads(plain.vocabulary_json) | {
+        "pre_tokenizer": None
+    }
 
 
 def in_time(call: Callable[[], Result]) -> Result:
@@ -127,32 +139,48 @@ def token_of_template(name: str) -> dict[str, Any]:
 
 
 LONG = replace("l", "l" * 100)
-PREFIX = {"continuing_subword_prefix": "é", "vocab": {"a": 0, "é": 1, "漢": 2}, "merges": [["a", "漢"]]}
+PREFIX = {
+    "continuing_subword_prefix": "é",
+    "vocab": {"a": 0, "é": 1, "漢": 2},
+    "merges": [["a", "漢"]],
+}
 UNUSABLE: dict[str, dict[str, Any]] = {
-    "normalizers that make texts long": {"normalizer": {"type": "Sequence", "normalizers": [LONG] * 5}},
+    ("normalizers that make texts "
+    "long"): {"normalizer": {"type": "Sequence", "normalizers": [LONG] * 5}},
     "decoders that make texts long": {"decoder": {"type": "Sequence", "decoders": [LONG] * 5}},
     "an expression that is none": {"normalizer": replace("(", "", "Regex")},
     "a damaged table": {"normalizer": precompiled("EAAAAP///////////////////2FiYwA=")},
     "an empty table": {"normalizer": precompiled("AAAA")},
     "pieces without length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-    "a cut beyond the text": {"decoder": {"type": "Strip", "content": "l", "start": 0, "stop": 10**12}},
+    "a cut beyond the "
+    "text": {"decoder": {"type": "Strip", "content": "l", "start": 0, "stop": 10**12}},
     "cuts that overlap": {"decoder": {"type": "Strip", "content": "l", "start": 1, "stop": 1}},
     "a template with an undefined token": {"post_processor": token_of_template("x")},
-    "merges without the prefix of subwords": {"model": {**PLAIN["model"], "continuing_subword_prefix": "##"}},
+    ("merges without the prefix of "
+    "subwords"): {"model": {**PLAIN["model"], "continuing_subword_prefix": "##"}},
     "merges within a character": {"model": {**PLAIN["model"], **PREFIX}},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("changed", UNUSABLE.values(), ids=UNUSABLE)
-def test_unusable_files_are_refused(tmp_path: Path, changed: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json: .*expected .*, found .*; restore it") as caught:
+def test_unusable_files_are_refused(
+    tmp_path: Path, changed: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        TokenizerError, match=r"tokenizer\.json: .*expected .*, found .*; restore it"
+    ) as caught:
         load(tmp_path, **changed)
     assert str(caught.value).isprintable()
     assert capfd.readouterr() == ("", "")
 
 
 WORDS = {"[UNK]": 0, "l": 1, "##l": 2}
-WORD_PIECE = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": WORDS, "continuing_subword_prefix": "##"}
+WORD_PIECE = {
+    "type": "WordPiece",
+    "unk_token": "[UNK]",
+    "vocab": WORDS,
+    "continuing_subword_prefix": "##",
+}
 RUNS = [["<unk>", 0.0], *(["l" * length, -1.0] for length in range(1, 2000))]
 SLOW: dict[str, tuple[dict[str, Any], str]] = {
     "an expression": ({"pre_tokenizer": split(r"\s+$")}, " " * 200_000 + "l"),
@@ -160,15 +188,23 @@ SLOW: dict[str, tuple[dict[str, Any], str]] = {
         {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split(r"\s+$")]}},
         " " * 200_000 + "l",
     ),
-    "an expression of a normalizer": ({"normalizer": replace(r"\s+$", "", "Regex")}, " " * 200_000 + "l"),
-    "splits": ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split("l")] * 500}}, "l" * 100_000),
+    "an expression of a normalizer": (
+        {"normalizer": replace(r"\s+$", "", "Regex")},
+        " " * 200_000 + "l",
+    ),
+    "splits": (
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split("l")] * 500}},
+        "l" * 100_000,
+    ),
     "words": ({"model": {**WORD_PIECE, "max_input_chars_per_word": 10**9}}, "l" * 60_000),
     "long tokens": ({"model": {"type": "Unigram", "unk_id": 0, "vocab": RUNS}}, "l" * 100_000),
     "memory": ({"normalizer": {"type": "Sequence", "normalizers": [LONG] * 2}}, "l" * 200_000),
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit of memory")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems do not enforce the limit of memory"
+)
 @pytest.mark.parametrize(("changed", "text"), SLOW.values(), ids=SLOW)
 def test_texts_beyond_a_limit_are_refused(
     tmp_path: Path, changed: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +212,9 @@ def test_texts_beyond_a_limit_are_refused(
     tokenizer = load(tmp_path, **changed)
     monkeypatch.setattr(guarded, "SECONDS", 0.7)
     hasty = in_time(lambda: load(tmp_path, **changed))
-    with pytest.raises(PromptError, match="found one that exceeds a limit with this prompt; use a shorter prompt"):
+    with pytest.raises(
+        PromptError, match="found one that exceeds a limit with this prompt; use a shorter prompt"
+    ):
         hasty.encode(text)
     short = text[-1]
     assert in_time(lambda: hasty.encode(short)) == tokenizer.encode(short)
@@ -188,7 +226,9 @@ def test_tokens_beyond_a_limit_are_refused(tmp_path: Path, monkeypatch: pytest.M
     decoder = {"type": "Sequence", "decoders": [{"type": "Fuse"}, replace(r" +x", "", "Regex")]}
     tokenizer = in_time(lambda: load(tmp_path, decoder=decoder))
     in_time(lambda: tokenizer.decode([2]))
-    with pytest.raises(TokenizerError, match="exceeds a limit as it decodes tokens; use a model that you trust"):
+    with pytest.raises(
+        TokenizerError, match="exceeds a limit as it decodes tokens; use a model that you trust"
+    ):
         tokenizer.decode([3] * 200_000)
     assert in_time(lambda: tokenizer.decode([2])) == "ll"
 
@@ -197,12 +237,18 @@ def test_expressions_that_the_search_gives_up(tmp_path: Path) -> None:
     tokenizer = load(
         tmp_path,
         normalizer=replace("(l+)+x", "", "Regex"),
-        decoder={"type": "Sequence", "decoders": [{"type": "Fuse"}, replace("(l+)+x", "", "Regex")]},
+        decoder={
+            "type": "Sequence",
+            "decoders": [{"type": "Fuse"}, replace("(l+)+x", "", "Regex")],
+        },
     )
-    with pytest.raises(PromptError, match=r"expected text that the tokenizer can encode, found 'lll.*retry-limit"):
+    with pytest.raises(
+        PromptError, match=r"expected text that the tokenizer can encode, found 'lll.*retry-limit"
+    ):
         tokenizer.encode("l" * 1000)
     with pytest.raises(
-        TokenizerError, match=r"expected one that decodes all tokens, found that it fails .*retry-limit"
+        TokenizerError,
+        match=r"expected one that decodes all tokens, found that it fails .*retry-limit",
     ):
         tokenizer.decode([2] * 1000)
     assert tokenizer.decode(tokenizer.encode("lll")) == "lll"
@@ -212,12 +258,16 @@ def test_expressions_that_the_search_gives_up(tmp_path: Path) -> None:
 def test_texts_that_cannot_be_encoded(tmp_path: Path, pre_tokenizer: dict[str, Any] | None) -> None:
     tokenizer = load(tmp_path, pre_tokenizer=pre_tokenizer)
     for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch(["l", text])):
-        with pytest.raises(PromptError, match=r"expected text that the tokenizer can encode, found '.ud800x'"):
+        with pytest.raises(
+            PromptError, match=r"expected text that the tokenizer can encode, found '.ud800x'"
+        ):
             encode("\ud800x")
 
 
 @pytest.mark.parametrize("pre_tokenizer", [None, split("x")])
-def test_settings_of_training_are_switched_off(tmp_path: Path, pre_tokenizer: dict[str, Any] | None) -> None:
+def test_settings_of_training_are_switched_off(
+    tmp_path: Path, pre_tokenizer: dict[str, Any] | None
+) -> None:
     truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     model = {**PLAIN["model"], "dropout": 0.5}
     tokenizer = load(tmp_path, model=model, pre_tokenizer=pre_tokenizer, truncation=truncation)

@@ -102,7 +102,9 @@ def test_invalid_options_with_a_guide_are_refused(given: dict[str, Any], message
 
 def test_pruned_trees_keep_what_the_guide_allows() -> None:
     follower = ToyFollower(131)  # allows 20, then 21
-    tree = TokenTree((9, 20, 21, 20, 5, 21, 20), (-1, 0, 1, 1, 0, 4, 4), verify=(True,) * 4 + (False, True, True))
+    tree = TokenTree(
+        (9, 20, 21, 20, 5, 21, 20), (-1, 0, 1, 1, 0, 4, 4), verify=(True,) * 4 + (False, True, True)
+    )
     kept = prune(tree, follower)
     assert (kept.tokens, kept.parents) == ((9, 20, 21, 5, 21, 20), (-1, 0, 1, 0, 3, 3))
     assert follower.states == [0]

@@ -1,4 +1,6 @@
-"""Tokenizers of well-known models are known, so that they load without a child process; other components are not."""
+"""Tokenizers of well-known models are known, so that they load without a child process; other
+components are not.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ def byte_level(*patterns: str) -> Tokenizer:
     backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, BYTES])
-    template = processors.TemplateProcessing(single="<unk> $A", pair="<unk> $A $B", special_tokens=[("<unk>", 256)])
-    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    template = processors.TemplateProcessing(
+        single="<unk> $A", pair="<unk> $A $B", special_tokens=[("<unk>", 256)]
+    )
+    backend.post_processor = processors.Sequence(
+        [processors.ByteLevel(trim_offsets=False), template]
+    )
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -47,8 +53,15 @@ def byte_level(*patterns: str) -> Tokenizer:
 def sentencepiece() -> Tokenizer:
     """Return a tokenizer as of Llama 2, Mistral and Phi-3."""
     backend = bpe(byte_fallback=True, fuse_unk=True)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(steps)
     return backend
 
@@ -57,7 +70,10 @@ def metaspace() -> Tokenizer:
     """Return a tokenizer as of Gemma and later files of Llama 2."""
     backend = bpe(byte_fallback=True, fuse_unk=True)
     backend.normalizer = normalizers.Replace(" ", "▁")
-    steps: list[Any] = [pre_tokenizers.Split(" ", "merged_with_previous"), pre_tokenizers.Digits(True)]
+    steps: list[Any] = [
+        pre_tokenizers.Split(" ", "merged_with_previous"),
+        pre_tokenizers.Digits(True),
+    ]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.Metaspace()])
     backend.decoder = decoders.Metaspace()
     return backend
@@ -67,7 +83,9 @@ def gpt2() -> dict[str, Any]:
     """Return a file of the first version, whose model has no type."""
     file = json.loads(byte_level().to_str())
     del file["model"]["type"]
-    return file | {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}}
+    return file | {
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    }
 
 
 def parsed(backend: Tokenizer) -> dict[str, Any]:
@@ -80,13 +98,17 @@ KNOWN = {
     "sentencepiece": parsed(sentencepiece()),
     "metaspace": parsed(metaspace()),
     "gpt-2 of 2019": gpt2(),
-    "deepseek-coder": parsed(byte_level("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+")),
+    "deepseek-coder": parsed(
+        byte_level("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+")
+    ),
     "words": parsed(Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))),
 }
 
 
 @pytest.mark.parametrize("file", KNOWN.values(), ids=KNOWN)
-def test_well_known_tokenizers_start_no_process(file: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_well_known_tokenizers_start_no_process(
+    file: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def start(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError
 
@@ -114,17 +136,29 @@ def sequence(key: str, *members: Any) -> dict[str, Any]:
 
 def pieces(names: str) -> list[dict[str, Any]]:
     """Return the pieces of a template: the texts ``A`` and ``B``, and the special token ``x``."""
-    return [{"SpecialToken" if name == "x" else "Sequence": {"id": name, "type_id": 0}} for name in names]
+    return [
+        {"SpecialToken" if name == "x" else "Sequence": {"id": name, "type_id": 0}}
+        for name in names
+    ]
 
 
 def template(single: Any = "xA", pair: Any = "xAxB", **changed: Any) -> dict[str, Any]:
     token = {"id": "x", "ids": [0], "tokens": ["a"]}
     parts = {"single": single, "pair": pair}
-    made = {name: pieces(value) if isinstance(value, str) else value for name, value in parts.items()}
+    made = {
+        name: pieces(value) if isinstance(value, str) else value for name, value in parts.items()
+    }
     return {"type": "TemplateProcessing", **made, "special_tokens": {"x": token}, **changed}
 
 
-TOKEN = {"id": 0, "content": "a", "single_word": False, "lstrip": False, "rstrip": False, "normalized": True}
+TOKEN = {
+    "id": 0,
+    "content": "a",
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": True,
+}
 UNKNOWN_ENCODERS = {
     "normalizer": [
         1,
@@ -141,7 +175,12 @@ UNKNOWN_ENCODERS = {
         sequence("normalizers", *[NFC] * 17),
         sequence("normalizers", NFC, {"type": "Replace", "pattern": REGEX, "content": ""}),
         {"type": "Sequence", "normalizers": NFC},
-        sequence("normalizers", {"type": "NFKD"}, {"type": "Replace", "pattern": {"String": "ل"}, "content": "ﷺ"}, NFC),
+        sequence(
+            "normalizers",
+            {"type": "NFKD"},
+            {"type": "Replace", "pattern": {"String": "ل"}, "content": "ﷺ"},
+            NFC,
+        ),
     ],
     "pre_tokenizer": [
         {"type": "FixedLength", "length": 0},
@@ -149,7 +188,10 @@ UNKNOWN_ENCODERS = {
         {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
         {"type": "Split", "pattern": "a", "behavior": "Isolated", "invert": False},
         {"pattern": REGEX, "behavior": "Isolated", "invert": False},
-        sequence("pretokenizers", {"type": "Split", "pattern": REGEX, "behavior": "Isolated", "invert": False}),
+        sequence(
+            "pretokenizers",
+            {"type": "Split", "pattern": REGEX, "behavior": "Isolated", "invert": False},
+        ),
     ],
     "post_processor": [
         template(special_tokens={}),
@@ -192,7 +234,9 @@ UNKNOWN_DECODERS = [
 ]
 
 
-@pytest.mark.parametrize(("single", "pair"), [("A", "AB"), ("xAx", "xAxBx"), ("Ax", "BxA"), ("xA", "")])
+@pytest.mark.parametrize(
+    ("single", "pair"), [("A", "AB"), ("xAx", "xAxBx"), ("Ax", "BxA"), ("xA", "")]
+)
 def test_templates_with_each_text_once_are_known(single: str, pair: str) -> None:
     file = {**PLAIN, "post_processor": template(single, pair)}
     assert is_known(file)

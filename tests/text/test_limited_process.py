@@ -35,8 +35,12 @@ def unknown_backend() -> Backend:
     """Return a tokenizer that encodes and decodes in child processes."""
     backend = byte_tokenizer()
     split = pre_tokenizers.Split(Regex("x{3}"), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(Regex("x{3}"), "y")])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.ByteLevel(), decoders.Replace(Regex("x{3}"), "y")]
+    )
     return backend
 
 
@@ -89,9 +93,13 @@ def check(user: User) -> None:
 
 
 class Pipe:
-    """A pipe of a child process with an action at a call of a method, before or after the pipe's own method."""
+    """A pipe of a child process with an action at a call of a method, before or after the pipe's
+    own method.
+    """
 
-    def __init__(self, pipe: Any, method: str, action: Action, *, skipped: int = 0, late: bool = False) -> None:
+    def __init__(
+        self, pipe: Any, method: str, action: Action, *, skipped: int = 0, late: bool = False
+    ) -> None:
         self.pipe = pipe
         self.method = method
         self.action = action
@@ -121,8 +129,12 @@ def interrupt() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("pipe", "method"), [("stdin", "write"), ("stdin", "flush"), ("stdout", "readline")])
-def test_the_next_request_after_an_interrupted_one(user: User, pipe: str, method: str, late: bool) -> None:
+@pytest.mark.parametrize(
+    ("pipe", "method"), [("stdin", "write"), ("stdin", "flush"), ("stdout", "readline")]
+)
+def test_the_next_request_after_an_interrupted_one(
+    user: User, pipe: str, method: str, late: bool
+) -> None:
     check(user)
     child = user.process._child
     setattr(child, pipe, Pipe(getattr(child, pipe), method, interrupt, late=late))
@@ -133,7 +145,9 @@ def test_the_next_request_after_an_interrupted_one(user: User, pipe: str, method
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
-def test_an_interrupt_while_the_process_starts(user: User, skipped: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_the_process_starts(
+    user: User, skipped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first line is ``ready``, the second one the reply to the setup or to the request."""
     user.process.close()
     started = list[subprocess.Popen[bytes]]()
@@ -165,7 +179,9 @@ def test_a_reply_to_another_request_is_not_taken(user: User) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="a process does not tell why it ended")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("moment", ["between", "write", "readline"])
-def test_a_process_that_is_ended_from_outside_is_replaced(user: User, moment: str, number: int) -> None:
+def test_a_process_that_is_ended_from_outside_is_replaced(
+    user: User, moment: str, number: int
+) -> None:
     check(user)
     child = user.process._child
     assert child is not None
@@ -183,7 +199,9 @@ def test_a_process_that_is_ended_from_outside_is_replaced(user: User, moment: st
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process does not tell why it ended")
-def test_a_process_that_is_always_ended_from_outside(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_always_ended_from_outside(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user.process.close()
     original = subprocess.Popen
 
@@ -199,7 +217,9 @@ def test_a_process_that_is_always_ended_from_outside(user: User, monkeypatch: py
 
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "Popen", start)
-        with pytest.raises(TokenizerError, match="expected the child process to answer, found that it was ended"):
+        with pytest.raises(
+            TokenizerError, match="expected the child process to answer, found that it was ended"
+        ):
             user.convert("alpha")
     check(user)
 

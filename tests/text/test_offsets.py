@@ -40,12 +40,17 @@ class TokenTexts:
     """Text and bytes of each token, as the server shows them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.spelled = tokenizer, spell(tokenizer).texts
+        self.tokenizer = tokenizer
+        self.spelled = spell(tokenizer).texts
 
     def bytes(self, token: int) -> bytes:
         """Return the bytes of a token; of a special token, its name."""
         spelled = self.spelled.get(token)
-        return (self.tokenizer.backend.id_to_token(token) or "").encode() if spelled is None else spelled
+        return (
+            (self.tokenizer.backend.id_to_token(token) or "").encode()
+            if spelled is None
+            else spelled
+        )
 
     def name(self, token: int) -> str:
         """Return the text of a token; of bytes that are no text, something that no text has."""
@@ -78,8 +83,15 @@ def sentencepiece_model() -> models.BPE:
 
 def llama() -> Tokenizer:
     backend = tokenizers.Tokenizer(sentencepiece_model())
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(steps)
     return with_bos(backend)
 
@@ -87,14 +99,21 @@ def llama() -> Tokenizer:
 def gemma() -> Tokenizer:
     backend = tokenizers.Tokenizer(sentencepiece_model())
     backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return with_bos(backend, "<s> $A </s>")
 
 
 def metaspace() -> Tokenizer:
     backend = tokenizers.Tokenizer(sentencepiece_model())
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(steps)
     return with_bos(backend)
 
@@ -120,7 +139,9 @@ def trimmed() -> Tokenizer:
 
 
 def stripping() -> Tokenizer:
-    """Return a tokenizer whose special tokens take the white space after them, as those of Phi-3."""
+    """Return a tokenizer whose special tokens take the white space after them, as those of
+    Phi-3.
+    """
     backend = byte_tokenizer()
     backend.add_special_tokens([AddedToken(name, normalized=False, rstrip=True) for name in NAMES])
     return Tokenizer(backend)
@@ -151,7 +172,9 @@ NORMAL: dict[str, Callable[[str], str]] = {"qwen": nfc, "trimmed": nfc, "lower c
 
 
 def assert_begins(text: str, offset: int, data: bytes, normal: Callable[[str], str] = str) -> None:
-    """Check that the text from ``offset`` on begins with the text of a token, or with a character of its bytes."""
+    """Check that the text from ``offset`` on begins with the text of a token, or with a character
+    of its bytes.
+    """
     rest = normal(text[offset:])
     if len(data) == 1 and rest.startswith("\ufffd"):
         return  # a byte that is not valid here, perhaps because of bytes around it
@@ -160,7 +183,8 @@ def assert_begins(text: str, offset: int, data: bytes, normal: Callable[[str], s
     except UnicodeDecodeError:
         assert rest[:1] == "\ufffd" or {*data} & {*rest[:1].encode()}
         return
-    options = [own, own[1:]] if own.startswith(" ") else [own]  # a space that the tokenizer adds is not in the text
+    # a space that the tokenizer adds is not in the text
+    options = [own, own[1:]] if own.startswith(" ") else [own]
     assert any(rest.startswith(each) for each in options), (text, offset, own)
 
 

@@ -1,4 +1,6 @@
-"""The texts of one request share a limit of processor time, below which many ordinary texts stay."""
+"""The texts of one request share a limit of processor time, below which many ordinary texts
+stay.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,12 @@ def factory() -> RequestFactory:
     backend = byte_tokenizer()
     backend.add_special_tokens([AddedToken(MARK, normalized=False)])
     split = pre_tokenizers.Split(Regex("x{3}"), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(Regex("x{3}"), "y")])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.ByteLevel(), decoders.Replace(Regex("x{3}"), "y")]
+    )
     tokenizer = Tokenizer(load_backend(backend.to_str()))
     config = LLM("pronk-tiny").config
     return RequestFactory(config, tokenizer, None)
@@ -68,7 +74,8 @@ def encode_marks(factory: RequestFactory, texts: Sequence[str]) -> None:
 REQUESTS: dict[str, Callable[[RequestFactory, Sequence[str]], object]] = {
     "backend, batch": lambda factory, texts: factory.tokenizer.backend.encode_batch([*texts]),
     "backend, fast": lambda factory, texts: factory.tokenizer.backend.encode_batch_fast([*texts]),
-    "backend, tokens": lambda factory, texts: factory.tokenizer.backend.decode_batch([[1] for _ in texts]),
+    "backend, "
+    "tokens": lambda factory, texts: factory.tokenizer.backend.decode_batch([[1] for _ in texts]),
     "tokenizer": lambda factory, texts: factory.tokenizer.encode_batch(texts),
     "untrusted text": encode_marks,
     "prompts": lambda factory, texts: factory.encode_prompts(texts),
@@ -102,7 +109,9 @@ def test_many_ordinary_texts_stay_below_the_limit(
     assert len(ordinary.limits) >= 10_000
 
 
-def test_blocks_within_a_block_share_its_limit(factory: RequestFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_within_a_block_share_its_limit(
+    factory: RequestFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = Clock(SECONDS / 4)
     monkeypatch.setattr(LimitedProcess, "ask", lambda _, line, limit: slow.ask(line, limit))
     for _ in range(2):
@@ -113,7 +122,9 @@ def test_blocks_within_a_block_share_its_limit(factory: RequestFactory, monkeypa
             factory.tokenizer.encode_batch(["a", "b", "c"])
 
 
-def test_jobs_of_a_request_share_its_limit(factory: RequestFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_a_request_share_its_limit(
+    factory: RequestFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = Clock(SECONDS / 4)
     monkeypatch.setattr(LimitedProcess, "ask", lambda _, line, limit: slow.ask(line, limit))
     limit = TimeLimit()
@@ -129,7 +140,9 @@ def unigram(num_tokens: int) -> str:
     """Return the file of an ordinary Unigram tokenizer."""
     letters = [(chr(number), -10.0) for number in range(32, 0x3000)]
     words = [(f"▁to{number}", -12.0) for number in range(num_tokens)]
-    backend = Backend(models.Unigram([("<unk>", 0.0), *letters, *words], unk_id=0, byte_fallback=False))
+    backend = Backend(
+        models.Unigram([("<unk>", 0.0), *letters, *words], unk_id=0, byte_fallback=False)
+    )
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
     return backend.to_str()

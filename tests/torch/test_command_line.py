@@ -8,7 +8,9 @@ from command_line import Command
 
 
 def test_misspelled_devices_get_the_nearest(command: Command) -> None:
-    mistakes.test_misspelled_names_get_the_nearest(command, ["generate", "x", "--device", "cdua"], "cuda")
+    mistakes.test_misspelled_names_get_the_nearest(
+        command, ["generate", "x", "--device", "cdua"], "cuda"
+    )
 
 
 def test_missing_kernels_are_one_line_and_no_obstacle() -> None:

@@ -9,7 +9,9 @@ from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, DType
 from pronk.torch.convert import to_array, to_tensor, torch_dtype
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16, FLOAT8, INT8, np.dtype(np.int64)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [FLOAT32, FLOAT16, BFLOAT16, FLOAT8, INT8, np.dtype(np.int64)], ids=str
+)
 def test_numbers_and_memory_are_the_same(dtype: DType) -> None:
     array = np.arange(-6, 6).reshape(3, 4).astype(dtype)
     for view in (array, array.T, array[::2, 1:]):

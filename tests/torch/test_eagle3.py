@@ -12,5 +12,7 @@ from pronk.sampling.params import Rule
     ("kind", "shape", "temperature", "rule"),
     covering(KINDS, [*SHAPES], [0.0, 0.8], ["coupled", "rejection", "block"], strength=2),
 )
-def test_texts_are_equal_and_draft_tokens_right(kind: str, shape: str, temperature: float, rule: Rule) -> None:
+def test_texts_are_equal_and_draft_tokens_right(
+    kind: str, shape: str, temperature: float, rule: Rule
+) -> None:
     check_texts(kind, shape, bigram_decoder(packed=False), temperature, rule)

@@ -14,7 +14,9 @@ def test_inexact_mode(options: str) -> None:
     want = plain(FLOAT32, options)
     proposers = [drafter(name, want) for name in MIXED[1:]]
     for first, block_size in ((0, 16), (2, 32)):
-        engine = make_engine(tiny_decoder(packed=False), block_size=block_size, num_blocks=6400 // block_size)
+        engine = make_engine(
+            tiny_decoder(packed=False), block_size=block_size, num_blocks=6400 // block_size
+        )
         assert not engine.exact
         got = decode(engine, proposers[first:] + proposers[:first], options)
         assert total(got, "moved") > 20

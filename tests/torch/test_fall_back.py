@@ -1,4 +1,6 @@
-"""Torch computes where the kernels are missing, fail or do not fit; without torch the error is one line."""
+"""Torch computes where the kernels are missing, fail or do not fit; without torch the error is one
+line.
+"""
 
 import sys
 import warnings
@@ -35,31 +37,48 @@ def fall_back(folder: Path, *words: str, **options: Any) -> None:
 @pytest.mark.parametrize("damaged", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "portable"])
 def test_torch_computes_without_a_library(
-    choice: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
+    choice: str,
+    checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    damaged: bool,
 ) -> None:
     path = tmp_path / "lost.so"
     if damaged:
         path.write_text("not a library")
-    monkeypatch.setattr("pronk.models.choice.load_kernels", lambda choice: load_kernels(choice, path))
+    monkeypatch.setattr(
+        "pronk.models.choice.load_kernels", lambda choice: load_kernels(choice, path)
+    )
     fall_back(checkpoint("llama"), "lost.so", "install pronk again", kernels=choice)
 
 
 @pytest.mark.parametrize("options", [{}, {"kernels": "torch"}, {"device": "cuda"}], ids=str)
 def test_missing_torch_is_one_line(
-    options: dict[str, str], checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, str],
+    checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pronk.models.choice.load_kernels", lambda choice: load_kernels(choice, tmp_path / "lost.so"))
+    monkeypatch.setattr(
+        "pronk.models.choice.load_kernels",
+        lambda choice: load_kernels(choice, tmp_path / "lost.so"),
+    )
     for name in [name for name in sys.modules if name.startswith("pronk.torch")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
-        OptionError, match=r"^.+: expected torch, found none; run pip install '\.\[torch\]' in a clone of pronk$"
+        OptionError,
+        match=r"^.+: expected torch, found none; run pip install '\.\[torch\]' in a clone of "
+        r"pronk$",
     ) as error:
         LLM(checkpoint("llama"), **options)  # type: ignore[arg-type]
     one_line(error)
 
 
-def test_torch_computes_when_all_checks_fail(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_computes_when_all_checks_fail(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loading, "self_check", lambda _: "it is wrong")
     monkeypatch.setattr("pronk.models.choice.load_kernels", load_kernels.__wrapped__)
     fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
@@ -70,9 +89,14 @@ def test_torch_computes_unsupported_heads(checkpoint: MakeCheckpoint) -> None:
 
 
 def test_torch_on_request(checkpoint: MakeCheckpoint) -> None:
-    """``kernels="torch"`` gives no warning, and in float32 almost surely the tokens of the kernels."""
-    by_torch, by_kernels = LLM(checkpoint("llama"), kernels="torch"), LLM(checkpoint("llama"))
+    """``kernels="torch"`` gives no warning, and in float32 almost surely the tokens of the
+    kernels.
+    """
+    by_torch = LLM(checkpoint("llama"), kernels="torch")
+    by_kernels = LLM(checkpoint("llama"))
     assert (by_torch.exact, by_kernels.exact) == (False, True)
     assert (by_torch.kernels, by_kernels.kernels) == ("torch", tiny_models.kernels().name)
-    first, second = (each.generate("The quick brown fox", OPTIONS) for each in (by_torch, by_kernels))
+    first, second = (
+        each.generate("The quick brown fox", OPTIONS) for each in (by_torch, by_kernels)
+    )
     assert first.token_ids == second.token_ids

@@ -16,8 +16,11 @@ from tiny_models import text_logits
 
 
 @pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED, *CONVERTED, "MXFP4"])
-def test_bits_equal_those_of_the_dequantized_model(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    twin, backend = tmp_path / "twin", TorchBackend("cpu", FLOAT32)
+def test_bits_equal_those_of_the_dequantized_model(
+    kind: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    twin = tmp_path / "twin"
+    backend = TorchBackend("cpu", FLOAT32)
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", kind, twin=twin)
     found, expected = (text_logits(load(each, backend=backend), TOKENS) for each in (path, twin))
     assert np.array_equal(found, expected)
@@ -30,7 +33,8 @@ def test_llm(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     mine, theirs = (LLM(each, kernels="torch", dtype="float32") for each in (str(path), twin))
     prompts = ["def add(a, b):", "The quick brown fox"]
     for drafter in ("suffix", "autoregressive", f"draft_model(model={str(path)!r})"):
-        found, expected = mine.generate(prompts, params, drafter=drafter), theirs.generate(prompts, params)
+        found = mine.generate(prompts, params, drafter=drafter)
+        expected = theirs.generate(prompts, params)
         assert [one.token_ids for one in found] == [other.token_ids for other in expected]
     assert mine.config.eos_ids == (0,)
     assert LLM(path, kernels="torch").dtype == BFLOAT16

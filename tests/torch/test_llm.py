@@ -23,7 +23,9 @@ def test_dtypes(checkpoint: MakeCheckpoint, dtype: str) -> None:
 
 
 def test_overflow_affects_only_its_own_request(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    test_llm.test_overflow_affects_only_its_own_request(checkpoint, tmp_path, "float16", "torch", 1e5)
+    test_llm.test_overflow_affects_only_its_own_request(
+        checkpoint, tmp_path, "float16", "torch", 1e5
+    )
 
 
 def test_no_prompt_cache_on_disk(tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ def test_all_matrices_on_a_gpu_have_the_loaded_dtype(checkpoint: MakeCheckpoint)
         decoder = test_loader.load(folder, dtype=BFLOAT16, backend=on_meta(BFLOAT16))
         matrices = [linear.packed for linear in decoder.linears()]
         assert len(matrices) == 1 + 4 * len(decoder.layers)
-        for tensor in [part for each in matrices for part in (each.weight, each.bias) if part is not None]:
+        for tensor in [
+            part for each in matrices for part in (each.weight, each.bias) if part is not None
+        ]:
             assert (tensor.device.type, tensor.dtype) == ("meta", torch.bfloat16)
         assert decoder.embedding.dtype == FLOAT16, "embeddings stay in the file"
 
@@ -69,7 +71,9 @@ def test_progress_counts_every_byte(name: str, checkpoint: MakeCheckpoint, tmp_p
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_logits_equal_those_of_dequantized_weights(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_logits_equal_those_of_dequantized_weights(
+    name: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     with warned(FORMATS[name]):
         found = load(quantized)
@@ -104,7 +108,9 @@ def test_a_pass_reads_plain_weights(checkpoint: MakeCheckpoint) -> None:
 
 def test_choice_of_the_layer() -> None:
     for layout in (WeightLayout(), WeightLayout(unit=16), WeightLayout(gated=True)):
-        made = choose_linear(TorchBackend("cpu", FLOAT32))(np.zeros((32, 8), np.float32), None, layout)
+        made = choose_linear(TorchBackend("cpu", FLOAT32))(
+            np.zeros((32, 8), np.float32), None, layout
+        )
         assert made.layout == layout
         assert isinstance(made.packed, TorchMatrix)
         assert made.packed.gated == layout.gated

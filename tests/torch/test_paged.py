@@ -50,7 +50,11 @@ def test_kernels_and_torch_write_the_same_rows(dtype: DType, kv_dtype: DType | N
     found = []
     for packed in (True, False):
         decoder = tiny_decoder(dtype, packed=packed)
-        shape: dict[str, Any] = {"num_blocks": 8, "packed": packed, "kv_dtype": kv_dtype if packed else None}
+        shape: dict[str, Any] = {
+            "num_blocks": 8,
+            "packed": packed,
+            "kv_dtype": kv_dtype if packed else None,
+        }
         cache = make_cache(decoder.config, dtype, **shape)
         block_table = BlockTable()
         cache.prepare(block_table, 70)
@@ -63,13 +67,17 @@ def test_kernels_and_torch_write_the_same_rows(dtype: DType, kv_dtype: DType | N
     for by_kernels, by_torch in zip(*found, strict=True):
         # The codes of torch's rows, of which those in 8 bits differ by rounding: half a step.
         step = 0.0 if kv_dtype is None else np.abs(by_torch).max(-1, keepdims=True) / 127
-        assert (np.abs(by_kernels - by_torch) <= near["atol"] + near["rtol"] * np.abs(by_torch) + 0.51 * step).all()
+        assert (
+            np.abs(by_kernels - by_torch)
+            <= near["atol"] + near["rtol"] * np.abs(by_torch) + 0.51 * step
+        ).all()
     assert text_logits(tiny_decoder(dtype), range(70), dtype).shape == (70, 131)
 
 
 def test_torch_refuses_8_bits() -> None:
     with pytest.raises(
-        OptionError, match=r"^kv_dtype: expected auto with torch, found int8, which needs pronk's kernels$"
+        OptionError,
+        match=r"^kv_dtype: expected auto with torch, found int8, which needs pronk's kernels$",
     ):
         make_cache(CONFIG, FLOAT32, packed=False, kv_dtype=INT8)
 
@@ -84,7 +92,9 @@ def test_torch_stores_numbers_that_are_not_finite_as_zeros(dtype: DType) -> None
     cache.prepare(block_table, 3)
     slots = cache.to_index(cache.slots(block_table, 0, 3))
     keys = torch.ones(3, 2, 6).to(cache.keys[0].dtype)
-    keys[0, 1, 2], keys[1, 0, 0], keys[2] = math.nan, math.inf, -math.inf
+    keys[0, 1, 2] = math.nan
+    keys[1, 0, 0] = math.inf
+    keys[2] = -math.inf
     cache.write(0, slots, keys, 2 * keys)
     hidden = torch.ones(3, HIDDEN).to(keys.dtype)
     hidden[1, 5] = math.nan

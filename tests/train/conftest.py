@@ -26,7 +26,9 @@ _VERBS = ("sees", "likes", "finds", "draws", "follows")
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``stories.jsonl`` (300 stories, 60 dialogues), ``extra.jsonl`` to measure on, ``code/`` with Python files."""
+    """``stories.jsonl`` (300 stories, 60 dialogues), ``extra.jsonl`` to measure on, ``code/`` with
+    Python files.
+    """
     folder = tmp_path_factory.mktemp("corpus")
     draw = random.Random(5)
 
@@ -39,14 +41,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_jsonl(folder / "extra.jsonl", [" ".join(sentence() for _ in range(8)) for _ in range(9)])
     (folder / "code").mkdir()
     for i in range(20):
-        lines = (f"def {draw.choice(_NOUNS)}_{j}(x):\n    return x + {draw.randrange(9)}\n" for j in range(12))
+        lines = (
+            f"def {draw.choice(_NOUNS)}_{j}(x):\n    return x + {draw.randrange(9)}\n"
+            for j in range(12)
+        )
         (folder / "code" / f"m{i}.py").write_text("\n\n".join(lines), encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="session")
 def data_options(corpus: Path) -> DataOptions:
-    sources = (parse_source(f"{corpus / 'stories.jsonl'}=0.7"), parse_source(f"{corpus / 'code'}=0.3"))
+    sources = (
+        parse_source(f"{corpus / 'stories.jsonl'}=0.7"),
+        parse_source(f"{corpus / 'code'}=0.3"),
+    )
     return DataOptions(
         sources,
         (corpus / "extra.jsonl",),
@@ -80,7 +88,9 @@ def teacher(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Teacher
 
 
 @pytest.fixture(scope="session")
-def draft_data(data_options: DataOptions, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def draft_data(
+    data_options: DataOptions, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Return the data folder of drafter runs, with text that the target has generated."""
     folder = tmp_path_factory.mktemp("draft") / "data"
 
@@ -94,13 +104,20 @@ def draft_data(data_options: DataOptions, teacher: Teacher, tmp_path_factory: py
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
-    """Return a function that begins or resumes a run, given its kind, folder name and changed options."""
+    """Return a function that begins or resumes a run, given its kind, folder name and changed
+    options.
+    """
 
     def begun(kind: str, name: str = "run", **changes: Any) -> Trainer[Any]:
         student = kind in STUDENTS
         if not (tmp_path / name).exists():
             link(request.getfixturevalue("draft_data" if student else "prepared"), tmp_path / name)
-        return begin(kind, tmp_path / name, request.getfixturevalue("teacher") if student else None, **changes)
+        return begin(
+            kind,
+            tmp_path / name,
+            request.getfixturevalue("teacher") if student else None,
+            **changes,
+        )
 
     return begun
 

@@ -10,7 +10,13 @@ import pytest
 
 from pronk.base.errors import OptionError
 from pronk.sampling.params import SamplingParams
-from pronk.train.corpus.answers import AnswersHeader, AnswersWriter, Dialogue, merge_answers, read_answers
+from pronk.train.corpus.answers import (
+    AnswersHeader,
+    AnswersWriter,
+    Dialogue,
+    merge_answers,
+    read_answers,
+)
 from pronk.train.corpus.collection import Exclusion
 from pronk.train.corpus.questions import WEIGHTS, Questions
 from pronk.train.corpus.sources import SourceSpec, spec_of
@@ -27,24 +33,39 @@ DIALOGUES = [
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[SourceSpec]:
-    prose = [f"# Growing of Tall Plants\n\n{' '.join(f'w{j}x{i}' for j in range(200))}" for i in range(20)]
-    talks = [f"User: Why is {i} odd?\n\nAssistant: It is.\n\nUser: And {i + 1}?\n\nAssistant: No." for i in range(30)]
+    prose = [
+        f"# Growing of Tall Plants\n\n{' '.join(f'w{j}x{i}' for j in range(200))}"
+        for i in range(20)
+    ]
+    talks = [
+        f"User: Why is {i} odd?\n\nAssistant: It is.\n\nUser: And {i + 1}?\n\nAssistant: No."
+        for i in range(30)
+    ]
     sums = [f"Question: Add {i} and {i}.\nAnswer: {2 * i}" for i in range(30)]
     return [spec_of(write_jsonl(tmp_path / "d.jsonl", [*prose, *talks, *sums]), "data")]
 
 
 def test_questions_depend_on_number_and_seed_only(sources: list[SourceSpec]) -> None:
-    one, same, other = Questions(sources), Questions(sources), Questions(sources, seed=1)
+    one = Questions(sources)
+    same = Questions(sources)
+    other = Questions(sources, seed=1)
     first = [one.ask(number) for number in range(200)]
-    assert first == [same.ask(number) for number in range(200)] == [one.ask(number) for number in range(200)]
+    assert (
+        first
+        == [same.ask(number) for number in range(200)]
+        == [one.ask(number) for number in range(200)]
+    )
     assert first != [other.ask(number) for number in range(200)]
     assert {len(turns) for turns in first} == {1, 2}
     assert len({turns[0] for turns in first}) > 100
 
 
 def test_every_pool_has_its_share(sources: list[SourceSpec]) -> None:
-    asked = [" ".join(Questions(sources).ask(number)) for number in range(190)]  # twice all pools but that of shops
-    kinds = Counter("math" if "Add " in text else "chat" if "odd?" in text else "other" for text in asked)
+    # twice all pools but that of shops
+    asked = [" ".join(Questions(sources).ask(number)) for number in range(190)]
+    kinds = Counter(
+        "math" if "Add " in text else "chat" if "odd?" in text else "other" for text in asked
+    )
     assert kinds["math"] == 2 * WEIGHTS["math"]
     assert kinds["chat"] == 2 * WEIGHTS["chat"]
     assert any("w5x" in text for text in asked)
@@ -60,7 +81,9 @@ def test_documents_are_not_repeated_while_they_last(sources: list[SourceSpec]) -
 
 def test_excluded_questions_are_not_asked(sources: list[SourceSpec], tmp_path: Path) -> None:
     plain = Questions(sources)
-    bad = next(turns[0] for number in range(200) if len((turns := plain.ask(number))[0].split()) > 60)
+    bad = next(
+        turns[0] for number in range(200) if len((turns := plain.ask(number))[0].split()) > 60
+    )
     words = " ".join(bad.split()[20:40])
     (tmp_path / "eval.jsonl").write_text(json.dumps({"prompt": words}) + "\n", encoding="utf-8")
     filtered = Questions(sources, [tmp_path / "eval.jsonl"])
@@ -72,7 +95,9 @@ def test_excluded_questions_are_not_asked(sources: list[SourceSpec], tmp_path: P
 
 
 def test_no_documents_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="data: expected documents to ask questions about, found none"):
+    with pytest.raises(
+        OptionError, match="data: expected documents to ask questions about, found none"
+    ):
         Questions([spec_of(write_jsonl(tmp_path / "d.jsonl", ["too short"]), "data")])
 
 
@@ -107,18 +132,24 @@ def test_a_torn_record_is_dropped_at_every_length(tmp_path: Path) -> None:
 def test_other_settings_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.answers"
     AnswersWriter(path, HEADER)
-    with pytest.raises(OptionError, match="expected seed 7 as before, found 8; choose another file"):
+    with pytest.raises(
+        OptionError, match="expected seed 7 as before, found 8; choose another file"
+    ):
         AnswersWriter(path, replace(HEADER, seed=8))
     for content in (b"", b"{}\n", b'{"format": "other"}\n', gzip.compress(b"text")):
         path.write_bytes(content)
         with pytest.raises(OptionError, match="expected a file of answers"):
             read_answers(path)
-    with pytest.raises(OptionError, match=r"nothing\.answers: expected a file of answers, found No such file"):
+    with pytest.raises(
+        OptionError, match=r"nothing\.answers: expected a file of answers, found No such file"
+    ):
         read_answers(tmp_path / "nothing.answers")
 
 
 def test_files_of_one_model_are_merged_by_number(tmp_path: Path) -> None:
-    one, two, out = tmp_path / "one", tmp_path / "two", tmp_path / "out"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    out = tmp_path / "out"
     AnswersWriter(one, HEADER).append(DIALOGUES[1:])
     AnswersWriter(two, HEADER).append([*DIALOGUES, replace(DIALOGUES[0], number=9)])
     merge_answers([one, two], out)
@@ -132,10 +163,13 @@ def ask(number: int) -> list[str]:
     return [] if number % 5 == 4 else ["What does it see?", "And the cat?"][: 1 + number % 2]
 
 
-def test_the_target_answers_and_goes_on_after_an_interruption(teacher: Teacher, tmp_path: Path) -> None:
+def test_the_target_answers_and_goes_on_after_an_interruption(
+    teacher: Teacher, tmp_path: Path
+) -> None:
     """The text does not depend on the batch, nor on interruptions between groups."""
     header = answers_header(teacher.llm, [], 12, 3)
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     shown: list[int] = []
     done = write_answers(teacher.llm, ask, header, one, tokens=150, batch=2, progress=shown.append)
     assert done >= 150
@@ -155,7 +189,9 @@ def test_the_target_answers_and_goes_on_after_an_interruption(teacher: Teacher, 
     assert len(common) > 8
     assert all(mine[number] == theirs[number] for number in common)
     assert not any(number % 5 == 4 for number in mine)
-    assert {dialogue.temperature for dialogue in mine.values()} == {temperature_of(number) for number in mine}
+    assert {dialogue.temperature for dialogue in mine.values()} == {
+        temperature_of(number) for number in mine
+    }
 
 
 def test_answers_are_those_of_the_target(teacher: Teacher, tmp_path: Path) -> None:
@@ -175,11 +211,18 @@ def test_answers_are_those_of_the_target(teacher: Teacher, tmp_path: Path) -> No
         assert dialogue.ids[: len(question)] == question
 
 
-def test_the_command_writes_and_stops_after_the_minutes(teacher: Teacher, corpus: Path, tmp_path: Path) -> None:
-    command = f"texts --model {teacher.folder} --data {corpus / 'stories.jsonl'} --out {tmp_path / 'a'} --max-tokens 16"
+def test_the_command_writes_and_stops_after_the_minutes(
+    teacher: Teacher, corpus: Path, tmp_path: Path
+) -> None:
+    command = (
+        f"texts --model {teacher.folder} --data {corpus / 'stories.jsonl'} --out {tmp_path / 'a'} "
+        "--max-tokens 16"
+    )
     run_command(f"{command} --tokens 40 --threads 1 --batch 2")
     _, dialogues = read_answers(tmp_path / "a")
     assert sum(dialogue.num_answered for dialogue in dialogues) >= 40
     run_command(f"{command} --tokens 4000 --minutes 0 --threads 1 --batch 2")
     assert read_answers(tmp_path / "a")[1] == dialogues
-    assert "expected text files, folders or JSON lines, found no" in refusal(command.replace("stories", "none"))
+    assert "expected text files, folders or JSON lines, found no" in refusal(
+        command.replace("stories", "none")
+    )

@@ -14,7 +14,10 @@ from pronk.train.own_text import answers_header, write_answers
 from pronk.train.teacher import Teacher
 from train.tiny import refusal, run_command
 
-LOOP = "--steps 4 --batch 64 --micro 64 --length 32 --final-length 32 --threads 1 --num-tokens 2 --evaluate-every 9"
+LOOP = (
+    "--steps 4 --batch 64 --micro 64 --length 32 --final-length 32 --threads 1 --num-tokens 2 "
+    "--evaluate-every 9"
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,18 +25,34 @@ def answers(teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("answers") / "own.answers"
 
     def ask(number: int) -> list[str]:
-        return [f"Does the {('cat', 'dog', 'bird')[number % 3]} number {number} see?", "And then?"][: 1 + number % 2]
+        return [f"Does the {('cat', 'dog', 'bird')[number % 3]} number {number} see?", "And then?"][
+            : 1 + number % 2
+        ]
 
     write_answers(
-        teacher.llm, ask, answers_header(teacher.llm, [], 12, 3), path, tokens=1500, batch=16, progress=lambda _: None
+        teacher.llm,
+        ask,
+        answers_header(teacher.llm, [], 12, 3),
+        path,
+        tokens=1500,
+        batch=16,
+        progress=lambda _: None,
     )
     return path
 
 
-@pytest.mark.parametrize("kind", ["kangaroo --exit-layer 1", "medusa --heads 2", "glide", "draft", "heads"])
-def test_each_kind_learns_answers(kind: str, teacher: Teacher, answers: Path, tmp_path: Path) -> None:
-    """The text is that of the dialogues, in order; those held out are the prompts of the engine's measurement."""
-    output = run_command(f"{kind} --target {teacher.folder} --source {answers}=1 --out {tmp_path / 'run'} {LOOP}")
+@pytest.mark.parametrize(
+    "kind", ["kangaroo --exit-layer 1", "medusa --heads 2", "glide", "draft", "heads"]
+)
+def test_each_kind_learns_answers(
+    kind: str, teacher: Teacher, answers: Path, tmp_path: Path
+) -> None:
+    """The text is that of the dialogues, in order; those held out are the prompts of the engine's
+    measurement.
+    """
+    output = run_command(
+        f"{kind} --target {teacher.folder} --source {answers}=1 --out {tmp_path / 'run'} {LOOP}"
+    )
     assert "finished: " in output
     data = tmp_path / "run" / "data"
     training, held_out = hold_out(read_answers(answers)[1])
@@ -51,12 +70,18 @@ def test_each_kind_learns_answers(kind: str, teacher: Teacher, answers: Path, tm
     assert "T=0.8" in card or "sampled" in card
 
 
-def test_a_draft_model_of_a_gguf_file_has_its_tokenizer(teacher: Teacher, corpus: Path, tmp_path: Path) -> None:
+def test_a_draft_model_of_a_gguf_file_has_its_tokenizer(
+    teacher: Teacher, corpus: Path, tmp_path: Path
+) -> None:
     path = convert(teacher.folder, tmp_path / "a.gguf", {"": "Q8_0", "ffn_down": "F16"})
-    target, out = LLM(path, threads=1, budget="all"), tmp_path / "run"
+    target = LLM(path, threads=1, budget="all")
+    out = tmp_path / "run"
     text = f"--source {corpus / 'stories.jsonl'}=1 --on-policy 200"
-    assert "finished: " in run_command(f"draft --target {path} {text} --out {out} {LOOP} --steps 12")
-    params, drafter = SamplingParams(max_tokens=24), f"draft_model(model={str(out / 'export')!r})"
+    assert "finished: " in run_command(
+        f"draft --target {path} {text} --out {out} {LOOP} --steps 12"
+    )
+    params = SamplingParams(max_tokens=24)
+    drafter = f"draft_model(model={str(out / 'export')!r})"
     completion = target.generate("The cat", params, drafter=drafter)
     assert completion.stats.drafted
     assert completion.token_ids == target.generate("The cat", params).token_ids

@@ -30,7 +30,9 @@ def test_mixture_takes_its_share_evenly_whatever_the_batch(tmp_path: Path) -> No
     whole = mixture.batch(0, 100)[0][:, 0]
     assert int((whole >= 1000).sum()) == 30
     for size in (1, 7):
-        counts = [int((mixture.batch(start, size)[0] >= 1000).sum()) // 10 for start in range(0, 98, size)]
+        counts = [
+            int((mixture.batch(start, size)[0] >= 1000).sum()) // 10 for start in range(0, 98, size)
+        ]
         assert sum(counts) == int(98 * 0.3)
         assert max(counts) - min(counts) <= 1
     inputs, targets = mixture.batch(33, 5)
@@ -49,5 +51,7 @@ def test_large_vocabularies_have_wider_ids(tmp_path: Path) -> None:
 
 def test_too_little_text_is_named(tmp_path: Path) -> None:
     np.arange(30, dtype=np.uint16).tofile(tmp_path / "t.bin")
-    with pytest.raises(OptionError, match="expected at least 31 tokens for sequences of 30, found 29"):
+    with pytest.raises(
+        OptionError, match="expected at least 31 tokens for sequences of 30, found 29"
+    ):
         Sequences(tmp_path / "t.bin", 320, 30, seed=0).check()

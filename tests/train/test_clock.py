@@ -1,4 +1,6 @@
-"""Time limits of a run and their division; the tests use clocks with given times, so they do not wait."""
+"""Time limits of a run and their division; the tests use clocks with given times, so they do not
+wait.
+"""
 
 import json
 import time
@@ -14,7 +16,9 @@ from train.kinds import Start, train
 
 
 class Stopped(Clock):
-    """A clock that always shows ``own`` seconds since the start or the last resumption of the run."""
+    """A clock that always shows ``own`` seconds since the start or the last resumption of the
+    run.
+    """
 
     def __init__(self, minutes: float | None, own: float = 0.0) -> None:
         super().__init__(minutes)
@@ -69,9 +73,14 @@ def test_as_much_as_there_is_time_for(now: list[float], seconds: float, done: in
 
 def test_training_has_the_time_that_the_text_left(start: Start) -> None:
     for name, used, minutes in (("early", 0.0, 9), ("late", 240.0, 5)):
-        assert start("lm", name, clock=Stopped(10.0, used), minutes=10.0).schedule.minutes == minutes
+        assert (
+            start("lm", name, clock=Stopped(10.0, used), minutes=10.0).schedule.minutes == minutes
+        )
     assert start("lm", "free", clock=Stopped(None, 240.0)).schedule.minutes is None
-    message = "minutes: expected more than the 10 that the text took, found 10; the text is kept, and the same command"
+    message = (
+        "minutes: expected more than the 10 that the text took, found 10; the text is kept, and "
+        "the same command"
+    )
     with pytest.raises(OptionError, match=message):
         start("lm", clock=Stopped(10.0, 600.0), minutes=10.0)
 
@@ -92,12 +101,16 @@ def test_a_resumed_run_has_its_earlier_clock(start: Start) -> None:
 def test_no_step_begins_that_would_end_too_late(start: Start) -> None:
     run = start("lm", clock=Stopped(10.0), minutes=10.0)
     limit = 60 * (run.schedule.minutes or 0)
-    run.step, run.seconds, run.step_seconds = 1, limit - 5, 4.0
+    run.step = 1
+    run.seconds = limit - 5
+    run.step_seconds = 4.0
     assert not run.is_finished
     run.step_seconds = 6.0
     assert run.is_finished
     free = start("lm", "free", clock=Clock(None))
-    free.step, free.seconds, free.step_seconds = 1, 1e9, 1e9
+    free.step = 1
+    free.seconds = 1e9
+    free.step_seconds = 1e9
     assert not free.is_finished
 
 
@@ -116,7 +129,9 @@ def test_a_limit_leaves_the_last_evaluation_to_the_finished_model(
     assert (seen, run.step, run.history[-1]["step"]) == (evaluated, 12, 12)
 
 
-def test_evaluation_reads_what_it_has_time_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_reads_what_it_has_time_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objective = start("lm", micro=64).objective
     batches: list[int] = []
     measure = objective.measure
@@ -127,7 +142,8 @@ def test_evaluation_reads_what_it_has_time_for(start: Start, monkeypatch: pytest
 
     monkeypatch.setattr(objective, "measure", counted)
     whole = objective.evaluate(32)
-    all_of_it, sets = sum(batches), len(whole)
+    all_of_it = sum(batches)
+    sets = len(whole)
     batches.clear()
     hasty = objective.evaluate(32, 0.0)
     assert len(batches) == sets < all_of_it

@@ -1,4 +1,6 @@
-"""A disk that is full at any file: the error is one line, and the same command later has the same result."""
+"""A disk that is full at any file: the error is one line, and the same command later has the same
+result.
+"""
 
 import shutil
 from dataclasses import replace
@@ -23,14 +25,20 @@ from train.tiny import OWN, TINY, TINY_DRAFT, draft_command, same_weights
 
 FULL = Path("/dev/full")
 OPTIONS = replace(TINY_DRAFT, steps=4, evaluate_every=2, save_every=1, final_share=0.0)
-MESSAGE = "expected to write .*, found .*No space left on device.*; make room and give the same command again"
+MESSAGE = (
+    "expected to write .*, found .*No space left on device.*; "
+    "make room and give the same command again"
+)
 
-pytestmark = pytest.mark.skipif(not FULL.is_char_device(), reason="needs a device that is always full")
+pytestmark = pytest.mark.skipif(
+    not FULL.is_char_device(), reason="needs a device that is always full"
+)
 
 
 def fill_disk(patch: pytest.MonkeyPatch, name: str, times: int = 0) -> list[str]:
     """Redirect file ``name`` to a full device after ``times`` openings; return its openings."""
-    real, opened = Path.open, list[str]()
+    real = Path.open
+    opened = list[str]()
 
     def redirected(path: Path) -> Path:
         if path.name.removesuffix(".partial") == name:
@@ -48,7 +56,9 @@ def fill_disk(patch: pytest.MonkeyPatch, name: str, times: int = 0) -> list[str]
 
     def save(tensors: dict[str, torch.Tensor], path: Path, **more: Any) -> None:
         if redirected(path) == FULL:  # safetensors would replace the device by a file
-            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+            raise SafetensorError(
+                "Error while serializing: I/O error: No space left on device (os error 28)"
+            )
         save_file(tensors, path, **more)
 
     patch.setattr(Path, "open", opening)
@@ -59,22 +69,40 @@ def fill_disk(patch: pytest.MonkeyPatch, name: str, times: int = 0) -> list[str]
 
 def train(data: DataOptions, teacher: Teacher, folder: Path, console: Console) -> None:
     assert train_student(
-        Run(folder, "small", "command", console, Clock(None)), DraftStudent, data, OWN, OPTIONS, teacher
+        Run(folder, "small", "command", console, Clock(None)),
+        DraftStudent,
+        data,
+        OWN,
+        OPTIONS,
+        teacher,
     )
 
 
 @pytest.fixture(scope="module")
-def undisturbed(data_options: DataOptions, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(
+    data_options: DataOptions, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     train(data_options, teacher, folder, Console(quiet=True))
     return folder
 
 
-TEXT = "train.bin valid-extra.bin sources.json prompts.json valid-on-policy.bin on-policy.bin on-policy.json".split()
-MODEL = [("checkpoint.pt", 0), ("checkpoint.pt", 2), ("model.safetensors", 1), ("config.json", 0), ("README.md", 2)]
+TEXT = (
+    "train.bin valid-extra.bin sources.json prompts.json valid-on-policy.bin on-policy.bin "
+    "on-policy.json"
+).split()
+MODEL = [
+    ("checkpoint.pt", 0),
+    ("checkpoint.pt", 2),
+    ("model.safetensors", 1),
+    ("config.json", 0),
+    ("README.md", 2),
+]
 
 
-@pytest.mark.parametrize(("name", "times"), [*((name, int(name == "on-policy.bin")) for name in TEXT), *MODEL])
+@pytest.mark.parametrize(
+    ("name", "times"), [*((name, int(name == "on-policy.bin")) for name in TEXT), *MODEL]
+)
 def test_any_file(
     name: str,
     times: int,
@@ -92,7 +120,9 @@ def test_any_file(
         with pytest.raises(CheckpointError, match=message) as caught:
             train(data_options, teacher, tmp_path, quiet)
     assert len(opened) == times + 1
-    assert ("(the one before is intact)" in str(caught.value)) == ((name, times) == ("checkpoint.pt", 2))
+    assert ("(the one before is intact)" in str(caught.value)) == (
+        (name, times) == ("checkpoint.pt", 2)
+    )
     assert not list(tmp_path.rglob("*.partial"))
     checkpoint = tmp_path / "checkpoint.pt"
     assert checkpoint.exists() == (name not in TEXT and (name, times) != ("checkpoint.pt", 0))
@@ -104,7 +134,9 @@ def test_any_file(
         assert (tmp_path / "data" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_tokenizer(data_options: DataOptions, tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer(
+    data_options: DataOptions, tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill_disk(monkeypatch, "tokenizer_config.json")
     with pytest.raises(CheckpointError, match=MESSAGE):
         train_model(Run(tmp_path, "m", "command", quiet, Clock(None)), data_options, TINY)
@@ -118,7 +150,11 @@ def test_tokenizer(data_options: DataOptions, tmp_path: Path, quiet: Console, mo
 
 
 def test_command_ends_with_one_line(
-    corpus: Path, teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    corpus: Path,
+    teacher: Teacher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fill_disk(monkeypatch, "checkpoint.pt")
     more = "--on-policy 0 --steps 1 --batch 64 --final-share 0 --num-tokens 0"
@@ -126,5 +162,7 @@ def test_command_ends_with_one_line(
         main(["train", *draft_command(teacher, corpus, tmp_path, more)])
     assert end.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"pronk: error: {tmp_path}/checkpoint.pt: expected to write a training checkpoint, found ")
+    assert error.startswith(
+        f"pronk: error: {tmp_path}/checkpoint.pt: expected to write a training checkpoint, found "
+    )
     assert error.count("\n") == 1

@@ -15,12 +15,22 @@ from train.tiny import shown
 @pytest.mark.parametrize(
     ("total", "minutes", "tokens", "lines"),
     [
-        (1000, None, [10, 60, 70, 1000], ["60 of 1000 tokens  5 tokens/s  3 min left", "1000 of 1000 tokens"]),
+        (
+            1000,
+            None,
+            [10, 60, 70, 1000],
+            ["60 of 1000 tokens  5 tokens/s  3 min left", "1000 of 1000 tokens"],
+        ),
         (  # the limit is earlier: a third of two minutes
             10**6,
             2.0,
             [10, 60, 110, 160],
-            ["10 tokens", "60 tokens  5 tokens/s  20 s left", "110 tokens  5 tokens/s  10 s left", "160 tokens"],
+            [
+                "10 tokens",
+                "60 tokens  5 tokens/s  20 s left",
+                "110 tokens  5 tokens/s  10 s left",
+                "160 tokens",
+            ],
         ),
     ],
     ids=["tokens", "time"],

@@ -16,7 +16,8 @@ from train.kinds import Start
 from train.tiny import draft_command, run_command, same_weights
 from waiting import HUNG
 
-# Each process checks this before it trains: parameter 0 has a gradient everywhere, 1 in one process, 2 in none.
+# Each process checks this before it trains: parameter 0 has a gradient everywhere, 1 in one
+# process, 2 in none.
 _WORKER = """
 import json, sys, threading
 from contextlib import contextmanager
@@ -57,7 +58,9 @@ MORE = "--steps 6 --evaluate-every 3 --num-tokens 2"
 
 
 @pytest.fixture(scope="module")
-def together(corpus: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def together(
+    corpus: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
     """The folder and the output of a run of two processes."""
     folder = tmp_path_factory.mktemp("together")
     (folder / "worker.py").write_text(_WORKER)
@@ -83,22 +86,35 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
     }
 
 
-def test_two_processes_train_as_one(together: tuple[Path, str], corpus: Path, teacher: Teacher, tmp_path: Path) -> None:
+def test_two_processes_train_as_one(
+    together: tuple[Path, str], corpus: Path, teacher: Teacher, tmp_path: Path
+) -> None:
     folder, output = together
     run_command(draft_command(teacher, corpus, tmp_path / "run", MORE))
     # A sum of two gradients has one order only, so the bits are equal.
     assert same_weights(folder / "run", tmp_path / "run")
     states = [load_checkpoint(each / "run" / "checkpoint.pt") for each in (folder, tmp_path)]
-    compared = [[(h["loss"], h["same"], h["norm"], h["valid"]) for h in state["history"]] for state in states]
+    compared = [
+        [(h["loss"], h["same"], h["norm"], h["valid"]) for h in state["history"]]
+        for state in states
+    ]
     assert compared[0] == compared[1]
     assert len(compared[0]) == 2
     assert compared[0][0][2] > 0
-    assert output.count("finished: ") == output.count("step 6 ") == output.count("reading sources") == 1
+    assert (
+        output.count("finished: ")
+        == output.count("step 6 ")
+        == output.count("reading sources")
+        == 1
+    )
 
 
 def test_passes_of_a_step_are_shared_evenly(start: Start) -> None:
     assert [list(ProcessGroup(rank, 2).own_passes(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
-    message = r"batch: expected a multiple of micro times the processes, 128 × 3 tokens, found 256; change --batch or"
+    message = (
+        r"batch: expected a multiple of micro times the processes, 128 × 3 tokens, found 256; "
+        r"change --batch or"
+    )
     with pytest.raises(OptionError, match=message):
         start("lm", processes=ProcessGroup(0, 3))
 
@@ -111,9 +127,22 @@ def test_a_single_process_is_not_distributed() -> None:
 
 
 @pytest.mark.slow
-def test_all_processes_end_when_torchrun_is_killed(corpus: Path, teacher: Teacher, tmp_path: Path) -> None:
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pronk"]
-    command = draft_command(teacher, corpus, tmp_path / "run", "--steps 100000 --evaluate-every 10 --num-tokens 0")
+def test_all_processes_end_when_torchrun_is_killed(
+    corpus: Path, teacher: Teacher, tmp_path: Path
+) -> None:
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "pronk",
+    ]
+    command = draft_command(
+        teacher, corpus, tmp_path / "run", "--steps 100000 --evaluate-every 10 --num-tokens 0"
+    )
     with started([*start, "train", *command], "^step ") as (launcher, mark):
         assert len(processes(mark)) >= 3
         launcher.kill()

@@ -25,9 +25,13 @@ def test_loss_is_the_divergence_from_the_target(start: Start, teacher: Teacher) 
         hard = -q.gather(1, targets.reshape(-1, 1)).mean()
     passed = objective.backward(inputs, targets, 1.0)
     assert passed.loss == pytest.approx(float(soft), rel=0.02)
-    assert passed.same == pytest.approx([float((p.argmax(-1) == q.argmax(-1)).double().mean())], abs=0.05)
+    assert passed.same == pytest.approx(
+        [float((p.argmax(-1) == q.argmax(-1)).double().mean())], abs=0.05
+    )
     objective.options = replace(objective.options, hard=0.25)
-    assert objective.backward(inputs, targets, 1.0).loss == pytest.approx(float(0.75 * soft + 0.25 * hard), rel=0.02)
+    assert objective.backward(inputs, targets, 1.0).loss == pytest.approx(
+        float(0.75 * soft + 0.25 * hard), rel=0.02
+    )
 
 
 def test_share_of_the_own_text(start: Start) -> None:
@@ -37,7 +41,9 @@ def test_share_of_the_own_text(start: Start) -> None:
 
 def test_other_options_and_another_target_are_named(start: Start, teacher: Teacher) -> None:
     folder = train(start("draft_model"), stop_at=1).folder
-    with pytest.raises(OptionError, match=r"expected lr = 0\.01 as before, found 0\.5, and hard = 0\.0 as before"):
+    with pytest.raises(
+        OptionError, match=r"expected lr = 0\.01 as before, found 0\.5, and hard = 0\.0 as before"
+    ):
         start("draft_model", rate=0.5, hard=0.5)
     start("draft_model", num_tokens=2, minutes=3.0)  # these may change
     other = copy(teacher)
@@ -50,8 +56,12 @@ def test_other_options_and_another_target_are_named(start: Start, teacher: Teach
 def test_too_little_own_text_is_named(draft_data: Path, teacher: Teacher, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.bin").symlink_to(draft_data / "train.bin")
-    (tmp_path / "data" / "on-policy.bin").write_bytes((draft_data / "on-policy.bin").read_bytes()[:80])
-    with pytest.raises(OptionError, match="expected at least 65 tokens for sequences of 64, found 39; give more"):
+    (tmp_path / "data" / "on-policy.bin").write_bytes(
+        (draft_data / "on-policy.bin").read_bytes()[:80]
+    )
+    with pytest.raises(
+        OptionError, match="expected at least 65 tokens for sequences of 64, found 39; give more"
+    ):
         DraftStudent(tmp_path, TINY_DRAFT, teacher)
 
 
@@ -59,7 +69,9 @@ def test_too_little_own_text_is_named(draft_data: Path, teacher: Teacher, tmp_pa
 def test_engine_measures_the_current_weights(start: Start) -> None:
     trainer = train(start("draft_model", num_tokens=2))
     figures = [h["valid"] for h in trainer.history if h["valid"]]
-    assert all({"greedy alpha", "greedy S", "T=0.8 alpha", "T=0.8 S"} <= set(each) for each in figures)
+    assert all(
+        {"greedy alpha", "greedy S", "T=0.8 alpha", "T=0.8 S"} <= set(each) for each in figures
+    )
     assert 0 < figures[-1]["greedy alpha"] <= 1
     assert 1 < figures[-1]["greedy S"] <= 3
     assert trainer.objective.evaluate(32) == figures[-1]

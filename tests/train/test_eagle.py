@@ -1,4 +1,6 @@
-"""Training of EAGLE-3 heads: the module against the formulas, the data, runs of a second, and bad input."""
+"""Training of EAGLE-3 heads: the module against the formulas, the data, runs of a second, and bad
+input.
+"""
 
 import itertools
 import shutil
@@ -65,7 +67,9 @@ def answers(teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("answers") / "little.answers"
 
     def ask(number: int) -> list[str]:
-        return [f"What does the {('cat', 'dog', 'bird', 'tree')[number % 4]} see?", "And then?"][: 1 + number % 2]
+        return [f"What does the {('cat', 'dog', 'bird', 'tree')[number % 4]} see?", "And then?"][
+            : 1 + number % 2
+        ]
 
     header = answers_header(teacher.llm, [], 20, 3)
     write_answers(teacher.llm, ask, header, path, tokens=2500, batch=16, progress=lambda _: None)
@@ -74,17 +78,22 @@ def answers(teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def begin(teacher: Teacher, answers: Path, tmp_path: Path) -> Callable[..., Trainer[EagleTraining]]:
-    """Return a function that begins or resumes a run, given its folder's name and changed options."""
+    """Return a function that begins or resumes a run, given its folder's name and changed
+    options.
+    """
 
     def begun(name: str = "run", **changes: Any) -> Trainer[EagleTraining]:
-        folder, options = tmp_path / name, replace(OPTIONS, **changes)
+        folder = tmp_path / name
+        options = replace(OPTIONS, **changes)
         steps_of(folder, [answers], 1, options.batch, options.length, 0)
         return Trainer(EagleTraining(folder, options, teacher))
 
     return begun
 
 
-def train(trainer: Trainer[EagleTraining], stop: Callable[[], bool] = lambda: False) -> Trainer[EagleTraining]:
+def train(
+    trainer: Trainer[EagleTraining], stop: Callable[[], bool] = lambda: False
+) -> Trainer[EagleTraining]:
     trainer.train(lambda _: None, lambda _: None, stop)
     return trainer
 
@@ -101,26 +110,40 @@ def train(trainer: Trainer[EagleTraining], stop: Callable[[], bool] = lambda: Fa
     ids=str,
 )
 def test_the_module_equals_the_formulas_in_every_step(form: Form) -> None:
-    """Row ``i`` of step ``s`` is the head after ``i + 2`` tokens of the text and ``s`` draft tokens."""
-    target, head = tiny_module(windows=WINDOWS), random_head(form)
+    """Row ``i`` of step ``s`` is the head after ``i + 2`` tokens of the text and ``s`` draft
+    tokens.
+    """
+    target = tiny_module(windows=WINDOWS)
+    head = random_head(form)
     config = replace(
         target.config, family="llama", num_layers=1, intermediate_size=48, num_heads=form.heads,
         num_kv_heads=form.kv_heads, head_dim=form.head_dim, norm_eps=form.eps, windows=(None,),
         rope=replace(target.config.rope, dim=form.head_dim, theta=form.theta),
     )  # fmt: skip
-    flags = {name: getattr(form, name) for name in ("fc_norm", "norm_before_residual", "norm_output")}
+    flags = {
+        name: getattr(form, name) for name in ("fc_norm", "norm_before_residual", "norm_output")
+    }
     eagle = EagleConfig(form.kind, config, form.draft, HIDDEN, form.sources, **flags)
-    ids = torch.from_numpy(np.flatnonzero(head.tensors["t2d"])) if "t2d" in head.tensors else torch.arange(VOCAB)
+    ids = (
+        torch.from_numpy(np.flatnonzero(head.tensors["t2d"]))
+        if "t2d" in head.tensors
+        else torch.arange(VOCAB)
+    )
     module = EagleModule(eagle, len(form.sources), ids)
     module.initialize(target, torch.Generator())
-    module.load_state_dict(module.state_dict() | {name: torch.from_numpy(each) for name, each in head.tensors.items()})
+    module.load_state_dict(
+        module.state_dict() | {name: torch.from_numpy(each) for name, each in head.tensors.items()}
+    )
     texts = [[(7 * i * i + 3 * i + n) % VOCAB for i in range(9 + 3 * n)] for n in range(2)]
     active = [torch.tensor([2, 4, 5]), torch.tensor([0, 3, 6])]
     attend = ChainAttention([len(text) - 2 for text in texts], active)
-    hidden, starts = [], [0, len(texts[0]) - 2]
+    hidden = []
+    starts = [0, len(texts[0]) - 2]
     for text in texts:
         features = compute_features(target, torch.tensor([text]), torch.float32, form.sources)
-        hidden.append(torch.cat([features.hidden[layer] for layer in form.sources], dim=-1)[: len(text) - 2])
+        hidden.append(
+            torch.cat([features.hidden[layer] for layer in form.sources], dim=-1)[: len(text) - 2]
+        )
     rows = torch.cat([rows + start for rows, start in zip(active, starts, strict=True)])
     positions = torch.cat([torch.arange(len(text) - 2) for text in texts])
     reference = Reference(head, tiny_models.tiny_module(windows=WINDOWS))
@@ -129,15 +152,21 @@ def test_the_module_equals_the_formulas_in_every_step(form: Form) -> None:
         lm_head = target.head if module.lm_head is None else module.lm_head
         for step in range(3):
             tokens = torch.tensor(
-                [token for text in texts for token in text[1 + step : len(text) - 1 + step]] + [0] * 9
+                [token for text in texts for token in text[1 + step : len(text) - 1 + step]]
+                + [0] * 9
             )
             shifted = [text[1 + step :] + [0] * 9 for text in texts]
             tokens = torch.tensor(
-                [each[i] for each, text in zip(shifted, texts, strict=True) for i in range(len(text) - 2)]
+                [
+                    each[i]
+                    for each, text in zip(shifted, texts, strict=True)
+                    for i in range(len(text) - 2)
+                ]
             )
             place = positions + step
             if step:
-                tokens, place = tokens[rows], place[rows]
+                tokens = tokens[rows]
+                place = place[rows]
             out = module(target.embedding[tokens], feature, place, attend, None if step else rows)
             normed, feature = module.read_out(out)
             logits = lm_head(normed).numpy()
@@ -145,17 +174,25 @@ def test_the_module_equals_the_formulas_in_every_step(form: Form) -> None:
             for text, each in zip(texts, active, strict=True):
                 for i in each.tolist():
                     wanted = reference.logits(text[: i + 2], text[i + 2 : i + 2 + step])
-                    np.testing.assert_allclose(logits[number], wanted[ids.numpy()], rtol=1e-4, atol=1e-4)
+                    np.testing.assert_allclose(
+                        logits[number], wanted[ids.numpy()], rtol=1e-4, atol=1e-4
+                    )
                     number += 1
 
 
 def test_chain_attention_equals_a_slow_loop() -> None:
     """A row sees the rows of step 0 up to its own, and its own later steps."""
     generator = torch.Generator().manual_seed(0)
-    lengths, active = [5, 3], [torch.tensor([1, 4]), torch.tensor([0, 1, 2])]
-    attend, heads, kv_heads, size = ChainAttention(lengths, active), 4, 2, 8
-    rows, count = sum(lengths), sum(map(len, active))
-    keys, values = list[torch.Tensor](), list[torch.Tensor]()
+    lengths = [5, 3]
+    active = [torch.tensor([1, 4]), torch.tensor([0, 1, 2])]
+    attend = ChainAttention(lengths, active)
+    heads = 4
+    kv_heads = 2
+    size = 8
+    rows = sum(lengths)
+    count = sum(map(len, active))
+    keys = list[torch.Tensor]()
+    values = list[torch.Tensor]()
     for step in range(4):
         amount = count if step else rows
         keys.append(torch.randn(amount, kv_heads, size, generator=generator))
@@ -169,16 +206,23 @@ def test_chain_attention_equals_a_slow_loop() -> None:
                 seen = [(keys[0][start + j], values[0][start + j]) for j in range(i + 1)]
                 seen += [(keys[s][number], values[s][number]) for s in range(1, step + 1)]
                 for head in range(heads):
-                    scores = torch.stack([q[number, head] @ k[head // 2] for k, _ in seen]) / size**0.5
-                    wanted = (scores.softmax(0)[:, None] * torch.stack([v[head // 2] for _, v in seen])).sum(0)
+                    scores = (
+                        torch.stack([q[number, head] @ k[head // 2] for k, _ in seen]) / size**0.5
+                    )
+                    wanted = (
+                        scores.softmax(0)[:, None] * torch.stack([v[head // 2] for _, v in seen])
+                    ).sum(0)
                     torch.testing.assert_close(out[number, head * size : (head + 1) * size], wanted)
                 number += 1
 
 
 @pytest.mark.parametrize("chunk", [512, 5])
-def test_states_of_the_engine_are_those_of_the_module(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_the_engine_are_those_of_the_module(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pronk.train.teacher._CHUNK", chunk)
-    engine, module = make_engine(tiny_decoder(windows=WINDOWS)), tiny_module(windows=WINDOWS)
+    engine = make_engine(tiny_decoder(windows=WINDOWS))
+    module = tiny_module(windows=WINDOWS)
     free = engine.cache.allocator.num_free
     ids = [(5 * i * i + i) % VOCAB for i in range(17)]
     states = target_states(engine.target, ids, (1, 3, 4), 6)
@@ -191,7 +235,9 @@ def test_states_of_the_engine_are_those_of_the_module(chunk: int, monkeypatch: p
     source = StateSource(engine.target, (1, 3), module.norm, "abc", None)(ids, 6)
     wanted = torch.cat([features.hidden[layer] for layer in (1, 3)], dim=-1)
     torch.testing.assert_close(source.hidden.float(), wanted, rtol=1e-2, atol=1e-3)
-    torch.testing.assert_close(source.last.float(), module.norm(features.last)[6:], rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(
+        source.last.float(), module.norm(features.last)[6:], rtol=2e-3, atol=2e-3
+    )
 
 
 def test_weights_of_positions() -> None:
@@ -201,12 +247,19 @@ def test_weights_of_positions() -> None:
     logs = torch.tensor(accepted).log().requires_grad_()
     logs.cumsum(0).exp().sum().backward()  # type: ignore[no-untyped-call]
     assert logs.grad is not None
-    reached = [1.0, 0.9, 0.9 * 0.4]  # acceptance of the positions before, which is known of each row
-    found = [weight * before for weight, before in zip(position_weights("dpace", 0.8, accepted), reached, strict=True)]
+    # acceptance of the positions before, which is known of each row
+    reached = [1.0, 0.9, 0.9 * 0.4]
+    found = [
+        weight * before
+        for weight, before in zip(position_weights("dpace", 0.8, accepted), reached, strict=True)
+    ]
     assert found == pytest.approx(logs.grad.tolist())
 
 
-DIALOGUES = [Dialogue(n, 0.7 * (n % 2), list(range(10 * n, 10 * n + 5 + n % 7)), [(3, 5 + n % 7)]) for n in range(120)]
+DIALOGUES = [
+    Dialogue(n, 0.7 * (n % 2), list(range(10 * n, 10 * n + 5 + n % 7)), [(3, 5 + n % 7)])
+    for n in range(120)
+]
 
 
 def test_an_epoch_has_every_dialogue_once() -> None:
@@ -242,13 +295,17 @@ def test_held_out_dialogues_are_of_both_kinds() -> None:
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
-    ids, covered = draft_vocabulary([Dialogue(0, 0.0, [9, 9, 9, 5, 5, 7, 2, 5, 7, 1], [(3, 10)])], 3, 12)
+    ids, covered = draft_vocabulary(
+        [Dialogue(0, 0.0, [9, 9, 9, 5, 5, 7, 2, 5, 7, 1], [(3, 10)])], 3, 12
+    )
     assert ids.tolist() == [1, 5, 7]  # 5 three times, 7 twice; 1 is before 2
     assert covered == pytest.approx(6 / 7)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_a_little_training_lowers_the_loss(kind: str, begin: Callable[..., Trainer[EagleTraining]]) -> None:
+def test_a_little_training_lowers_the_loss(
+    kind: str, begin: Callable[..., Trainer[EagleTraining]]
+) -> None:
     """After it, the engine accepts what the head drafts."""
     trainer = begin(steps=40, num_tokens=3, evaluate_every=40, kind=kind)
     head = trainer.objective
@@ -279,13 +336,16 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     assert part.step == 3
     resumed = train(begin("part", weighting=weighting, steps=6))
     assert resumed.step == 6
-    mine, theirs = whole.objective.module.state_dict(), resumed.objective.module.state_dict()
+    mine = whole.objective.module.state_dict()
+    theirs = resumed.objective.module.state_dict()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert (mine["acceptance"] == 0.5).all().item() == (weighting == "decay")
 
 
 def test_weightings_differ(begin: Callable[..., Trainer[EagleTraining]]) -> None:
-    one, other = (train(begin(name, weighting=name, steps=2)).objective.module for name in ("decay", "dpace"))
+    one, other = (
+        train(begin(name, weighting=name, steps=2)).objective.module for name in ("decay", "dpace")
+    )
     assert not torch.equal(one.fc.weight, other.fc.weight)
 
 
@@ -298,16 +358,20 @@ def test_only_rows_of_answers_are_trained(begin: Callable[..., Trainer[EagleTrai
     answered = sum(int((kinds[2:] >= Mark.GREEDY).sum()) for _, kinds in texts)
     assert len(batch.active) == answered
     for step in head._steps(batch):
-        places = batch.tokens[batch.active[step.selected]] + 1 + step.number  # of the drafted tokens
+        # of the drafted tokens
+        places = batch.tokens[batch.active[step.selected]] + 1 + step.number
         flat = torch.cat([kinds for _, kinds in texts])
         assert (flat[places] >= Mark.GREEDY).all()
         assert (flat[places - step.number] >= Mark.GREEDY).all()
         assert len(step.selected) > 0
 
 
-def test_the_command_trains_exports_and_goes_on(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
+def test_the_command_trains_exports_and_goes_on(
+    teacher: Teacher, answers: Path, tmp_path: Path
+) -> None:
     command = (
-        f"eagle3 --model {teacher.folder} --data {answers} --out {tmp_path / 'run'} --batch 256 --micro 64 --length 64 "
+        f"eagle3 --model {teacher.folder} --data {answers} --out {tmp_path / 'run'} --batch 256 "
+        "--micro 64 --length 64 "
         "--depth 2 --draft-vocab 150 --mlp 24 --layers 1,2 --threads 1 --num-tokens 2 --warmup 2"
     )
     output = run_command(f"{command} --epochs 0.5")
@@ -319,14 +383,17 @@ def test_the_command_trains_exports_and_goes_on(teacher: Teacher, answers: Path,
     assert "--data little.answers" in card
     assert str(tmp_path) not in card
     params = SamplingParams(max_tokens=40)
-    completion = teacher.llm.generate("The cat", params, drafter=f"eagle3(model={str(tmp_path / 'run' / 'export')!r})")
+    completion = teacher.llm.generate(
+        "The cat", params, drafter=f"eagle3(model={str(tmp_path / 'run' / 'export')!r})"
+    )
     assert completion.token_ids == teacher.llm.generate("The cat", params).token_ids
     assert "steps" in refusal(f"{command} --epochs 1")
 
 
 def test_the_command_trains_mtp_heads(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
     command = (
-        f"eagle3 --kind mtp --model {teacher.folder} --data {answers} --out {tmp_path / 'run'} --batch 64 --micro 64 "
+        f"eagle3 --kind mtp --model {teacher.folder} --data {answers} --out {tmp_path / 'run'} "
+        "--batch 64 --micro 64 "
         "--length 64 --depth 2 --draft-vocab 150 --threads 1 --num-tokens 2 --warmup 2 --epochs 0.5"
     )
     output = run_command(command)
@@ -336,14 +403,18 @@ def test_the_command_trains_mtp_heads(teacher: Teacher, answers: Path, tmp_path:
     assert "An MTP head for" in card
     assert "proposes all tokens; its loss compared 150 tokens" in card
     params = SamplingParams(max_tokens=40)
-    completion = teacher.llm.generate("The cat", params, drafter=f"mtp(model={str(tmp_path / 'run' / 'export')!r})")
+    completion = teacher.llm.generate(
+        "The cat", params, drafter=f"mtp(model={str(tmp_path / 'run' / 'export')!r})"
+    )
     assert completion.token_ids == teacher.llm.generate("The cat", params).token_ids
     assert completion.stats.accepted
     message = refusal(f"{command} --layers 1,2")
     assert message == "layers: expected none for mtp, found '1,2'; leave it out"
 
 
-def test_a_file_of_another_model_is_refused(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
+def test_a_file_of_another_model_is_refused(
+    teacher: Teacher, answers: Path, tmp_path: Path
+) -> None:
     header, dialogues = read_answers(answers)
     other = tmp_path / "other.answers"
     AnswersWriter(other, replace(header, weights="0" * 16)).append(dialogues)
@@ -354,15 +425,24 @@ def test_a_file_of_another_model_is_refused(teacher: Teacher, answers: Path, tmp
     message = refusal(f"{command} --data {answers} --out {tmp_path / 'two'} --layers 1,9")
     assert message == "layers: expected numbers from 1 to 2 with commas, as in 2,2; found '1,9'"
     shutil.copy(Path(__file__), tmp_path / "text")
-    assert "expected a file of answers" in refusal(f"{command} --data {tmp_path / 'text'} --out {tmp_path / 'three'}")
+    assert "expected a file of answers" in refusal(
+        f"{command} --data {tmp_path / 'text'} --out {tmp_path / 'three'}"
+    )
     AnswersWriter(tmp_path / "empty", header)
     message = refusal(f"{command} --data {tmp_path / 'empty'} --out {tmp_path / 'four'}")
-    assert message == "data: expected dialogues with answers, found none; write more with pronk train texts"
+    assert (
+        message
+        == "data: expected dialogues with answers, found none; write more with pronk train texts"
+    )
 
 
 def test_a_target_of_another_kind_is_refused() -> None:
-    gpt2 = replace(tiny_module(windows=WINDOWS).config, norm="layer", gated=False, activation="gelu", rope=None)
-    with pytest.raises(OptionError, match="expected a target of a Llama's kind, with RMSNorm and SwiGLU"):
+    gpt2 = replace(
+        tiny_module(windows=WINDOWS).config, norm="layer", gated=False, activation="gelu", rope=None
+    )
+    with pytest.raises(
+        OptionError, match="expected a target of a Llama's kind, with RMSNorm and SwiGLU"
+    ):
         head_config(gpt2, OPTIONS, None, None)
 
 
@@ -370,7 +450,10 @@ def test_a_target_of_another_kind_is_refused() -> None:
 def test_a_head_has_a_rope_that_its_file_can_describe(kind: str) -> None:
     target = tiny_module(windows=WINDOWS).config
     assert target.rope is not None
-    scaled = replace(target, rope=replace(target.rope, kind=kind, theta=5e5, factor=1.0 if kind == "default" else 4.0))
+    scaled = replace(
+        target,
+        rope=replace(target.rope, kind=kind, theta=5e5, factor=1.0 if kind == "default" else 4.0),
+    )
     config = head_config(scaled, OPTIONS, "tiny", None)
     document = config.document(3)
     assert document["transformer_layer_config"]["rope_theta"] == 5e5
@@ -386,18 +469,28 @@ def test_the_copy_of_the_answers_stays(answers: Path, tmp_path: Path) -> None:
     assert read_answers(tmp_path / ANSWERS) == read_answers(answers)
 
 
-def test_a_gguf_file_is_trained_on_as_it_is(teacher: Teacher, answers: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_is_trained_on_as_it_is(
+    teacher: Teacher, answers: Path, corpus: Path, tmp_path: Path
+) -> None:
     """Heads and adapters of a quantized file draft for it; the text is the file's own."""
     path = convert(teacher.folder, tmp_path / "a.gguf", {"": "Q8_0", "ffn_down": "F16"})
     header, dialogues = read_answers(answers)
-    AnswersWriter(tmp_path / "own", replace(header, weights=Fingerprint.of(path).weights)).append(dialogues)
-    common = f"--threads 1 --num-tokens 2 --batch 256 --micro 64 --length 64 --out {tmp_path / 'run'}"
-    run_command(f"eagle3 --model {path} --data {tmp_path / 'own'} --draft-vocab 150 --epochs 0.3 {common}1")
+    AnswersWriter(tmp_path / "own", replace(header, weights=Fingerprint.of(path).weights)).append(
+        dialogues
+    )
+    common = (
+        f"--threads 1 --num-tokens 2 --batch 256 --micro 64 --length 64 --out {tmp_path / 'run'}"
+    )
     run_command(
-        f"kangaroo --target {path} --source {corpus / 'stories.jsonl'}=1 --exit-layer 1 --on-policy 400 --steps 8 "
+        f"eagle3 --model {path} --data {tmp_path / 'own'} --draft-vocab 150 --epochs 0.3 {common}1"
+    )
+    run_command(
+        f"kangaroo --target {path} --source {corpus / 'stories.jsonl'}=1 --exit-layer 1 "
+        "--on-policy 400 --steps 8 "
         f"--final-length 64 {common}2"
     )
-    llm, params = LLM(path, threads=1, drafter="autoregressive", budget="all"), SamplingParams(max_tokens=24)
+    llm = LLM(path, threads=1, drafter="autoregressive", budget="all")
+    params = SamplingParams(max_tokens=24)
     plain = llm.generate("The cat sees", params)
     for number, kind in ((1, "eagle3"), (2, "kangaroo")):
         spec = f"{kind}(model={str(tmp_path / f'run{number}' / 'export')!r})"
@@ -406,11 +499,15 @@ def test_a_gguf_file_is_trained_on_as_it_is(teacher: Teacher, answers: Path, cor
         assert drafted.stats.steps[1].drafted > 0
 
 
-def test_ctrl_c_keeps_what_is_trained(teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_trained(
+    teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path
+) -> None:
     steps_of(tmp_path, [answers], 1, OPTIONS.batch, OPTIONS.length, 0)
     interrupting = InterruptingConsole(quiet, "step 4 ")
     assert not train_head(
-        Run(tmp_path, "little", "pronk train eagle3", interrupting, Clock(OPTIONS.minutes)), OPTIONS, teacher
+        Run(tmp_path, "little", "pronk train eagle3", interrupting, Clock(OPTIONS.minutes)),
+        OPTIONS,
+        teacher,
     )
     assert shown(quiet).splitlines()[-2:] == [
         f"{tmp_path / 'latest'} has what is trained so far",
@@ -419,9 +516,15 @@ def test_ctrl_c_keeps_what_is_trained(teacher: Teacher, answers: Path, quiet: Co
     assert "Not measured" in (tmp_path / "latest" / "README.md").read_text(encoding="utf-8")
     assert not (tmp_path / "export").exists()
     params = SamplingParams(max_tokens=24)
-    drafted = teacher.llm.generate("The cat", params, drafter=f"eagle3(model={str(tmp_path / 'latest')!r})")
+    drafted = teacher.llm.generate(
+        "The cat", params, drafter=f"eagle3(model={str(tmp_path / 'latest')!r})"
+    )
     assert drafted.token_ids == teacher.llm.generate("The cat", params).token_ids
-    assert train_head(Run(tmp_path, "little", "pronk train eagle3", quiet, Clock(OPTIONS.minutes)), OPTIONS, teacher)
+    assert train_head(
+        Run(tmp_path, "little", "pronk train eagle3", quiet, Clock(OPTIONS.minutes)),
+        OPTIONS,
+        teacher,
+    )
     assert "saved at step 4" in shown(quiet)
     assert "plan: 12 steps" in shown(quiet)
     assert (tmp_path / "export" / "model.safetensors").exists()
@@ -435,7 +538,11 @@ def test_minutes_end_the_run(
     monkeypatch.setattr(time, "monotonic", lambda: float(next(looks)))
     options = replace(OPTIONS, steps=100_000, minutes=1.0, evaluate_every=100_000)
     steps_of(tmp_path, [answers], 1, options.batch, options.length, 0)
-    assert train_head(Run(tmp_path, "little", "pronk train eagle3", quiet, Clock(options.minutes)), options, teacher)
+    assert train_head(
+        Run(tmp_path, "little", "pronk train eagle3", quiet, Clock(options.minutes)),
+        options,
+        teacher,
+    )
     step = load_checkpoint(tmp_path / "checkpoint.pt")["step"]
     assert 10 < step < 60
     assert shown(quiet).startswith("minutes left of 1: 0.9 for training, 0.1 for evaluating\n")
@@ -445,14 +552,19 @@ def test_minutes_end_the_run(
 def test_kept_states_replace_the_target(
     begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second run does not call the target, and has the same weights; a damaged file is computed again."""
+    """The second run does not call the target, and has the same weights; a damaged file is computed
+    again.
+    """
     kept = tmp_path / "kept"
-    plain, first = train(begin("plain", steps=2)), train(begin("first", steps=2, states=kept))
+    plain = train(begin("plain", steps=2))
+    first = train(begin("first", steps=2, states=kept))
     files = sorted(kept.rglob("*.safetensors"))
     assert files
     files[0].write_bytes(files[0].read_bytes()[:-40])
     calls: list[int] = []
-    monkeypatch.setattr("pronk.train.teacher.target_states", lambda *given: calls.append(1) or target_states(*given))
+    monkeypatch.setattr(
+        "pronk.train.teacher.target_states", lambda *given: calls.append(1) or target_states(*given)
+    )
     second = train(begin("second", steps=2, states=kept))
     assert len(calls) == 1
     weights = [run.objective.module.state_dict() for run in (plain, first, second)]
@@ -467,5 +579,8 @@ def test_states_that_do_not_fit_on_the_disk_are_refused(
 ) -> None:
     head = begin(states=tmp_path / "kept").objective
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
-    with pytest.raises(OptionError, match=r"^states: expected 2\.\d+ GB free in .*kept, found 0 bytes; give another"):
+    with pytest.raises(
+        OptionError,
+        match=r"^states: expected 2\.\d+ GB free in .*kept, found 0 bytes; give another",
+    ):
         head.states.check_space(10**7)

@@ -10,7 +10,8 @@ TALK = "User: What does it see?\n\nAssistant: The cat."
 
 
 def test_target_sees_text_as_its_own_run_wrote_it(prepared: Path, teacher: Teacher) -> None:
-    own, target = Encoder.of_run(load_tokenizer(prepared)), teacher.encoder
+    own = Encoder.of_run(load_tokenizer(prepared))
+    target = teacher.encoder
     texts = ["def f(x):\n    return x", TALK, "a <|endoftext|> b <|user|>"]
     assert list(target.encode(texts)) == list(own.encode(texts))
     assert (target.end_id, target.vocab_size) == (own.end_id, own.vocab_size)

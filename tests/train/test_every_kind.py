@@ -34,12 +34,19 @@ def export(trainer: Trainer[Any]) -> Path:
     """Train to the end as ``pronk train`` does, without cards; return the exported folder."""
     folder = trainer.folder / "export"
     facts = {"length": 32, "command": ""}
-    trainer.train(lambda _: None, lambda news: trainer.objective.export(folder, "", facts | {"figures": news.valid}))
+    trainer.train(
+        lambda _: None,
+        lambda news: trainer.objective.export(folder, "", facts | {"figures": news.valid}),
+    )
     return folder
 
 
 RESUMED = [
-    *(("lm", stop_at, {"optimizer": optimizer}) for stop_at in (4, 10) for optimizer in ("muon", "adamw")),
+    *(
+        ("lm", stop_at, {"optimizer": optimizer})
+        for stop_at in (4, 10)
+        for optimizer in ("muon", "adamw")
+    ),
     *(("draft_model", stop_at, {}) for stop_at in (4, 10)),  # in the short part, in the long part
     *((kind, 5, {}) for kind in ("glide", "vanilla", "kangaroo", "medusa")),
     ("multi_token", 5, {"shape": HeadsShape(2, 2, 24, order="causal")}),
@@ -65,9 +72,13 @@ def test_resumed_run_is_the_uninterrupted_run(
         assert all(one[name] == other[name] for name in ("step", "loss", "norm", "same", "valid"))
     for name, weight in whole.objective.module.state_dict().items():
         assert torch.equal(weight, second.objective.module.state_dict()[name])
-    assert kind != "future" or {"stories", "stories 2", "stories 3"} <= set(whole.history[-1]["valid"])
+    assert kind != "future" or {"stories", "stories 2", "stories 3"} <= set(
+        whole.history[-1]["valid"]
+    )
     assert not any(parameter.requires_grad for parameter in teacher.decoder.parameters())
-    assert all(torch.equal(weight, before[name]) for name, weight in teacher.decoder.state_dict().items())
+    assert all(
+        torch.equal(weight, before[name]) for name, weight in teacher.decoder.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,29 +89,44 @@ def test_resumed_run_is_the_uninterrupted_run(
         ("vanilla", 0.9, {}),
         ("kangaroo", 0.8, {"steps": 40}),
         *(
-            pytest.param("kangaroo", 0.8, {"steps": 40, "shape": KangarooShape(1, each, 4, 48)}, marks=pytest.mark.slow)
+            pytest.param(
+                "kangaroo",
+                0.8,
+                {"steps": 40, "shape": KangarooShape(1, each, 4, 48)},
+                marks=pytest.mark.slow,
+            )
             for each in ADAPTERS[1:]
         ),
         ("multi_token", 1.0, {"steps": 40, "rate": 0.05}),
     ],
     ids=str,
 )
-def test_drafter_comes_closer_to_its_target(kind: str, left: float, changes: dict[str, Any], start: Start) -> None:
-    """At most the share ``left`` of the divergence remains on each text; ``test_medusa.py`` has its heads."""
+def test_drafter_comes_closer_to_its_target(
+    kind: str, left: float, changes: dict[str, Any], start: Start
+) -> None:
+    """At most the share ``left`` of the divergence remains on each text; ``test_medusa.py`` has its
+    heads.
+    """
     trainer = start(kind, **changes)
     before = trainer.objective.evaluate(32)
     after = train(trainer).history[-1]["valid"]
     assert {name.split()[0] for name in after} == {"stories", "code", "extra", "on-policy"}
     for name in after:
         if name.startswith(("on-policy", "stories")) or kind not in ("glide", "vanilla"):
-            assert after[name] < left * before[name] if " KL" in name else after[name] > before[name], name
+            assert (
+                after[name] < left * before[name] if " KL" in name else after[name] > before[name]
+            ), name
 
 
 @pytest.mark.parametrize("kind", STUDENTS)
-def test_exported_drafter_serves_as_it_was_reported(kind: str, start: Start, teacher: Teacher) -> None:
+def test_exported_drafter_serves_as_it_was_reported(
+    kind: str, start: Start, teacher: Teacher
+) -> None:
     trainer = start(kind, steps=30, evaluate_every=30, rate=0.02, num_tokens=2)
     folder = export(trainer)
-    facts = json.loads((folder / ("draft.json" if kind == "draft_model" else "drafter.json")).read_text())
+    facts = json.loads(
+        (folder / ("draft.json" if kind == "draft_model" else "drafter.json")).read_text()
+    )
     reported = facts["figures"]
     assert kind == "draft_model" or facts["target"]["weights"] == teacher.fingerprint.weights
     assert facts.get("kind", kind) == kind
@@ -121,7 +147,9 @@ def test_heads_of_a_language_model_serve_as_they_were_reported(start: Start) -> 
     reported = json.loads((folder / "heads" / "drafter.json").read_text())["figures"]
     llm = LLM(folder, budget="all", max_batch=2)
     config = llm.config
-    prompts = beginnings(trainer.folder / "data", config.vocab_size, config.eos_ids[0], config.context)
+    prompts = beginnings(
+        trainer.folder / "data", config.vocab_size, config.eos_ids[0], config.context
+    )
     assert all(8 <= len(prompt) <= 32 for prompt in prompts)
     assert len(prompts) > 8
     served = measure(llm, "multi_token", prompts, SERVED)
@@ -133,7 +161,8 @@ def test_heads_of_a_language_model_serve_as_they_were_reported(start: Start) -> 
 
 def test_prompts_are_beginnings_of_held_out_documents(start: Start) -> None:
     trainer = start("future")
-    end, data = trainer.objective.config.eos_ids[0], trainer.folder / "data"
+    end = trainer.objective.config.eos_ids[0]
+    data = trainer.folder / "data"
     found = beginnings(data, 320, end, 40)
     texts: list[list[int]] = []
     for file in data.glob("valid-*.bin"):
@@ -163,7 +192,10 @@ def test_other_options_and_another_kind_are_named_before_the_text_is(
     after = "; use another --out folder for a new run"
     assert attempt("glide", share=0.25) == f"{before}share = 0.5 as before, found 0.25{after}"
     found = attempt("glide", rate=0.5, batch=128)
-    assert found == f"{before}batch = 256 as before, found 128, and lr = 0.01 as before, found 0.5{after}"
+    assert (
+        found
+        == f"{before}batch = 256 as before, found 128, and lr = 0.01 as before, found 0.5{after}"
+    )
     assert attempt("medusa") == f"{before}a run of kind glide as before, found medusa{after}"
     checkpoint = tmp_path / "run" / "checkpoint.pt"
     state = torch.load(checkpoint, weights_only=True)

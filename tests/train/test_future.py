@@ -55,12 +55,19 @@ def disturb(model: FutureModel) -> None:
 
 def naive_hidden(model: FutureModel, inputs: Tensor) -> list[Tensor]:
     """Return the input of each unembedding as in the paper, the model's own head first."""
-    decoder, heads, (batch, length) = model.decoder, model.heads, inputs.shape
-    rope, attend = dense_rope(decoder, batch, length, torch.float32, inputs.device), DenseAttention(batch, length)
+    decoder = model.decoder
+    heads = model.heads
+    (batch, length) = inputs.shape
+    rope = dense_rope(decoder, batch, length, torch.float32, inputs.device)
+    attend = DenseAttention(batch, length)
     outputs = [output for _, output in dense_states(decoder, inputs, torch.float32)]
     if heads.shape.order == "anticausal":  # the two heads are the last layers but one and but two
         return [decoder.norm(outputs[-1]), heads.norms[0](outputs[-2]), heads.norms[1](outputs[-3])]
-    z = outputs[-2] if (heads.shape.kind, heads.shape.order) == ("transformer", "parallel") else outputs[-1]
+    z = (
+        outputs[-2]
+        if (heads.shape.kind, heads.shape.order) == ("transformer", "parallel")
+        else outputs[-1]
+    )
     made = [decoder.norm(outputs[-1])]
     for index in range(2):
         out = heads.run_part(index, z, rope, attend)
@@ -80,9 +87,16 @@ def test_gradients_head_by_head_are_those_of_equation_2(
     inputs, targets = objective.phases[0].batch(0, 3)
     losses = []
     for index, hidden in enumerate(naive_hidden(model, inputs)):
-        own = model.heads.unembeddings[index - 1].weight if index and model.heads.unembeddings else None
-        logits = (hidden @ (model.decoder.embedding if own is None else own).T).view(3, inputs.shape[1], -1)
-        rows = [  # one by one: the row at t predicts the token that is index places after the next one
+        own = (
+            model.heads.unembeddings[index - 1].weight
+            if index and model.heads.unembeddings
+            else None
+        )
+        logits = (hidden @ (model.decoder.embedding if own is None else own).T).view(
+            3, inputs.shape[1], -1
+        )
+        # one by one: the row at t predicts the token that is index places after the next one
+        rows = [
             -logits[row, t].log_softmax(-1)[targets[row, t + index]]
             for row in range(3)
             for t in range(inputs.shape[1] - index)
@@ -93,21 +107,31 @@ def test_gradients_head_by_head_are_those_of_equation_2(
     model.zero_grad()
     passed = objective.backward(inputs, targets, 0.5)
     assert passed.loss == pytest.approx(float(sum(loss.detach() for loss in losses)) / 3, rel=1e-5)
-    assert set(expected) == {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert set(expected) == {
+        name for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, expected[name], rtol=1e-3, atol=1e-6), name
         assert parameter.grad.abs().max() > 0
-    assert objective.measure(inputs, targets) == pytest.approx([float(loss.detach()) for loss in losses], rel=1e-5)
+    assert objective.measure(inputs, targets) == pytest.approx(
+        [float(loss.detach()) for loss in losses], rel=1e-5
+    )
 
 
-def test_heads_are_compared_with_the_model_s_own_head(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_are_compared_with_the_model_s_own_head(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objective = start("future").objective
     monkeypatch.setattr("pronk.train.losses.product_dtype", lambda _: torch.float32)
     disturb(objective.module)
     inputs, targets = objective.phases[0].batch(0, 3)
-    model, length = objective.module, inputs.shape[1]
+    model = objective.module
+    length = inputs.shape[1]
     with torch.no_grad():
-        tokens = [(h @ model.decoder.embedding.T).argmax(-1).view(3, length) for h in naive_hidden(model, inputs)]
+        tokens = [
+            (h @ model.decoder.embedding.T).argmax(-1).view(3, length)
+            for h in naive_hidden(model, inputs)
+        ]
     same = [float((tokens[i][:, :-i] == tokens[0][:, i:]).float().mean()) for i in (1, 2)]
     assert objective.backward(inputs, targets, 1.0).same == pytest.approx(same)
 
@@ -123,7 +147,9 @@ def test_without_heads_the_model_begins_as_it_would_with_them(start: Start) -> N
 def test_exported_heads_propose_the_tokens_of_the_trained_ones(
     changes: dict[str, Any], start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint is an ordinary model, and the drafter in its folder proposes the tokens of the trained module."""
+    """The checkpoint is an ordinary model, and the drafter in its folder proposes the tokens of the
+    trained module.
+    """
     objective = start("future", **changes).objective
     model = objective.module
     disturb(model)
@@ -136,7 +162,9 @@ def test_exported_heads_propose_the_tokens_of_the_trained_ones(
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
     prompt = torch.tensor([[7, 90, 33, 5, 61, 200, 14]])
     with torch.no_grad():
-        assert torch.allclose(theirs(prompt).logits[0], dense_logits(model.decoder, prompt), rtol=1e-3, atol=1e-3)
+        assert torch.allclose(
+            theirs(prompt).logits[0], dense_logits(model.decoder, prompt), rtol=1e-3, atol=1e-3
+        )
     drafted: list[tuple[list[int], list[int]]] = []
     chains = MultiTokenProposer.chains
 
@@ -163,12 +191,17 @@ def test_exported_heads_propose_the_tokens_of_the_trained_ones(
         assert tokens == text[: len(tokens)]
         assert chain == [row[last] for row in draft_tokens][: len(chain)]
     assert {len(chain) for _, chain in drafted} >= {2}
-    assert out.token_ids == llm.generate(prompt[0].tolist(), params, drafter="autoregressive").token_ids
+    assert (
+        out.token_ids
+        == llm.generate(prompt[0].tolist(), params, drafter="autoregressive").token_ids
+    )
 
 
 def test_matrices_of_heads_and_trunk_go_to_the_same_optimizer(start: Start) -> None:
     trainer = start("future")
-    muon = {id(p) for group in trainer.optimizers._optimizers[0].param_groups for p in group["params"]}
+    muon = {
+        id(p) for group in trainer.optimizers._optimizers[0].param_groups for p in group["params"]
+    }
     names = {name for name, p in trainer.objective.module.named_parameters() if id(p) in muon}
     assert "heads.layers.1.down.weight" in names
     assert "decoder.layers.0.qkv.weight" in names
@@ -181,7 +214,10 @@ def test_matrices_of_heads_and_trunk_go_to_the_same_optimizer(start: Start) -> N
     [
         ((0, "transformer", "parallel"), "future-tokens: expected an integer in 1..64, found 0"),
         ((65, "transformer", "parallel"), "future-tokens: expected an integer in 1..64, found 65"),
-        ((2, "transformer", "anticausal"), "layers: expected more than 2 for anticausal heads of 2 tokens, found 2"),
+        (
+            (2, "transformer", "anticausal"),
+            "layers: expected more than 2 for anticausal heads of 2 tokens, found 2",
+        ),
         ((2, "linear", "anticausal"), "head-order: expected parallel or causal for linear heads"),
         ((2, "round", "parallel"), "kind: expected one of transformer, linear, found 'round'"),
     ],
@@ -193,13 +229,16 @@ def test_mistakes_are_named(arguments: tuple[int, str, str], message: str) -> No
 
 def test_bytes_and_heads_from_the_command(tmp_path: Path, corpus: Path) -> None:
     command = (
-        f"lm --source {corpus / 'stories.jsonl'}=1 --out {tmp_path / 'run'} --bytes --future-tokens 4 --hidden 32 "
-        "--layers 2 --heads 2 --kv-heads 1 --mlp 48 --positions 128 --steps 60 --batch 512 --micro 512 --length 64 "
+        f"lm --source {corpus / 'stories.jsonl'}=1 --out {tmp_path / 'run'} --bytes "
+        "--future-tokens 4 --hidden 32 "
+        "--layers 2 --heads 2 --kv-heads 1 --mlp 48 --positions 128 --steps 60 --batch 512 --micro "
+        "512 --length 64 "
         "--final-length 128 --threads 1 --lr 0.01 --warmup 5 --evaluate-every 100"
     )
     run_command(command)
     export = tmp_path / "run" / "export"
-    theirs, ours = AutoTokenizer.from_pretrained(export), Tokenizer.load(export)
+    theirs = AutoTokenizer.from_pretrained(export)
+    ours = Tokenizer.load(export)
     card, beside = ((export / each / "README.md").read_text() for each in ("", "heads"))
     assert "Its tokens are bytes: a vocabulary of 256 and 4 special tokens." in card
     assert "3 heads for the tokens 2 to 4 places ahead" in card
@@ -219,14 +258,17 @@ def test_bytes_and_heads_from_the_command(tmp_path: Path, corpus: Path) -> None:
     llm = LLM(export, drafter="multi_token", budget="all")
     for temperature in (0.0, 0.9):
         params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
-        out, plain = llm.generate("The ", params), llm.generate("The ", params, drafter="autoregressive")
+        out = llm.generate("The ", params)
+        plain = llm.generate("The ", params, drafter="autoregressive")
         assert out.token_ids == plain.token_ids
         assert out.stats.accepted > 10
         assert len(out.stats.steps) < len(plain.stats.steps)
 
 
 def test_peak_memory_is_that_of_one_head() -> None:
-    """Four heads take less than 1.3 times the memory of one, unless their losses are summed first."""
+    """Four heads take less than 1.3 times the memory of one, unless their losses are summed
+    first.
+    """
     path = Path(__file__).parents[2] / "benchmarks" / "head_memory.py"
     measure = runpy.run_path(str(path))["measure"]
     shape = ModelShape(hidden=32, layers=4, heads=2, kv_heads=1, mlp=64, vocab=8192, context=64)

@@ -43,7 +43,9 @@ def test_mask_is_the_papers_rule(block: int, window: int | None) -> None:
 
 def test_rows_that_see_nothing_get_zeros_and_no_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(12, heads, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(12, heads, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2)
+    )
     attend = DelayedAttention(2, 6, keys=[k], values=[v], masks=[block_mask(6, 3)])
     out = attend.cross(0, q)
     out.square().sum().backward()  # type: ignore[no-untyped-call]
@@ -72,10 +74,14 @@ def test_nothing_of_a_rows_own_block_reaches_it(start: Start, teacher: Teacher) 
     assert layer == len(teacher.decoder.layers)
 
     def hidden(at: int | None) -> Tensor:
-        keys, values = features.keys[layer].clone(), features.values[layer].clone()
+        keys = features.keys[layer].clone()
+        values = features.values[layer].clone()
         if at is not None:
-            keys[at], values[at] = 3 * keys[at].roll(1), 3 * values[at].roll(1)
-        (branch,) = objective.branches(inputs, Features(features.last, {}, {layer: keys}, {layer: values}))
+            keys[at] = 3 * keys[at].roll(1)
+            values[at] = 3 * values[at].roll(1)
+        (branch,) = objective.branches(
+            inputs, Features(features.last, {}, {layer: keys}, {layer: values})
+        )
         return branch.hidden
 
     plain = hidden(None)

@@ -41,7 +41,8 @@ def test_gradients_one_by_one_are_those_of_the_sum(*, chained: bool) -> None:
     def loss(number: int, out: Tensor) -> Tensor:
         return (out.tanh() * (number + 1)).square().sum()
 
-    total, x = torch.zeros(()), z
+    total = torch.zeros(())
+    x = z
     for number in order:
         out = layers[number](x)
         x = out if chained else z
@@ -52,11 +53,15 @@ def test_gradients_one_by_one_are_those_of_the_sum(*, chained: bool) -> None:
     for layer in layers:
         layer.zero_grad()
     seen = []
-    for number, out in head_by_head([(number, layers[number]) for number in order], z, chained=chained):
+    for number, out in head_by_head(
+        [(number, layers[number]) for number in order], z, chained=chained
+    ):
         seen.append(number)
         loss(number, out).backward()
     assert seen == [0, 1, 2]
-    for found, wanted in zip([z.grad, *(layer.weight.grad for layer in layers)], expected, strict=True):
+    for found, wanted in zip(
+        [z.grad, *(layer.weight.grad for layer in layers)], expected, strict=True
+    ):
         assert found is not None
         assert wanted is not None
         assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
@@ -72,18 +77,24 @@ def test_each_head_learns_the_distribution_of_a_later_token(
         parameter.data += 0.05 * torch.randn_like(parameter)
     inputs, targets = objective.phases[0].batch(0, 3)
     # Reference: both heads over whole sequences, and the sum of their divergences from the target.
-    heads, decoder, length = objective.module, teacher.decoder, inputs.shape[1]
+    heads = objective.module
+    decoder = teacher.decoder
+    length = inputs.shape[1]
     with torch.no_grad():
         z = dense_hidden(decoder, inputs, teacher.dtype)
         p = dense_logits(decoder, inputs, teacher.dtype).float().softmax(-1).view(3, length, -1)
-    rope, attend = dense_rope(decoder, 3, length, torch.float32, inputs.device), DenseAttention(3, length)
-    made, x = {}, z.float()
+    rope = dense_rope(decoder, 3, length, torch.float32, inputs.device)
+    attend = DenseAttention(3, length)
+    made = {}
+    x = z.float()
     for index in heads.shape.execution_order:
         made[index] = heads.run_part(index, x, rope, attend)
         x = made[index] if heads.shape.is_chained else x
     losses = []
     for index, out in made.items():
-        weight = heads.unembeddings[index].weight if heads.unembeddings else teacher.unembedding.float()
+        weight = (
+            heads.unembeddings[index].weight if heads.unembeddings else teacher.unembedding.float()
+        )
         log_q = (heads.norms[index](out) @ weight.T).log_softmax(-1).view(3, length, -1)
         places = index + 1
         losses.append(F.kl_div(log_q[:, :-places], p[:, places:], reduction="none").sum(-1).mean())
@@ -94,4 +105,6 @@ def test_each_head_learns_the_distribution_of_a_later_token(
     assert passed.loss == pytest.approx(sum(float(each.detach()) for each in losses) / 2, rel=0.02)
     assert len(passed.same) == 2
     for name, parameter in heads.named_parameters():
-        assert F.cosine_similarity(parameter.grad.flatten(), expected[name].flatten(), 0) > 0.99, name
+        assert F.cosine_similarity(parameter.grad.flatten(), expected[name].flatten(), 0) > 0.99, (
+            name
+        )

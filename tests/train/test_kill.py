@@ -41,8 +41,10 @@ def whole(corpus: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFacto
 def test_killed_run_ends_with_the_weights_of_an_undisturbed_one(
     number: signal.Signals, corpus: Path, teacher: Teacher, whole: Path, tmp_path: Path
 ) -> None:
-    command, moment = draft_command(teacher, corpus, tmp_path, MORE), random.Random()
-    line, wait = f"step {10 * moment.randint(1, 3)} ", moment.uniform(0, 0.1)
+    command = draft_command(teacher, corpus, tmp_path, MORE)
+    moment = random.Random()
+    line = f"step {10 * moment.randint(1, 3)} "
+    wait = moment.uniform(0, 0.1)
     words = [sys.executable, "-c", PROGRAM, "train", *command]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -57,5 +59,7 @@ def test_killed_run_ends_with_the_weights_of_an_undisturbed_one(
     run_command(command)
     assert same_weights(tmp_path, whole), (line, wait)
     histories = [load_checkpoint(each / "checkpoint.pt")["history"] for each in (tmp_path, whole)]
-    first, second = ([(h["step"], h["loss"], h["same"], h["valid"]) for h in history] for history in histories)
+    first, second = (
+        [(h["step"], h["loss"], h["same"], h["valid"]) for h in history] for history in histories
+    )
     assert first == second

@@ -1,4 +1,6 @@
-"""The first weights of an EAGLE-3 head: the closed forms, and a head that computes their prediction."""
+"""The first weights of an EAGLE-3 head: the closed forms, and a head that computes their
+prediction.
+"""
 
 from dataclasses import replace
 
@@ -36,7 +38,8 @@ def test_the_fit_is_that_of_numpy(generator: torch.Generator) -> None:
 
 def test_the_product_of_low_rank_is_the_best_one(generator: torch.Generator) -> None:
     """A little change of either factor never lowers the error; at full rank there is none."""
-    matrix, inputs = torch.randn(8, 8, generator=generator), torch.randn(300, 8, generator=generator)
+    matrix = torch.randn(8, 8, generator=generator)
+    inputs = torch.randn(300, 8, generator=generator)
     inputs *= torch.arange(1, 9)  # unequal channels
     moments = inputs.T @ inputs / 300
 
@@ -56,7 +59,9 @@ def test_the_product_of_low_rank_is_the_best_one(generator: torch.Generator) -> 
 
 
 def test_a_head_begins_with_the_prediction(generator: torch.Generator) -> None:
-    """Values of full rank: the output of the head is the prediction, up to the attention to other rows."""
+    """Values of full rank: the output of the head is the prediction, up to the attention to other
+    rows.
+    """
     target = tiny_module(windows=(None,) * 4)
     config = replace(
         target.config, family="llama", num_layers=1, intermediate_size=48, num_heads=8, num_kv_heads=4, head_dim=16,
@@ -69,7 +74,9 @@ def test_a_head_begins_with_the_prediction(generator: torch.Generator) -> None:
     b = 0.2 * torch.randn(HIDDEN, HIDDEN, generator=generator)
     module.begin_linear(LinearStart(a, b, torch.eye(HIDDEN), 0.5), target, generator)
     rows = 40
-    hidden, embedding = (torch.randn(rows, size, generator=generator) for size in (SOURCES * HIDDEN, HIDDEN))
+    hidden, embedding = (
+        torch.randn(rows, size, generator=generator) for size in (SOURCES * HIDDEN, HIDDEN)
+    )
     with torch.no_grad():
         attend = ChainAttention([rows], [torch.arange(rows)])
         out = module(embedding, module.fuse(hidden), torch.arange(rows), attend)

@@ -31,7 +31,9 @@ def test_loss_falls(start: Start) -> None:
 
 def test_accumulated_passes_are_one_batch(start: Start) -> None:
     one, two = (
-        train(start("lm", f"{micro}", steps=3, micro=micro, final_share=0.0, evaluate_every=9)).history[0]
+        train(
+            start("lm", f"{micro}", steps=3, micro=micro, final_share=0.0, evaluate_every=9)
+        ).history[0]
         for micro in (256, 64)
     )
     assert one["loss"] == pytest.approx(two["loss"], rel=2e-3)
@@ -50,7 +52,9 @@ def test_checkpoint_of_other_options_is_refused(start: Start) -> None:
     train(start("lm"), stop_at=1)
     with pytest.raises(OptionError, match=r"expected lr = 0\.01 as before, found 0\.5"):
         start("lm", rate=0.5)
-    with pytest.raises(OptionError, match=r"expected shape layers = 2 as before, found 1; use another --out folder"):
+    with pytest.raises(
+        OptionError, match=r"expected shape layers = 2 as before, found 1; use another --out folder"
+    ):
         start("lm", shape=replace(SHAPE, layers=1))
     start("lm", minutes=5.0, evaluate_every=7)  # these may change
 
@@ -59,13 +63,18 @@ def test_checkpoint_of_other_options_is_refused(start: Start) -> None:
 def test_damaged_checkpoint_is_refused(start: Start, content: bytes | None) -> None:
     path = train(start("lm"), stop_at=1).checkpoint
     path.write_bytes(path.read_bytes()[:-1000] if content is None else content)
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: expected a training checkpoint, found"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint\.pt: expected a training checkpoint, found"
+    ):
         start("lm")
 
 
 def test_checkpoint_of_another_kind_is_refused(start: Start) -> None:
     torch.save({"format": "other"}, start("lm").checkpoint)
-    with pytest.raises(CheckpointError, match="expected a training checkpoint of format pronk-train-1, found 'other'"):
+    with pytest.raises(
+        CheckpointError,
+        match="expected a training checkpoint of format pronk-train-1, found 'other'",
+    ):
         start("lm")
 
 
@@ -79,7 +88,9 @@ def test_divergence_is_named_and_not_saved(start: Start) -> None:
     trainer = train(start("lm"), stop_at=2)
     with torch.no_grad():
         trainer.objective.module.embedding.fill_(float("nan"))
-    with pytest.raises(PronkError, match=r"step 3: expected a finite loss, found nan; use a lower --lr than 0\.01"):
+    with pytest.raises(
+        PronkError, match=r"step 3: expected a finite loss, found nan; use a lower --lr than 0\.01"
+    ):
         train(trainer)
     assert start("lm").step == 2
 
@@ -89,7 +100,8 @@ FIGURES = [3.0, 2.0, 2.5, 1.5, 1.5, 1.75, 1.6, 1.0, 0.5]
 
 def judged(start: Start, patience: int | None, figures: list[float] = FIGURES) -> Trainer[Any]:
     """Begin or resume a run whose evaluations return the given figures."""
-    trainer, values = start("lm", steps=9, evaluate_every=1, log_every=1, patience=patience), iter(figures)
+    trainer = start("lm", steps=9, evaluate_every=1, log_every=1, patience=patience)
+    values = iter(figures)
     trainer.objective.evaluate = lambda length, seconds: {"text": next(values)}
     return trainer
 
@@ -117,7 +129,9 @@ def test_patience_is_the_same_for_a_resumed_run(start: Start) -> None:
 def test_patience_needs_held_out_text(start: Start, tmp_path: Path) -> None:
     trainer = start("lm", patience=1)
     trainer.objective.data = tmp_path / "nothing"
-    with pytest.raises(OptionError, match="patience: expected held-out text to go by, found none; give more text"):
+    with pytest.raises(
+        OptionError, match="patience: expected held-out text to go by, found none; give more text"
+    ):
         train(trainer)
 
 
@@ -150,12 +164,16 @@ def test_optimizers_take_what_there_is(names: str, kind: str) -> None:
 def test_adamw_has_its_share_of_the_learning_rate() -> None:
     """The first update of AdamW is the learning rate, and a share of 1 is the default."""
     for share in (1.0, 0.25):
-        module = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 2)})
+        module = nn.ModuleDict(
+            {"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 2)}
+        )
         before = module["head"].weight.detach().clone()
         optimizers = Optimizers(module, "muon", 0.0, share)
         module["head"](module["layers"][0](torch.ones(1, 4))).sum().backward()  # type: ignore[index]
         optimizers.step(0.1)
-        torch.testing.assert_close((before - module["head"].weight).abs(), torch.full((2, 4), 0.1 * share))
+        torch.testing.assert_close(
+            (before - module["head"].weight).abs(), torch.full((2, 4), 0.1 * share)
+        )
 
 
 def test_muon_is_for_the_matrices_of_layers_alone() -> None:
@@ -173,13 +191,20 @@ def test_muon_is_for_the_matrices_of_layers_alone() -> None:
 
 
 def test_a_stop_within_a_step_drops_that_step(start: Start) -> None:
-    """Two passes make a step: the run stops after the first pass of the third step, as if it had not begun."""
+    """Two passes make a step: the run stops after the first pass of the third step, as if it had
+    not begun.
+    """
     passes: list[tuple[int, int, int]] = []
     trainer = start("lm", "stopped")
-    trainer.train(lambda _: None, lambda _: None, lambda: len(passes) == 5, lambda *news: passes.append(news))
+    trainer.train(
+        lambda _: None, lambda _: None, lambda: len(passes) == 5, lambda *news: passes.append(news)
+    )
     assert passes == [(1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 2), (3, 1, 2)]
     assert trainer.step == 2
     assert all(parameter.grad is None for parameter in trainer.objective.module.parameters())
-    resumed, whole = train(start("lm", "stopped")), train(start("lm", "whole"))
-    for mine, theirs in zip(resumed.objective.module.parameters(), whole.objective.module.parameters(), strict=True):
+    resumed = train(start("lm", "stopped"))
+    whole = train(start("lm", "whole"))
+    for mine, theirs in zip(
+        resumed.objective.module.parameters(), whole.objective.module.parameters(), strict=True
+    ):
         assert torch.equal(mine, theirs)

@@ -8,14 +8,18 @@ from torch import Tensor
 from pronk.train import losses
 from pronk.train.losses import Comparison, chunks, distillation_loss, text_loss
 
-ROWS, SIZE, VOCAB = 50, 6, 40
+ROWS = 50
+SIZE = 6
+VOCAB = 40
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @pytest.fixture
 def tensors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
-    """Return random float64 inputs of the losses; chunks have 16 rows, and the last chunk has fewer."""
+    """Return random float64 inputs of the losses; chunks have 16 rows, and the last chunk has
+    fewer.
+    """
     monkeypatch.setattr(losses, "product_dtype", lambda _: torch.float64)
     monkeypatch.setattr(losses, "_MAX_LOGITS", 16 * VOCAB)
     monkeypatch.setattr(losses, "_MIN_ROWS", 1)
@@ -29,8 +33,11 @@ def tensors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
 
 
 def both_losses(tensors: dict[str, Tensor], hard: float | None) -> tuple[Loss, Loss]:
-    """Return the library's loss (``text_loss`` if ``hard`` is ``None``), and the same from whole logits."""
-    teacher, labels = tensors["teacher"], tensors["labels"]
+    """Return the library's loss (``text_loss`` if ``hard`` is ``None``), and the same from whole
+    logits.
+    """
+    teacher = tensors["teacher"]
+    labels = tensors["labels"]
 
     def ours(h: Tensor, w: Tensor) -> Tensor:
         if hard is None:
@@ -38,7 +45,8 @@ def both_losses(tensors: dict[str, Tensor], hard: float | None) -> tuple[Loss, L
         return distillation_loss(h, w, teacher.__getitem__, labels, hard)
 
     def whole(h: Tensor, w: Tensor) -> Tensor:
-        log_q, share = (h @ w.T).log_softmax(-1), 1.0 if hard is None else hard
+        log_q = (h @ w.T).log_softmax(-1)
+        share = 1.0 if hard is None else hard
         soft = F.kl_div(log_q, teacher.log_softmax(-1), reduction="batchmean", log_target=True)
         return (1 - share) * soft + share * F.nll_loss(log_q, labels)
 
@@ -46,7 +54,9 @@ def both_losses(tensors: dict[str, Tensor], hard: float | None) -> tuple[Loss, L
 
 
 @pytest.mark.parametrize("hard", [0.0, 0.3, 1.0, None])
-def test_loss_and_gradients_are_those_of_the_whole_logits(tensors: dict[str, Tensor], hard: float | None) -> None:
+def test_loss_and_gradients_are_those_of_the_whole_logits(
+    tensors: dict[str, Tensor], hard: float | None
+) -> None:
     found = []
     for loss in both_losses(tensors, hard):
         h, w = (tensors[name].clone().requires_grad_() for name in ("hidden", "weight"))
@@ -73,7 +83,8 @@ def test_large_vocabularies_go_by_few_rows() -> None:
 
 
 def test_student_that_is_the_teacher_has_no_loss(tensors: dict[str, Tensor]) -> None:
-    h, w = tensors["hidden"].clone().requires_grad_(), tensors["weight"]
+    h = tensors["hidden"].clone().requires_grad_()
+    w = tensors["weight"]
     tensors["teacher"] = h.detach() @ w.T
     loss = both_losses(tensors, 0.0)[0](h, w)
     loss.backward()
@@ -86,11 +97,18 @@ def test_comparison_sums_over_chunks(tensors: dict[str, Tensor]) -> None:
     sums = Comparison()
     logits = tensors["hidden"] @ tensors["weight"].T
     tensors["teacher"][:7] = logits[:7]
-    arguments = tensors["hidden"], tensors["weight"], tensors["teacher"].__getitem__, tensors["labels"]
+    arguments = (
+        tensors["hidden"],
+        tensors["weight"],
+        tensors["teacher"].__getitem__,
+        tensors["labels"],
+    )
     distillation_loss(*arguments, into=sums)
     _, whole = both_losses(tensors, 0.0)
     assert sums.rows == ROWS
-    assert sums.divergence / sums.rows == pytest.approx(float(whole(tensors["hidden"], tensors["weight"])))
+    assert sums.divergence / sums.rows == pytest.approx(
+        float(whole(tensors["hidden"], tensors["weight"]))
+    )
     assert sums.same == int((logits.argmax(-1) == tensors["teacher"].argmax(-1)).sum())
     assert 7 <= sums.same < ROWS
 
@@ -123,7 +141,9 @@ def test_rows_have_their_weights(tensors: dict[str, Tensor]) -> None:
         return distillation_loss(h, w, teacher.__getitem__, labels, row_weights=weights)
 
     def whole(h: Tensor, w: Tensor) -> Tensor:
-        divergences = F.kl_div((h @ w.T).log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True)
+        divergences = F.kl_div(
+            (h @ w.T).log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True
+        )
         return (weights * divergences.sum(-1)).mean()
 
     found = []

@@ -29,9 +29,13 @@ FINE: dict[str, Any] = {"shape": SHAPE, "rate": 0.1, "steps": 100, "evaluate_eve
 
 
 @pytest.fixture(scope="module")
-def fine(draft_data: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Trainer[MedusaStudent]:
+def fine(
+    draft_data: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory
+) -> Trainer[MedusaStudent]:
     """Return the trainer of trained Medusa heads."""
-    return train(begin("medusa", link(draft_data, tmp_path_factory.mktemp("fine")), teacher, **FINE))
+    return train(
+        begin("medusa", link(draft_data, tmp_path_factory.mktemp("fine")), teacher, **FINE)
+    )
 
 
 def disturb(module: torch.nn.Module) -> None:
@@ -43,31 +47,44 @@ def disturb(module: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def log_probs(objective: MedusaStudent, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log-probs of heads ``[heads, count, length, vocab]``, of the target ``[count, length, vocab]``."""
+    """Return log-probs of heads ``[heads, count, length, vocab]``, of the target ``[count, length,
+    vocab]``.
+    """
     count, length = inputs.shape
-    decoder, unembedding = objective.teacher.decoder, objective.teacher.unembedding
+    decoder = objective.teacher.decoder
+    unembedding = objective.teacher.unembedding
     # In bfloat16, as in the engine.
     hidden = decoder.norm(dense_hidden(decoder, inputs, torch.bfloat16))
     states = [head(hidden.float()).bfloat16() for head in objective.module.layers]
-    own = [each.weight.bfloat16() for each in objective.module.unembeddings] or [unembedding] * len(states)
+    own = [each.weight.bfloat16() for each in objective.module.unembeddings] or [unembedding] * len(
+        states
+    )
     heads = torch.stack([state @ weight.T for state, weight in zip(states, own, strict=True)])
     p = (hidden @ unembedding.T).float().log_softmax(-1).view(count, length, -1)
     return heads.float().log_softmax(-1).view(len(states), count, length, -1), p
 
 
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
-def test_a_head_learns_the_distribution_of_a_later_token(start: Start, teacher: Teacher, unembeddings: str) -> None:
-    """Head ``i`` at position ``t`` learns the target's distribution at ``t + i`` of the same sequence."""
+def test_a_head_learns_the_distribution_of_a_later_token(
+    start: Start, teacher: Teacher, unembeddings: str
+) -> None:
+    """Head ``i`` at position ``t`` learns the target's distribution at ``t + i`` of the same
+    sequence.
+    """
     objective = start("medusa", shape=MedusaShape(3, 1, unembeddings), hard=0.25).objective
     disturb(objective.module)
     inputs, targets = objective.phases[0].batch(0, 4)
     q, p = log_probs(objective, inputs)
-    losses, same = [], []
+    losses = []
+    same = []
     for ahead in (1, 2, 3):
-        soft, hard, hits = [], [], []
+        soft = []
+        hard = []
+        hits = []
         for row in range(4):
             for t in range(32 - ahead):
-                one, other = q[ahead - 1, row, t], p[row, t + ahead]
+                one = q[ahead - 1, row, t]
+                other = p[row, t + ahead]
                 soft.append(float((other.exp() * (other - one)).sum()))
                 hard.append(-float(one[targets[row, t + ahead]]))
                 hits.append(int(one.argmax()) == int(other.argmax()))
@@ -76,20 +93,28 @@ def test_a_head_learns_the_distribution_of_a_later_token(start: Start, teacher: 
     passed = objective.backward(inputs, targets, 1.0)
     assert passed.loss == pytest.approx(np.mean(losses), rel=0.02)
     assert passed.same == pytest.approx(same, abs=0.05)
-    assert all(parameter.grad is not None and bool(parameter.grad.any()) for parameter in objective.module.parameters())
+    assert all(
+        parameter.grad is not None and bool(parameter.grad.any())
+        for parameter in objective.module.parameters()
+    )
     assert not any(parameter.requires_grad for parameter in teacher.decoder.parameters())
 
 
 def test_heads_come_closer_to_their_target(start: Start, fine: Trainer[MedusaStudent]) -> None:
     before = start("medusa", shape=SHAPE).objective.evaluate(32)
     after = fine.history[-1]["valid"]
-    assert {f"on-policy {what} {number}" for what in ("KL", "same") for number in (1, 2, 3)} <= set(after)
+    assert {f"on-policy {what} {number}" for what in ("KL", "same") for number in (1, 2, 3)} <= set(
+        after
+    )
     assert all(after[name] < 0.5 * before[name] for name in after if " KL" in name)
 
 
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
 def test_heads_begin_as_the_target_s_own(start: Start, unembeddings: str) -> None:
-    heads, p = log_probs(start("medusa", shape=MedusaShape(3, 1, unembeddings)).objective, torch.arange(64).view(2, 32))
+    heads, p = log_probs(
+        start("medusa", shape=MedusaShape(3, 1, unembeddings)).objective,
+        torch.arange(64).view(2, 32),
+    )
     assert all(torch.equal(head, p) for head in heads)
 
 
@@ -97,7 +122,9 @@ def test_ranks_are_counted_on_the_target_s_own_text(fine: Trainer[MedusaStudent]
     """Ranks are counted on the first three of six prompts; the engine measures with the others."""
     prompts = held_out_prompts(fine.folder / "data")
     assert fine.objective.prompts() == prompts[3:]
-    tokens = np.fromfile(fine.folder / "data" / "valid-on-policy.bin", dtype=np.uint16).astype(np.int64)
+    tokens = np.fromfile(fine.folder / "data" / "valid-on-policy.bin", dtype=np.uint16).astype(
+        np.int64
+    )
     cut = 0
     for before, prompt in pairwise(prompts[:4]):
         cut += len(before)
@@ -119,10 +146,14 @@ def test_ranks_are_counted_on_the_target_s_own_text(fine: Trainer[MedusaStudent]
 
 
 def ranks(q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and greatest rank of the target's most likely token: logits in bfloat16 are often equal."""
+    """Return the least and greatest rank of the target's most likely token: logits in bfloat16 are
+    often equal.
+    """
     best = p.topk(2, -1)
-    own, rounding = q.gather(-1, best.indices[..., :1]), q.abs().amax() / 2**9
-    least, most = (q > own + rounding).sum(-1), (q >= own - rounding).sum(-1) - 1
+    own = q.gather(-1, best.indices[..., :1])
+    rounding = q.abs().amax() / 2**9
+    least = (q > own + rounding).sum(-1)
+    most = (q >= own - rounding).sum(-1) - 1
     tied = best.values[..., 0] - best.values[..., 1] < p.abs().amax() / 2**9
     return least.masked_fill(tied, 0), most.masked_fill(tied, q.shape[-1])
 
@@ -137,7 +168,11 @@ def test_the_tree_is_chosen_for_the_heads_as_they_are(
         objective.export(tmp_path / "heads", "", {})
         shape = json.loads((tmp_path / "heads" / "drafter.json").read_text())["shape"]
         trees.append(tuple(tuple(path) for path in shape["tree"]))
-        assert trees[-1] == best_paths(shape["accuracies"], size) == best_paths(fine.objective.measure_ranks(), size)
+        assert (
+            trees[-1]
+            == best_paths(shape["accuracies"], size)
+            == best_paths(fine.objective.measure_ranks(), size)
+        )
     assert [len(tree) for tree in trees] == [7, 12]
     assert {len(path) for path in trees[0]} == {1, 2, 3}
     tensors = load_file(tmp_path / "heads" / "model.safetensors")
@@ -145,11 +180,16 @@ def test_the_tree_is_chosen_for_the_heads_as_they_are(
         assert torch.equal(tensors[name], weight.bfloat16())
 
 
-def test_ranks_are_measured_once_a_step(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, counted = start("medusa", shape=SHAPE), list[int]()
+def test_ranks_are_measured_once_a_step(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = start("medusa", shape=SHAPE)
+    counted = list[int]()
     measure_ranks = MedusaStudent.measure_ranks
     monkeypatch.setattr(
-        MedusaStudent, "measure_ranks", lambda self: counted.append(trainer.step) or measure_ranks(self)
+        MedusaStudent,
+        "measure_ranks",
+        lambda self: counted.append(trainer.step) or measure_ranks(self),
     )
     for step in (1, 2):
         trainer.train(lambda _: None, lambda _: None, lambda step=step: trainer.step == step)
@@ -186,9 +226,13 @@ def test_options_that_are_refused(bad: dict[str, Any], message: str) -> None:
         MedusaOptions(**LOOP | {"shape": MedusaShape(3, 1)} | bad)
 
 
-def test_no_held_out_text_to_choose_by_is_named(draft_data: Path, teacher: Teacher, tmp_path: Path) -> None:
+def test_no_held_out_text_to_choose_by_is_named(
+    draft_data: Path, teacher: Teacher, tmp_path: Path
+) -> None:
     (tmp_path / "data").mkdir()
     for name in ("train.bin", "on-policy.bin"):
         (tmp_path / "data" / name).symlink_to(draft_data / name)
-    with pytest.raises(OptionError, match="expected held-out text of more than 3 tokens to choose the tree by"):
+    with pytest.raises(
+        OptionError, match="expected held-out text of more than 3 tokens to choose the tree by"
+    ):
         begin("medusa", tmp_path, teacher, shape=SHAPE).objective.measure_ranks()

@@ -27,7 +27,9 @@ def chosen(folder: Path) -> dict[str, list[list[int]]]:
     return prompts
 
 
-def write(folder: Path, teacher: Teacher, pools: list[Pool], late: bool = False, **changes: Any) -> list[list[int]]:
+def write(
+    folder: Path, teacher: Teacher, pools: list[Pool], late: bool = False, **changes: Any
+) -> list[list[int]]:
     """Write prompts and return those for training."""
     write_prompts(Collection(pools, []), teacher, replace(OWN, **changes), folder, lambda: late)
     return chosen(folder)["train"]
@@ -50,12 +52,15 @@ def test_text_is_prompts_with_their_continuations(draft_data: Path, teacher: Tea
     text = np.fromfile(draft_data / "on-policy.bin", dtype=np.uint16).tolist()
     state = json.loads((draft_data / "on-policy.json").read_text())
     assert state["bytes"] == 2 * len(text)
-    assert state["tokens"] < OWN.tokens + OWN.length  # generation stops with the prompt that reaches the limit
+    # generation stops with the prompt that reaches the limit
+    assert state["tokens"] < OWN.tokens + OWN.length
     tokens = 0
     for number in range(state["prompts"]):
         prompt = prompts[number % len(prompts)]
         temperature = (0.7, 1.0, 0.0)[number % 3]  # number 0 is the first held-out prompt
-        params = SamplingParams(max_tokens=OWN.length, temperature=temperature, seed=derive_seed(0, number + 1))
+        params = SamplingParams(
+            max_tokens=OWN.length, temperature=temperature, seed=derive_seed(0, number + 1)
+        )
         ids = teacher.llm.generate(prompt, params).token_ids
         tokens += len(ids)
         document = [*prompt, *ids] + [0] * (ids[-1] != 0)
@@ -79,7 +84,9 @@ def test_interrupted_text_is_the_uninterrupted_text(
     assert seen == sorted(seen)
     assert read(folder) == read(draft_data)
     assert continue_prompts(teacher, folder, OWN, seen.append, lambda: True)
-    assert (folder / "on-policy.bin").stat().st_size == json.loads((folder / "on-policy.json").read_text())["bytes"]
+    assert (folder / "on-policy.bin").stat().st_size == json.loads(
+        (folder / "on-policy.json").read_text()
+    )["bytes"]
 
 
 class Scripted(Clock):
@@ -99,21 +106,29 @@ class Scripted(Clock):
 def test_text_is_as_much_as_there_is_time_for(
     draft_data: Path, teacher: Teacher, prompts: Callable[[str], Path], asked: int
 ) -> None:
-    folder, options = prompts("short"), replace(OWN, at_most=True)
-    assert continue_prompts(teacher, folder, options, lambda _: None, clock=Scripted(asked), min_tokens=30)
+    folder = prompts("short")
+    options = replace(OWN, at_most=True)
+    assert continue_prompts(
+        teacher, folder, options, lambda _: None, clock=Scripted(asked), min_tokens=30
+    )
     state = json.loads((folder / "on-policy.json").read_text())
     assert 30 <= state["tokens"] < OWN.tokens
     text, whole = ((each / "on-policy.bin").read_bytes() for each in (folder, draft_data))
     assert whole.startswith(text)
     assert json.loads((folder / "clock.json").read_text()).keys() == {"seconds"}
     # The held-out text has only the remaining prompts.
-    held_out, all_of_it = ((each / "valid-on-policy.bin").read_bytes() for each in (folder, draft_data))
+    held_out, all_of_it = (
+        (each / "valid-on-policy.bin").read_bytes() for each in (folder, draft_data)
+    )
     assert all_of_it.startswith(held_out)
     given = chosen(draft_data)["held_out"]
     assert held_out_prompts(folder) == given[: len(held_out_prompts(folder))]
-    # A later call with more time does not extend the text, because a drafter may have been trained on it.
+    # A later call with more time does not extend the text, because a drafter may have been trained
+    # on it.
     for clock in (Clock(1000.0), Clock(None)):
-        assert continue_prompts(teacher, folder, options, lambda _: None, clock=clock, min_tokens=30)
+        assert continue_prompts(
+            teacher, folder, options, lambda _: None, clock=clock, min_tokens=30
+        )
         assert (folder / "on-policy.bin").read_bytes() == text
 
 
@@ -121,8 +136,11 @@ def test_held_out_text_is_shortened_by_whole_prompts(
     teacher: Teacher, prompts: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pronk.train.on_policy._MIN_BATCH", 2)
-    folder, options = prompts("short"), replace(OWN, at_most=True)
-    assert continue_prompts(teacher, folder, options, lambda _: None, clock=Scripted(0), min_tokens=1)
+    folder = prompts("short")
+    options = replace(OWN, at_most=True)
+    assert continue_prompts(
+        teacher, folder, options, lambda _: None, clock=Scripted(0), min_tokens=1
+    )
     left = held_out_prompts(folder)
     assert len(left) == 2 < OWN.held_out
     tokens = np.fromfile(folder / "valid-on-policy.bin", dtype=np.uint16).tolist()
@@ -162,7 +180,9 @@ def test_other_options_are_named(draft_data: Path, teacher: Teacher) -> None:
 
 
 def test_prompts_are_beginnings_stretches_and_questions(tmp_path: Path, teacher: Teacher) -> None:
-    documents = ["\n".join(f"line {i} of document {j} says {i * j}" for i in range(30)) for j in range(20)]
+    documents = [
+        "\n".join(f"line {i} of document {j} says {i * j}" for i in range(30)) for j in range(20)
+    ]
     talk = "User: What is it?\n\nAssistant: A cat.\n\nUser: And that?\n\nAssistant: A dog."
     pools = [Pool("lines", 0.5, documents, documents[:1]), Pool("talk", 0.5, [talk], [talk])]
     prompts = write(tmp_path, teacher, pools, tokens=240, prompt=30, batch=80, held_out=10)

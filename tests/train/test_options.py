@@ -39,7 +39,9 @@ from train.tiny import OWN, SHAPE, TINY, TINY_DRAFT
         (TINY, {"seed": -1}, "seed: expected an integer of at least 0, found -1"),
     ],
 )
-def test_options_out_of_range_are_named(options: Any, change: dict[str, object], message: str) -> None:
+def test_options_out_of_range_are_named(
+    options: Any, change: dict[str, object], message: str
+) -> None:
     with pytest.raises(OptionError) as error:
         replace(options, **change)
     assert str(error.value) == message
@@ -57,14 +59,21 @@ def test_files_that_are_missing_are_named(tmp_path: Path, name: str) -> None:
     sources = (parse_source("python=1"),)
     with pytest.raises(OptionError) as caught:
         DataOptions(sources, **{name: (tmp_path / "none.jsonl",)})
-    assert str(caught.value) == f"{name}: expected a file at {tmp_path / 'none.jsonl'}, found none; check the path"
-    with pytest.raises(OptionError, match=f"{name}: expected a file at .*, found a folder; check the path"):
+    assert (
+        str(caught.value)
+        == f"{name}: expected a file at {tmp_path / 'none.jsonl'}, found none; check the path"
+    )
+    with pytest.raises(
+        OptionError, match=f"{name}: expected a file at .*, found a folder; check the path"
+    ):
         DataOptions(sources, **{name: (tmp_path,)})
 
 
 def test_loop_without_a_shape_has_no_longest_sequence() -> None:
     assert LoopOptions(length=512, final_length=4096).final_length == 4096
-    with pytest.raises(OptionError, match="final-length: expected an integer of at least 1, found 0"):
+    with pytest.raises(
+        OptionError, match="final-length: expected an integer of at least 1, found 0"
+    ):
         LoopOptions(final_length=0)
 
 
@@ -96,16 +105,35 @@ def test_longest_sequence_is_one_that_is_read() -> None:
         (2048, {"final_share": 0.0, "final_length": 999}, (4096, 256, 999)),
     ],
 )
-def test_lengths_that_are_not_given_fit(context: int, given: dict[str, float], expected: tuple[int, ...]) -> None:
-    settings = {"batch": 8192, "micro": None, "length": None, "final_length": None, "final_share": 0.2}
+def test_lengths_that_are_not_given_fit(
+    context: int, given: dict[str, float], expected: tuple[int, ...]
+) -> None:
+    settings = {
+        "batch": 8192,
+        "micro": None,
+        "length": None,
+        "final_length": None,
+        "final_share": 0.2,
+    }
     found = fit_lengths(settings | given, context)
     assert (found["micro"], found["length"], found["final_length"]) == expected
     made = TrainOptions(**found, shape=replace(TINY.shape, context=context))
-    assert made.micro % made.first_length == made.micro % made.last_length == made.batch % made.micro == 0
+    assert (
+        made.micro % made.first_length
+        == made.micro % made.last_length
+        == made.batch % made.micro
+        == 0
+    )
 
 
 def test_lengths_that_cannot_fit_are_named() -> None:
-    settings = {"batch": 8192, "micro": None, "length": 300, "final_length": None, "final_share": 0.2}
+    settings = {
+        "batch": 8192,
+        "micro": None,
+        "length": 300,
+        "final_length": None,
+        "final_share": 0.2,
+    }
     with pytest.raises(OptionError, match="micro: expected a multiple of length 300, found 4096"):
         LoopOptions(**fit_lengths(settings, 2048))
     with pytest.raises(OptionError, match="micro: expected a divisor of batch 8191, found 4096"):
@@ -120,18 +148,33 @@ def test_only_lengths_that_are_read_have_rules() -> None:
 
 
 def test_sequences_of_a_draft_fit_its_target_too() -> None:
-    assert replace(TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), final_length=128).longest == 128
-    with pytest.raises(OptionError, match=r"final-length: expected an integer in 1..100, found 128"):
-        replace(TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), context=100, final_length=128)
+    assert (
+        replace(TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), final_length=128).longest
+        == 128
+    )
+    with pytest.raises(
+        OptionError, match=r"final-length: expected an integer in 1..100, found 128"
+    ):
+        replace(
+            TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), context=100, final_length=128
+        )
 
 
 @pytest.mark.parametrize(
-    ("length", "final_length", "final_share"), [(32, 64, 0.25), (32, 64, 0.0), (128, 16, 1.0), (64, 32, 0.9)]
+    ("length", "final_length", "final_share"),
+    [(32, 64, 0.25), (32, 64, 0.0), (128, 16, 1.0), (64, 32, 0.9)],
 )
 def test_least_text_has_a_sequence_for_each_part(
     tmp_path: Path, length: int, final_length: int, final_share: float
 ) -> None:
-    options = replace(TINY, length=length, final_length=final_length, final_share=final_share, batch=256, micro=128)
+    options = replace(
+        TINY,
+        length=length,
+        final_length=final_length,
+        final_share=final_share,
+        batch=256,
+        micro=128,
+    )
     least = options.min_text_tokens
     for tokens in (least, least + 1, least + 7):
         (tmp_path / "train.bin").write_bytes(bytes(2 * tokens))

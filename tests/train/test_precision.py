@@ -13,7 +13,8 @@ from pronk.train.losses import autocast, product_dtype
 @pytest.fixture
 def durations(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Let products in float32 and in bfloat16 take the seconds of the parameter."""
-    now, seconds = 0.0, dict(zip((torch.float32, torch.bfloat16), request.param, strict=True))
+    now = 0.0
+    seconds = dict(zip((torch.float32, torch.bfloat16), request.param, strict=True))
     multiply = torch.matmul
 
     def timed(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,19 @@ from train.tiny import TINY, InterruptingConsole, refusal, run_command, same_wei
 def test_interrupted_run_ends_like_an_uninterrupted_one(
     tmp_path: Path, data_options: DataOptions, quiet: Console
 ) -> None:
-    assert train_model(Run(tmp_path / "whole", "m", "command", quiet, Clock(None)), data_options, TINY)
+    assert train_model(
+        Run(tmp_path / "whole", "m", "command", quiet, Clock(None)), data_options, TINY
+    )
     assert not train_model(
-        Run(tmp_path / "parts", "m", "command", InterruptingConsole(quiet, "step 9 "), Clock(None)), data_options, TINY
+        Run(tmp_path / "parts", "m", "command", InterruptingConsole(quiet, "step 9 "), Clock(None)),
+        data_options,
+        TINY,
     )
     assert (tmp_path / "parts" / "latest" / "model.safetensors").exists()
     assert not (tmp_path / "parts" / "export").exists()
-    assert train_model(Run(tmp_path / "parts", "m", "command", quiet, Clock(None)), data_options, TINY)
+    assert train_model(
+        Run(tmp_path / "parts", "m", "command", quiet, Clock(None)), data_options, TINY
+    )
     assert same_weights(tmp_path / "whole", tmp_path / "parts")
     text = shown(quiet)
     assert "saved at step 9; the same command continues" in text
@@ -29,8 +35,10 @@ def test_interrupted_run_ends_like_an_uninterrupted_one(
 
 def test_command_trains_and_resumes(tmp_path: Path, corpus: Path) -> None:
     command = (
-        f"lm --source {corpus / 'stories.jsonl'}=1 --out {tmp_path / 'run'} --hidden 32 --layers 1 --heads 2 "
-        "--kv-heads 1 --mlp 32 --vocab 300 --positions 64 --steps 4 --batch 128 --micro 64 --length 32 "
+        f"lm --source {corpus / 'stories.jsonl'}=1 --out {tmp_path / 'run'} --hidden 32 --layers 1 "
+        "--heads 2 "
+        "--kv-heads 1 --mlp 32 --vocab 300 --positions 64 --steps 4 --batch 128 --micro 64 "
+        "--length 32 "
         "--final-length 64 --threads 1"
     )
     assert "finished" in run_command(command)
@@ -44,10 +52,16 @@ def test_command_trains_and_resumes(tmp_path: Path, corpus: Path) -> None:
     assert "expected lr = 0.003 as before, found 1.0" in refusal(f"{command} --lr 1")
 
 
-def test_run_goes_on_with_other_intervals(tmp_path: Path, data_options: DataOptions, quiet: Console) -> None:
+def test_run_goes_on_with_other_intervals(
+    tmp_path: Path, data_options: DataOptions, quiet: Console
+) -> None:
     train_model(
-        Run(tmp_path / "run", "m", "command", InterruptingConsole(quiet, "step 3 "), Clock(None)), data_options, TINY
+        Run(tmp_path / "run", "m", "command", InterruptingConsole(quiet, "step 3 "), Clock(None)),
+        data_options,
+        TINY,
     )
     assert train_model(
-        Run(tmp_path / "run", "m", "command", quiet, Clock(None)), data_options, replace(TINY, evaluate_every=2)
+        Run(tmp_path / "run", "m", "command", quiet, Clock(None)),
+        data_options,
+        replace(TINY, evaluate_every=2),
     )

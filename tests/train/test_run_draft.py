@@ -18,7 +18,16 @@ from pronk.train.options import DataOptions, OnPolicyOptions
 from pronk.train.run import Run, train_student
 from pronk.train.students import DraftStudent
 from pronk.train.teacher import Teacher
-from train.tiny import OWN, TINY_DRAFT, InterruptingConsole, draft_command, link, run_command, same_weights, shown
+from train.tiny import (
+    OWN,
+    TINY_DRAFT,
+    InterruptingConsole,
+    draft_command,
+    link,
+    run_command,
+    same_weights,
+    shown,
+)
 
 OPTIONS = replace(TINY_DRAFT, num_tokens=2)
 ASKED = "as long as the 400 tokens of --on-policy take"
@@ -27,7 +36,12 @@ pytestmark = pytest.mark.usefixtures("short_evaluation")
 
 
 def run(
-    data: DataOptions, teacher: Teacher, folder: Path, console: Console, own: OnPolicyOptions = OWN, **changes: Any
+    data: DataOptions,
+    teacher: Teacher,
+    folder: Path,
+    console: Console,
+    own: OnPolicyOptions = OWN,
+    **changes: Any,
 ) -> bool:
     options = replace(OPTIONS, **changes)
     place = Run(folder, "small", "pronk train draft", console, Clock(options.minutes))
@@ -49,10 +63,14 @@ def test_interrupted_run_ends_like_an_uninterrupted_one(
     text = shown(quiet)
     assert "saved what the target has written; the same command continues" in text
     assert "saved at step 9; the same command continues" in text
-    assert re.search(r"step 9 +\d+\.\d% +loss \d\.\d+ +same 0\.\d\d +lr .* tokens/s +\d+ s left\n", text)
+    assert re.search(
+        r"step 9 +\d+\.\d% +loss \d\.\d+ +same 0\.\d\d +lr .* tokens/s +\d+ s left\n", text
+    )
     assert re.search(r"\n  valid on-policy  KL \d\.\d{3}  same \d\.\d{3}\n", text)
     assert re.search(
-        r"\n  valid greedy  alpha \d\.\d{3}  CTAR\(1\) \d\.\d{3}  CTAR\(2\) \d\.\d{3}  S \d\.\d{3}\n", text
+        r"\n  valid greedy  alpha \d\.\d{3}  CTAR\(1\) \d\.\d{3}  CTAR\(2\) \d\.\d{3}  S "
+        r"\d\.\d{3}\n",
+        text,
     )
 
 
@@ -69,9 +87,8 @@ def test_command_makes_a_draft_that_serves(tmp_path: Path, corpus: Path, teacher
         "A draft model for little",
         teacher.fingerprints["weights"],
         "| on-policy |",
-        "| greedy | {greedy alpha:.3f} | {greedy CTAR(1):.3f}, {greedy CTAR(2):.3f} | {greedy S:.2f} |".format_map(
-            facts["figures"]
-        ),
+        "| greedy | {greedy alpha:.3f} | {greedy CTAR(1):.3f}, "
+        "{greedy CTAR(2):.3f} | {greedy S:.2f} |".format_map(facts["figures"]),
         "| stories | owner/name@abc | MIT | 360 |",
         "pronk train draft --source stories.jsonl=1 --on-policy 200 --out run --target little",
     ):
@@ -79,7 +96,9 @@ def test_command_makes_a_draft_that_serves(tmp_path: Path, corpus: Path, teacher
     assert str(tmp_path) not in card
     assert str(teacher.folder.parent) not in card
     assert LLM(export).config.context == 64
-    served = LLM(teacher.folder, drafter=f"draft_model(model={str(export)!r}, num_tokens=2)", budget="all")
+    served = LLM(
+        teacher.folder, drafter=f"draft_model(model={str(export)!r}, num_tokens=2)", budget="all"
+    )
     params = SamplingParams(max_tokens=20)
     out = served.generate("The cat", params)
     assert out.token_ids == teacher.llm.generate("The cat", params).token_ids
@@ -92,16 +111,24 @@ def test_mistakes_end_with_one_line(
 ) -> None:
     source = f"--source {corpus / 'stories.jsonl'}=1"
     common = (
-        f"train draft --target {teacher.folder} --out {tmp_path / 'run'} --on-policy 20 --layers 1 --hidden 16 "
-        "--mlp 16 --heads 2 --kv-heads 1 --steps 2 --batch 128 --micro 64 --length 32 --final-length 64 --num-tokens 0"
+        f"train draft --target {teacher.folder} --out {tmp_path / 'run'} --on-policy 20 --layers 1 "
+        "--hidden 16 "
+        "--mlp 16 --heads 2 --kv-heads 1 --steps 2 --batch 128 --micro 64 --length 32 "
+        "--final-length 64 --num-tokens 0"
     )
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "short.txt").write_text("The cat sees the dog.")
     (tmp_path / "file").write_text("")
     for words, message in (
         ("--source nowhere.jsonl=1", "expected a file or folder at nowhere.jsonl, found nothing"),
-        (f"--source {tmp_path / 'empty.jsonl'}=1", "source 'empty': expected text to train on, found"),
-        (f"--source {tmp_path / 'short.txt'}=1", "text: expected at least 65 tokens, for one sequence"),
+        (
+            f"--source {tmp_path / 'empty.jsonl'}=1",
+            "source 'empty': expected text to train on, found",
+        ),
+        (
+            f"--source {tmp_path / 'short.txt'}=1",
+            "text: expected at least 65 tokens, for one sequence",
+        ),
         (f"{source} --out {tmp_path / 'file'}", "Not a directory; choose a writable folder"),
         (f"{source} --patience 0", "patience: expected an integer of at least 1, found 0"),
         (f"{source} --target nowhere", "no such folder: 'nowhere'"),
@@ -116,7 +143,9 @@ def test_mistakes_end_with_one_line(
         assert error.count("\n") == 1
 
 
-def test_target_need_not_write(tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console) -> None:
+def test_target_need_not_write(
+    tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console
+) -> None:
     assert run(data_options, teacher, tmp_path, quiet, replace(OWN, tokens=0), share=0.0)
     assert (tmp_path / "data" / "on-policy.bin").stat().st_size == 0
     card = (tmp_path / "export" / "README.md").read_text()
@@ -128,18 +157,27 @@ def test_text_of_another_tokenizer_is_refused(
     tmp_path: Path, prepared: Path, data_options: DataOptions, teacher: Teacher, quiet: Console
 ) -> None:
     folder = link(prepared, tmp_path / "run")
-    with pytest.raises(OptionError, match=r"expected tokenizer = None as before, found '[0-9a-f]{32}'"):
+    with pytest.raises(
+        OptionError, match=r"expected tokenizer = None as before, found '[0-9a-f]{32}'"
+    ):
         run(data_options, teacher, folder, quiet)
 
 
 def test_run_that_gets_no_better_says_so_and_is_exported(
-    tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    data_options: DataOptions,
+    teacher: Teacher,
+    quiet: Console,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DraftStudent, "judge", lambda self, figures: 0.5)
     for _ in range(2):  # the second call exports again
         assert run(data_options, teacher, tmp_path / "run", quiet, evaluate_every=2, patience=2)
         text = shown(quiet)
-        line = "stopped early: no validation after that of step 2 (0.5000) is better, with a patience of 2\nfinished: "
+        line = (
+            "stopped early: no validation after that of step 2 (0.5000) is better, with a patience "
+            "of 2\nfinished: "
+        )
         assert line in text
         assert "step 6 " in text
         assert "step 7 " not in text
@@ -152,7 +190,8 @@ def test_latest_is_what_is_exported_in_the_end(
 ) -> None:
     assert run(data_options, teacher, tmp_path, quiet)
     latest, export = (
-        {each.name: each.read_bytes() for each in (tmp_path / name).iterdir()} for name in ("latest", "export")
+        {each.name: each.read_bytes() for each in (tmp_path / name).iterdir()}
+        for name in ("latest", "export")
     )
     assert latest == export
     assert latest["README.md"].startswith(b"---\nlibrary_name: transformers\n")
@@ -165,34 +204,57 @@ def test_latest_is_what_is_exported_in_the_end(
     ("at_most", "plan"),
     [
         (True, "minutes left of 60: 20.0 for text, 34.0 for training, 6.0 for evaluating\n"),
-        (False, f"minutes left of 60: {ASKED}, what that leaves of 54.0 for training, 6.0 for evaluating\n"),
+        (
+            False,
+            (
+                f"minutes left of 60: {ASKED}, what that leaves of 54.0 for training, 6.0 for "
+                "evaluating\n"
+            ),
+        ),
     ],
 )
 def test_time_is_shared_out_and_said(
-    tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, at_most: bool, plan: str
+    tmp_path: Path,
+    data_options: DataOptions,
+    teacher: Teacher,
+    quiet: Console,
+    at_most: bool,
+    plan: str,
 ) -> None:
     own = replace(OWN, at_most=at_most)
     for console, done in ((InterruptingConsole(quiet, "step 9 "), False), (quiet, True)):
         assert run(data_options, teacher, tmp_path, console, own, minutes=60.0) == done
     text = shown(quiet)
     assert text.startswith(plan)
-    resumed = re.search(r"at step 9; the same command continues\n(minutes left of 60: 0.0 for text, .*)\n", text)
+    resumed = re.search(
+        r"at step 9; the same command continues\n(minutes left of 60: 0.0 for text, .*)\n", text
+    )
     assert resumed is not None
-    assert re.fullmatch(r"minutes left .* text, 5\d\.\d for training, 6.0 for evaluating", resumed[1])
+    assert re.fullmatch(
+        r"minutes left .* text, 5\d\.\d for training, 6.0 for evaluating", resumed[1]
+    )
     assert (tmp_path / "export" / "model.safetensors").exists()
 
 
 def test_without_time_left_the_minimum_of_text_is_made(
-    tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    data_options: DataOptions,
+    teacher: Teacher,
+    quiet: Console,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After 40 of 60 minutes, no time is left for text: the target generates the minimum, one sequence."""
+    """After 40 of 60 minutes, no time is left for text: the target generates the minimum, one
+    sequence.
+    """
     monkeypatch.setattr("pronk.train.corpus.collection._CHUNK", 2)
     clock = Clock(60.0)
     (tmp_path / "data").mkdir()
     clock.earlier = 2400.0
     clock.save(tmp_path / "data")
     assert run(data_options, teacher, tmp_path, quiet, replace(OWN, at_most=True), minutes=60.0)
-    assert "minutes left of 60: 0.0 for text, 14.0 for training, 6.0 for evaluating\n" in shown(quiet)
+    assert "minutes left of 60: 0.0 for text, 14.0 for training, 6.0 for evaluating\n" in shown(
+        quiet
+    )
     written = json.loads((tmp_path / "data" / "on-policy.json").read_text())["tokens"]
     assert OPTIONS.longest < written < OWN.tokens
     tokenized = (tmp_path / "data" / "train.bin").stat().st_size // 2

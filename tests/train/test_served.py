@@ -30,7 +30,8 @@ def draft(trained: Trainer[LanguageModel], teacher: Teacher, tmp_path: Path) -> 
 def test_target_predicts_itself_and_another_model_does_not(
     draft: Path, teacher: Teacher, draft_data: Path, tmp_path: Path
 ) -> None:
-    prompts, folder = held_out_prompts(draft_data), tmp_path / "draft"
+    prompts = held_out_prompts(draft_data)
+    folder = tmp_path / "draft"
     shutil.copytree(teacher.folder, folder)
     same = measure(teacher.llm, spec(folder, 3), prompts, 16)
     assert same["greedy alpha"] == same["T=0.8 alpha"] == 1.0
@@ -53,7 +54,8 @@ def test_figures_are_those_of_the_engine(
     prompts = held_out_prompts(draft_data)
     figures = measure(teacher.llm, spec(draft, 2), prompts, 20)
     llm = LLM(teacher.folder, drafter=spec(draft, 2), budget="all")
-    steps, tokens = [], 0
+    steps = []
+    tokens = 0
     for number, prompt in enumerate(prompts):  # one by one, in another engine
         params = SamplingParams(max_tokens=20, temperature=temperature, seed=derive_seed(0, number))
         done = llm.generate(prompt, params)
@@ -83,7 +85,9 @@ def test_a_drafter_that_raises_has_no_figures(
         measure(teacher.llm, spec(teacher.folder, 3), held_out_prompts(draft_data)[:2], 8)
 
 
-def test_where_time_is_short_a_few_prompts_are_continued(draft: Path, teacher: Teacher, draft_data: Path) -> None:
+def test_where_time_is_short_a_few_prompts_are_continued(
+    draft: Path, teacher: Teacher, draft_data: Path
+) -> None:
     prompts = held_out_prompts(draft_data)
     assert len(prompts) > 4
     few = measure(teacher.llm, spec(draft, 2), prompts[:4], 20)

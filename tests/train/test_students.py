@@ -28,14 +28,18 @@ class AheadShape:
 
 
 class Ahead(Student[nn.Module]):
-    """From the first layer's output at ``t``, branch ``k`` (from 0) predicts the token at ``t + 1 + k``."""
+    """From the first layer's output at ``t``, branch ``k`` (from 0) predicts the token at ``t + 1 +
+    k``.
+    """
 
     kind = "ahead"
     title = "An example"
     hidden = (1,)
 
     def build(self, generator: torch.Generator) -> nn.Module:
-        module = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(2))})
+        module = nn.ModuleDict(
+            {"layers": nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(2))}
+        )
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.2, generator=generator)
         return module
@@ -45,7 +49,11 @@ class Ahead(Student[nn.Module]):
         every = torch.arange(count * length).view(count, length)
         for later, linear in enumerate(self.module["layers"]):
             hidden = linear(features.hidden[1].float().view(count, length, -1)[:, : length - later])
-            yield Branch(hidden.flatten(0, 1), self.teacher.unembedding, every[:, later:].flatten() if later else None)
+            yield Branch(
+                hidden.flatten(0, 1),
+                self.teacher.unembedding,
+                every[:, later:].flatten() if later else None,
+            )
 
     @property
     def description(self) -> str:
@@ -53,7 +61,8 @@ class Ahead(Student[nn.Module]):
 
 
 OPTIONS = StudentOptions(
-    **LOOP | {"shape": AheadShape(), "steps": 6, "final_share": 0.5, "evaluate_every": 3, "log_every": 2}
+    **LOOP
+    | {"shape": AheadShape(), "steps": 6, "final_share": 0.5, "evaluate_every": 3, "log_every": 2}
 )
 
 
@@ -62,17 +71,27 @@ def student(draft_data: Path, tmp_path: Path, teacher: Teacher) -> Ahead:
     return Ahead(link(draft_data, tmp_path / "run"), OPTIONS, teacher)
 
 
-def slow_losses(student: Ahead, inputs: Tensor, targets: Tensor, hard: float) -> tuple[list[Tensor], list[float]]:
-    """Return the loss and the accuracy of each branch, computed by a loop over positions in float32."""
+def slow_losses(
+    student: Ahead, inputs: Tensor, targets: Tensor, hard: float
+) -> tuple[list[Tensor], list[float]]:
+    """Return the loss and the accuracy of each branch, computed by a loop over positions in
+    float32.
+    """
     teacher = student.teacher
-    losses, same = [], []
+    losses = []
+    same = []
     for later in (0, 1):
-        each, hits = [], []
+        each = []
+        hits = []
         for row, labels in zip(inputs, targets, strict=True):
             p = dense_logits(teacher.decoder, row[None], teacher.dtype).float().softmax(-1)
-            states = compute_features(teacher.decoder, row[None], teacher.dtype, (1,)).hidden[1].float()
+            states = (
+                compute_features(teacher.decoder, row[None], teacher.dtype, (1,)).hidden[1].float()
+            )
             for t in range(len(row) - later):
-                q = (student.module["layers"][later](states[t]) @ teacher.unembedding.float().T).softmax(-1)
+                q = (
+                    student.module["layers"][later](states[t]) @ teacher.unembedding.float().T
+                ).softmax(-1)
                 soft = (p[t + later] * (p[t + later].log() - q.log())).sum()
                 each.append((1 - hard) * soft - hard * q[labels[t + later]].log())
                 hits.append(float(q.argmax() == p[t + later].argmax()))
@@ -103,8 +122,12 @@ def test_loss_is_the_mean_and_the_gradient_that_of_the_sum(student: Ahead, hard:
 def test_every_branch_is_evaluated_and_judged(student: Ahead) -> None:
     figures = student.evaluate(32)
     names = ("stories", "code", "extra", "on-policy")
-    assert set(figures) == {f"{name} {each} {k}" for name in names for each in ("KL", "same") for k in (1, 2)}
-    assert student.judge(figures) == pytest.approx(sum(v for k, v in figures.items() if " KL " in k) / 8)
+    assert set(figures) == {
+        f"{name} {each} {k}" for name in names for each in ("KL", "same") for k in (1, 2)
+    }
+    assert student.judge(figures) == pytest.approx(
+        sum(v for k, v in figures.items() if " KL " in k) / 8
+    )
     assert math.isnan(student.judge({}))
 
 
@@ -125,7 +148,9 @@ def test_accuracy_of_every_position_is_reported_since_the_last_time(
     assert list(reported) == [2, 3, 4, 6]
     for step, first in ((2, 0), (3, 2), (4, 3), (6, 4)):  # two passes in a step
         part = seen[2 * first : 2 * step]
-        assert reported[step] == pytest.approx([sum(column) / len(part) for column in zip(*part, strict=True)])
+        assert reported[step] == pytest.approx(
+            [sum(column) / len(part) for column in zip(*part, strict=True)]
+        )
         assert len(reported[step]) == 2
     assert len(set(reported.values())) == 4
     # A run that is interrupted between two reports has the same reports.

@@ -37,10 +37,17 @@ def test_name_is_that_of_the_folder_or_the_hub(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_distributions_are_computed_with_plain_weights(checkpoint: MakeCheckpoint, *, tied: bool) -> None:
-    """The plain weights are frozen, in the checkpoint's dtype, and equal to those that the kernels have packed."""
-    teacher = Teacher(checkpoint("llama", tie_word_embeddings=tied, save_dtype=torch.bfloat16), threads=1)
-    engine, decoder = teacher.llm.engine.target.decoder, teacher.decoder
+def test_distributions_are_computed_with_plain_weights(
+    checkpoint: MakeCheckpoint, *, tied: bool
+) -> None:
+    """The plain weights are frozen, in the checkpoint's dtype, and equal to those that the kernels
+    have packed.
+    """
+    teacher = Teacher(
+        checkpoint("llama", tie_word_embeddings=tied, save_dtype=torch.bfloat16), threads=1
+    )
+    engine = teacher.llm.engine.target.decoder
+    decoder = teacher.decoder
     assert isinstance(engine.backend, KernelBackend)
     assert teacher.decoder is decoder
     assert not any(parameter.requires_grad for parameter in decoder.parameters())
@@ -50,7 +57,9 @@ def test_distributions_are_computed_with_plain_weights(checkpoint: MakeCheckpoin
     assert np.array_equal(engine.head.packed.unpack(), teacher.unembedding.float().numpy())
 
 
-def test_distributions_do_not_depend_on_the_engine(teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributions_do_not_depend_on_the_engine(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(_: str) -> None:
         raise KernelsError("found no kernels")
 
@@ -60,4 +69,6 @@ def test_distributions_do_not_depend_on_the_engine(teacher: Teacher, monkeypatch
     assert plain.llm.engine.target.decoder.backend.kernels is None
     ids = torch.arange(5, 45)[None]
     with torch.no_grad():
-        assert torch.equal(*(dense_logits(each.decoder, ids, each.dtype) for each in (plain, teacher)))
+        assert torch.equal(
+            *(dense_logits(each.decoder, ids, each.dtype) for each in (plain, teacher))
+        )

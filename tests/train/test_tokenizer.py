@@ -12,7 +12,12 @@ from pronk.train.data import load_tokenizer, train_tokenizer
 def test_every_byte_survives(prepared: Path) -> None:
     tokenizer = load_tokenizer(prepared)
     draw = random.Random(0)
-    texts = ["".join(chr(draw.choice((draw.randrange(32, 127), draw.randrange(0x80, 0xD000)))) for _ in range(50))]
+    texts = [
+        "".join(
+            chr(draw.choice((draw.randrange(32, 127), draw.randrange(0x80, 0xD000))))
+            for _ in range(50)
+        )
+    ]
     texts += ["\t\n\r\0  \n\n", "日本語 🦌 é", " def f():\n        return"]
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
@@ -24,7 +29,8 @@ def test_special_tokens_come_first(prepared: Path) -> None:
 
 
 def test_transformers_reads_the_same_ids(prepared: Path) -> None:
-    ours, theirs = load_tokenizer(prepared), AutoTokenizer.from_pretrained(prepared)
+    ours = load_tokenizer(prepared)
+    theirs = AutoTokenizer.from_pretrained(prepared)
     text = "The cat sees  the river.\n    return x"
     assert theirs(text).input_ids == ours.encode(text).ids
     assert theirs.eos_token_id == 0
@@ -33,7 +39,8 @@ def test_transformers_reads_the_same_ids(prepared: Path) -> None:
 
 
 def test_chat_template_is_what_was_trained(prepared: Path) -> None:
-    ours, theirs = load_tokenizer(prepared), AutoTokenizer.from_pretrained(prepared)
+    ours = load_tokenizer(prepared)
+    theirs = AutoTokenizer.from_pretrained(prepared)
     said = ("What is it?", "A tree.\n\nA *big* one.", "And now?", "No.")
     turns = list(zip(("user", "assistant") * 2, said, strict=True))
     messages = [{"role": role, "content": content} for role, content in turns]

@@ -34,7 +34,9 @@ PACE: dict[str, Any] = {
 }
 TINY = TrainOptions(shape=SHAPE, **PACE)
 TINY_DRAFT = DraftOptions(
-    shape=ModelShape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=24, vocab=320, context=64), num_tokens=0, **PACE
+    shape=ModelShape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=24, vocab=320, context=64),
+    num_tokens=0,
+    **PACE,
 )
 TOKENS = TINY.steps * TINY.batch + 1
 OWN = OnPolicyOptions(tokens=400, prompt=24, length=12, batch=16, held_out=6)
@@ -43,7 +45,8 @@ OWN = OnPolicyOptions(tokens=400, prompt=24, length=12, batch=16, held_out=6)
 def draft_command(teacher: Teacher, corpus: Path, out: Path, more: str) -> list[str]:
     """Return a short run of ``draft``, with ``more`` options."""
     return (
-        f"draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {out} --on-policy 200 "
+        f"draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {out} "
+        "--on-policy 200 "
         "--hidden 16 --layers 1 --heads 2 --kv-heads 1 --mlp 16 --batch 128 --micro 64 --length 32 "
         f"--final-length 64 --threads 1 {more}"
     ).split()
@@ -83,7 +86,9 @@ class InterruptingConsole(Console):
 
 
 def write_jsonl(path: Path, texts: list[str], origin: str = "owner/name@abc:file") -> Path:
-    rows = ({"text": text, "source": f"{origin}#{i}", "license": "MIT"} for i, text in enumerate(texts))
+    rows = (
+        {"text": text, "source": f"{origin}#{i}", "license": "MIT"} for i, text in enumerate(texts)
+    )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -91,7 +96,9 @@ def write_jsonl(path: Path, texts: list[str], origin: str = "owner/name@abc:file
 def same_weights(one: Path, other: Path) -> bool:
     """Compare the exported weights of two runs."""
     mine, theirs = (load_file(each / "export" / "model.safetensors") for each in (one, other))
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(mine[name], theirs[name]) for name in mine
+    )
 
 
 def link(data: Path, folder: Path) -> Path:

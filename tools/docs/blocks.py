@@ -2,11 +2,12 @@
 
     python tools/docs/blocks.py    # after a change of an option or of a result
 
-A block in ``README.md`` and ``docs/**/*.md`` stands between ``<!-- begin: KIND NAME -->`` and ``<!-- end -->``. The
-kinds are ``options`` (of a drafter, from its class), ``figures`` (of a drafter, from ``benchmarks/results``),
-``speedups`` (of a drafter, by model, from the same), ``fields`` (that the server does not have), ``attacks`` (on the
-server, from ``benchmarks/results``) and ``names`` (of a public module, from its stub). The tests fail if a block or a
-plot is not up to date.
+A block in ``README.md`` and ``docs/**/*.md`` stands between ``<!-- begin: KIND NAME -->`` and
+``<!-- end -->``. The kinds are ``options`` (of a drafter, from its class), ``figures`` (of a
+drafter, from ``benchmarks/results``), ``speedups`` (of a drafter, by model, from the same),
+``fields`` (that the server does not have), ``attacks`` (on the server, from ``benchmarks/results``)
+and ``names`` (of a public module, from its stub). The tests fail if a block or a plot is not up to
+date.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 ATTACK = "2026-11-attack"
 EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
 _BLOCK = re.compile(
-    r"(<!-- begin: (options|figures|speedups|fields|attacks|names) ([\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- begin: (options|figures|speedups|fields|attacks|names) ([\w.]+) -->\n).*?(<!-- end "
+    r"-->)",
+    re.DOTALL,
 )
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
@@ -69,13 +72,16 @@ def describe_options(name: str) -> dict[str, str]:
 
 def options(name: str) -> str:
     """Return a table of a drafter's options: name, default, meaning with range."""
-    drafter, meanings = REGISTRY[name](), describe_options(name)
+    drafter = REGISTRY[name]()
+    meanings = describe_options(name)
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for field in dataclasses.fields(drafter):  # type: ignore[arg-type]
         value: Any = getattr(drafter, field.name)
         if field.name == "parts":
             default = ", ".join(f"`{part.name}`" for part in value) or "none"
-            lines.append(f"| in parentheses | {default} | {meanings.get('parts', 'the drafters')} |")
+            lines.append(
+                f"| in parentheses | {default} | {meanings.get('parts', 'the drafters')} |"
+            )
         else:
             lines.append(f"| `{field.name}` | `{value!r}` | {meanings[field.name]} |")
     return "\n".join(lines) if len(lines) > 2 else "It has no options."
@@ -88,14 +94,22 @@ def figures(name: str) -> str:
 
 def _every_method(name: str) -> Iterator[str]:
     result = json.loads((RESULTS / f"{EVERY_METHOD}.json").read_text(encoding="utf-8"))
-    found = [(cell["temperature"], row) for cell in result["cells"] for row in cell["rows"] if row["method"] == name]
+    found = [
+        (cell["temperature"], row)
+        for cell in result["cells"]
+        for row in cell["rows"]
+        if row["method"] == name
+    ]
     if not found:
         return
     suites = list(found[0][1]["tokens per pass"])
     yield (
-        f"Tokens per forward pass by task of Spec-Bench, and speed relative to plain decoding: {result['model']}, "
-        f"{result['machine']}, `python benchmarks/drafter_table.py MODEL.gguf --prompts spec_bench.jsonl --heads RUNS` "
-        f"([every method](../../benchmarks/results/{EVERY_METHOD}.md)).{_describe_training(found[0][1])}"
+        "Tokens per forward pass by task of Spec-Bench, and speed relative to plain decoding: "
+        f"{result['model']}, "
+        f"{result['machine']}, `python benchmarks/drafter_table.py MODEL.gguf --prompts "
+        "spec_bench.jsonl --heads RUNS` "
+        "([every "
+        f"method](../../benchmarks/results/{EVERY_METHOD}.md)).{_describe_training(found[0][1])}"
     )
     head = ["T", *(each.replace("_", " ") for each in suites), "mean", "× plain"]
     rows = [
@@ -113,7 +127,11 @@ def _every_method(name: str) -> Iterator[str]:
 def _describe_training(row: dict[str, Any]) -> str:
     tokens, _, duration = row["training"].partition(", ")
     size = f"{row['parameters']:.1f} M"
-    return f" The drafter has {size} parameters and was trained on {tokens} tokens ({duration})." if tokens else ""
+    return (
+        f" The drafter has {size} parameters and was trained on {tokens} tokens ({duration})."
+        if tokens
+        else ""
+    )
 
 
 def _real_models(name: str) -> Iterator[str]:
@@ -122,15 +140,22 @@ def _real_models(name: str) -> Iterator[str]:
         found: dict[tuple[str, float], dict[str, float]] = {}
         for row in rows:
             if re.match(r"\w*", row["method"])[0] == name and "speedup" in row:  # type: ignore[index]
-                found.setdefault((row["model"], row["temperature"]), {})[row["group"]] = row["speedup"]
+                found.setdefault((row["model"], row["temperature"]), {})[row["group"]] = row[
+                    "speedup"
+                ]
         if found:
             yield (
-                "Speed relative to plain decoding, the time of the prompt included, by kind of answer: free text, "
+                "Speed relative to plain decoding, the time of the prompt included, by kind of "
+                "answer: free text, "
                 f"code, and answers that repeat their prompt; {_describe_machine(rows[0])}, "
-                f"`python benchmarks/real.py MODEL --out OUT` ([all columns](../../benchmarks/results/{result}.md))."
+                "`python benchmarks/real.py MODEL --out OUT` ([all "
+                f"columns](../../benchmarks/results/{result}.md))."
             )
             groups = ("chat", "code", "copy", "all")
-            values = [[*key, *(f"{cell[g]:.2f}" if g in cell else "" for g in groups)] for key, cell in found.items()]
+            values = [
+                [*key, *(f"{cell[g]:.2f}" if g in cell else "" for g in groups)]
+                for key, cell in found.items()
+            ]
             yield table(["model", "T", "free text", "code", "copy", "all"], values)
 
 
@@ -140,7 +165,8 @@ def _describe_machine(row: dict[str, Any]) -> str:
 
 def speedups(name: str) -> str:
     """Return machine and command of the measured real models, and how much faster a drafter is than other ways."""
-    models, groups = real_rows(RESULTS), [real_rows(RESULTS, group) for group in ("chat", "code", "copy", "all")]
+    models = real_rows(RESULTS)
+    groups = [real_rows(RESULTS, group) for group in ("chat", "code", "copy", "all")]
     warm = real_rows(RESULTS, temperature=0.7)
     head = ["model", "prompts", "× plain: free text", "code", "copy", "all", "all, T = 0.7"]
     head += ["× llama.cpp", "× OpenVINO"]
@@ -150,10 +176,18 @@ def speedups(name: str) -> str:
         cells += [warm[model][name].get("speedup_after_first")]
         peers = [faster_mode(rows, peer) for peer in ("llama_cpp", "openvino")]
         cells += [rows[name]["speed"] / row["speed"] if row["prompts"] else None for row in peers]
-        lines.append([model, rows[name]["prompts"], *("–" if cell is None else f"{cell:.2f}" for cell in cells)])
+        lines.append(
+            [
+                model,
+                rows[name]["prompts"],
+                *("–" if cell is None else f"{cell:.2f}" for cell in cells),
+            ]
+        )
     return (
-        f"*{_describe_machine(next(iter(models.values()))[name])}: `python benchmarks/real.py {' '.join(models)} "
-        f"--out OUT` ([all options, all columns](benchmarks/results/{REAL}.md)).*\n\n{table(head, lines)}"
+        f"*{_describe_machine(next(iter(models.values()))[name])}: `python benchmarks/real.py "
+        f"{' '.join(models)} "
+        "--out OUT` ([all options, all "
+        f"columns](benchmarks/results/{REAL}.md)).*\n\n{table(head, lines)}"
     )
 
 
@@ -164,13 +198,17 @@ def fields(_: str) -> str:
 
 def _fields_of(place: str, rows: dict[str, Treatment]) -> str:
     accepted = ", ".join(f"`{name}`" for name, row in rows.items() if isinstance(row, Accepted))
-    renamed = ", ".join(f"`{name}` (`{row.name}`)" for name, row in rows.items() if isinstance(row, Renamed))
+    renamed = ", ".join(
+        f"`{name}` (`{row.name}`)" for name, row in rows.items() if isinstance(row, Renamed)
+    )
     opened = ", ".join(f"`{name}`" for name, row in rows.items() if isinstance(row, Envelope))
     refused: dict[str, list[str]] = {}
     for name, row in rows.items():
         if isinstance(row, Refused):
             neutral = " or ".join(json.dumps(each) for each in row.neutral)
-            refused.setdefault(row.advice, []).append(f"`{name}`" + (f" (but {neutral})" if neutral else ""))
+            refused.setdefault(row.advice, []).append(
+                f"`{name}`" + (f" (but {neutral})" if neutral else "")
+            )
     lines = [f"### {FIELD_PLACES[place]}", ""]
     lines += [f"- Accepted: {accepted}."] if accepted else []
     lines += [f"- Other names: {renamed}."] if renamed else []
@@ -214,7 +252,13 @@ def pages() -> list[Path]:
 
 def update(text: str) -> str:
     """Return the text of a page with all blocks up to date."""
-    kinds = {"options": options, "figures": figures, "speedups": speedups, "fields": fields, "attacks": attacks}
+    kinds = {
+        "options": options,
+        "figures": figures,
+        "speedups": speedups,
+        "fields": fields,
+        "attacks": attacks,
+    }
     kinds["names"] = names
     return _BLOCK.sub(lambda match: f"{match[1]}{kinds[match[2]](match[3])}\n{match[4]}", text)
 

@@ -2,10 +2,10 @@
 
     python tools/docs/build.py    # into build/site
 
-The pages are the files that GitHub shows, with their links changed to the places of the site. Files outside ``docs/``
-that a page links to are added: README, results, the page of the kernels, source files. ``llms.txt`` lists the pages,
-``llms-full.txt`` has their text, and the Markdown of each page is a file of the site, too. A warning of the generator
-is an error, and nothing is fetched.
+The pages are the files that GitHub shows, with their links changed to the places of the site. Files
+outside ``docs/`` that a page links to are added: README, results, the page of the kernels, source
+files. ``llms.txt`` lists the pages, ``llms-full.txt`` has their text, and the Markdown of each page
+is a file of the site, too. A warning of the generator is an error, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ PREFIXES = (("docs/", ""), ("benchmarks/results", "results"), ("", "files/"))
 
 
 def site_path(source: str) -> str:
-    """Return the place in the site of a file or folder of the repository; a folder is a page of its own."""
+    """Return the place in the site of a file or folder of the repository.
+
+    A folder is a page of its own.
+    """
     if (ROOT / source).is_dir():
         source += "/README.md" if (ROOT / source / "README.md").exists() else ".md"
     prefix, folder = next(each for each in PREFIXES if source.startswith(each[0]))
@@ -49,8 +52,13 @@ def read(source: str) -> str:
         return path.read_text(encoding="utf-8")
     if (path / "README.md").exists():
         return (path / "README.md").read_text(encoding="utf-8")
-    files = sorted(each for each in path.iterdir() if each.suffix in {".md", ".py", ".json", ".svg"})
-    lines = [f"- [{file.name}]({path.name}/{file.name})" + f": {file.stem}" * (file.suffix == ".md") for file in files]
+    files = sorted(
+        each for each in path.iterdir() if each.suffix in {".md", ".py", ".json", ".svg"}
+    )
+    lines = [
+        f"- [{file.name}]({path.name}/{file.name})" + f": {file.stem}" * (file.suffix == ".md")
+        for file in files
+    ]
     return "\n".join([f"# Files of {source}", "", *lines, ""])
 
 
@@ -60,7 +68,10 @@ def resolve(source: str, target: str) -> str:
 
 
 def move_links(text: str, source: str) -> str:
-    """Return a page's text with the places of the site as targets; a label that is a file's name becomes its title."""
+    """Return a page's text with the places of the site as targets.
+
+    A label that is a file's name becomes its title.
+    """
     folder = str(PurePosixPath(site_path(source)).parent)
 
     def change(label: str, target: str) -> tuple[str, str]:
@@ -77,7 +88,9 @@ def move_links(text: str, source: str) -> str:
 
 def stage(out: Path) -> None:
     """Write the pages, and all that they link to, into an empty folder."""
-    pending = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*") if path.is_file()]
+    pending = [
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*") if path.is_file()
+    ]
     pending += [source for source in PAGES if (ROOT / source).exists()]
     seen = set(pending)
     while pending:
@@ -109,14 +122,18 @@ def pages(nav: list[Any], section: str = "Start") -> Iterator[tuple[str, str]]:
 
 def summary(markdown: str) -> str:
     """Return the first paragraph below the title, in one line."""
-    paragraphs = (each for each in markdown.split("\n\n")[1:] if each[:1].isalnum() or each.startswith("`"))
+    paragraphs = (
+        each for each in markdown.split("\n\n")[1:] if each[:1].isalnum() or each.startswith("`")
+    )
     text = " ".join(next((each for each in paragraphs if not each.startswith("```")), "").split())
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
 
 
 def write_llms(nav: list[Any], staged: Path, site: Path) -> None:
     """Write ``llms.txt``, ``llms-full.txt``, and the Markdown of every page of the navigation."""
-    index, full, section = ["# pronk", "", f"> {summary(read('README.md'))}"], [], ""
+    index = ["# pronk", "", f"> {summary(read('README.md'))}"]
+    full = []
+    section = ""
     for each, page in pages(nav):
         if each != section:
             index += ["", f"## {each}", ""]
@@ -130,7 +147,8 @@ def write_llms(nav: list[Any], staged: Path, site: Path) -> None:
 
 
 def main() -> None:
-    staged, site = ROOT / "build" / "pages", ROOT / "build" / "site"
+    staged = ROOT / "build" / "pages"
+    site = ROOT / "build" / "site"
     shutil.rmtree(staged, ignore_errors=True)
     stage(staged)
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]

@@ -57,12 +57,15 @@ class Options(Extension):
 
 
 def _take_docstring(obj: Object) -> None:
-    obj.docstring = Docstring(_as_markdown(inspect.getdoc(resolve_name(obj.path)) or ""), parent=obj)
+    obj.docstring = Docstring(
+        _as_markdown(inspect.getdoc(resolve_name(obj.path)) or ""), parent=obj
+    )
 
 
 def _parameter(parameter: inspect.Parameter) -> Parameter:
     kind = ParameterKind[parameter.kind.name.lower()]
-    annotation, default = parameter.annotation, parameter.default
+    annotation = parameter.annotation
+    default = parameter.default
     return Parameter(
         parameter.name,
         annotation=None if annotation is inspect.Parameter.empty else _type_text(annotation),
@@ -77,7 +80,10 @@ def _type_text(annotation: Any) -> str:
 
 
 class Markdown(Extension):
-    """Replaces ``:class:`~a.b.Name``` by ```Name```, and ``text ::`` by ``text:``. A line ``::`` is dropped."""
+    """Replaces ``:class:`~a.b.Name``` by ```Name```, and ``text ::`` by ``text:``.
+
+    A line ``::`` is dropped.
+    """
 
     def on_instance(self, *, obj: Object, **_: Any) -> None:
         """Change the docstring of one object."""

@@ -12,14 +12,21 @@ from typing import Any, NamedTuple
 
 __all__ = ["PLOTS", "REAL", "REAL_ELSEWHERE", "real_rows"]
 
-REAL, REAL_ELSEWHERE = "2026-11-real-avx512", "2026-11-real-avx2"  # measured by benchmarks/real.py
+# measured by benchmarks/real.py
+REAL = "2026-11-real-avx512"
+REAL_ELSEWHERE = "2026-11-real-avx2"
 ENGINES = {
     "auto": "pronk, auto",
     "autoregressive": "pronk, plain decoding",
     "llama_cpp": "llama.cpp",
     "openvino": "OpenVINO",
 }
-WIDTH, LABEL, RIGHT, BAR, PAD = 720, 190, 60, 13, 10  # pixels; LABEL is the room for names on the left
+# pixels; LABEL is the room for names on the left
+WIDTH = 720
+LABEL = 190
+RIGHT = 60
+BAR = 13
+PAD = 10
 COLOURS = ("#2f6feb", "#8bb4f8", "#b6bec8", "#d0d7de")
 STYLE = """\
 .paper { fill: #fff }
@@ -40,7 +47,8 @@ class Group(NamedTuple):
 
 def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) -> str:
     """Return horizontal bars; a dashed line marks 1, the speed of plain decoding."""
-    top, step = 62, BAR * len(series) + PAD
+    top = 62
+    step = BAR * len(series) + PAD
     bottom = top + step * len(groups)
     largest = max(value for group in groups for value in group.values if value is not None)
     scale = (WIDTH - LABEL - RIGHT) / largest
@@ -51,35 +59,53 @@ def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) 
         parts.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{COLOURS[number]}"/>')
         parts.append(f'<text class="tick" x="{x + 16}" y="44">{escape(name)}</text>')
     for tick in ticks:
-        x, kind = LABEL + scale * tick, "one" if tick == 1 else "grid"
-        parts.append(f'<line class="{kind}" x1="{x:.1f}" y1="{top - 8}" x2="{x:.1f}" y2="{bottom}"/>')
+        x = LABEL + scale * tick
+        kind = "one" if tick == 1 else "grid"
+        parts.append(
+            f'<line class="{kind}" x1="{x:.1f}" y1="{top - 8}" x2="{x:.1f}" y2="{bottom}"/>'
+        )
         if tick * 2 == int(tick * 2):
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>')
+            parts.append(
+                f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" '
+                f'text-anchor="middle">{tick:g}</text>'
+            )
     for row, group in enumerate(groups):
         y = top + step * row
         middle = y + BAR * len(series) / 2 + 4
-        parts.append(f'<text x="{LABEL - 10}" y="{middle:.1f}" text-anchor="end">{escape(group.name)}</text>')
+        parts.append(
+            f'<text x="{LABEL - 10}" y="{middle:.1f}" text-anchor="end">{escape(group.name)}</text>'
+        )
         for number, value in enumerate(group.values):
             if value is not None:
-                width, place = scale * value, y + BAR * number
+                width = scale * value
+                place = y + BAR * number
                 fill = COLOURS[number]
-                parts.append(f'<rect x="{LABEL}" y="{place}" width="{width:.1f}" height="{BAR - 2}" fill="{fill}"/>')
+                parts.append(
+                    f'<rect x="{LABEL}" y="{place}" width="{width:.1f}" height="{BAR - 2}" '
+                    f'fill="{fill}"/>'
+                )
                 x = LABEL + width + 5
-                parts.append(f'<text class="value" x="{x:.1f}" y="{place + BAR - 3}">{value:.2f}</text>')
-    return svg([*parts, f'<text class="note" x="12" y="{bottom + 38}">{escape(note)}</text>'], bottom + 50)
+                parts.append(
+                    f'<text class="value" x="{x:.1f}" y="{place + BAR - 3}">{value:.2f}</text>'
+                )
+    return svg(
+        [*parts, f'<text class="note" x="12" y="{bottom + 38}">{escape(note)}</text>'], bottom + 50
+    )
 
 
 def svg(parts: Sequence[str], height: int) -> str:
     """Return a file with the elements on white paper, which is legible beside light and dark text."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img">\n<style>\n{STYLE}</style>\n<rect class="paper" width="100%" height="100%" rx="8"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}" '
+        f'role="img">\n<style>\n{STYLE}</style>\n<rect class="paper" width="100%" height="100%" '
+        'rx="8"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
 
-def real_rows(results: Path, group: str = "all", temperature: float = 0.0) -> dict[str, dict[str, dict[str, Any]]]:
+def real_rows(
+    results: Path, group: str = "all", temperature: float = 0.0
+) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the rows of :data:`REAL` for a group of prompts and a temperature, by model, fastest first, and method."""
     rows = json.loads((results / f"{REAL}.json").read_text(encoding="utf-8"))
     found: dict[str, dict[str, dict[str, Any]]] = {}
@@ -97,30 +123,44 @@ def faster_mode(rows: Mapping[str, dict[str, Any]], engine: str) -> dict[str, An
 
 def real(results: Path) -> str:
     """Tokens per second of engines on real models, and the number of outputs that equal those of plain decoding."""
-    top, bar = 32, 18
+    top = 32
+    bar = 18
     title = "Tokens per second, prompt included, and outputs identical to pronk's plain decoding"
     parts = [f'<text class="title" x="12" y="22">{title}</text>']
     for model, rows in real_rows(results).items():
         shown = {name: faster_mode(rows, engine) for engine, name in ENGINES.items()}
-        scale = (WIDTH - LABEL - 200) / max(row.get("speed", 0) for row in shown.values())  # of this model
+        # of this model
+        scale = (WIDTH - LABEL - 200) / max(row.get("speed", 0) for row in shown.values())
         parts.append(f'<text class="title" x="12" y="{top + 16}">{escape(model)}</text>')
         for number, (name, row) in enumerate(shown.items()):
             y = top + 24 + bar * number
             label = name + ", prompt lookup" * row["method"].endswith("prompt_lookup")
-            width, text = scale * row.get("speed", 0), "cannot read this file"
+            width = scale * row.get("speed", 0)
+            text = "cannot read this file"
             if row["prompts"]:
                 text = f"{row['speed']:.3g} tokens/s, {row['same']} of {row['prompts']} identical"
-            parts.append(f'<text x="{LABEL - 10}" y="{y + 12}" text-anchor="end">{escape(label)}</text>')
-            parts.append(f'<rect x="{LABEL}" y="{y}" width="{width:.1f}" height="{bar - 3}" fill="{COLOURS[number]}"/>')
-            parts.append(f'<text class="value" x="{LABEL + width + 5:.1f}" y="{y + 12}">{text}</text>')
+            parts.append(
+                f'<text x="{LABEL - 10}" y="{y + 12}" text-anchor="end">{escape(label)}</text>'
+            )
+            parts.append(
+                f'<rect x="{LABEL}" y="{y}" width="{width:.1f}" height="{bar - 3}" '
+                f'fill="{COLOURS[number]}"/>'
+            )
+            parts.append(
+                f'<text class="value" x="{LABEL + width + 5:.1f}" y="{y + 12}">{text}</text>'
+            )
         top += 24 + bar * len(ENGINES) + 8
     return svg(parts, top + 4)
 
 
 def methods(results: Path) -> str:
     """Speed of every method relative to plain decoding, fastest first."""
-    result = json.loads((results / "2026-11-drafters-smollm2-avx512.json").read_text(encoding="utf-8"))
-    speeds = [{row["method"]: row["over plain"] for row in cell["rows"]} for cell in result["cells"]]
+    result = json.loads(
+        (results / "2026-11-drafters-smollm2-avx512.json").read_text(encoding="utf-8")
+    )
+    speeds = [
+        {row["method"]: row["over plain"] for row in cell["rows"]} for cell in result["cells"]
+    ]
     names = sorted(speeds[0], key=lambda name: -speeds[0][name])
     groups = [Group(name, [each.get(name) for each in speeds]) for name in names]
     series = [f"T = {cell['temperature']}" for cell in result["cells"]]
@@ -130,9 +170,13 @@ def methods(results: Path) -> str:
 
 def policy(results: Path) -> str:
     """`auto` and the best single drafter relative to plain decoding, by suite of prompts."""
-    result = json.loads((results / "2026-11-policy-wall-smollm2-avx512.json").read_text(encoding="utf-8"))
+    result = json.loads(
+        (results / "2026-11-policy-wall-smollm2-avx512.json").read_text(encoding="utf-8")
+    )
     groups = [
-        Group(row["suite"].replace("_", " "), (row["auto over plain"][0], row["best over plain"][0]))
+        Group(
+            row["suite"].replace("_", " "), (row["auto over plain"][0], row["best over plain"][0])
+        )
         for row in result["cells"][0]["rows"]
     ]
     note = f"{result['model']}, {result['machine']}; T = 0, wall clock; benchmarks/policy.py --wall"
@@ -142,14 +186,19 @@ def policy(results: Path) -> str:
 
 def models(results: Path) -> str:
     """`auto` relative to plain decoding, by model: geometric means over the suites."""
-    files = {name: results / f"2026-11-policy-wall-{name}-avx512.json" for name in ("smollm2", "qwen05", "qwen15")}
+    files = {
+        name: results / f"2026-11-policy-wall-{name}-avx512.json"
+        for name in ("smollm2", "qwen05", "qwen15")
+    }
     found = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items()}
     groups = [
         Group(re.sub(r"-instruct.*", "", result["model"]), [mean(cell) for cell in result["cells"]])
         for result in found.values()
     ]
     series = [f"T = {cell['temperature']}" for cell in found["smollm2"]["cells"]]
-    note = f"{found['smollm2']['machine']}; Spec-Bench, HumanEval, GSM8K; benchmarks/policy.py --wall"
+    note = (
+        f"{found['smollm2']['machine']}; Spec-Bench, HumanEval, GSM8K; benchmarks/policy.py --wall"
+    )
     return bars("Speed of auto relative to plain decoding, by model", series, groups, note)
 
 

@@ -3,7 +3,8 @@
     python tools/docs/trees.py                    # all, with the SmolLM2 that `pronk pull smollm2` has put here
     python tools/docs/trees.py suffix recycling --smollm2 smollm2-135m-instruct-q4_1.gguf    # two of them
 
-Each drawing is one step of a text: the root, the draft tokens, the accepted path, and the bonus token.
+Each drawing is one step of a text: the root, the draft tokens, the accepted path, and the bonus
+token.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from pronk.lab.explain import explain
 from pronk.sampling.tree import TokenTree
 
 OUT = Path(__file__).parents[2] / "docs" / "methods" / "trees"
-ROW, GAP, HEIGHT, GLYPH, MARGIN = 34, 22, 24, 7.3, 10  # pixels; a glyph of 12 px in a monospaced font is 7.3 wide
+# pixels; a glyph of 12 px in a monospaced font is 7.3 wide
+ROW = 34
+GAP = 22
+HEIGHT = 24
+GLYPH = 7.3
+MARGIN = 10
 
 
 class Drawing(NamedTuple):
@@ -35,14 +41,18 @@ LOOP = "for name in names:\n    print(name)\nfor value in values:\n"
 DRAWINGS = {
     "suffix": Drawing("smollm2", "suffix(num_nodes=10)", LOOP),
     "prompt_lookup": Drawing("smollm2", "prompt_lookup(num_tokens=8)", LOOP),
-    "recycling": Drawing("smollm2", "recycling(num_nodes=10)", "The capital of France is Paris. The capital of"),
+    "recycling": Drawing(
+        "smollm2", "recycling(num_nodes=10)", "The capital of France is Paris. The capital of"
+    ),
     "lookahead": Drawing("smollm2", "lookahead(window=4, ngram=4, guesses=3)", LOOP),
     "jacobi": Drawing("smollm2", "jacobi(num_tokens=5)", LOOP),
     "merged": Drawing("smollm2", "merged(suffix, recycling, num_nodes=10)", LOOP),
     "eagle3": Drawing("smollm2", "eagle3(num_nodes=10)", "Question: What is 12 + 7?\nAnswer:"),
     "retrieval": Drawing("pronk-tiny", "retrieval(num_nodes=10)", "def fibonacci(n):"),
     "draft_model": Drawing("pronk-tiny", "draft_model(num_tokens=5)", "def fibonacci(n):"),
-    "cape": Drawing("pronk-tiny", "cape(draft_model(num_tokens=4), max_nodes=10)", "def fibonacci(n):"),
+    "cape": Drawing(
+        "pronk-tiny", "cape(draft_model(num_tokens=4), max_nodes=10)", "def fibonacci(n):"
+    ),
     "staged": Drawing("pronk-tiny", "staged(draft_model, num_nodes=10)", "def fibonacci(n):"),
     "beam": Drawing("pronk-tiny", "beam(draft_model, width=3, num_tokens=4)", "def fibonacci(n):"),
     "kangaroo": Drawing("pronk-tiny", "kangaroo", "def fibonacci(n):"),
@@ -57,13 +67,17 @@ def order_leaves(parents: Sequence[int]) -> list[int]:
     children: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents[1:], 1):
         children[parent].append(node)
-    rows, next_row, order, stack = [0] * len(parents), 0, list[int](), [0]
+    rows = [0] * len(parents)
+    next_row = 0
+    order = list[int]()
+    stack = [0]
     while stack:
         order.append(stack.pop())
         stack += reversed(children[order[-1]])
     for node in order:
         if not children[node]:
-            rows[node], next_row = next_row, next_row + 1
+            rows[node] = next_row
+            next_row = next_row + 1
     for node in reversed(order):
         if children[node]:
             rows[node] = rows[children[node][0]]
@@ -76,36 +90,57 @@ def label(text: str) -> str:
 
 
 def draw(tree: TokenTree, path: tuple[int, ...], bonus: str, decode: Callable[[int], str]) -> str:
-    """Return the SVG of a tree; ``path`` has the accepted nodes, ``bonus`` is the target's token after them."""
+    """Return the SVG of a tree.
+
+    ``path`` has the accepted nodes, ``bonus`` is the target's token after them.
+    """
     last = path[-1] if path else 0
-    parents = [*tree.parents, last]  # the bonus token is drawn as the last child of the last accepted node
+    # the bonus token is drawn as the last child of the last accepted node
+    parents = [*tree.parents, last]
     texts = [*(label(decode(token)) for token in tree.tokens), label(bonus)]
-    rows, depths = order_leaves(parents), [*tree.depths, tree.depths[last] + 1]
+    rows = order_leaves(parents)
+    depths = [*tree.depths, tree.depths[last] + 1]
     widths = [GLYPH * len(text) + 14 for text in texts]
     lefts = [float(MARGIN)]
     for depth in range(max(depths)):
-        lefts.append(lefts[-1] + GAP + max(w for w, d in zip(widths, depths, strict=True) if d == depth))
-    kinds = ["root", *("accepted" if i in path else "rejected" for i in range(1, len(tree))), "bonus"]
+        lefts.append(
+            lefts[-1] + GAP + max(w for w, d in zip(widths, depths, strict=True) if d == depth)
+        )
+    kinds = [
+        "root",
+        *("accepted" if i in path else "rejected" for i in range(1, len(tree))),
+        "bonus",
+    ]
     kinds = [k if i >= len(tree) or tree.acceptable[i] else "window" for i, k in enumerate(kinds)]
-    lines, boxes = [], []
+    lines = []
+    boxes = []
     for node, parent in enumerate(parents):
-        x, y = lefts[depths[node]], MARGIN + ROW * rows[node]
+        x = lefts[depths[node]]
+        y = MARGIN + ROW * rows[node]
         if parent >= 0:
-            x0, y0 = lefts[depths[parent]] + widths[parent], MARGIN + ROW * rows[parent] + HEIGHT / 2
-            bend, y1 = x - GAP / 2, y + HEIGHT / 2
-            lines.append(f'<path class="{kinds[node]}" d="M{x0:.0f} {y0:.0f}H{bend:.0f}V{y1:.0f}H{x:.0f}"/>')
+            x0 = lefts[depths[parent]] + widths[parent]
+            y0 = MARGIN + ROW * rows[parent] + HEIGHT / 2
+            bend = x - GAP / 2
+            y1 = y + HEIGHT / 2
+            lines.append(
+                f'<path class="{kinds[node]}" d="M{x0:.0f} {y0:.0f}H{bend:.0f}V{y1:.0f}H{x:.0f}"/>'
+            )
         boxes.append(
             f'<g class="{kinds[node]}">'
             f'<rect x="{x:.0f}" y="{y:.0f}" width="{widths[node]:.0f}" height="{HEIGHT}" rx="6"/>'
-            f'<text x="{x + widths[node] / 2:.0f}" y="{y + 16:.0f}">{escape(texts[node])}</text></g>'
+            f'<text x="{x + widths[node] / 2:.0f}" '
+            f'y="{y + 16:.0f}">{escape(texts[node])}</text></g>'
         )
     right = max(lefts[d] + w for w, d in zip(widths, depths, strict=True)) + MARGIN
     bottom = 2 * MARGIN + ROW * max(rows) + HEIGHT
-    lines.sort(key=lambda line: "accepted" in line or "bonus" in line)  # the path is drawn above other lines
+    # the path is drawn above other lines
+    lines.sort(key=lambda line: "accepted" in line or "bonus" in line)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{right:.0f}" height="{bottom:.0f}" '
         f'viewBox="0 0 {right:.0f} {bottom:.0f}" role="img">\n<style>\n{STYLE}</style>\n'
-        f'<rect class="paper" width="100%" height="100%" rx="8"/>\n' + "\n".join(lines + boxes) + "\n</svg>\n"
+        f'<rect class="paper" width="100%" height="100%" rx="8"/>\n'
+        + "\n".join(lines + boxes)
+        + "\n</svg>\n"
     )
 
 
@@ -130,14 +165,26 @@ def example() -> str:
 
 
 def best_step(steps: tuple[Decision, ...]) -> Decision:
-    """Return the step with most accepted draft tokens; of equal ones that with most draft tokens, then the earliest."""
+    """Return the step with most accepted draft tokens.
+
+    Of equal ones that with most draft tokens, then the earliest.
+    """
     return max(steps, key=lambda step: (len(step.path), len(step.kept)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DRAWINGS)}; default: all")
-    parser.add_argument("--smollm2", default="smollm2", metavar="MODEL", help="file or name of SmolLM2-135M-Instruct")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(DRAWINGS)}; default: all"
+    )
+    parser.add_argument(
+        "--smollm2",
+        default="smollm2",
+        metavar="MODEL",
+        help="file or name of SmolLM2-135M-Instruct",
+    )
     options = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     (OUT / "example.svg").write_text(example(), encoding="utf-8")
@@ -148,8 +195,12 @@ def main() -> None:
             model = options.smollm2 if drawing.model == "smollm2" else drawing.model
             loaded[drawing.model] = LLM(model, budget="all", calibration="off")
         llm = loaded[drawing.model]
-        step = best_step(explain(llm, drawing.prompt, SamplingParams(max_tokens=40), drawing.drafter).steps[1:])
-        texts = {token: llm.tokenizer.decode([token]) for token in (*step.kept.tokens, step.tokens[-1])}
+        step = best_step(
+            explain(llm, drawing.prompt, SamplingParams(max_tokens=40), drawing.drafter).steps[1:]
+        )
+        texts = {
+            token: llm.tokenizer.decode([token]) for token in (*step.kept.tokens, step.tokens[-1])
+        }
         svg = draw(step.kept, step.path, texts[step.tokens[-1]], texts.__getitem__)
         (OUT / f"{name}.svg").write_text(svg, encoding="utf-8")
         print(f"{name}: {len(step.path)} of {step.kept.num_draft_tokens} draft tokens accepted")

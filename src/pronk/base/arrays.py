@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # comments and docstrings state shape and data type
+# comments and docstrings state shape and data type
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 DType: TypeAlias = np.dtype[Any]
 
 FLOAT32: DType = np.dtype(np.float32)
@@ -28,17 +29,22 @@ UINT8: DType = np.dtype(np.uint8)
 # Data types of unquantized weights, by the names that config.json and the option ``dtype`` use.
 DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
-# Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB misses.
+# Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB
+# misses.
 _HUGE_PAGE = 1 << 21
 _CACHE_LINE = 64  # bytes
-_POOL_BYTES = 1 << 25  # bytes of a mapping that several arrays share; pages that were never written take no memory
+# bytes of a mapping that several arrays share; pages that were never written take no memory
+_POOL_BYTES = 1 << 25
 
 
 def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True) -> Array:
-    """Allocate zeros; from 2 MiB on in a separate memory mapping, with huge pages if Linux has them.
+    """Allocate zeros.
 
-    A separate mapping returns to the operating system as soon as the array is freed. Memory is taken on the first
-    write: 4 KiB at a time without huge pages, 2 MiB with them. NumPy's own large arrays ask for huge pages.
+    From 2 MiB on in a separate memory mapping, with huge pages if Linux has them.
+
+    A separate mapping returns to the operating system as soon as the array is freed. Memory is
+    taken on the first write: 4 KiB at a time without huge pages, 2 MiB with them. NumPy's own large
+    arrays ask for huge pages.
 
     Raises:
         MemoryError: there is too little memory; the message is one line.
@@ -62,16 +68,20 @@ def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True)
 class MemoryPool:
     """Memory of many arrays, such as a model's matrices, in few mappings with huge pages.
 
-    In the heap they would have small pages, and be slow to read; in mappings of their own, each would take half a huge
-    page more than it needs, on average. A mapping returns to the operating system when all its arrays are freed.
-    Several threads may allocate.
+    In the heap they would have small pages, and be slow to read; in mappings of their own, each
+    would take half a huge page more than it needs, on average. A mapping returns to the operating
+    system when all its arrays are freed. Several threads may allocate.
     """
 
     def __init__(self) -> None:
-        self._lock, self._free = Lock(), np.zeros(0, np.uint8)
+        self._lock = Lock()
+        self._free = np.zeros(0, np.uint8)
 
     def zeros(self, shape: Sequence[int], dtype: DType) -> Array:
-        """Allocate zeros, from 32 MiB on with :func:`mapped_zeros`; the first byte begins a cache line."""
+        """Allocate zeros, from 32 MiB on with :func:`mapped_zeros`.
+
+        The first byte begins a cache line.
+        """
         size = prod(shape) * dtype.itemsize
         if size >= _POOL_BYTES:
             return mapped_zeros(shape, dtype)
@@ -79,7 +89,8 @@ class MemoryPool:
         with self._lock:
             if padded > len(self._free):
                 self._free = mapped_zeros((_POOL_BYTES,), UINT8)
-            taken, self._free = self._free[:size], self._free[padded:]
+            taken = self._free[:size]
+            self._free = self._free[padded:]
         return taken.view(dtype).reshape(tuple(shape))
 
 

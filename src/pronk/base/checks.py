@@ -1,7 +1,7 @@
 """Checks of option values: each function returns a valid value and raises an error for any other.
 
-The message is ``NAME: expected …, found …``, with the name as the user writes it: ``max_tokens``, ``suffix: max_match``
-for an option of a drafter, ``num-tokens`` for one of the command line.
+The message is ``NAME: expected …, found …``, with the name as the user writes it: ``max_tokens``,
+``suffix: max_match`` for an option of a drafter, ``num-tokens`` for one of the command line.
 """
 
 from __future__ import annotations
@@ -19,10 +19,20 @@ from pronk.base.files.regular import check_regular
 
 
 def check_integer(
-    name: str, value: object, low: int, high: int | None = None, *, error: type[PronkError] = OptionError
+    name: str,
+    value: object,
+    low: int,
+    high: int | None = None,
+    *,
+    error: type[PronkError] = OptionError,
 ) -> int:
     """Return ``value`` if it is an integer in ``low..high`` (``None``: no limit), else raise ``error``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < low
+        or (high is not None and value > high)
+    ):
         wanted = f"of at least {low}" if high is None else f"in {low}..{high}"
         msg = f"{name}: expected an integer {wanted}, found {value!r}"
         raise error(msg)
@@ -38,7 +48,10 @@ def check_number(
     exclusive_min: bool = False,
     error: type[PronkError] = OptionError,
 ) -> float:
-    """Return ``value`` as a float, if in ``low..high``; ``exclusive_min`` excludes ``low`` itself."""
+    """Return ``value`` as a float, if in ``low..high``.
+
+    ``exclusive_min`` excludes ``low`` itself.
+    """
     largest = sys.float_info.max  # an int above this cannot be converted to float
     if (
         isinstance(value, bool)
@@ -46,15 +59,23 @@ def check_number(
         or not max(low, -largest) <= value <= min(high, largest)  # False for NaN
         or (exclusive_min and value == low)
     ):
-        msg = f"{name}: expected {_interval(low, high, exclusive_min=exclusive_min)}, found {value!r}"
+        msg = (
+            f"{name}: expected {_interval(low, high, exclusive_min=exclusive_min)}, found {value!r}"
+        )
         raise error(msg)
     return float(value)
 
 
 def _interval(low: float, high: float, *, exclusive_min: bool) -> str:
     if high == inf:
-        return "a finite number" + ("" if low == -inf else f" {'above' if exclusive_min else 'of at least'} {low:g}")
-    return f"a number above {low:g} and at most {high:g}" if exclusive_min else f"a number in {low:g}..{high:g}"
+        return "a finite number" + (
+            "" if low == -inf else f" {'above' if exclusive_min else 'of at least'} {low:g}"
+        )
+    return (
+        f"a number above {low:g} and at most {high:g}"
+        if exclusive_min
+        else f"a number in {low:g}..{high:g}"
+    )
 
 
 def check_flag(name: str, value: object, *, error: type[PronkError] = OptionError) -> bool:
@@ -65,8 +86,13 @@ def check_flag(name: str, value: object, *, error: type[PronkError] = OptionErro
     return value
 
 
-def check_choice(name: str, value: object, choices: Iterable[str], *, error: type[PronkError] = OptionError) -> str:
-    """Return ``value`` if it is one of ``choices``; otherwise raise ``error``, with the closest choices."""
+def check_choice(
+    name: str, value: object, choices: Iterable[str], *, error: type[PronkError] = OptionError
+) -> str:
+    """Return ``value`` if it is one of ``choices``.
+
+    Otherwise raise ``error``, with the closest choices.
+    """
     names = list(choices)
     if not isinstance(value, str) or value not in names:
         refuse_choice(name, value, names, error=error)
@@ -85,9 +111,12 @@ def refuse_choice(
 
 
 def close_choices(value: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the choices that are spelled most like ``value``, joined by "or"; empty if none is close.
+    """Return the choices that are spelled most like ``value``, joined by "or".
 
-    Case and the difference between ``-`` and ``_`` do not count. ``cutoff`` is the lowest similarity, 0..1.
+    Empty if none is close.
+
+    Case and the difference between ``-`` and ``_`` do not count. ``cutoff`` is the lowest
+    similarity, 0..1.
     """
     from difflib import get_close_matches  # noqa: PLC0415 - only for error messages
 
@@ -101,7 +130,10 @@ def _fold(name: str) -> str:
 
 
 def check_path(name: str, value: object) -> str | None:
-    """Return ``value`` if it is a path (non-empty text) or ``None``; otherwise raise ``OptionError``."""
+    """Return ``value`` if it is a path (non-empty text) or ``None``.
+
+    Otherwise raise ``OptionError``.
+    """
     if value is not None and not (isinstance(value, str) and value):
         msg = f"{name}: expected a path, found {value!r}"
         raise OptionError(msg)
@@ -121,11 +153,16 @@ def check_writable(option: str, path: Path) -> None:
     try:
         check_regular(path)
     except OSError as error:
-        msg = f"{option}: expected a file at {path}, found {describe_reason(error)}; choose another path"
+        msg = (
+            f"{option}: expected a file at {path}, found {describe_reason(error)}; "
+            "choose another path"
+        )
         raise OptionError(msg) from error
     folder = path.absolute().parent
     if not folder.is_dir():
-        msg = f"{option}: expected a file in a folder that exists, found {path}; choose another path"
+        msg = (
+            f"{option}: expected a file in a folder that exists, found {path}; choose another path"
+        )
         raise OptionError(msg)
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         msg = f"{option}: expected a file that can be written, found {path}; choose another path"

@@ -31,14 +31,16 @@ __all__ = [  # the names in ``pronk``; the other exceptions concern servers and 
 _MAX_REASON = 300  # characters of the reason of an exception
 _MAX_MESSAGE = 1500  # characters of a message of pronk; those without hostile names are far shorter
 _MAX_QUOTE = 16  # characters of a JSON text that a message quotes
-# Numbers of errors in messages of the operating system and of libraries, which say nothing to users.
+# Numbers of errors in messages of the operating system and of libraries, which say nothing to
+# users.
 _ERROR_NUMBER = re.compile(r"\[(Errno|WinError) -?\d+\] ?| ?\(os error \d+\)")
 
 
 class PronkError(Exception):
     """Base of every error that pronk raises on purpose.
 
-    The message may quote names and values of untrusted files: on conversion to text it becomes one printable line.
+    The message may quote names and values of untrusted files: on conversion to text it becomes one
+    printable line.
     """
 
     def __str__(self) -> str:
@@ -62,7 +64,10 @@ class OptionError(PronkError, ValueError):
 
 
 class UnknownOptionError(OptionError, TypeError):
-    """A call has a keyword that the function lacks, or has an argument twice; also Python's error for it."""
+    """A call has a keyword that the function lacks, or has an argument twice.
+
+    Also Python's error for it.
+    """
 
 
 class GuideError(OptionError):
@@ -112,7 +117,10 @@ def printable_line(text: str) -> str:
 
 
 def refuse(
-    source: object, problem: str, error: type[PronkError] = CheckpointError, cause: Exception | None = None
+    source: object,
+    problem: str,
+    error: type[PronkError] = CheckpointError,
+    cause: Exception | None = None,
 ) -> NoReturn:
     """Raise ``error`` with the message ``SOURCE: PROBLEM``; the source is a path or an option."""
     msg = f"{source}: {problem}"
@@ -123,7 +131,11 @@ def refuse(
 
 @contextmanager
 def locate_error(
-    source: object, caught: type[Exception], error: type[PronkError] = CheckpointError, *, remedy: str = ""
+    source: object,
+    caught: type[Exception],
+    error: type[PronkError] = CheckpointError,
+    *,
+    remedy: str = "",
 ) -> Iterator[None]:
     """Convert errors of type ``caught`` to ``error``, with the message ``SOURCE: MESSAGE`` and ``remedy``."""
     try:
@@ -167,8 +179,8 @@ def describe_reason(error: BaseException) -> str:
 def describe_json_error(error: Exception, line: int | None = None) -> str:
     """Return the mistake in a JSON text, its position, and what is found there.
 
-    ``error`` is an exception of :func:`json.loads` or of the decoding of the text. ``line`` is the number of the text
-    in its file, from 1, if each line of the file is a text of its own.
+    ``error`` is an exception of :func:`json.loads` or of the decoding of the text. ``line`` is the
+    number of the text in its file, from 1, if each line of the file is a text of its own.
     """
     if isinstance(error, json.JSONDecodeError):
         number = error.lineno if line is None else line

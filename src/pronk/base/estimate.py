@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 _SHORT_SECONDS = 10.0  # a shorter command is not announced
-_MINUTE, _HOUR = 60, 3600
+_MINUTE = 60
+_HOUR = 3600
 
 
 class TimeEstimate:
@@ -20,18 +21,30 @@ class TimeEstimate:
     """
 
     def __init__(
-        self, say: Callable[[str], None], work: str, shorter: str, clock: Callable[[], float] = time.monotonic
+        self,
+        say: Callable[[str], None],
+        work: str,
+        shorter: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._say, self._work, self._shorter, self._clock = say, work, shorter, clock
-        self._start: tuple[float, float] | None = None  # work done before the first timed part, and its time
+        self._say = say
+        self._work = work
+        self._shorter = shorter
+        self._clock = clock
+        # work done before the first timed part, and its time
+        self._start: tuple[float, float] | None = None
         self._is_done = False
 
     def update(self, done: float, total: float) -> None:
-        """Note the amount of work done so far and in all; announce the duration after the first timed part."""
+        """Note the amount of work done so far and in all.
+
+        Announce the duration after the first timed part.
+        """
         if self._is_done:
             return
         now = self._clock()
-        if self._start is None or done <= self._start[0]:  # preparations before the first part do not count
+        # preparations before the first part do not count
+        if self._start is None or done <= self._start[0]:
             self._start = (done, now)
             return
         first, began = self._start

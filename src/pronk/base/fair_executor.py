@@ -50,7 +50,9 @@ class FairExecutor:
         self._large = _Threads(threads, name, per_tenant)
         self._small = _Threads(threads, name, per_tenant)
 
-    def submit(self, tenant: str, function: Callable[[], T], *, size: int = SMALL_JOB + 1) -> Future[T]:
+    def submit(
+        self, tenant: str, function: Callable[[], T], *, size: int = SMALL_JOB + 1
+    ) -> Future[T]:
         """Run a function of a tenant in a thread; return the future of its result.
 
         A job whose ``size`` is at most ``SMALL_JOB`` is small. Threads of their own run the small
@@ -78,7 +80,10 @@ class FairExecutor:
         return await asyncio.wrap_future(job)
 
     def shutdown(self) -> None:
-        """Fail the jobs that have not begun with a ``ClosedError``; end each thread after its job."""
+        """Fail the jobs that have not begun with a ``ClosedError``.
+
+        End each thread after its job.
+        """
         self._large.shutdown()
         self._small.shutdown()
 

@@ -63,7 +63,10 @@ def load_guest(group: Group, name: str, purpose: str) -> Any:
     """
     entry = guests(group).get(name)
     if entry is None:
-        msg = f"{purpose}: expected a package that registers {name} in {group}, found none; install pronk again"
+        msg = (
+            f"{purpose}: expected a package that registers {name} in {group}, found none; "
+            "install pronk again"
+        )
         raise OptionError(msg)
     try:
         return entry.load()
@@ -77,7 +80,9 @@ def _import_failure(entry: EntryPoint, error: ImportError) -> str:
     package = entry.module.partition(".")[0]
     missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     is_own = missing.partition(".")[0] == package
-    advice = f"install {package} again" if is_own or not entry.extras else install_extra(entry.extras[0])
+    advice = (
+        f"install {package} again" if is_own or not entry.extras else install_extra(entry.extras[0])
+    )
     if missing:
         return f"expected {missing}, found none; {advice}"
     needed = entry.extras[0] if entry.extras else entry.module

@@ -1,7 +1,8 @@
 """Deferral of Ctrl-C during state changes, and the end of processes whose parent has ended.
 
-An engine step changes requests, caches and drafter state; stopping halfway would corrupt other requests. SIGINT is
-therefore deferred during a step, except in :class:`interruptible` blocks around long computations::
+An engine step changes requests, caches and drafter state; stopping halfway would corrupt other
+requests. SIGINT is therefore deferred during a step, except in :class:`interruptible` blocks around
+long computations::
 
     with uninterrupted():
         plan()
@@ -9,8 +10,8 @@ therefore deferred during a step, except in :class:`interruptible` blocks around
             compute()
         commit()
 
-If the handler of a SIGINT raises in an ``interruptible`` block, later SIGINTs are deferred until the outermost
-``uninterrupted`` block ends, so that clean-up is not interrupted.
+If the handler of a SIGINT raises in an ``interruptible`` block, later SIGINTs are deferred until
+the outermost ``uninterrupted`` block ends, so that clean-up is not interrupted.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ class _Guard:
     def __init__(self) -> None:
         self.installed = False  # whether the guard is in use as the SIGINT handler
         self.depth = 0  # number of nested ``uninterrupted`` blocks; 0 in an ``interruptible`` block
-        self.outer_depths: list[int] = []  # ``depth`` before each open ``interruptible`` block, the outermost first
-        self.deferred: list[tuple[int, FrameType | None]] = []  # signal number and stack frame of each deferred signal
-        self.handler: Any = None  # SIGINT handler from before the installation; receives the deferred signals
+        # ``depth`` before each open ``interruptible`` block, the outermost first
+        self.outer_depths: list[int] = []
+        # signal number and stack frame of each deferred signal
+        self.deferred: list[tuple[int, FrameType | None]] = []
+        # SIGINT handler from before the installation; receives the deferred signals
+        self.handler: Any = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.deferred.append((number, frame))
@@ -42,7 +46,10 @@ class _Guard:
 
     @property
     def defers_here(self) -> bool:
-        """Whether the guard is installed and this is the main thread; other threads receive no signals."""
+        """Whether the guard is installed and this is the main thread.
+
+        Other threads receive no signals.
+        """
         return self.installed and threading.get_ident() == threading.main_thread().ident
 
     @property
@@ -53,8 +60,8 @@ class _Guard:
     def deliver(self) -> None:
         """If ``depth`` is 0, call ``handler`` for the first deferred signal, and drop the later ones.
 
-        While ``handler`` runs in an ``interruptible`` block, and after it has raised there, further signals are
-        deferred.
+        While ``handler`` runs in an ``interruptible`` block, and after it has raised there, further
+        signals are deferred.
         """
         if self.deferred and not self.depth:
             first = self.deferred[0]
@@ -77,7 +84,8 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
 
     def __enter__(self) -> None:
         self._installed = False  # whether this block has made the guard the SIGINT handler
-        is_nested = _guard.depth or _guard.outer_depths  # the outermost block has looked at the handler
+        # the outermost block has looked at the handler
+        is_nested = _guard.depth or _guard.outer_depths
         if not (_guard.installed and (is_nested or _guard.is_handler)):
             self._install()
         self._defers = _guard.defers_here
@@ -86,8 +94,10 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
     def _install(self) -> None:
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and threading.get_ident() == threading.main_thread().ident:
-            # `_guard.installed` is set last: an earlier signal is only stored, and delivered at the end of the block.
-            _guard.handler, self._installed = (_guard.handler if _guard.is_handler else handler), True
+            # `_guard.installed` is set last: an earlier signal is only stored, and delivered at the
+            # end of the block.
+            _guard.handler = _guard.handler if _guard.is_handler else handler
+            self._installed = True
             signal.signal(signal.SIGINT, _guard)
             _guard.installed = True
 
@@ -105,7 +115,10 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
 
 
 class interruptible:  # noqa: N801 - read as a statement: with interruptible(): …
-    """Deliver SIGINT at once in a part of an ``uninterrupted`` block; no effect outside such a block."""
+    """Deliver SIGINT at once in a part of an ``uninterrupted`` block.
+
+    No effect outside such a block.
+    """
 
     def __enter__(self) -> None:
         self._allows = _guard.defers_here and _guard.depth > 0
@@ -127,7 +140,8 @@ class interruptible:  # noqa: N801 - read as a statement: with interruptible(): 
 def end_with_parent() -> None:
     """End this process soon after its parent, ``torchrun``, also if the parent was killed.
 
-    Other ranks are not watched: if one ends, its closed connections make the collective operations fail.
+    Other ranks are not watched: if one ends, its closed connections make the collective operations
+    fail.
     """
     parent = os.getppid()
 

@@ -18,8 +18,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def known_keywords(cls: Class) -> Class:
     """Let the constructor of a class check the keywords of a call.
 
-    So do its public methods with keyword-only options. A keyword that a method lacks, or one that is given by position,
-    too, raises an ``UnknownOptionError``.
+    So do its public methods with keyword-only options. A keyword that a method lacks, or one that
+    is given by position, too, raises an ``UnknownOptionError``.
     """
     for name, function in [*vars(cls).items()]:
         if not inspect.isfunction(function):
@@ -36,7 +36,11 @@ def _checked(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
     """Return a method that checks its keywords; ``shown`` is its name in messages."""
     _, *parameters = inspect.signature(function).parameters.values()  # without self
     by_position = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
-    keywords = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    keywords = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     takes_all = len(keywords) < len(parameters)
 
     def check(args: tuple[Any, ...], options: Mapping[str, Any]) -> None:

@@ -20,7 +20,11 @@ def export(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[], lis
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    homes = {str(alias.asname): (str(node.module), alias.name) for node in imports for alias in node.names}
+    homes = {
+        str(alias.asname): (str(node.module), alias.name)
+        for node in imports
+        for alias in node.names
+    }
     names = sorted(homes)
 
     def get(attribute: str) -> Any:
@@ -34,7 +38,10 @@ def export(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[], lis
 
 
 def former(name: str, *homes: str) -> Callable[[str], Any]:
-    """Return ``__getattr__`` of module ``name``, whose names have moved to ``homes``; its use warns."""
+    """Return ``__getattr__`` of module ``name``, whose names have moved to ``homes``.
+
+    Its use warns.
+    """
 
     def get(attribute: str) -> Any:
         msg = f"module {name!r} has no attribute {attribute!r}"
@@ -44,7 +51,11 @@ def former(name: str, *homes: str) -> Callable[[str], Any]:
         for home in homes:
             found = getattr(import_module(home), attribute, None)
             if found is not None:
-                warn(f"{name} is deprecated; use {home}; it will be removed in 0.4", DeprecationWarning, stacklevel=2)
+                warn(
+                    f"{name} is deprecated; use {home}; it will be removed in 0.4",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
                 return found
         raise AttributeError(msg)
 

@@ -7,9 +7,9 @@ A declaration is a field of a dataclass, annotated with an :class:`Option`::
     class OvenOptions:
         degrees: Annotated[int, Option("Temperature in Celsius.", low=50, high=300)] = 220
 
-A class calls :func:`check_options` in ``__post_init__``, or with the values of all its parts. Options
-of the command line (:mod:`pronk.cli.declared`) and ranges of the server's requests are made from
-:func:`declared_options`.
+A class calls :func:`check_options` in ``__post_init__``, or with the values of all its parts.
+Options of the command line (:mod:`pronk.cli.declared`) and ranges of the server's requests are made
+from :func:`declared_options`.
 
 A module that declares options does not import ``annotations`` from ``__future__``, so that the
 annotations are objects; a type that would be slow to import is a text, ``Annotated["Drafter", …]``.
@@ -43,7 +43,9 @@ Owner = TypeVar("Owner")
 Options = TypeVar("Options")
 Keywords = ParamSpec("Keywords")
 
-_PARAGRAPH = TextWrapper(92, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+_PARAGRAPH = TextWrapper(
+    92, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,10 @@ class Option:
 
     @property
     def help(self) -> str:
-        """The help text with the range as its last sentence; a number of things is at least 0 in any case."""
+        """The help text with the range as its last sentence.
+
+        A number of things is at least 0 in any case.
+        """
         range_text = self.range
         if range_text in ("", "at least 0"):
             return self.text
@@ -152,7 +157,9 @@ def declared_options(owner: type) -> dict[str, DeclaredOption]:
         if option is None:
             continue
         default = None if each.default is MISSING else each.default
-        declaring = next(base for base in owner.__mro__ if each.name in inspect.get_annotations(base))
+        declaring = next(
+            base for base in owner.__mro__ if each.name in inspect.get_annotations(base)
+        )
         kind, optional = _without_none(kind)
         found[each.name] = DeclaredOption(each.name, kind, optional, default, option, declaring)
     return found
@@ -169,7 +176,10 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
 
 
 def check_options(values: Any) -> None:
-    """Check the options of an instance of a declaring dataclass; raise ``OptionError`` for a wrong one."""
+    """Check the options of an instance of a declaring dataclass.
+
+    Raise ``OptionError`` for a wrong one.
+    """
     owner: Any = type(values)
     for name, declared in declared_options(owner).items():
         declared.check(getattr(values, name))

@@ -29,7 +29,9 @@ def size_texts(*sizes: int, binary: bool = False) -> list[str]:
     The units are kB, MB and GB, or with ``binary`` KiB, MiB and GiB.
     """
     for digits in _DIGITS:
-        texts = [_size_text(size, digits, _BINARY_UNITS if binary else _DECIMAL_UNITS) for size in sizes]
+        texts = [
+            _size_text(size, digits, _BINARY_UNITS if binary else _DECIMAL_UNITS) for size in sizes
+        ]
         if len(set(texts)) == len(set(sizes)):
             break
     return texts

@@ -1,7 +1,7 @@
 """Database of the blocks on disk: its tables, its transactions, and its errors.
 
-SQLite rather than LMDB: both are limited by the disk when they write (200 to 300 MB/s), SQLite reads 3 to 7 GB/s, which
-is faster than the checksum of a block, and it belongs to Python.
+SQLite rather than LMDB: both are limited by the disk when they write (200 to 300 MB/s), SQLite
+reads 3 to 7 GB/s, which is faster than the checksum of a block, and it belongs to Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pronk.base.errors import OptionError, describe_reason
 _log = logging.getLogger(__name__)
 
 _NAME = "blocks.sqlite3"
-_FORMAT = 1  # version of the tables, ``user_version`` of the database; a database of another version is emptied
+# version of the tables, ``user_version`` of the database; a database of another version is emptied
+_FORMAT = 1
 _SCHEMA = """
 CREATE TABLE blocks (id INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, checksum BLOB NOT NULL, used INTEGER NOT NULL);
 CREATE INDEX by_use ON blocks (used);
@@ -30,7 +31,8 @@ CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 _WRITE_TIMEOUT = 10.0  # seconds to wait for the lock of another process
 _PAGE_BYTES = 1 << 14  # page size of the database: large pages read faster, small ones waste less
 
-# The message of an error may quote a name in the database; Python fails to decode it if it is damaged.
+# The message of an error may quote a name in the database; Python fails to decode it if it is
+# damaged.
 DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 
@@ -38,21 +40,28 @@ class DatabaseErrors:
     """Errors of the database: the first one of each kind is logged, and a damaged database is deleted."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._logged = path, set[str]()
+        self._path = path
+        self._logged = set[str]()
         self.file = 0  # number of the file (inode) that this process has opened
 
     @contextmanager
     def caught(self, on_error: Callable[[], None] | None = None) -> Iterator[None]:
-        """Catch the errors of SQLite, and a lack of memory, in the ``with`` block; then call ``on_error``."""
+        """Catch the errors of SQLite, and a lack of memory, in the ``with`` block.
+
+        Then call ``on_error``.
+        """
         try:
             yield
         except (*DATABASE_ERRORS, MemoryError) as error:
             if (kind := str(error)) not in self._logged:
                 self._logged.add(kind)
                 _log.warning(
-                    "prompt cache %s: %s; prompts are computed meanwhile", self._path.parent, kind or "no memory"
+                    "prompt cache %s: %s; prompts are computed meanwhile",
+                    self._path.parent,
+                    kind or "no memory",
                 )
-            # The next process begins with an empty database, unless another one has replaced the damaged file already.
+            # The next process begins with an empty database, unless another one has replaced the
+            # damaged file already.
             if _is_damage(error) and file_number(self._path) == self.file:
                 _delete(self._path)
             if on_error is not None:
@@ -60,7 +69,10 @@ class DatabaseErrors:
 
 
 def create_database(folder: Path) -> Path:
-    """Create the folder and an empty database if they do not exist; return the path of the database."""
+    """Create the folder and an empty database if they do not exist.
+
+    Return the path of the database.
+    """
     path = folder / _NAME
     try:
         _create_file(path)
@@ -81,8 +93,12 @@ def file_number(path: Path) -> int:
     return 0
 
 
-def open_database(path: Path, errors: DatabaseErrors, timeout: float | None = None) -> sqlite3.Connection:
-    """Open the database, and create the file and its tables if they are missing; see :func:`connect`.
+def open_database(
+    path: Path, errors: DatabaseErrors, timeout: float | None = None
+) -> sqlite3.Connection:
+    """Open the database, and create the file and its tables if they are missing.
+
+    See :func:`connect`.
 
     A database of another version is emptied, and a damaged one is replaced.
     """
@@ -104,8 +120,9 @@ def open_database(path: Path, errors: DatabaseErrors, timeout: float | None = No
 def _create_file(path: Path) -> None:
     """Create an empty file and its folder, which only this user can read, if they do not exist."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # An existing file is not opened: closing it would end all locks that this process's connections have on it, and
-    # another process could then write between their pages (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+    # An existing file is not opened: closing it would end all locks that this process's connections
+    # have on it, and another process could then write between their pages
+    # (https://www.sqlite.org/howtocorrupt.html, section 2.2).
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
@@ -123,7 +140,9 @@ def _create_tables(path: Path) -> None:
         with transaction(connection):
             if connection.execute("PRAGMA user_version").fetchone() == (_FORMAT,):
                 return
-            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            for (name,) in connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table'"
+            ).fetchall():
                 connection.execute(f'DROP TABLE "{name}"')
             for statement in _SCHEMA.strip().split(";\n"):
                 connection.execute(statement)
@@ -131,21 +150,30 @@ def _create_tables(path: Path) -> None:
 
 
 def connect(path: Path, timeout: float | None = None) -> sqlite3.Connection:
-    """Open the database without the transactions of Python's own; several threads may read, one at a time.
+    """Open the database without the transactions of Python's own.
 
-    ``timeout`` is the number of seconds to wait for the lock of another process, by default those of a writer.
+    Several threads may read, one at a time.
+
+    ``timeout`` is the number of seconds to wait for the lock of another process, by default those
+    of a writer.
     """
-    connection = sqlite3.connect(path, timeout=timeout or _WRITE_TIMEOUT, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        path, timeout=timeout or _WRITE_TIMEOUT, isolation_level=None, check_same_thread=False
+    )
     try:
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        # Changing the mode fails at once if another process changes it at the same time, without waiting.
+        # Changing the mode fails at once if another process changes it at the same time, without
+        # waiting.
         for attempt in range(100):
             try:
                 connection.execute("PRAGMA journal_mode = WAL").fetchall()
                 break
             except sqlite3.OperationalError as error:
-                if attempt == 99 or _code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                if attempt == 99 or _code(error) not in (
+                    sqlite3.SQLITE_BUSY,
+                    sqlite3.SQLITE_LOCKED,
+                ):
                     raise
                 time.sleep(0.02)
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -171,7 +199,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def used_bytes(connection: sqlite3.Connection) -> int:
     """Return the size of the database without its free pages."""
     pages, free, size = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
     )
     return int((pages - free) * size)
 

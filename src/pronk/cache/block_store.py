@@ -1,7 +1,8 @@
 """Store of KV blocks on disk: an SQLite database, which a background thread writes.
 
-Any process may end at any moment, by a crash or ``kill -9``: SQLite's write-ahead log then drops the last transaction.
-Each block has a checksum, so that a damaged one counts as missing. Several processes may use one folder at a time.
+Any process may end at any moment, by a crash or ``kill -9``: SQLite's write-ahead log then drops
+the last transaction. Each block has a checksum, so that a damaged one counts as missing. Several
+processes may use one folder at a time.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from pronk.cache.block_database import (
     used_bytes,
 )
 
-_MAX_QUEUE_BYTES = 256 << 20  # bytes of blocks that wait for the writer; further blocks are offered again later
-_TRANSACTION_BYTES = 8 << 20  # bytes of blocks per transaction; bounds what a crash loses, and the write-ahead log
+# bytes of blocks that wait for the writer; further blocks are offered again later
+_MAX_QUEUE_BYTES = 256 << 20
+# bytes of blocks per transaction; bounds what a crash loses, and the write-ahead log
+_TRANSACTION_BYTES = 8 << 20
 _MAX_KEYS = 500  # keys per query; SQLite allows 999 in every build
-_PAUSE_SECONDS = 60.0  # pause after an error, such as a full disk: of writing, and of opening the database to read
-_READ_TIMEOUT = 0.5  # seconds that a read waits for the lock of another process; then the blocks are computed
+# pause after an error, such as a full disk: of writing, and of opening the database to read
+_PAUSE_SECONDS = 60.0
+# seconds that a read waits for the lock of another process; then the blocks are computed
+_READ_TIMEOUT = 0.5
 
 
 @dataclass
@@ -48,8 +53,10 @@ class StoreCounts:
 class _Job:
     """One task of the writer."""
 
-    chain: Sequence[bytes] = ()  # keys of the blocks of a text, from its start; all of them have just been used
-    blocks: Mapping[int, bytes] = field(default_factory=dict)  # contents to store, by index in ``chain``
+    # keys of the blocks of a text, from its start; all of them have just been used
+    chain: Sequence[bytes] = ()
+    # contents to store, by index in ``chain``
+    blocks: Mapping[int, bytes] = field(default_factory=dict)
     damaged: Sequence[bytes] = ()  # keys of blocks to delete
 
     @property
@@ -63,8 +70,9 @@ class BlockStore:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Open or create the database in ``folder``, readable by this user only.
 
-        ``max_bytes`` is the maximum number of bytes of the stored blocks; beyond, the least recently used are deleted.
-        Raises ``OptionError`` if ``folder`` is no folder, or not writable.
+        ``max_bytes`` is the maximum number of bytes of the stored blocks; beyond, the least
+        recently used are deleted. Raises ``OptionError`` if ``folder`` is no folder, or not
+        writable.
         """
         path = create_database(folder)
         self.counts = StoreCounts()
@@ -72,7 +80,8 @@ class BlockStore:
         self._reader = _Reader(path, self._errors)
         self._reader.connection()  # an error shows at the start, in the log
         self._writer = _Writer(path, max_bytes, self.counts, self._errors)
-        # The thread has no reference to this object. At the end of the program it writes what is queued.
+        # The thread has no reference to this object. At the end of the program it writes what is
+        # queued.
         self._finalizer = weakref.finalize(self, self._writer.stop, self._reader)
 
     def count_leading(self, keys: Sequence[bytes]) -> int:
@@ -86,7 +95,10 @@ class BlockStore:
         return len(keys)
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the contents of blocks, at most 500; ``None`` for one that is missing or damaged."""
+        """Return the contents of blocks, at most 500.
+
+        ``None`` for one that is missing or damaged.
+        """
         found: dict[bytes, bytes] = {}
         damaged = []
         for key, checksum, content in self._select(
@@ -117,7 +129,8 @@ class BlockStore:
 
         Args:
             chain: keys of the blocks of the text, from its start.
-            blocks: contents of new blocks, by index in ``chain``; :meth:`has_room` must have been true.
+            blocks: contents of new blocks, by index in ``chain``; :meth:`has_room` must have been
+                true.
         """
         self._writer.known.update(chain[index] for index in blocks)
         self._writer.add(_Job(chain, blocks))
@@ -127,7 +140,9 @@ class BlockStore:
         with self._errors.caught():
             connection = self._reader.connection()
             if connection is not None:
-                row = connection.execute("SELECT value FROM notes WHERE name = ?", (name,)).fetchone()
+                row = connection.execute(
+                    "SELECT value FROM notes WHERE name = ?", (name,)
+                ).fetchone()
                 return str(row[0]) if row else None
         return None
 
@@ -143,7 +158,10 @@ class BlockStore:
         self._writer.wait()
 
     def close(self) -> None:
-        """Write what is queued, and end the thread; later writes are ignored, and later reads find nothing."""
+        """Write what is queued, and end the thread.
+
+        Later writes are ignored, and later reads find nothing.
+        """
         self._finalizer()
 
     def _select(self, query: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
@@ -156,16 +174,23 @@ class BlockStore:
 
 
 class _Reader:
-    """The connection that reads; after a failure to open it, as on a full disk, it is tried again."""
+    """The connection that reads.
+
+    After a failure to open it, as on a full disk, it is tried again.
+    """
 
     def __init__(self, path: Path, errors: DatabaseErrors) -> None:
-        self._path, self._errors = path, errors
+        self._path = path
+        self._errors = errors
         self._connection: sqlite3.Connection | None = None
         self._paused_until = 0.0
         self._closed = False
 
     def connection(self) -> sqlite3.Connection | None:
-        """Return the connection; ``None`` after :meth:`close`, and while the database cannot be opened."""
+        """Return the connection.
+
+        ``None`` after :meth:`close`, and while the database cannot be opened.
+        """
         is_due = time.monotonic() >= self._paused_until
         if self._connection is None and is_due and not self._closed:
             with self._errors.caught(self._pause):
@@ -186,9 +211,15 @@ class _Reader:
 class _Writer:
     """The thread that writes; it keeps no reference to the :class:`BlockStore`."""
 
-    def __init__(self, path: Path, max_bytes: int, counts: StoreCounts, errors: DatabaseErrors) -> None:
-        self.known: set[bytes] = set()  # keys that are stored or queued, as far as this process knows
-        self._path, self._max_bytes, self._counts, self._errors = path, max_bytes, counts, errors
+    def __init__(
+        self, path: Path, max_bytes: int, counts: StoreCounts, errors: DatabaseErrors
+    ) -> None:
+        # keys that are stored or queued, as far as this process knows
+        self.known: set[bytes] = set()
+        self._path = path
+        self._max_bytes = max_bytes
+        self._counts = counts
+        self._errors = errors
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._num_bytes = 0  # bytes of the queued jobs and of those being written
@@ -237,10 +268,14 @@ class _Writer:
                 connection.close()
 
     def _take(self) -> list[_Job]:
-        """Wait for jobs, and return those of the next transaction; none when the thread must end."""
+        """Wait for jobs, and return those of the next transaction.
+
+        None when the thread must end.
+        """
         with self._wake:
             self._wake.wait_for(lambda: self._jobs or self._closing)
-            jobs, size = list[_Job](), 0
+            jobs = list[_Job]()
+            size = 0
             while self._jobs and (not jobs or size + self._jobs[0].size <= _TRANSACTION_BYTES):
                 jobs.append(self._jobs.popleft())
                 size += jobs[-1].size
@@ -258,38 +293,54 @@ class _Writer:
             self.known.difference_update(job.chain)
 
     def _write(self, connection: sqlite3.Connection, jobs: Sequence[_Job]) -> None:
-        before = (self._counts.blocks_written, self._counts.bytes_written, self._counts.blocks_evicted)
+        before = (
+            self._counts.blocks_written,
+            self._counts.bytes_written,
+            self._counts.blocks_evicted,
+        )
         try:
             with transaction(connection):
                 for job in jobs:
                     self._write_job(connection, job)
         except (*DATABASE_ERRORS, MemoryError):
-            self._counts.blocks_written, self._counts.bytes_written, self._counts.blocks_evicted = before
+            self._counts.blocks_written, self._counts.bytes_written, self._counts.blocks_evicted = (
+                before
+            )
             raise
 
     def _write_job(self, connection: sqlite3.Connection, job: _Job) -> None:
         for key in job.damaged:
             self._delete(connection, key)
-        # Earlier blocks of a text get a later time of use and are evicted last: the others are useless without them.
+        # Earlier blocks of a text get a later time of use and are evicted last: the others are
+        # useless without them.
         latest = time.time_ns()
         for index, key in enumerate(job.chain):
             used = latest - index
             if connection.execute("UPDATE blocks SET used = ? WHERE key = ?", (used, key)).rowcount:
                 continue
             content = job.blocks.get(index)
-            if content is None or not self._make_room(connection, len(content), latest - len(job.chain)):
+            if content is None or not self._make_room(
+                connection, len(content), latest - len(job.chain)
+            ):
                 self.known.discard(key)  # so that the block is offered again
                 continue
             values = (key, _checksum(key, content), used)
-            row = connection.execute("INSERT INTO blocks (key, checksum, used) VALUES (?, ?, ?)", values).lastrowid
+            row = connection.execute(
+                "INSERT INTO blocks (key, checksum, used) VALUES (?, ?, ?)", values
+            ).lastrowid
             connection.execute("INSERT INTO contents VALUES (?, ?)", (row, content))
             self._counts.blocks_written += 1
             self._counts.bytes_written += len(content)
 
     def _make_room(self, connection: sqlite3.Connection, num_bytes: int, before: int) -> bool:
-        """Delete the least recently used blocks, if used before ``before`` (ns); return False if too few."""
+        """Delete the least recently used blocks, if used before ``before`` (ns).
+
+        Return False if too few.
+        """
         while used_bytes(connection) + num_bytes > self._max_bytes:
-            oldest = connection.execute("SELECT key FROM blocks WHERE used < ? ORDER BY used LIMIT 1", (before,))
+            oldest = connection.execute(
+                "SELECT key FROM blocks WHERE used < ? ORDER BY used LIMIT 1", (before,)
+            )
             row = oldest.fetchone()
             if row is None:
                 return False
@@ -298,7 +349,9 @@ class _Writer:
         return True
 
     def _delete(self, connection: sqlite3.Connection, key: bytes) -> None:
-        connection.execute("DELETE FROM contents WHERE id = (SELECT id FROM blocks WHERE key = ?)", (key,))
+        connection.execute(
+            "DELETE FROM contents WHERE id = (SELECT id FROM blocks WHERE key = ?)", (key,)
+        )
         connection.execute("DELETE FROM blocks WHERE key = ?", (key,))
         self.known.discard(key)
 
@@ -307,7 +360,8 @@ class _Writer:
         if used_bytes(connection) > self._max_bytes:
             with transaction(connection):
                 self._make_room(connection, 0, time.time_ns())
-            connection.executescript("PRAGMA incremental_vacuum")  # ``execute`` would free only one page
+            # ``execute`` would free only one page
+            connection.executescript("PRAGMA incremental_vacuum")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 

@@ -1,8 +1,9 @@
 """Block tables and the block allocator of the KV cache.
 
-A block holds ``block_size`` tokens. Each request owns a :class:`BlockTable`; several tables may share a block, which is
-reference-counted. The allocator prefers runs of consecutive block numbers, because the keys of consecutive blocks are
-read as a view, without a gather. The free blocks are stored as such runs.
+A block holds ``block_size`` tokens. Each request owns a :class:`BlockTable`; several tables may
+share a block, which is reference-counted. The allocator prefers runs of consecutive block numbers,
+because the keys of consecutive blocks are read as a view, without a gather. The free blocks are
+stored as such runs.
 """
 
 from __future__ import annotations
@@ -25,22 +26,29 @@ if TYPE_CHECKING:
 class BlockTable:
     """Blocks of one request, in token order.
 
-    Token ``p`` is in ``blocks[p // block_size - num_released]`` at offset ``p % block_size``. For example, with blocks
-    of 16, ``num_released = 2`` and ``blocks = [7, 8]``: the blocks of tokens 0-31, which have left the sliding window,
-    were released, and token 37 is in block 7 at offset 5, which is slot ``7 * 16 + 5 = 117``.
+    Token ``p`` is in ``blocks[p // block_size - num_released]`` at offset ``p % block_size``. For
+    example, with blocks of 16, ``num_released = 2`` and ``blocks = [7, 8]``: the blocks of tokens
+    0-31, which have left the sliding window, were released, and token 37 is in block 7 at offset 5,
+    which is slot ``7 * 16 + 5 = 117``.
     """
 
     blocks: list[int] = field(default_factory=list)
     num_released: int = 0  # number of leading blocks that this table has released
-    length: int = 0  # number of committed tokens in the cache; draft tokens have the slots after them
+    # number of committed tokens in the cache; draft tokens have the slots after them
+    length: int = 0
     contiguous: bool = True  # whether the block numbers are consecutive
-    # Digests of the text up to the end of the first, second, … full block (:mod:`pronk.cache.prefix`).
+    # Digests of the text up to the end of the first, second, … full block
+    # (:mod:`pronk.cache.prefix`).
     digests: list[bytes] = field(default_factory=list)
     num_stored: int = 0  # number of leading blocks that are written to disk, or queued for it
-    # ``PagedCache.version`` at the first allocation; if the cache has another one, its prefix cache takes no blocks.
+    # ``PagedCache.version`` at the first allocation; if the cache has another one, its prefix cache
+    # takes no blocks.
     version: int = -1
-    adapter: int = -1  # number of the adapter with which every forward pass computes these tokens; -1: none
-    _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
+    # number of the adapter with which every forward pass computes these tokens; -1: none
+    adapter: int = -1
+    _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     @property
     def c_blocks(self) -> ctypes.Array[ctypes.c_int32]:
@@ -51,7 +59,10 @@ class BlockTable:
 
     @property
     def first_block(self) -> int | None:
-        """Number of the block of token 0, even if released; ``None`` without blocks or unless ``contiguous``."""
+        """Number of the block of token 0, even if released.
+
+        ``None`` without blocks or unless ``contiguous``.
+        """
         return self.blocks[0] - self.num_released if self.blocks and self.contiguous else None
 
     def update_derived(self) -> None:
@@ -67,14 +78,19 @@ class BlockAllocator:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.references = [0] * num_blocks  # for each block, the number of tables that hold it
-        self.num_free = num_blocks  # number of blocks that no table holds: the empty and the evictable ones
-        # Cached blocks that no table holds, least recently used first; allocated if there are too few empty blocks.
+        # number of blocks that no table holds: the empty and the evictable ones
+        self.num_free = num_blocks
+        # Cached blocks that no table holds, least recently used first; allocated if there are too
+        # few empty blocks.
         self.evictable: dict[int, None] = {}
         self.prefix_cache: PrefixCache | None = None
         self._empty = FreeRuns(num_blocks)  # blocks that neither a table nor the prefix cache holds
 
     def set_prefix_cache(self, prefix_cache: PrefixCache) -> None:
-        """Connect an empty prefix cache; blocks that only the previous prefix cache held become empty."""
+        """Connect an empty prefix cache.
+
+        Blocks that only the previous prefix cache held become empty.
+        """
         self.prefix_cache = prefix_cache
         for run in to_runs(self.evictable):
             self._empty.add(run)
@@ -96,17 +112,24 @@ class BlockAllocator:
         return -(-tokens // self.block_size)
 
     def allocate(self, block_table: BlockTable, tokens: int) -> None:
-        """Allocate slots for the first ``tokens`` tokens; raise CacheFullError if too few blocks are free."""
+        """Allocate slots for the first ``tokens`` tokens.
+
+        Raise CacheFullError if too few blocks are free.
+        """
         needed = self.num_blocks_for(tokens) - block_table.num_released - len(block_table.blocks)
         if needed <= 0:
             return
         if needed > self.num_free:
             msg = (
-                f"KV cache is full: {needed} blocks of {self.block_size} tokens needed, {self.num_free} of "
-                f"{self.num_blocks} free; raise kv_memory, or lower max_tokens or the number of requests"
+                f"KV cache is full: {needed} blocks of {self.block_size} tokens needed, "
+                f"{self.num_free} of "
+                f"{self.num_blocks} free; raise kv_memory, or lower max_tokens or the number of "
+                "requests"
             )
             raise CacheFullError(msg)
-        block_table.blocks += self._allocate_blocks(needed, block_table.blocks[-1] + 1 if block_table.blocks else -1)
+        block_table.blocks += self._allocate_blocks(
+            needed, block_table.blocks[-1] + 1 if block_table.blocks else -1
+        )
         block_table.update_derived()
 
     def num_missing(self, block_table: BlockTable, tokens: int) -> int:
@@ -115,19 +138,25 @@ class BlockAllocator:
         first = max(0, block_table.length // self.block_size - block_table.num_released)
         num_new = max(0, needed - len(block_table.blocks))
         # A shared block is copied before the write.
-        return num_new + sum(self.references[block] > 1 for block in block_table.blocks[first:needed])
+        return num_new + sum(
+            self.references[block] > 1 for block in block_table.blocks[first:needed]
+        )
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a new table that shares the blocks of the first ``tokens`` tokens, with copy on write."""
         count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
         forked = BlockTable(num_released=block_table.num_released, length=tokens)
-        forked.version, forked.adapter = block_table.version, block_table.adapter
+        forked.version = block_table.version
+        forked.adapter = block_table.adapter
         forked.digests = block_table.digests[: tokens // self.block_size]
         self.assign_cached(forked, block_table.blocks[:count])
         return forked
 
     def assign_cached(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
-        """Let an empty table hold ``blocks``; each must be in another table or in the prefix cache."""
+        """Let an empty table hold ``blocks``.
+
+        Each must be in another table or in the prefix cache.
+        """
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
@@ -141,10 +170,16 @@ class BlockAllocator:
         return self.references[block] > 1
 
     def replace_shared(self, block_table: BlockTable, index: int) -> tuple[int, int]:
-        """Replace the shared ``blocks[index]`` by a new block; return ``(old, new)`` for the caller to copy."""
+        """Replace the shared ``blocks[index]`` by a new block.
+
+        Return ``(old, new)`` for the caller to copy.
+        """
         old = block_table.blocks[index]
         if not self.num_free:
-            msg = f"KV cache is full: no free block to copy a shared one, out of {self.num_blocks}; raise kv_memory"
+            msg = (
+                f"KV cache is full: no free block to copy a shared one, out of {self.num_blocks}; "
+                "raise kv_memory"
+            )
             raise CacheFullError(msg)
         new = block_table.blocks[index] = self._allocate_blocks(1)[0]
         self.references[old] -= 1
@@ -152,8 +187,13 @@ class BlockAllocator:
         return old, new
 
     def release_before(self, block_table: BlockTable, token: int) -> list[int]:
-        """Release the blocks that hold only tokens before ``token``; return the blocks that became empty."""
-        count = min(max(0, token // self.block_size - block_table.num_released), len(block_table.blocks))
+        """Release the blocks that hold only tokens before ``token``.
+
+        Return the blocks that became empty.
+        """
+        count = min(
+            max(0, token // self.block_size - block_table.num_released), len(block_table.blocks)
+        )
         block_table.num_released += count
         return self._release_blocks(block_table, 0, count)
 
@@ -164,17 +204,24 @@ class BlockAllocator:
         return self._release_blocks(block_table, 0)
 
     def trim(self, block_table: BlockTable, tokens: int) -> list[int]:
-        """Release all blocks but those of the first ``tokens`` tokens; return the blocks that became empty."""
+        """Release all blocks but those of the first ``tokens`` tokens.
+
+        Return the blocks that became empty.
+        """
         count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
         return self._release_blocks(block_table, count)
 
-    def _release_blocks(self, block_table: BlockTable, start: int, stop: int | None = None) -> list[int]:
+    def _release_blocks(
+        self, block_table: BlockTable, start: int, stop: int | None = None
+    ) -> list[int]:
         """Release ``blocks[start:stop]`` of a table; return the blocks that became empty."""
-        removed, freed = block_table.blocks[start:stop], list[int]()
+        removed = block_table.blocks[start:stop]
+        freed = list[int]()
         if removed:
             del block_table.blocks[start:stop]
             block_table.update_derived()
-        for block in reversed(removed):  # reversed, so that the last blocks of a text are evicted first
+        # reversed, so that the last blocks of a text are evicted first
+        for block in reversed(removed):
             if self.references[block] <= 0:
                 msg = f"block {block} was released twice"
                 raise AssertionError(msg)
@@ -210,13 +257,15 @@ class BlockAllocator:
     def _next_blocks(self, count: int, start: int) -> Sequence[int]:
         """Return 1 to ``count`` blocks to allocate, preferably a run that begins with ``start``.
 
-        If fewer than ``count`` blocks are empty, return all empty blocks and the least recently used evictable blocks,
-        sorted by number so that they form long runs: from ``start`` upwards, then the numbers below ``start``.
+        If fewer than ``count`` blocks are empty, return all empty blocks and the least recently
+        used evictable blocks, sorted by number so that they form long runs: from ``start`` upwards,
+        then the numbers below ``start``.
         """
         num_evicted = count - (self.num_free - len(self.evictable))
         if num_evicted > 0:
             return sorted(
-                [*self._empty, *islice(self.evictable, num_evicted)], key=lambda block: (block < start, block)
+                [*self._empty, *islice(self.evictable, num_evicted)],
+                key=lambda block: (block < start, block),
             )
         return (self._empty.run_from(start) or self._empty.best_fit(count))[:count]
 
@@ -236,14 +285,18 @@ class FreeRuns:
         return min(long_enough, key=len) if long_enough else max(self._runs, key=len)
 
     def run_from(self, number: int) -> range:
-        """Return ``number`` and all numbers after it in its run; empty if ``number`` is not in the set."""
+        """Return ``number`` and all numbers after it in its run.
+
+        Empty if ``number`` is not in the set.
+        """
         index = self._index_after(number)
         return range(number, max(number, self._runs[index - 1].stop if index else number))
 
     def add(self, run: range) -> None:
         """Add a run of numbers, none of which is in the set, and merge it with adjacent runs."""
         first = last = self._index_after(run.start)
-        start, stop = run.start, run.stop
+        start = run.start
+        stop = run.stop
         if first and self._runs[first - 1].stop == start:
             first -= 1
             start = self._runs[first].start

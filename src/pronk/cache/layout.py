@@ -1,7 +1,7 @@
 """Memory layout of one layer's keys and values.
 
-The kernels read values as rows, and keys as panels of 16 slots, so that a vector register holds the same dimension of
-16 keys. Keys and values have the model's dtype, or 8 bits:
+The kernels read values as rows, and keys as panels of 16 slots, so that a vector register holds the
+same dimension of 16 keys. Keys and values have the model's dtype, or 8 bits:
 
 =====================  ====================================================================================
 rows                   ``[kv_heads, slots, head_dim]``
@@ -11,8 +11,9 @@ rows of 8 bits         ``[kv_heads, slots, head_dim + 4]`` bytes: codes, then th
 panels of 8 bits       ``[kv_heads, slots / 16, head_dim + 4, 16]`` bytes: codes, then the 16 scales
 =====================  ====================================================================================
 
-In 8 bits a number is ``scale * code``. Each key or value of a head has its own scale, its largest magnitude divided by
-127, so the codes of a token do not depend on other tokens. The kernels write keys and values.
+In 8 bits a number is ``scale * code``. Each key or value of a head has its own scale, its largest
+magnitude divided by 127, so the codes of a token do not depend on other tokens. The kernels write
+keys and values.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class PoolLayout:
 
     def __init__(self, panel: int = 1, num_adjacent: int = 1, *, int8: bool = False) -> None:
         """``panel``: slots per panel, 1 for rows; ``num_adjacent``: ``n`` in the module's table."""
-        self.panel, self._num_adjacent, self._int8 = panel, num_adjacent, int8
+        self.panel = panel
+        self._num_adjacent = num_adjacent
+        self._int8 = int8
 
     def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
         """Return the shape of the pool without the first dimension."""
@@ -54,8 +57,8 @@ class PoolLayout:
         return [pool[:, :, :-_SCALE_BYTES, :, None], scales[:, :, None, :, None]]
 
 
-# Layout of the states of short convolutions, and of the outputs of a layer that the cache keeps for drafters: rows with
-# one head of the hidden size.
+# Layout of the states of short convolutions, and of the outputs of a layer that the cache keeps for
+# drafters: rows with one head of the hidden size.
 ROWS = PoolLayout()
 
 
@@ -69,7 +72,9 @@ def choose_layouts(kv_dtype: DType) -> tuple[PoolLayout, PoolLayout]:
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: DType) -> int:
     """Return the number of bytes of one token's keys and values, over all layers."""
     head = config.head_dim * kv_dtype.itemsize + (_SCALE_BYTES if kv_dtype == INT8 else 0)
-    num_layers = config.num_layers - (0 if config.convolution is None else sum(config.convolution.layers))
+    num_layers = config.num_layers - (
+        0 if config.convolution is None else sum(config.convolution.layers)
+    )
     return 2 * num_layers * config.num_kv_heads * head
 
 
@@ -80,6 +85,9 @@ def state_bytes(config: ModelConfig, dtype: DType) -> int:
 
 
 def fill_poison(pool: Array, poison: float) -> None:
-    """Overwrite a pool with ``poison``; in 8 bits, with a byte that makes the scales NaN or huge."""
+    """Overwrite a pool with ``poison``.
+
+    In 8 bits, with a byte that makes the scales NaN or huge.
+    """
     # Four bytes of -1 are the float32 scale NaN; four bytes of 100 are 1.7e22.
     pool[...] = (-1 if math.isnan(poison) else 100) if pool.dtype == INT8 else poison

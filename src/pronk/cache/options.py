@@ -29,7 +29,8 @@ class CacheOptions:
             "Data type of the KV cache. auto: that of the model. int8: quantized, half the memory.",
             choices=("auto", "int8"),
             details=(
-                '``"int8"`` has a scale per head and token of the target\'s keys and values, and changes the output.'
+                '``"int8"`` has a scale per head and token of the target\'s keys and values, and '
+                "changes the output."
             ),
         ),
     ] = "auto"
@@ -37,13 +38,15 @@ class CacheOptions:
         bool,
         Option(
             "Reuse the KV cache of earlier requests for prompts with the same prefix.",
-            details="The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's length.",
+            details="The text is the same. Ignored with dynamic RoPE: "
+            "keys depend on the prompt's length.",
         ),
     ] = False
     prompt_cache: Annotated[
         str | Path | None,
         Option(
-            "Keep the KV cache of prompts in this folder, for later starts: a known prompt is not computed again.",
+            "Keep the KV cache of prompts in this folder, for later starts: a known prompt is not "
+            "computed again.",
             absent="off",
             details="It includes ``prefix_cache``.",
         ),
@@ -51,7 +54,8 @@ class CacheOptions:
     prompt_cache_size: Annotated[
         str | int | None,
         Option(
-            "Maximum size of the prompt cache; beyond, the least recently used prompts are deleted.",
+            "Maximum size of the prompt cache; beyond, the least recently used prompts are "
+            "deleted.",
             absent="4GiB",
         ),
     ] = None

@@ -5,12 +5,13 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
     slot      0       16      32            16·B          16·B + 16
               | block 0 | block 1 | … | block B-1 | margin            |
 
-Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated: a vector load of the last slot
-may read past its end. :mod:`pronk.cache.layout` defines the bytes of a slot.
+Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated: a vector
+load of the last slot may read past its end. :mod:`pronk.cache.layout` defines the bytes of a slot.
 
-A layer with a short convolution has states of ``hidden`` numbers in place of keys, in rows, and no values. For
-drafters, the cache may also keep the outputs of some layers, or a projection of them. What is kept of a token has its
-slot, so that whatever copies, moves, caches or drops keys does the same with it.
+A layer with a short convolution has states of ``hidden`` numbers in place of keys, in rows, and no
+values. For drafters, the cache may also keep the outputs of some layers, or a projection of them.
+What is kept of a token has its slot, so that whatever copies, moves, caches or drops keys does the
+same with it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from numpy.typing import NDArray
 
 from pronk.base.arrays import UINT8, Array, DType, mapped_zeros
 from pronk.cache.blocks import BlockAllocator, BlockTable
-from pronk.cache.layout import PANEL, ROWS, PoolLayout, choose_layouts, fill_poison, kv_bytes_per_token, state_bytes
+from pronk.cache.layout import (
+    PANEL,
+    ROWS,
+    PoolLayout,
+    choose_layouts,
+    fill_poison,
+    kv_bytes_per_token,
+    state_bytes,
+)
 from pronk.cache.prefix import PrefixCache
 from pronk.cache.prompt_cache import PromptCache
 from pronk.checkpoint.config import ModelConfig
@@ -49,14 +58,16 @@ class Projection(Protocol):
         """Return values ``[rows, width]``, given the output ``[rows, hidden]`` of each of ``layers``."""
 
 
-# What the cache keeps for each token besides keys and values: the output of a layer (from 1), or a projection.
+# What the cache keeps for each token besides keys and values: the output of a layer (from 1), or a
+# projection.
 Kept = int | Projection
 
 
 class PagedCache:
     """Paged KV cache of one model: arrays, block allocator, and commit and rollback of draft tokens."""
 
-    can_project = True  # whether projections can be kept: not if several processes share the forward passes
+    # whether projections can be kept: not if several processes share the forward passes
+    can_project = True
 
     def __init__(
         self,
@@ -70,22 +81,31 @@ class PagedCache:
         poison: float | None = None,
         share_prefixes: bool = False,
     ) -> None:
-        """Allocate the arrays; tests pass ``poison``, a number written over freed blocks, to detect reads.
+        """Allocate the arrays.
 
-        ``kernels`` move the rows of accepted draft tokens; they are ``None`` only in a subclass with its own ``move``.
+        Tests pass ``poison``, a number written over freed blocks, to detect reads.
+
+        ``kernels`` move the rows of accepted draft tokens; they are ``None`` only in a subclass
+        with its own ``move``.
         """
         assert block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
-        self.version = 0  # increases with every change of the arrays ``keys``, ``values`` and ``hidden``
+        # increases with every change of the arrays ``keys``, ``values`` and ``hidden``
+        self.version = 0
         self.config = config
-        self.dtype = dtype  # data type of keys and values before they are stored, of states and of ``hidden``
+        # data type of keys and values before they are stored, of states and of ``hidden``
+        self.dtype = dtype
         self.kv_dtype = kv_dtype or dtype  # data type of stored keys and values: ``dtype`` or int8
         self.block_size = block_size
         self.poison = poison
-        # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share them.
-        self.prefix_cache = PrefixCache() if share_prefixes and not config.has_dynamic_rope else None
+        # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share
+        # them.
+        self.prefix_cache = (
+            PrefixCache() if share_prefixes and not config.has_dynamic_rope else None
+        )
         self.prompt_cache: PromptCache | None = None  # blocks of the prefix cache on disk
-        self.keys: list[Array]  # one array per layer; ``values`` likewise; see ``pronk.cache.layout``
+        # one array per layer; ``values`` likewise; see ``pronk.cache.layout``
+        self.keys: list[Array]
         self.values: list[Array]
         self.hidden: dict[Kept, Array] = {}  # pools of what is kept besides, ``[1, slots, width]``
         self._key_layout, self._value_layout = self._choose_layouts()
@@ -93,18 +113,30 @@ class PagedCache:
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
-        """Replace the arrays by empty ones of ``num_blocks`` blocks; no request may hold a block."""
+        """Replace the arrays by empty ones of ``num_blocks`` blocks.
+
+        No request may hold a block.
+        """
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
         kept = tuple(self.hidden)
-        self.keys, self.values, self.hidden = [], [], {}  # frees the arrays before others are allocated
-        config, width = self.config, self.config.hidden_size
+        # frees the arrays before others are allocated
+        self.keys = []
+        self.values = []
+        self.hidden = {}
+        config = self.config
+        width = self.config.hidden_size
         key_shape, value_shape = (
-            each.shape(self.num_slots, config.head_dim) for each in (self._key_layout, self._value_layout)
+            each.shape(self.num_slots, config.head_dim)
+            for each in (self._key_layout, self._value_layout)
         )
         for layer in range(config.num_layers):
             heads = 0 if config.convolution_of(layer) else config.num_kv_heads
-            self.keys.append(self._new_pool(heads, key_shape, self.kv_dtype) if heads else self._new_hidden_pool(width))
+            self.keys.append(
+                self._new_pool(heads, key_shape, self.kv_dtype)
+                if heads
+                else self._new_hidden_pool(width)
+            )
             self.values.append(self._new_pool(heads, value_shape, self.kv_dtype))
         self.hidden = {each: self._new_hidden_pool(self.kept_width(each)) for each in kept}
         self._on_pool_change()
@@ -112,7 +144,8 @@ class PagedCache:
     def keep_hidden(self, kept: Kept, owner: object) -> None:
         """Keep the output of a layer (from 1), or a projection, for the tokens of every later forward pass.
 
-        After the deletion of ``owner``, which reads it, :meth:`drop_unused_hidden` frees the memory.
+        After the deletion of ``owner``, which reads it, :meth:`drop_unused_hidden` frees the
+        memory.
         """
         self._owners.setdefault(kept, WeakSet()).add(owner)
         if kept not in self.hidden:
@@ -135,9 +168,13 @@ class PagedCache:
             self._on_pool_change()
 
     def _on_pool_change(self) -> None:
-        """Increase ``version``; clear the prefix cache: its blocks are lost or lack a new layer output."""
+        """Increase ``version``.
+
+        Clear the prefix cache: its blocks are lost or lack a new layer output.
+        """
         self.version += 1
-        self._move_arguments: tuple[Array, ...] | None = None  # those of ``pronk_move`` that describe the arrays
+        # those of ``pronk_move`` that describe the arrays
+        self._move_arguments: tuple[Array, ...] | None = None
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
 
@@ -146,7 +183,8 @@ class PagedCache:
         return choose_layouts(self.kv_dtype)
 
     def _new_pool(self, heads: int, shape: tuple[int, ...], dtype: DType) -> Array:
-        # Few tokens touch every pool: with huge pages, a short text would take 2 MiB for each layer and head.
+        # Few tokens touch every pool: with huge pages, a short text would take 2 MiB for each layer
+        # and head.
         return mapped_zeros((heads, *shape), dtype, huge_pages=False)
 
     def _new_hidden_pool(self, width: int) -> Array:
@@ -166,13 +204,17 @@ class PagedCache:
     def bytes_per_token(self) -> int:
         """Number of bytes of one token: its keys and values in all layers, and the kept outputs."""
         hidden = sum(map(self.kept_width, self.hidden)) * self.dtype.itemsize
-        return kv_bytes_per_token(self.config, self.kv_dtype) + state_bytes(self.config, self.dtype) + hidden
+        return (
+            kv_bytes_per_token(self.config, self.kv_dtype)
+            + state_bytes(self.config, self.dtype)
+            + hidden
+        )
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
 
-        Missing blocks are allocated, and blocks that several tables hold are replaced by copies. Raises
-        ``CacheFullError`` if too few blocks are free.
+        Missing blocks are allocated, and blocks that several tables hold are replaced by copies.
+        Raises ``CacheFullError`` if too few blocks are free.
         """
         if not block_table.blocks:
             block_table.version = self.version
@@ -182,8 +224,9 @@ class PagedCache:
             if self.allocator.is_shared(block_table.blocks[index]):
                 self._copy(*self.allocator.replace_shared(block_table, index))
             elif self.prefix_cache is not None:
-                # This block is about to be written. It may be cached: if this table was forked in the middle of the
-                # block, and the other table filled it, cached it and was released.
+                # This block is about to be written. It may be cached: if this table was forked in
+                # the middle of the block, and the other table filled it, cached it and was
+                # released.
                 self.prefix_cache.evict(block_table.blocks[index])
 
     def kept_name(self, kept: Kept) -> str:
@@ -196,7 +239,10 @@ class PagedCache:
         return b"".join(pool[:, self._block_range(pool, block)].tobytes() for pool in pools)
 
     def write_block(self, block: int, data: bytes, tokens: Sequence[int]) -> None:
-        """Store the result of :meth:`read_block` of a cache with this layout; ``tokens`` are the block's."""
+        """Store the result of :meth:`read_block` of a cache with this layout.
+
+        ``tokens`` are the block's.
+        """
         del tokens  # only a cache with mirrors needs them
         begin = 0
         for _, pool in self._layouts_and_pools():
@@ -213,8 +259,13 @@ class PagedCache:
         size = self.block_size * pool.shape[1] // self.num_slots
         return slice(block * size, (block + 1) * size)
 
-    def slots(self, block_table: BlockTable, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the slots of tokens ``start .. stop - 1``; an arbitrary slot for tokens without a block."""
+    def slots(
+        self, block_table: BlockTable, start: int, stop: int
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Return the slots of tokens ``start .. stop - 1``.
+
+        An arbitrary slot for tokens without a block.
+        """
         tokens = np.arange(start, stop, dtype=np.int64)
         if block_table.first_block is not None:
             base = block_table.first_block * self.block_size
@@ -223,7 +274,11 @@ class PagedCache:
         blocks = np.asarray(block_table.blocks, dtype=np.int64)
         index = tokens // self.block_size - block_table.num_released
         in_table = (index >= 0) & (index < len(blocks))
-        return np.where(in_table, blocks[np.where(in_table, index, 0)] * self.block_size + tokens % self.block_size, 0)
+        return np.where(
+            in_table,
+            blocks[np.where(in_table, index, 0)] * self.block_size + tokens % self.block_size,
+            0,
+        )
 
     def read_hidden(self, kept: Kept, block_table: BlockTable, start: int, stop: int) -> Array:
         """Return what is kept for tokens ``start .. stop - 1``, ``[stop - start, width]``.
@@ -232,40 +287,57 @@ class PagedCache:
         """
         return self.hidden[kept][0, self.slots(block_table, start, stop)]
 
-    def write_projection(self, projection: Projection, slots: NDArray[np.int64], values: Array) -> None:
+    def write_projection(
+        self, projection: Projection, slots: NDArray[np.int64], values: Array
+    ) -> None:
         """Store values ``[rows, width]`` of a projection at ``slots`` ``[rows]``."""
         self.hidden[projection][0, slots] = values
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit draft tokens: the one at index ``length + offsets[i]`` becomes token ``length + i``.
 
-        Only tokens with ``offsets[i] != i`` are moved; ``commit(block_table, range(n))`` moves none.
+        Only tokens with ``offsets[i] != i`` are moved; ``commit(block_table, range(n))`` moves
+        none.
         """
         moves = [(offset, target) for target, offset in enumerate(offsets) if offset != target]
         if moves:
             length = block_table.length
             slots = self.slots(block_table, length, length + max(offsets) + 1)
-            self.move(slots[[offset for offset, _ in moves]], slots[[target for _, target in moves]])
+            self.move(
+                slots[[offset for offset, _ in moves]], slots[[target for _, target in moves]]
+            )
         block_table.length += len(offsets)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy the slots ``source`` to ``target``; a slot in both is read before it is overwritten."""
+        """Copy the slots ``source`` to ``target``.
+
+        A slot in both is read before it is overwritten.
+        """
         assert self.kernels is not None
         if self._move_arguments is None:
             row = self.config.num_kv_heads, self.num_slots, self.config.head_dim
-            kinds = [_ROW if self.config.convolution_of(layer) else _KEY for layer in range(self.config.num_layers)]
+            kinds = [
+                _ROW if self.config.convolution_of(layer) else _KEY
+                for layer in range(self.config.num_layers)
+            ]
             kinds += [_VALUE] * kinds.count(_KEY) + [_ROW] * len(self.hidden)
-            shapes = [pool.shape if kind == _ROW else row for kind, pool in zip(kinds, self._pools, strict=True)]
+            shapes = [
+                pool.shape if kind == _ROW else row
+                for kind, pool in zip(kinds, self._pools, strict=True)
+            ]
             self._move_arguments = (
                 np.array([pool.ctypes.data for pool in self._pools], dtype=np.int64),
                 np.array([TYPES[pool.dtype] for pool in self._pools], dtype=np.int32),
                 np.array(kinds, dtype=np.int32),
                 np.array(shapes, dtype=np.int64),
             )
-        # `arrays` keeps contiguous copies of the arguments alive during the call, which gets addresses only.
+        # `arrays` keeps contiguous copies of the arguments alive during the call, which gets
+        # addresses only.
         arrays = (*self._move_arguments, np.ascontiguousarray(source), np.ascontiguousarray(target))
         addresses = [array.ctypes.data for array in arrays]
-        code = self.kernels.library.pronk_move(*addresses[:4], len(arrays[0]), *addresses[4:], len(source))
+        code = self.kernels.library.pronk_move(
+            *addresses[:4], len(arrays[0]), *addresses[4:], len(source)
+        )
         if code:
             msg = f"kernels: no memory to move {len(source)} rows"
             raise MemoryError(msg)
@@ -277,7 +349,9 @@ class PagedCache:
             for layout, pool in self._layouts_and_pools()
             for part in layout.parts(pool)
         ]
-        return np.concatenate([np.ascontiguousarray(x).reshape(len(slots), -1).view(UINT8) for x in parts], axis=1)
+        return np.concatenate(
+            [np.ascontiguousarray(x).reshape(len(slots), -1).view(UINT8) for x in parts], axis=1
+        )
 
     def import_slots(self, slots: NDArray[np.int64], data: Array) -> None:
         """Store bytes that :meth:`export_slots` of a cache with the same layout returned."""
@@ -286,7 +360,9 @@ class PagedCache:
             for part in layout.parts(pool):
                 slot = part[:, 0, :, 0]
                 values = np.ascontiguousarray(data[:, begin : begin + slot.nbytes]).view(part.dtype)
-                part[:, slots // layout.panel, :, slots % layout.panel] = values.reshape(len(slots), *slot.shape)
+                part[:, slots // layout.panel, :, slots % layout.panel] = values.reshape(
+                    len(slots), *slot.shape
+                )
                 begin += slot.nbytes
 
     def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Array]]:
@@ -304,8 +380,13 @@ class PagedCache:
     def match_prefix(
         self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
     ) -> BlockTable | None:
-        """Return a table with the longest cached prefix of a text; see :meth:`PrefixCache.match`."""
-        block_table = None if self.prefix_cache is None else self.prefix_cache.match(tokens, salt, digests)
+        """Return a table with the longest cached prefix of a text.
+
+        See :meth:`PrefixCache.match`.
+        """
+        block_table = (
+            None if self.prefix_cache is None else self.prefix_cache.match(tokens, salt, digests)
+        )
         if block_table is not None:
             block_table.version = self.version
         return block_table
@@ -315,7 +396,11 @@ class PagedCache:
         return self.prefix_cache is not None and self.prefix_cache.contains(digest)
 
     def cache_blocks(
-        self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
+        self,
+        block_table: BlockTable,
+        tokens: Sequence[int],
+        salt: bytes = b"",
+        num_committed: int | None = None,
     ) -> None:
         """Add a table's full blocks to the prefix cache, unless ``version`` changed after their allocation."""
         if self.prefix_cache is not None and block_table.version == self.version:

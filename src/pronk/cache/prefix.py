@@ -1,8 +1,9 @@
 """Prefix cache: full blocks of committed tokens, found by a digest of the text up to their end.
 
-``digest(block) = hash(digest(previous block), tokens of the block)``. The chain begins with a hash of the tenant's
-salt. The hash has a key: random per process, or that of the prompt cache on disk. A hit also compares the tokens. If
-empty blocks run out, the allocator takes cached blocks that no table holds, least recently used first.
+``digest(block) = hash(digest(previous block), tokens of the block)``. The chain begins with a hash
+of the tenant's salt. The hash has a key: random per process, or that of the prompt cache on disk. A
+hit also compares the tokens. If empty blocks run out, the allocator takes cached blocks that no
+table holds, least recently used first.
 """
 
 from __future__ import annotations
@@ -59,15 +60,22 @@ class PrefixCache:
         """Return whether a block with this digest is cached."""
         return digest in self._entries
 
-    def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
-        """Return a table with the longest cached prefix of ``tokens``; ``None`` if no block is cached.
+    def match(
+        self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
+    ) -> BlockTable | None:
+        """Return a table with the longest cached prefix of ``tokens``.
 
-        The prefix has whole blocks only, of texts inserted with the same ``salt``. It never contains the last token,
-        which must be computed to get logits. ``digests`` are those of the text's first blocks; computed ones are
-        appended. Pass the same list again for the same or a longer text, so that each block is hashed only once.
+        ``None`` if no block is cached.
+
+        The prefix has whole blocks only, of texts inserted with the same ``salt``. It never
+        contains the last token, which must be computed to get logits. ``digests`` are those of the
+        text's first blocks; computed ones are appended. Pass the same list again for the same or a
+        longer text, so that each block is hashed only once.
         """
-        size, digests = self._allocator.block_size, [] if digests is None else digests
-        blocks, parent = list[int](), self._digest(b"", salt)
+        size = self._allocator.block_size
+        digests = [] if digests is None else digests
+        blocks = list[int]()
+        parent = self._digest(b"", salt)
         for number in range((len(tokens) - 1) // size):
             block_tokens = list(tokens[number * size : (number + 1) * size])
             if number == len(digests):
@@ -84,33 +92,50 @@ class PrefixCache:
         self._allocator.assign_cached(block_table, blocks)
         return block_table
 
-    def extend_digests(self, tokens: Sequence[int], salt: bytes, digests: list[bytes]) -> list[bytes]:
-        """Return the digests of all blocks that :meth:`match` looks up; the arguments are those of ``match``."""
+    def extend_digests(
+        self, tokens: Sequence[int], salt: bytes, digests: list[bytes]
+    ) -> list[bytes]:
+        """Return the digests of all blocks that :meth:`match` looks up.
+
+        The arguments are those of ``match``.
+        """
         while len(digests) < (len(tokens) - 1) // self._allocator.block_size:
             self._append_digest(digests, tokens, salt)
         return digests
 
     def insert(
-        self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", num_committed: int | None = None
+        self,
+        block_table: BlockTable,
+        tokens: Sequence[int],
+        salt: bytes = b"",
+        num_committed: int | None = None,
     ) -> None:
         """Add the blocks of a table with the text ``tokens`` that have been filled since the last call.
 
-        ``num_committed`` is the number of leading tokens that cannot be rolled back any more; ``None`` means all.
+        ``num_committed`` is the number of leading tokens that cannot be rolled back any more;
+        ``None`` means all.
         """
         size = self._allocator.block_size
-        stop = block_table.length if num_committed is None else min(num_committed, block_table.length)
+        stop = (
+            block_table.length if num_committed is None else min(num_committed, block_table.length)
+        )
         for number in range(len(block_table.digests), stop // size):
             parent = block_table.digests[-1] if block_table.digests else self._digest(b"", salt)
             digest = self._append_digest(block_table.digests, tokens, salt)
             index = number - block_table.num_released
-            if index >= 0 and digest not in self._entries and block_table.blocks[index] not in self._digests:
+            if (
+                index >= 0
+                and digest not in self._entries
+                and block_table.blocks[index] not in self._digests
+            ):
                 block_tokens = list(tokens[number * size : (number + 1) * size])
                 self._entries[digest] = _Entry(block_table.blocks[index], parent, block_tokens)
                 self._digests[block_table.blocks[index]] = digest
 
     def _append_digest(self, digests: list[bytes], tokens: Sequence[int], salt: bytes) -> bytes:
         """Append the digest of the next block to the digests of all blocks before it; return it."""
-        size, number = self._allocator.block_size, len(digests)
+        size = self._allocator.block_size
+        number = len(digests)
         parent = digests[-1] if digests else self._digest(b"", salt)
         block_tokens = np.asarray(tokens[number * size : (number + 1) * size], dtype=np.int32)
         digests.append(self._digest(parent, block_tokens.tobytes()))

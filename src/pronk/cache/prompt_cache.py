@@ -1,9 +1,10 @@
 """Prompt cache: the second level of the prefix cache, on disk, where blocks outlive the process.
 
-A block on disk has the key of the prefix cache (:mod:`pronk.cache.prefix`): a digest of the tenant's salt and of the
-text up to the end of the block. The first link of this chain is the ``identity``, a text with everything else that the
-bytes of a block depend on. A stored block therefore has the bytes that a forward pass would compute, because the
-kernels fix the order of every sum.
+A block on disk has the key of the prefix cache (:mod:`pronk.cache.prefix`): a digest of the
+tenant's salt and of the text up to the end of the block. The first link of this chain is the
+``identity``, a text with everything else that the bytes of a block depend on. A stored block
+therefore has the bytes that a forward pass would compute, because the kernels fix the order of
+every sum.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pronk.cache.blocks import BlockTable
 if TYPE_CHECKING:
     from pronk.cache.paged import PagedCache
 
-_READ_BYTES = 16 << 20  # bytes of blocks per read; bounds the memory for their copies, and the time of a part
+# bytes of blocks per read; bounds the memory for their copies, and the time of a part
+_READ_BYTES = 16 << 20
 
 
 class PromptCache:
@@ -29,25 +31,34 @@ class PromptCache:
         self.store = store
         self.num_hits = 0  # number of texts of which blocks were read
         self._identity = identity
-        self._seconds_per_block: float | None = None  # moving average of reads; ``None`` before the first
+        # moving average of reads; ``None`` before the first
+        self._seconds_per_block: float | None = None
 
     def attach(self, cache: PagedCache) -> None:
         """Connect a new, empty cache that has a prefix cache, which then has the same keys in every process."""
         if cache.prefix_cache is not None:
-            layout = f"{self._identity} blocks of {cache.block_size} tokens of {cache.kv_dtype} for {cache.dtype}"
+            layout = (
+                f"{self._identity} blocks of {cache.block_size} tokens of {cache.kv_dtype} for "
+                f"{cache.dtype}"
+            )
             cache.prefix_cache.key = blake2b(layout.encode()).digest()
-            self._cache, cache.prompt_cache = cache, self
+            self._cache = cache
+            cache.prompt_cache = self
 
     def store_blocks(self, block_table: BlockTable) -> None:
         """Copy the full blocks of a table that are not on disk yet, and queue the copies for the writer.
 
-        Blocks for which the queue has no room are copied in a later call. A call that finds more blocks of the table's
-        text on disk also records their use, for eviction.
+        Blocks for which the queue has no room are copied in a later call. A call that finds more
+        blocks of the table's text on disk also records their use, for eviction.
         """
-        table, digests, size = block_table, block_table.digests, self._block_bytes
+        table = block_table
+        digests = block_table.digests
+        size = self._block_bytes
         if table.num_stored >= len(digests) or not self.store.has_room(size):
             return
-        before, keys, new = table.num_stored, self._keys(digests), dict[int, bytes]()
+        before = table.num_stored
+        keys = self._keys(digests)
+        new = dict[int, bytes]()
         while table.num_stored < len(digests):
             number = table.num_stored
             if number >= table.num_released and not self.store.is_known(keys[number]):
@@ -68,32 +79,39 @@ class PromptCache:
     ) -> Iterator[int]:
         """Read the blocks after a table's cached prefix from disk, in parts that extend the table.
 
-        Blocks of a sliding window are one part, because none is of use without the others. The last token is never
-        read, because it must be computed to get logits. Computed digests are appended to ``digests``, those of the
-        text's first blocks. ``seconds_per_token`` is the measured duration of computing a token of a prompt; ``None``
-        if unknown.
+        Blocks of a sliding window are one part, because none is of use without the others. The last
+        token is never read, because it must be computed to get logits. Computed digests are
+        appended to ``digests``, those of the text's first blocks. ``seconds_per_token`` is the
+        measured duration of computing a token of a prompt; ``None`` if unknown.
 
         Yields:
             After each part but the last: the number of tokens that are left to read.
         """
-        cache, size, length = self._cache, self._cache.block_size, block_table.length
-        if length % size or cache.prefix_cache is None:  # a fork of another sample's table, which has the whole prompt
+        cache = self._cache
+        size = self._cache.block_size
+        length = block_table.length
+        # a fork of another sample's table, which has the whole prompt
+        if length % size or cache.prefix_cache is None:
             return
         first = length // size
         keys = self._keys(cache.prefix_cache.extend_digests(tokens, salt, digests))
         stop = first + self.store.count_leading(keys[first:])
-        start, window = first, cache.config.window
+        start = first
+        window = cache.config.window
         if window is not None:  # blocks that have left the attention window are not needed
             start = max(first, (stop * size - window + 1) // size)
         if stop == first or not self._pays(stop - start, (stop - first) * size, seconds_per_token):
             return
         if start > first:
             cache.release(block_table)
-            block_table.num_released, block_table.length = start, start * size
+            block_table.num_released = start
+            block_table.length = start * size
         count = stop - start if start > first else self._blocks_per_read
-        before, seconds = self._seconds_per_block, 0.0
+        before = self._seconds_per_block
+        seconds = 0.0
         for begin in range(start, stop, count):
-            end, start_time = min(begin + count, stop), perf_counter()
+            end = min(begin + count, stop)
+            start_time = perf_counter()
             reached = self._read(block_table, tokens, keys, begin, end)
             if start > first and reached < stop:  # a part of the window is missing
                 cache.release(block_table)
@@ -110,10 +128,20 @@ class PromptCache:
                 yield (stop - end) * size
 
     def _read(
-        self, block_table: BlockTable, tokens: Sequence[int], keys: Sequence[bytes], start: int, stop: int
+        self,
+        block_table: BlockTable,
+        tokens: Sequence[int],
+        keys: Sequence[bytes],
+        start: int,
+        stop: int,
     ) -> int:
-        """Read blocks ``start .. stop - 1`` of a text if they fit; return the number of the first missing."""
-        cache, size, number = self._cache, self._cache.block_size, start
+        """Read blocks ``start .. stop - 1`` of a text if they fit.
+
+        Return the number of the first missing.
+        """
+        cache = self._cache
+        size = self._cache.block_size
+        number = start
         if cache.allocator.num_missing(block_table, stop * size) > cache.allocator.num_free:
             return start
         cache.prepare(block_table, stop * size)
@@ -129,10 +157,15 @@ class PromptCache:
     def _pays(self, num_read: int, num_saved: int, seconds_per_token: float | None) -> bool:
         """Return whether reading blocks is faster than computing tokens, by measured durations, if known.
 
-        After each refusal the estimate is lowered by a tenth, so that a disk that was slow once is tried again.
+        After each refusal the estimate is lowered by a tenth, so that a disk that was slow once is
+        tried again.
         """
         per_block = self._seconds_per_block
-        if seconds_per_token is None or per_block is None or num_read * per_block < num_saved * seconds_per_token:
+        if (
+            seconds_per_token is None
+            or per_block is None
+            or num_read * per_block < num_saved * seconds_per_token
+        ):
             return True
         self._seconds_per_block = 0.9 * per_block
         return False

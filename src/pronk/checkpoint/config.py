@@ -1,7 +1,8 @@
 """Description of a decoder: sizes, and what each layer computes.
 
-A family of models is a set of values of :class:`ModelConfig`. Programs and kernels read these values and do not know
-families. :mod:`pronk.models.families` reads them from ``config.json`` and from GGUF files.
+A family of models is a set of values of :class:`ModelConfig`. Programs and kernels read these
+values and do not know families. :mod:`pronk.models.families` reads them from ``config.json`` and
+from GGUF files.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import numpy as np
 from pronk.checkpoint.rope import RopeConfig
 
 # Limits for damaged files: more layers than any model has, and those of ``kernels/csrc/common.h``.
-MAX_LAYERS, MAX_EXPERTS, MAX_TAPS = 10_000, 1024, 16
+MAX_LAYERS = 10_000
+MAX_EXPERTS = 1024
+MAX_TAPS = 16
 MAX_ROPES = 2  # maximum number of different rotary embeddings of a model's layers
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-# Norms of a branch (attention or MLP) of a layer: of its input, of its output before the residual sum, or of both.
+# Norms of a branch (attention or MLP) of a layer: of its input, of its output before the residual
+# sum, or of both.
 NormPlaces = Literal["input", "output", "both"]
 
 
@@ -30,14 +34,16 @@ NormPlaces = Literal["input", "output", "both"]
 class MixtureConfig:
     """Mixtures of experts: MLPs of which a router chooses some for each row (Shazeer et al. 2017).
 
-    The router has a score for each expert. The experts with the largest scores are computed, and their outputs are
-    added with the softmax of the scores as weights. Of equal scores, that of the smaller number counts as larger.
+    The router has a score for each expert. The experts with the largest scores are computed, and
+    their outputs are added with the softmax of the scores as weights. Of equal scores, that of the
+    smaller number counts as larger.
     """
 
     experts: int
     per_row: int  # number of experts that are chosen for a row
     width: int  # intermediate size of an expert
-    normalized: bool  # whether the softmax is over the chosen experts only, so that the weights sum to 1
+    # whether the softmax is over the chosen experts only, so that the weights sum to 1
+    normalized: bool
     layers: tuple[bool, ...]  # whether each layer is a mixture; the other layers have a plain MLP
     bias: bool = False  # whether the router and the experts have biases
 
@@ -46,12 +52,14 @@ class MixtureConfig:
 class ConvolutionConfig:
     """Gated short convolutions, which some layers have in place of attention (LFM2).
 
-    Such a layer projects a row to ``b``, ``c`` and ``x``. The *state* of the row's token is ``b * x``. The output is
-    ``c`` times a sum over the last ``taps`` tokens of the text: of their states, each times a weight per feature.
+    Such a layer projects a row to ``b``, ``c`` and ``x``. The *state* of the row's token is ``b *
+    x``. The output is ``c`` times a sum over the last ``taps`` tokens of the text: of their states,
+    each times a weight per feature.
     """
 
     taps: int
-    layers: tuple[bool, ...]  # whether each layer has a convolution; the other layers have attention
+    # whether each layer has a convolution; the other layers have attention
+    layers: tuple[bool, ...]
     bias: bool = False  # whether the convolution and its two projections have biases
 
 
@@ -71,25 +79,35 @@ class ModelConfig:
     norm_eps: float
     norm: Literal["rms", "layer"] = "rms"
     norm_places: NormPlaces = "input"
-    norm_offset: float = 0.0  # number to add to the stored weights of norms: 1 if a checkpoint stores ``weight - 1``
+    # number to add to the stored weights of norms: 1 if a checkpoint stores ``weight - 1``
+    norm_offset: float = 0.0
     activation: Activation = "silu"
     gated: bool = True  # whether the MLP has a gate, as in SwiGLU
-    # Whether the gate is ``g · sigmoid(1.702 g)`` for ``g`` at most 7, and multiplies ``1 + u``, ``u`` in -7 … 7.
+    # Whether the gate is ``g · sigmoid(1.702 g)`` for ``g`` at most 7, and multiplies ``1 + u``,
+    # ``u`` in -7 … 7.
     clamped_gate: bool = False
-    mixture: MixtureConfig | None = None  # mixtures of experts in place of MLPs; ``None``: no layer has one
+    # mixtures of experts in place of MLPs; ``None``: no layer has one
+    mixture: MixtureConfig | None = None
     convolution: ConvolutionConfig | None = None  # ``None``: all layers have attention
-    rope: RopeConfig | None = None  # rotary embedding of all layers; ``None``: learned position embeddings
-    # Rotary embedding of each layer, if layers differ; ``None`` in it: the layer does not rotate. At most two differ.
+    # rotary embedding of all layers; ``None``: learned position embeddings
+    rope: RopeConfig | None = None
+    # Rotary embedding of each layer, if layers differ; ``None`` in it: the layer does not rotate.
+    # At most two differ.
     layer_ropes: tuple[RopeConfig | None, ...] = ()
-    windows: tuple[int | None, ...] = ()  # per layer: sliding window in tokens; ``None``: full attention
+    # per layer: sliding window in tokens; ``None``: full attention
+    windows: tuple[int | None, ...] = ()
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # whether queries and keys are normalized before RoPE
-    whole_qk_norm: bool = False  # whether such a norm spans all heads of a row, instead of each head
-    attention_scale: float | None = None  # factor of attention scores; ``None``: ``head_dim ** -0.5``
-    attention_cap: float | None = None  # soft cap ``c`` of attention scores: ``c * tanh(score / c)``
-    attention_sinks: bool = False  # whether each head has a score that takes part in the softmax without a value
+    # whether such a norm spans all heads of a row, instead of each head
+    whole_qk_norm: bool = False
+    # factor of attention scores; ``None``: ``head_dim ** -0.5``
+    attention_scale: float | None = None
+    # soft cap ``c`` of attention scores: ``c * tanh(score / c)``
+    attention_cap: float | None = None
+    # whether each head has a score that takes part in the softmax without a value
+    attention_sinks: bool = False
     # ``(growth, period)``: queries are multiplied by ``1 + growth * log(1 + position // period)``
     query_growth: tuple[float, int] | None = None
     embedding_scale: float = 1.0  # factor of token embeddings, rounded to the dtype of the model
@@ -102,7 +120,8 @@ class ModelConfig:
     dtype: str = "float32"  # data type of the weights that are not quantized
     # ``quantization_config`` of config.json; ``None`` if it has none
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
-    name: str = field(default="", hash=False, compare=False)  # name that the model's files give it; "" if none
+    # name that the model's files give it; "" if none
+    name: str = field(default="", hash=False, compare=False)
     # Sampling options that are recommended for the model, by their names in SamplingParams
     sampling: Mapping[str, float] = field(default_factory=dict, hash=False, compare=False)
 
@@ -111,7 +130,9 @@ class ModelConfig:
         """Hash of the fields that are compared, 16 hexadecimal digits."""
         values = asdict(self)
         compared = {each.name: values[each.name] for each in fields(self) if each.compare}
-        return hashlib.sha256(json.dumps(compared, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            json.dumps(compared, sort_keys=True, default=str).encode()
+        ).hexdigest()[:16]
 
     @property
     def query_scale(self) -> float:
@@ -122,7 +143,9 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """Different rotary embeddings of the layers."""
-        return tuple(dict.fromkeys(rope for rope in (self.layer_ropes or (self.rope,)) if rope is not None))
+        return tuple(
+            dict.fromkeys(rope for rope in (self.layer_ropes or (self.rope,)) if rope is not None)
+        )
 
     @property
     def has_dynamic_rope(self) -> bool:
@@ -144,15 +167,25 @@ class ModelConfig:
         return replace(self, context=size, rope=full, layer_ropes=tuple(layers))
 
     def mixture_of(self, layer: int) -> MixtureConfig | None:
-        """Return the mixture of experts of a layer (from 0); ``None`` if the layer has a plain MLP."""
+        """Return the mixture of experts of a layer (from 0).
+
+        ``None`` if the layer has a plain MLP.
+        """
         return self.mixture if self.mixture is not None and self.mixture.layers[layer] else None
 
     def convolution_of(self, layer: int) -> ConvolutionConfig | None:
         """Return the short convolution of a layer (from 0); ``None`` if the layer has attention."""
-        return self.convolution if self.convolution is not None and self.convolution.layers[layer] else None
+        return (
+            self.convolution
+            if self.convolution is not None and self.convolution.layers[layer]
+            else None
+        )
 
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
-        """Return ``count`` layers as layer ``layer`` (from 0); ``sizes`` are other fields to replace."""
+        """Return ``count`` layers as layer ``layer`` (from 0).
+
+        ``sizes`` are other fields to replace.
+        """
         windows = (self.windows[layer] if self.windows else None,) * count
         sizes = {"windows": windows, "rope": self.rope_of(layer), "layer_ropes": ()} | sizes
         return replace(self, num_layers=count, **sizes)
@@ -165,7 +198,9 @@ class ModelConfig:
     @property
     def is_plain(self) -> bool:
         """Whether all layers are as in Llama, Mistral, Qwen or GPT-2."""
-        return not self.layer_ropes and all(getattr(self, name) == value for name, value in _SPECIAL.items())
+        return not self.layer_ropes and all(
+            getattr(self, name) == value for name, value in _SPECIAL.items()
+        )
 
     @property
     def group(self) -> int:
@@ -192,17 +227,23 @@ class ModelConfig:
 
     @property
     def window(self) -> int | None:
-        """Largest sliding window of all layers in tokens; ``None`` if any layer has full attention."""
+        """Largest sliding window of all layers in tokens.
+
+        ``None`` if any layer has full attention.
+        """
         sizes = [size for size in self.windows if size is not None]
         return max(sizes) if len(sizes) == self.num_layers else None
 
 
 # Fields that few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset clamped_gate mixture convolution whole_qk_norm attention_scale attention_cap "
+    "norm_places norm_offset clamped_gate mixture convolution whole_qk_norm attention_scale "
+    "attention_cap "
     "attention_sinks query_growth embedding_scale residual_scale logits_scale logits_cap"
 ).split()
-_SPECIAL: dict[str, Any] = {each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES}
+_SPECIAL: dict[str, Any] = {
+    each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES
+}
 
 
 def default_query_scale(head_dim: int) -> float:

@@ -1,12 +1,14 @@
 """Rotary position embedding (RoPE, Su et al. 2021) with the scalings of Llama-like checkpoints.
 
-A scaling extends the context: *linear* (position interpolation), *dynamic* (NTK-aware), *yarn* (Peng et al. 2023),
-*llama3* (Llama 3.1's frequency-dependent rule), *factors* (a divisor for each frequency), or *longrope* (Ding et al.
-2024: two lists of divisors, for short and for long texts, between which :meth:`RopeConfig.for_context` chooses).
+A scaling extends the context: *linear* (position interpolation), *dynamic* (NTK-aware), *yarn*
+(Peng et al. 2023), *llama3* (Llama 3.1's frequency-dependent rule), *factors* (a divisor for each
+frequency), or *longrope* (Ding et al. 2024: two lists of divisors, for short and for long texts,
+between which :meth:`RopeConfig.for_context` chooses).
 
-The rotation of a token depends on its position alone, so splitting a prompt into chunks changes no keys. With *dynamic*
-scaling the rotation also depends on a text length. All tokens of a prompt of ``P`` tokens then use length ``P``, and a
-generated token at position ``p`` uses length ``p + 1``, so that splitting changes no keys either.
+The rotation of a token depends on its position alone, so splitting a prompt into chunks changes no
+keys. With *dynamic* scaling the rotation also depends on a text length. All tokens of a prompt of
+``P`` tokens then use length ``P``, and a generated token at position ``p`` uses length ``p + 1``,
+so that splitting changes no keys either.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from pronk.base.checks import check_number
 from pronk.base.errors import ConfigError, refuse
 
 _MAX_NUMBER = 1e15  # a larger number means a damaged file; its powers would overflow float32
-_INITIAL_POSITIONS = 1024  # number of positions in a new RopeTable; for a longer text it grows to the next power of 2
+# number of positions in a new RopeTable; for a longer text it grows to the next power of 2
+_INITIAL_POSITIONS = 1024
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _KNOWN_KEYS = frozenset(
-    "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor low_freq_factor "
-    "high_freq_factor beta_fast beta_slow mscale mscale_all_dim attention_factor truncate finetuned short_factor "
+    "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor "
+    "low_freq_factor "
+    "high_freq_factor beta_fast beta_slow mscale mscale_all_dim attention_factor truncate "
+    "finetuned short_factor "
     "long_factor".split()
 )
 
@@ -38,24 +43,32 @@ class RopeConfig:
 
     dim: int  # number of dimensions of a head that are rotated, the first ones; mostly all of them
     theta: float = 10000.0  # base of the frequencies: frequency ``i`` is ``theta ** (-2 i / dim)``
-    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors", "longrope"] = "default"
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors", "longrope"] = (
+        "default"
+    )
     factor: float = 1.0
-    original: int = 2048  # context length of pre-training, in tokens; after scaling it is ``factor`` times as long
+    # context length of pre-training, in tokens; after scaling it is ``factor`` times as long
+    original: int = 2048
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
     attention_scale: float = 1.0  # factor of all cosines and sines
-    # For *factors* and *longrope*: divisor of each frequency, ``dim / 2`` of them; for *longrope* those of long texts.
+    # For *factors* and *longrope*: divisor of each frequency, ``dim / 2`` of them; for *longrope*
+    # those of long texts.
     divisors: tuple[float, ...] = ()
-    short_divisors: tuple[float, ...] = ()  # for *longrope*: those of texts of at most ``original`` tokens
+    # for *longrope*: those of texts of at most ``original`` tokens
+    short_divisors: tuple[float, ...] = ()
 
     def extend(self, context: int) -> int:
-        """Return the context length after scaling; ``context`` is ``max_position_embeddings`` of config.json.
+        """Return the context length after scaling.
 
-        ``context`` is the length before scaling for *linear* and *dynamic*, and the length after scaling for all other
-        kinds, except that some *yarn* checkpoints store the length before scaling.
+        ``context`` is ``max_position_embeddings`` of config.json.
+
+        ``context`` is the length before scaling for *linear* and *dynamic*, and the length after
+        scaling for all other kinds, except that some *yarn* checkpoints store the length before
+        scaling.
         """
         if self.kind in ("linear", "dynamic"):
             return int(context * self.factor)
@@ -64,7 +77,8 @@ class RopeConfig:
     def for_context(self, context: int) -> RopeConfig:
         """Return the RoPE of a model that is opened for texts of at most ``context`` tokens.
 
-        *longrope* takes one list of divisors for all texts, those of long texts if ``context`` exceeds ``original``:
+        *longrope* takes one list of divisors for all texts, those of long texts if ``context``
+          exceeds ``original``:
         keys in the KV cache cannot change when a text grows.
         """
         if self.kind != "longrope":
@@ -79,14 +93,20 @@ def refuse_config(problem: str) -> NoReturn:
 
 
 def check_positive(name: str, value: object, low: float = 0) -> float:
-    """Return a number above ``low``; raise a ConfigError for another value, or one that no model has."""
+    """Return a number above ``low``.
+
+    Raise a ConfigError for another value, or one that no model has.
+    """
     return check_number(name, value, low, _MAX_NUMBER, exclusive_min=True, error=ConfigError)
 
 
-def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: bool = False) -> RopeConfig:
+def parse_rope(
+    raw: Mapping[str, Any], head_dim: int, context: int, *, partial: bool = False
+) -> RopeConfig:
     """Parse ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones).
 
-    ``partial``: whether the family can rotate a part of each head, ``partial_rotary_factor`` of its dimensions.
+    ``partial``: whether the family can rotate a part of each head, ``partial_rotary_factor`` of its
+    dimensions.
     """
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     dim = _check_supported(scaling, raw, head_dim, partial=partial)
@@ -97,26 +117,41 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int, *, partial: 
         return check_positive(f"config.json: {key} ({kind} rope)", value)
 
     theta = number("rope_theta", raw.get("rope_theta") or 10000.0)
-    config = RopeConfig(dim, check_number("config.json: rope_theta", theta, 1, exclusive_min=True, error=ConfigError))
+    config = RopeConfig(
+        dim,
+        check_number("config.json: rope_theta", theta, 1, exclusive_min=True, error=ConfigError),
+    )
     if kind == "default":
         return config
-    config = replace(config, kind=kind, factor=number("factor", 1.0 if kind == "longrope" else None), original=context)
+    config = replace(
+        config,
+        kind=kind,
+        factor=number("factor", 1.0 if kind == "longrope" else None),
+        original=context,
+    )
     if kind in ("linear", "dynamic"):
         return config
-    original = number("original_max_position_embeddings", raw.get("original_max_position_embeddings") or context)
+    original = number(
+        "original_max_position_embeddings", raw.get("original_max_position_embeddings") or context
+    )
     config = replace(config, original=max(1, int(original)))
     if kind == "longrope":
         return _parse_longrope(scaling, config, context)
     if kind == "llama3":
-        low, high = number("low_freq_factor"), number("high_freq_factor")
+        low = number("low_freq_factor")
+        high = number("high_freq_factor")
         return replace(config, low_freq_factor=low, high_freq_factor=high)
-    mscale, mscale_all_dim = (number(key) if scaling.get(key) else 0.0 for key in ("mscale", "mscale_all_dim"))
+    mscale, mscale_all_dim = (
+        number(key) if scaling.get(key) else 0.0 for key in ("mscale", "mscale_all_dim")
+    )
     return replace(
         config,
         beta_fast=number("beta_fast", 32.0),
         beta_slow=number("beta_slow", 1.0),
         truncate=bool(scaling.get("truncate", True)),
-        attention_scale=number("attention_factor", yarn_scale(config.factor, mscale, mscale_all_dim)),
+        attention_scale=number(
+            "attention_factor", yarn_scale(config.factor, mscale, mscale_all_dim)
+        ),
     )
 
 
@@ -126,7 +161,9 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, par
         refuse_config(f"expected an object for the rotary embedding, found {scaling!r:.80}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in _KINDS:
-        refuse_config(f"rope scaling type {kind!r} is not supported; supported are {', '.join(_KINDS)}")
+        refuse_config(
+            f"rope scaling type {kind!r} is not supported; supported are {', '.join(_KINDS)}"
+        )
     unknown = sorted(set(scaling) - _KNOWN_KEYS)
     if unknown:
         known = ", ".join(sorted(_KNOWN_KEYS))
@@ -134,7 +171,11 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, par
     share = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if share not in (None, 1) and not partial:
         refuse_config(f"partial_rotary_factor = {share!r} is not supported; expected 1.0")
-    share = 1 if share is None else check_number("config.json: partial_rotary_factor", share, 0, 1, error=ConfigError)
+    share = (
+        1
+        if share is None
+        else check_number("config.json: partial_rotary_factor", share, 0, 1, error=ConfigError)
+    )
     dim = int(head_dim * share)
     if dim % 2 or not dim:
         name = "head_dim" if share == 1 else "partial_rotary_factor * head_dim"
@@ -148,14 +189,22 @@ def _parse_longrope(scaling: Mapping[str, Any], config: RopeConfig, context: int
     def divisors(key: str) -> tuple[float, ...]:
         values = scaling.get(key)
         if not isinstance(values, list) or len(values) != config.dim // 2:
-            refuse_config(f"{key} (longrope): expected a list of {config.dim // 2} numbers, found {values!r:.80}")
+            refuse_config(
+                f"{key} (longrope): expected a list of {config.dim // 2} numbers, found "
+                f"{values!r:.80}"
+            )
         return tuple(check_positive(f"config.json: {key} (longrope)", each) for each in values)
 
     factor = config.factor if scaling.get("factor") else context / config.original
-    default = math.sqrt(1 + math.log(factor) / math.log(config.original)) if factor > 1 < config.original else 1.0
+    default = (
+        math.sqrt(1 + math.log(factor) / math.log(config.original))
+        if factor > 1 < config.original
+        else 1.0
+    )
     scale = scaling.get("attention_factor") or default
     scale = check_number("config.json: attention_factor (longrope)", scale, 0, error=ConfigError)
-    long, short = divisors("long_factor"), divisors("short_factor")
+    long = divisors("long_factor")
+    short = divisors("short_factor")
     return replace(config, factor=1.0, attention_scale=scale, divisors=long, short_divisors=short)
 
 
@@ -165,15 +214,20 @@ def yarn_scale(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) 
     def scale_for(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    return scale_for(mscale) / scale_for(mscale_all_dim) if mscale and mscale_all_dim else scale_for(1.0)
+    return (
+        scale_for(mscale) / scale_for(mscale_all_dim)
+        if mscale and mscale_all_dim
+        else scale_for(1.0)
+    )
 
 
 class RopeTable:
     """Table of cosines and sines, float32 ``[entries, 2, dim / 2]``.
 
-    Entry ``i`` belongs to position ``i``. Angles are products of position and frequency in float32, as in training.
-    Cosines and sines are computed in float64 and rounded, so that an entry has the same bits however many entries are
-    computed at once. A pair of coordinates ``i`` and ``i + dim / 2`` of a query or key is rotated.
+    Entry ``i`` belongs to position ``i``. Angles are products of position and frequency in float32,
+    as in training. Cosines and sines are computed in float64 and rounded, so that an entry has the
+    same bits however many entries are computed at once. A pair of coordinates ``i`` and ``i + dim /
+    2`` of a query or key is rotated.
     """
 
     def __init__(self, config: RopeConfig | None) -> None:
@@ -183,24 +237,34 @@ class RopeTable:
 
     @property
     def dynamic(self) -> bool:
-        """Whether a rotation depends on position and text length; each row then needs an entry of its own."""
+        """Whether a rotation depends on position and text length.
+
+        Each row then needs an entry of its own.
+        """
         return self.config is not None and self.config.kind == "dynamic"
 
     def up_to(self, stop: int) -> Array:
         """Return the table, extended if necessary, so that it has entries for the positions ``0 … stop - 1``."""
         if len(self._table) < stop:
-            self._table = self.compute_entries(range(max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())), ())
+            self._table = self.compute_entries(
+                range(max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())), ()
+            )
         return self._table
 
     def compute_entries(self, positions: Sequence[int], spans: Sequence[int]) -> Array:
-        """Return one entry per position; ``spans``: text length of each one, which only *dynamic* uses."""
+        """Return one entry per position.
+
+        ``spans``: text length of each one, which only *dynamic* uses.
+        """
         assert self.config is not None
         frequencies = self._frequencies
         if self.dynamic:
             by_span = {span: _dynamic_frequencies(self.config, span) for span in set(spans)}
             frequencies = np.stack([by_span[span] for span in spans])
         angles = (np.asarray(positions, np.float32)[:, None] * frequencies).astype(np.float64)
-        return (np.stack((np.cos(angles), np.sin(angles)), axis=1) * self.config.attention_scale).astype(np.float32)
+        return (
+            np.stack((np.cos(angles), np.sin(angles)), axis=1) * self.config.attention_scale
+        ).astype(np.float32)
 
 
 def _inverse_powers(base: float, dim: int) -> Array:
@@ -238,12 +302,16 @@ def _frequencies(config: RopeConfig) -> Array:
 def _llama3_frequencies(config: RopeConfig, plain: Array) -> Array:
     """Keep high frequencies, divide low ones by ``factor``, and blend those in between.
 
-    High: the wavelength is below ``original / high_freq_factor``. Low: it is above ``original / low_freq_factor``.
+    High: the wavelength is below ``original / high_freq_factor``. Low: it is above ``original /
+    low_freq_factor``.
     """
-    # As torch computes them in training: it divides a number by an array as reciprocal times number.
+    # As torch computes them in training: it divides a number by an array as reciprocal times
+    # number.
     wavelength = np.float32(1.0) / plain * np.float32(2 * math.pi)
-    low, high = config.low_freq_factor, config.high_freq_factor
-    long, short = config.original / low, config.original / high
+    low = config.low_freq_factor
+    high = config.high_freq_factor
+    long = config.original / low
+    short = config.original / high
     smooth = (np.float32(1.0) / wavelength * config.original - low) / (high - low)
     blended = (1 - smooth) * plain / config.factor + smooth * plain
     scaled = np.where(wavelength > long, plain / config.factor, plain)
@@ -253,16 +321,24 @@ def _llama3_frequencies(config: RopeConfig, plain: Array) -> Array:
 def _yarn_frequencies(config: RopeConfig, plain: Array) -> Array:
     """Keep high frequencies, divide low frequencies by ``factor``, and blend linearly in between.
 
-    In between: frequencies that make ``beta_slow`` to ``beta_fast`` full turns within ``original`` positions.
+    In between: frequencies that make ``beta_slow`` to ``beta_fast`` full turns within ``original``
+    positions.
     """
 
     def index_with(turns: float) -> float:
-        return config.dim * math.log(config.original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+        return (
+            config.dim
+            * math.log(config.original / (turns * 2 * math.pi))
+            / (2 * math.log(config.theta))
+        )
 
-    low, high = index_with(config.beta_fast), index_with(config.beta_slow)
+    low = index_with(config.beta_fast)
+    high = index_with(config.beta_slow)
     if config.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, config.dim - 1)
     width = (high - low) or 0.001
     ramp = np.clip((np.arange(config.dim // 2, dtype=np.float32) - low) / width, 0, 1)
     return plain / config.factor * ramp + plain * (1 - ramp)

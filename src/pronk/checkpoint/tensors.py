@@ -1,7 +1,7 @@
 """Memory-mapped access to the safetensors files of a model folder.
 
-Opening a checkpoint reads only the headers of its files. A tensor is a view of the mapped file: the operating system
-loads its pages on access, and :meth:`Checkpoint.release` frees them.
+Opening a checkpoint reads only the headers of its files. A tensor is a view of the mapped file: the
+operating system loads its pages on access, and :meth:`Checkpoint.release` frees them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,27 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, Array
-from pronk.base.errors import CheckpointError, describe_error, describe_json_error, describe_reason, refuse
+from pronk.base.errors import (
+    CheckpointError,
+    describe_error,
+    describe_json_error,
+    describe_reason,
+    refuse,
+)
 from pronk.base.files.regular import is_file, read_input
 from pronk.checkpoint.formats.scheme import FLOATS
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 
 SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
 INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
-# Bytes of a JSON file or header. Parsed values need up to 30 times the memory; the largest index of a model has 5 MB.
+# Bytes of a JSON file or header. Parsed values need up to 30 times the memory; the largest index of
+# a model has 5 MB.
 MAX_JSON_BYTES = 1 << 24
-_MAX_NESTING = 100  # levels of a JSON file; functions that recurse, such as repr, have a limit of about 1000
+# levels of a JSON file; functions that recurse, such as repr, have a limit of about 1000
+_MAX_NESTING = 100
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# Supported dtypes by their names in safetensors. Types that are not in FLOATS are for quantized weights only.
+# Supported dtypes by their names in safetensors. Types that are not in FLOATS are for quantized
+# weights only.
 DTYPES = {
     "F32": FLOAT32,
     "F16": FLOAT16,
@@ -56,19 +65,29 @@ class _MappedTensor(NamedTuple):
 class Checkpoint:
     """The tensors of a model folder, by name.
 
-    Safetensors files that are absent, truncated, damaged or do not match the index raise a CheckpointError.
+    Safetensors files that are absent, truncated, damaged or do not match the index raise a
+    CheckpointError.
     """
 
     config_source = "config.json"  # origin of the expected shapes, named in error messages
 
-    def __init__(self, folder: Path, remedy: str = "download it again", files: Sequence[Path] | None = None) -> None:
-        """Map ``files``, by default those of a model; errors about incomplete files end with ``remedy``."""
+    def __init__(
+        self, folder: Path, remedy: str = "download it again", files: Sequence[Path] | None = None
+    ) -> None:
+        """Map ``files``, by default those of a model.
+
+        Errors about incomplete files end with ``remedy``.
+        """
         self.folder = folder
         self._entries: dict[str, _MappedTensor] = {}
         for path in files or _safetensors_files(folder, remedy):
             entries = _map_file(path, remedy)
             for name in entries.keys() & self._entries.keys():
-                refuse(folder, f"expected tensor {name} in one file, found it in two; remove the leftover shards")
+                refuse(
+                    folder,
+                    f"expected tensor {name} in one file, found it in two; "
+                    "remove the leftover shards",
+                )
             self._entries |= entries
 
     def __iter__(self) -> Iterator[str]:
@@ -99,7 +118,10 @@ class Checkpoint:
         refuse(self.folder, f"tensor {name}: expected {expected}, found {found}; {remedy}")
 
     def tensor(self, name: str) -> Array:
-        """Return a tensor as a view of the mapped file, in its stored dtype; the view keeps the file mapped."""
+        """Return a tensor as a view of the mapped file, in its stored dtype.
+
+        The view keeps the file mapped.
+        """
         entry = self._entries[name]
         flat = np.frombuffer(entry.file, DTYPES[entry.dtype], math.prod(entry.shape), entry.start)
         return flat.reshape(entry.shape)
@@ -115,23 +137,36 @@ AnyCheckpoint = Checkpoint | GgufCheckpoint
 
 
 def open_checkpoint(path: Path) -> AnyCheckpoint:
-    """Open a model folder or a GGUF file; raise a CheckpointError if it is damaged or incomplete."""
+    """Open a model folder or a GGUF file.
+
+    Raise a CheckpointError if it is damaged or incomplete.
+    """
     return GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
 
 
 def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
-    """Read a JSON object; raise ``error_type`` if the file cannot be read or holds anything else."""
+    """Read a JSON object.
+
+    Raise ``error_type`` if the file cannot be read or holds anything else.
+    """
     try:
         data = read_input(path, MAX_JSON_BYTES + 1)
         if len(data) > MAX_JSON_BYTES:
             found = "more; restore the file from its source"
-            refuse(path, f"expected at most {MAX_JSON_BYTES >> 20} MiB of JSON, found {found}", error_type)
+            refuse(
+                path,
+                f"expected at most {MAX_JSON_BYTES >> 20} MiB of JSON, found {found}",
+                error_type,
+            )
         document = json.loads(data.removeprefix(codecs.BOM_UTF8).decode())
     except OSError as problem:
         msg = f"{path}: expected a readable file, found {describe_reason(problem)}"
         raise error_type(msg) from problem
     except (ValueError, RecursionError, MemoryError) as problem:
-        msg = f"{path}: expected JSON, found {describe_json_error(problem)}; restore the file from its source"
+        msg = (
+            f"{path}: expected JSON, found {describe_json_error(problem)}; "
+            "restore the file from its source"
+        )
         raise error_type(msg) from problem
     if not isinstance(document, dict):
         refuse(path, f"expected a JSON object, found {type(document).__name__}", error_type)
@@ -146,7 +181,9 @@ def _is_deeper(document: object, limit: int) -> bool:
     level: list[Any] = [document]
     for _ in range(limit + 1):
         containers = [
-            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+            value.values() if isinstance(value, dict) else value
+            for value in level
+            if isinstance(value, dict | list)
         ]
         if not containers:
             return False
@@ -155,26 +192,40 @@ def _is_deeper(document: object, limit: int) -> bool:
 
 
 def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
-    """Return the safetensors files; as in transformers, ``SINGLE`` takes precedence over ``INDEX``."""
+    """Return the safetensors files.
+
+    As in transformers, ``SINGLE`` takes precedence over ``INDEX``.
+    """
     if is_file(folder / SINGLE):
         return [folder / SINGLE]
     if not is_file(folder / INDEX):
         _refuse_missing_weights(folder)
     weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        refuse(folder / INDEX, f"expected an object 'weight_map' of file names, found {type(weight_map).__name__}")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) for name in weight_map.values()
+    ):
+        refuse(
+            folder / INDEX,
+            f"expected an object 'weight_map' of file names, found {type(weight_map).__name__}",
+        )
     names = sorted(set(weight_map.values()))
     for name in names:
         # A name with a path separator could lead out of the folder.
         if Path(name).name != name or not is_file(folder / name):
-            refuse(folder, f"expected the {len(names)} shards that {INDEX} lists, found no {name:.80}; {remedy}")
+            refuse(
+                folder,
+                f"expected the {len(names)} shards that {INDEX} lists, found no {name:.80}; "
+                f"{remedy}",
+            )
     return [folder / name for name in names]
 
 
 def _refuse_missing_weights(folder: Path) -> NoReturn:
     pickles = sorted(path.name for pattern in _PICKLE_FILES for path in folder.glob(pattern))
     if pickles:
-        remedy = "pickle files can run code and are not loaded: convert the checkpoint to safetensors"
+        remedy = (
+            "pickle files can run code and are not loaded: convert the checkpoint to safetensors"
+        )
         refuse(folder, f"expected {SINGLE}, found {pickles[0]}; {remedy}")
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     listed = f"only {', '.join(found[:3])}" if found else "no safetensors file"
@@ -194,7 +245,8 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
     """Map a safetensors file: 8 bytes with the length of the header, a JSON header, and the tensors."""
     try:
         _check_header_size(path)
-        # safe_open checks the header: all offsets are in the file, and the sizes match shapes and dtypes.
+        # safe_open checks the header: all offsets are in the file, and the sizes match shapes and
+        # dtypes.
         with safe_open(path, framework="numpy"):
             pass
         with path.open("rb") as stream:
@@ -208,7 +260,9 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
         raise CheckpointError(msg) from error
     header.pop("__metadata__", None)
     return {
-        name: _MappedTensor(file, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
+        name: _MappedTensor(
+            file, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin
+        )
         for name, entry in header.items()
         for begin, end in (entry["data_offsets"],)
     }

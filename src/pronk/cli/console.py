@@ -1,7 +1,8 @@
 """Terminal output of the commands: generated text, statistics, notes, a loading bar.
 
-Standard output receives the generated text only; statistics, notes and bars go to standard error. Colours, bars and
-statistics appear on a terminal only, where control characters in generated text are replaced by U+FFFD.
+Standard output receives the generated text only; statistics, notes and bars go to standard error.
+Colours, bars and statistics appear on a terminal only, where control characters in generated text
+are replaced by U+FFFD.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if code not 
 
 
 class TerminalOutput:
-    """Standard output and error of a command; ``stats``: show statistics (``None``: only on a terminal)."""
+    """Standard output and error of a command.
+
+    ``stats``: show statistics (``None``: only on a terminal).
+    """
 
     def __init__(self, *, stats: bool | None = None, color_drafts: bool = False) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -56,7 +60,10 @@ class TerminalOutput:
         return self._out.is_terminal
 
     def write(self, text: str, *, drafted: bool = False, is_thought: bool = False) -> None:
-        """Print a piece of generated text; thoughts are dimmed on a terminal, elsewhere between two tags."""
+        """Print a piece of generated text.
+
+        Thoughts are dimmed on a terminal, elsewhere between two tags.
+        """
         if is_thought != self._in_thoughts:
             tags = ("", "\n\n") if self.interactive else ("<think>\n", "\n</think>\n\n")
             self._write(tags[0] if is_thought else tags[1], _PLAIN)
@@ -69,7 +76,10 @@ class TerminalOutput:
         self._write(prompt, _DIM)
 
     def end_line(self) -> None:
-        """Start a new line unless the cursor is at the start of one; end thoughts that were cut off."""
+        """Start a new line unless the cursor is at the start of one.
+
+        End thoughts that were cut off.
+        """
         if self._in_thoughts and not self.interactive:
             self._write("\n</think>", _PLAIN)
         self._in_thoughts = False
@@ -77,7 +87,10 @@ class TerminalOutput:
             self._write("\n", _PLAIN)
 
     def say(self, text: str) -> None:
-        """Print a message of the program, dimmed, on standard error; a terminal's lines end between two words."""
+        """Print a message of the program, dimmed, on standard error.
+
+        A terminal's lines end between two words.
+        """
         self._err.print(Text(text, style=_DIM), soft_wrap=not self._err.is_terminal)
 
     def note(self, text: str) -> None:
@@ -85,14 +98,21 @@ class TerminalOutput:
         self._err.print(Text(text, style="yellow"), soft_wrap=not self._err.is_terminal)
 
     def fits(self, table: Table) -> bool:
-        """Return whether every cell of a table has a single line; only the lines of a terminal have an end."""
+        """Return whether every cell of a table has a single line.
+
+        Only the lines of a terminal have an end.
+        """
         unlimited = self._out.options.update(width=_UNLIMITED)
-        return not self.interactive or self._out.measure(table, options=unlimited).maximum <= self._out.width
+        return (
+            not self.interactive
+            or self._out.measure(table, options=unlimited).maximum <= self._out.width
+        )
 
     def result(self, part: Table | Text, *, one_line_rows: bool = False) -> None:
         """Print a table or text of the command's result on standard output.
 
-        With ``one_line_rows``, cells are not wrapped outside a terminal: the rows of a list are searched.
+        With ``one_line_rows``, cells are not wrapped outside a terminal: the rows of a list are
+        searched.
         """
         if one_line_rows and not self.interactive:
             self._out.width = _UNLIMITED
@@ -105,11 +125,16 @@ class TerminalOutput:
 
     def legend(self) -> None:
         """Print the meaning of the colour of draft tokens."""
-        self._err.print(Text.assemble(("Green", _DRAFTED), (" tokens are accepted draft tokens.", _DIM)))
+        self._err.print(
+            Text.assemble(("Green", _DRAFTED), (" tokens are accepted draft tokens.", _DIM))
+        )
 
     @contextmanager
     def transfer(self, label: str) -> Iterator[Progress]:
-        """Show a progress bar of bytes, or one line without a terminal; yield its update function."""
+        """Show a progress bar of bytes, or one line without a terminal.
+
+        Yield its update function.
+        """
         if not self._err.is_terminal:
             said: list[int] = []
 
@@ -125,7 +150,10 @@ class TerminalOutput:
 
     @contextmanager
     def loading(self) -> Iterator[Progress | None]:
-        """Show a progress bar while the model loads; yield its update function, ``None`` without a terminal."""
+        """Show a progress bar while the model loads.
+
+        Yield its update function, ``None`` without a terminal.
+        """
         with status_bar(self._err, "DownloadColumn") as bar:
             yield partial(bar, "loading") if self._err.is_terminal else None
 
@@ -141,7 +169,10 @@ class TerminalOutput:
 
 
 def prepare(
-    load: Callable[..., LLM], request: Callable[[], SamplingParams], screen: TerminalOutput, prompt: str | None = None
+    load: Callable[..., LLM],
+    request: Callable[[], SamplingParams],
+    screen: TerminalOutput,
+    prompt: str | None = None,
 ) -> tuple[LLM, SamplingParams]:
     """Build the sampling parameters, then load the model with a progress bar.
 
@@ -161,7 +192,11 @@ def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:
         f"{stats.accepted} of {stats.drafted} draft tokens accepted",
     ]
     if len(stats.sources) > 1:
-        parts.append(", ".join(f"{name} {stat.accepted} of {stat.drafted}" for name, stat in stats.sources.items()))
+        parts.append(
+            ", ".join(
+                f"{name} {stat.accepted} of {stat.drafted}" for name, stat in stats.sources.items()
+            )
+        )
     if stats.jumped:
         parts.append(f"{stats.jumped} tokens forced by the guide")
     if stats.compile_seconds:

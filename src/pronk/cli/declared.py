@@ -46,13 +46,18 @@ class _Form:
     flags: tuple[str, ...] = ()
 
 
-def _repeatable(kind: type, metavar: str, parse: Callable[[Any], Any] = tuple, **more: Any) -> _Form:
+def _repeatable(
+    kind: type, metavar: str, parse: Callable[[Any], Any] = tuple, **more: Any
+) -> _Form:
     """Return the form of an option that is given several times, with a value of type ``kind`` each."""
     return _Form(kind=list[kind], parse=parse, metavar=metavar, **{"note": "Repeatable."} | more)  # type: ignore[valid-type]
 
 
 def one_model(values: list[str], remedy: str = "give one") -> str | None:
-    """Return the only value of ``--model``, or ``None`` without one; raise OptionError if there are more."""
+    """Return the only value of ``--model``, or ``None`` without one.
+
+    Raise OptionError if there are more.
+    """
     if len(values) > 1:
         refuse("model", f"expected one, found {' and '.join(values)}; {remedy}", OptionError)
     return values[0] if values else None
@@ -63,14 +68,22 @@ _FORMS = {
     "model": _Form(kind=list[str], parse=one_model),
     "drafter": _Form(kind=str),
     "adapters": _repeatable(
-        str, "NAME=FOLDER", parse_adapters, name="adapter", note="For example --adapter sql=./sql-lora."
+        str,
+        "NAME=FOLDER",
+        parse_adapters,
+        name="adapter",
+        note="For example --adapter sql=./sql-lora.",
     ),
     "weight_cache": _Form(kind=str, parse=parse_switch, default="off", metavar="on|off|FOLDER"),
     "kv_memory": _Form(kind=str),
     "prompt_cache": _Form(kind=str, metavar="FOLDER"),
     "prompt_cache_size": _Form(kind=str, metavar="SIZE"),
     "calibration": _Form(
-        kind=str, parse=parse_switch, default="on", metavar="on|off|FILE", note="The file is written at the end."
+        kind=str,
+        parse=parse_switch,
+        default="on",
+        metavar="on|off|FILE",
+        note="The file is written at the end.",
     ),
     "logit_bias": _repeatable(str, "ID=VALUE", parse_bias),
     "bad_words": _repeatable(str, "TEXT"),
@@ -93,7 +106,8 @@ _PANELS = {
 def _parameter(declared: DeclaredOption, default: Any) -> inspect.Parameter:
     """Return the parameter that typer makes an option of."""
     form = _FORMS.get(declared.name, _Form())
-    option_kind, help_text = form.kind or declared.kind, declared.option.help
+    option_kind = form.kind or declared.kind
+    help_text = declared.option.help
     if get_origin(option_kind) is Literal:
         option_kind = str  # check_options() names the closest choice
     is_list = get_origin(option_kind) is list
@@ -111,7 +125,9 @@ def _parameter(declared: DeclaredOption, default: Any) -> inspect.Parameter:
     info = make(f"{help_text} {form.note}".rstrip(), *form.flags, **settings)
     name = form.name or declared.name
     annotation = Annotated[kind, info]  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def _checked(declared: DeclaredOption) -> Callable[[Any], Any]:
@@ -136,7 +152,9 @@ class CommandLineOptions:
     def __init__(self, owner: type, without: Collection[str], defaults: Mapping[str, Any]) -> None:
         options = [each for each in declared_options(owner).values() if each.name not in without]
         self._forms = {each.name: _FORMS.get(each.name, _Form()) for each in options}
-        self.parameters = [_parameter(each, defaults.get(each.name, each.default)) for each in options]
+        self.parameters = [
+            _parameter(each, defaults.get(each.name, each.default)) for each in options
+        ]
 
     def parse(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of all options: those given, parsed, or the defaults.

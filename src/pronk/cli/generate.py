@@ -29,10 +29,15 @@ def generate(
     request: Callable[[], "SamplingParams"],
     read: Callable[[], str],
     *,
-    echo: Annotated[bool, option("Print the prompt before the text.", "--echo", metavar="")] = False,
-    as_json: Annotated[bool, option("Print one JSON object instead of the text.", "--json", metavar="")] = False,
+    echo: Annotated[
+        bool, option("Print the prompt before the text.", "--echo", metavar="")
+    ] = False,
+    as_json: Annotated[
+        bool, option("Print one JSON object instead of the text.", "--json", metavar="")
+    ] = False,
     stats: Annotated[
-        bool | None, _stats(help="Show tokens/s, S (tokens per forward pass) and the accepted draft tokens.")
+        bool | None,
+        _stats(help="Show tokens/s, S (tokens per forward pass) and the accepted draft tokens."),
     ] = None,
     color_drafts: Annotated[bool, _COLOR_DRAFTS] = False,
 ) -> None:
@@ -51,14 +56,21 @@ def generate(
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
     text = read()
     llm, params = prepare(load, request, screen, text)
-    prompt, adapter = llm.request_factory.encode_prompt(text), only_adapter(llm.adapters)
+    prompt = llm.request_factory.encode_prompt(text)
+    adapter = only_adapter(llm.adapters)
     if len(prompt) + params.max_tokens > llm.config.context:
         room = llm.config.context - len(prompt)
-        screen.note(f"max_tokens: {room} instead of {params.max_tokens}, the rest of the model's context")
+        screen.note(
+            f"max_tokens: {room} instead of {params.max_tokens}, the rest of the model's context"
+        )
         params = replace(params, max_tokens=room, min_tokens=min(room, params.min_tokens))
     with interruptible("interrupted"):
         if as_json:
-            typer.echo(json.dumps(llm.generate(prompt, params, adapter=adapter).to_dict(), ensure_ascii=False))
+            typer.echo(
+                json.dumps(
+                    llm.generate(prompt, params, adapter=adapter).to_dict(), ensure_ascii=False
+                )
+            )
             return
         if echo:
             screen.echo(text)
@@ -67,7 +79,11 @@ def generate(
             screen.legend()
 
 
-@shares(load=model_options, request=sampling_params, without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"))
+@shares(
+    load=model_options,
+    request=sampling_params,
+    without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"),
+)
 def chat(
     command: typer.Context,
     load: Callable[[Progress | None], "LLM"],
@@ -76,7 +92,10 @@ def chat(
     system: Annotated[str, option("System message.", metavar="TEXT", show_default=False)] = "",
     thinking: Annotated[
         bool | None,
-        option("Think before the answer, or not; for models whose chat template can switch it.", metavar=""),
+        option(
+            "Think before the answer, or not; for models whose chat template can switch it.",
+            metavar="",
+        ),
     ] = None,
     stats: Annotated[
         bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
@@ -85,8 +104,9 @@ def chat(
 ) -> None:
     """Chat with the model.
 
-    Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands. Defaults of temperature, top-k, top-p,
-    min-p and the penalties are those recommended for the model; of --max-tokens, 1024 or half the context.
+    Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands. Defaults of temperature,
+    top-k, top-p, min-p and the penalties are those recommended for the model; of --max-tokens, 1024
+    or half the context.
 
     [bold]Examples[/]
 
@@ -103,12 +123,17 @@ def chat(
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
     llm, params = prepare(load, request, screen)
     options = thinking_options(None, thinking)
-    llm.chat_ids([{"role": "user", "content": "?"}], template_options=options)  # raises if there is no chat template
-    session = ChatSession(llm, params, screen, system=system, given=given_options(command), template_options=options)
+    # raises if there is no chat template
+    llm.chat_ids([{"role": "user", "content": "?"}], template_options=options)
+    session = ChatSession(
+        llm, params, screen, system=system, given=given_options(command), template_options=options
+    )
     session.run()
 
 
-def _show_samples(pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str) -> None:
+def _show_samples(
+    pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str
+) -> None:
     """Stream the first sample, then print the other samples and the statistics of all finished samples."""
     from pronk.cli.console import stats_line
 
@@ -130,4 +155,6 @@ def _show_samples(pieces: Iterator["Piece"], params: "SamplingParams", screen: "
                 screen.write(piece.text, drafted=piece.guessed)
             screen.end_line()
         for _, completion in sorted(completions.items()):
-            screen.figures(stats_line(completion.stats, kernels, None if params.greedy else completion.seed))
+            screen.figures(
+                stats_line(completion.stats, kernels, None if params.greedy else completion.seed)
+            )

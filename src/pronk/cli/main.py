@@ -1,7 +1,8 @@
 """Command line of pronk: ``generate``, ``chat``, ``serve``, ``batch``, ``bench``, ``verify`` and more.
 
-The module of a command is imported when the command runs, and NumPy only when a model is loaded, so ``--help`` answers
-at once. A mistake in the options prints one line on standard error and exits with code 2; Ctrl-C exits with code 130.
+The module of a command is imported when the command runs, and NumPy only when a model is loaded, so
+``--help`` answers at once. A mistake in the options prints one line on standard error and exits
+with code 2; Ctrl-C exits with code 130.
 """
 
 import sys
@@ -28,18 +29,23 @@ _COMMANDS = {
     "generate": Command("pronk.cli.generate:generate", "Generate text that continues a prompt."),
     "chat": Command("pronk.cli.generate:chat", "Chat with the model."),
     "pull": Command(
-        "pronk.cli.models:pull", "Download a model from the Hugging Face Hub, or update it; print its path."
+        "pronk.cli.models:pull",
+        "Download a model from the Hugging Face Hub, or update it; print its path.",
     ),
     "list": Command(
         "pronk.cli.models:list_models",
-        "List the models on this machine, and the drafters that make them faster; --json also has the paths.",
+        "List the models on this machine, and the drafters that make them faster; "
+        "--json also has the paths.",
     ),
     "rm": Command("pronk.cli.models:remove", "Remove a model from this machine."),
 }
 
 
 def _all_commands() -> dict[str, Command]:
-    """Return the commands by name; a guest that cannot be imported has one whose only effect is the error."""
+    """Return the commands by name.
+
+    A guest that cannot be imported has one whose only effect is the error.
+    """
     found = dict(_COMMANDS)
     for name in guests("pronk.commands"):
         try:
@@ -56,19 +62,25 @@ class _LazyCommand(TyperCommand):
         super().__init__(name, help=command.summary)
         self._command = command
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
         """Import the command, and return the context in which it runs."""
         if not self._command.home:
             raise OptionError(self._command.summary)
         command = resolve_name(self._command.home)
         if not isinstance(command, typer.Typer):  # a function
-            function, command = command, typer.Typer(add_completion=False, rich_markup_mode="rich")
+            function = command
+            command = typer.Typer(add_completion=False, rich_markup_mode="rich")
             command.command(self.name, cls=PlainCommand)(function)
         return get_command(command).make_context(info_name, args, parent, **extra)
 
 
 class _CommandError(Exception):
-    """An exception of a command that typer would turn into a silent exit; it is the cause of this one."""
+    """An exception of a command that typer would turn into a silent exit.
+
+    It is the cause of this one.
+    """
 
 
 class _Commands(PlainGroup):
@@ -79,7 +91,10 @@ class _Commands(PlainGroup):
         super().__init__(**settings | {"commands": commands})
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; errors of files and connections are raised as the cause of a _CommandError."""
+        """Run the command.
+
+        Errors of files and connections are raised as the cause of a _CommandError.
+        """
         try:
             return super().invoke(ctx)
         except PronkError:
@@ -102,10 +117,14 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _pronk(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, metavar="", help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, metavar="", help="Show the version."
+        ),
     ] = False,
     traceback: Annotated[
-        bool, typer.Option(_TRACEBACK, metavar="", help="Show the traceback of an unexpected error.")
+        bool,
+        typer.Option(_TRACEBACK, metavar="", help="Show the traceback of an unexpected error."),
     ] = False,
 ) -> None:
     """Run language models with lossless speculative decoding: the same text in fewer forward passes."""
@@ -134,25 +153,33 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _unexpected(error: Exception, arguments: Sequence[str]) -> int:
-    """Print an unexpected error as one line, or with ``--traceback`` raise it; return the exit code."""
+    """Print an unexpected error as one line, or with ``--traceback`` raise it.
+
+    Return the exit code.
+    """
     cause = error.__cause__ if isinstance(error, _CommandError) and error.__cause__ else error
     if arguments[0] == _TRACEBACK:
         raise cause
     names = {*_COMMANDS, *guests("pronk.commands")}
     command = next((word for word in arguments if word in names), "pronk")
     found = f"{type(cause).__name__}: {describe_error(cause)}"
-    return _fail(f"{command}: expected no error, found {found}; pronk {_TRACEBACK} ... shows where", 1)
+    return _fail(
+        f"{command}: expected no error, found {found}; pronk {_TRACEBACK} ... shows where", 1
+    )
 
 
 def _output_failed(error: OSError) -> int:
     """Report that standard output cannot be written, and return the exit code.
 
-    A reader that has read enough, such as ``head``, gets no message, as usual for programs in a pipe.
+    A reader that has read enough, such as ``head``, gets no message, as usual for programs in a
+    pipe.
     """
     if isinstance(error, BrokenPipeError):
         return 1
     found = describe_error(error)
-    return _fail(f"stdout: expected room for the output, found {found}; make room or write elsewhere", 1)
+    return _fail(
+        f"stdout: expected room for the output, found {found}; make room or write elsewhere", 1
+    )
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:

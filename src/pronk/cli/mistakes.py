@@ -12,15 +12,32 @@ import typer
 from pronk.base.checks import close_choices
 from pronk.base.errors import OptionError
 
-_KINDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", Path: "a path"}
+_KINDS: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+}
 
 # Messages of the parser, and what is shown instead of them.
 _MESSAGES = (
     (r"No such command '(?P<name>.*?)'\.", "{name}: expected a command, found none of this name"),
-    (r"No such option: (?P<name>\S+)", "{name}: expected an option of this command, found none of this name"),
-    (r"Option '(?P<name>.*?)' requires an argument\.", "{name}: expected a value after it, found none; add one"),
-    (r"Option '(?P<name>.*?)' does not take a value\.", "{name}: expected no value, found one; leave it out"),
-    (r"Missing (argument|option) '(?P<name>.*?)'\.", "{name}: expected a value, found none; add one"),
+    (
+        r"No such option: (?P<name>\S+)",
+        "{name}: expected an option of this command, found none of this name",
+    ),
+    (
+        r"Option '(?P<name>.*?)' requires an argument\.",
+        "{name}: expected a value after it, found none; add one",
+    ),
+    (
+        r"Option '(?P<name>.*?)' does not take a value\.",
+        "{name}: expected no value, found one; leave it out",
+    ),
+    (
+        r"Missing (argument|option) '(?P<name>.*?)'\.",
+        "{name}: expected a value, found none; add one",
+    ),
     (
         r"Got unexpected extra argument\(s\) \((?P<name>.*)\)",
         "expected no further argument, found {name}; put quotes around a text with spaces",
@@ -29,7 +46,10 @@ _MESSAGES = (
 
 
 def usage_message(error: typer.TyperException) -> str:
-    """Return the message of a parser's error, with a hint at ``--help``; empty if the help was printed."""
+    """Return the message of a parser's error, with a hint at ``--help``.
+
+    Empty if the help was printed.
+    """
     message = error.format_message()
     context = getattr(error, "ctx", None)
     if not message:
@@ -44,9 +64,11 @@ def _explain_value(error: typer.TyperException) -> str:
     if parameter is None:
         return ""
     name = max(parameter.opts, key=len)
-    if isinstance(error.__cause__, OptionError):  # of a declared option: its name and what was expected
+    # of a declared option: its name and what was expected
+    if isinstance(error.__cause__, OptionError):
         return f"{name}:{str(error.__cause__).partition(':')[2]}"
-    problems: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's, with the rejected values
+    # pydantic's, with the rejected values
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
     if not problems:
         return ""
     return f"{name}: expected {_expected(parameter)}, found {problems[0]['input']!r:.80}"
@@ -57,7 +79,8 @@ def _expected(parameter: Any) -> str:
     if get_origin(kind) is list:
         (kind,) = get_args(kind)
     noun = _KINDS.get(kind, "another value")
-    low, high = parameter.min, parameter.max
+    low = parameter.min
+    high = parameter.max
     if low is None:
         return noun if high is None else f"{noun} of at most {high}"
     return f"{noun} of at least {low}" if high is None else f"{noun} in {low}..{high}"
@@ -81,4 +104,8 @@ def _known_names(context: Any, name: str) -> Sequence[str]:
     if not name.startswith("-"):
         return list(getattr(command, "commands", ()))
     parameters = command.get_params(context)
-    return [option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)]
+    return [
+        option
+        for parameter in parameters
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    ]

@@ -20,21 +20,26 @@ if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
     from pronk.models.resolve import Pair
 
-_NAME = typer.Argument(help="smollm2, owner/name, owner/name:Q4_K_M, owner/name/file.gguf", show_default=False)
+_NAME = typer.Argument(
+    help="smollm2, owner/name, owner/name:Q4_K_M, owner/name/file.gguf", show_default=False
+)
 
 
 def pull(
     name: Annotated[str, _NAME],
     *,
     revision: Annotated[
-        str | None, option("Branch, tag or commit on the Hub.", show_default="main", metavar="REVISION")
+        str | None,
+        option("Branch, tag or commit on the Hub.", show_default="main", metavar="REVISION"),
     ] = None,
-    drafter: Annotated[bool, option("Also download drafters listed for this model.", "--drafter", metavar="")] = False,
+    drafter: Annotated[
+        bool, option("Also download drafters listed for this model.", "--drafter", metavar="")
+    ] = False,
 ) -> None:
     """Download a model from the Hugging Face Hub, or update it; print its path.
 
-    An interrupted download is resumed. The files are in huggingface_hub's cache, and their hashes are checked. Private
-    and gated models need `hf auth login`.
+    An interrupted download is resumed. The files are in huggingface_hub's cache, and their hashes
+    are checked. Private and gated models need `hf auth login`.
 
     [bold]Examples[/]
 
@@ -45,7 +50,9 @@ def pull(
     from pronk.checkpoint.hub.names import known_models
     from pronk.cli.console import TerminalOutput
 
-    screen, model, known = TerminalOutput(), _parse(name, revision), known_models().get(name)
+    screen = TerminalOutput()
+    model = _parse(name, revision)
+    known = known_models().get(name)
     with interruptible("interrupted; the same command resumes the download"):
         path = _download(screen, name, model, None if revision else known)
         typer.echo(path)
@@ -55,12 +62,19 @@ def pull(
 
             pairs = find_pairs(path, read_config(path))
             for pair in pairs:
-                typer.echo(_download(screen, pair.source, pair.model, known_models().get(pair.source)))
+                typer.echo(
+                    _download(screen, pair.source, pair.model, known_models().get(pair.source))
+                )
             if not pairs:
-                screen.note(f"no trained drafter or draft model is listed for {name}; auto drafts without one")
+                screen.note(
+                    f"no trained drafter or draft model is listed for {name}; "
+                    "auto drafts without one"
+                )
 
 
-def _download(screen: "TerminalOutput", name: str, model: "HubModel", known: "KnownModel | None") -> "Path":
+def _download(
+    screen: "TerminalOutput", name: str, model: "HubModel", known: "KnownModel | None"
+) -> "Path":
     from pronk.checkpoint.hub.download import download
 
     with screen.transfer(name) as progress:
@@ -82,7 +96,8 @@ def list_models(
     """
     from pronk.cli.console import TerminalOutput
 
-    screen, rows = TerminalOutput(), _known_rows() if known else _cached_rows()
+    screen = TerminalOutput()
+    rows = _known_rows() if known else _cached_rows()
     if as_json:
         typer.echo(json.dumps(rows, ensure_ascii=False))
     elif rows:
@@ -91,7 +106,10 @@ def list_models(
             table = _table(rows, "path", "source", "repository")
         screen.result(table, one_line_rows=True)
     else:
-        screen.note("no model on this machine; pronk pull smollm2 downloads one, pronk list --known has more")
+        screen.note(
+            "no model on this machine; pronk pull smollm2 downloads one, "
+            "pronk list --known has more"
+        )
 
 
 def _known_rows() -> "list[dict[str, str]]":
@@ -122,8 +140,14 @@ def _cached_rows() -> "list[dict[str, str]]":
         pairs: list[Pair] = []
         with suppress(PronkError):  # a model that pronk does not support
             pairs = find_pairs(cached.path, read_config(cached.path)) if all_pairs() else []
-        row = {"name": model_label(cached.path), "size": size_texts(cached.num_bytes)[0], "path": str(cached.path)}
-        rows.append(row | {"drafters": ", ".join(f"{pair.drafter}: {pair.source}" for pair in pairs)})
+        row = {
+            "name": model_label(cached.path),
+            "size": size_texts(cached.num_bytes)[0],
+            "path": str(cached.path),
+        }
+        rows.append(
+            row | {"drafters": ", ".join(f"{pair.drafter}: {pair.source}" for pair in pairs)}
+        )
     return rows
 
 
@@ -133,7 +157,12 @@ def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
     table = Table(box=None, pad_edge=False)
     for key in rows[0]:
         if key not in omitted and any(row[key] for row in rows):
-            table.add_column(key, no_wrap=key == "name", overflow="fold", justify="right" if key == "size" else "left")
+            table.add_column(
+                key,
+                no_wrap=key == "name",
+                overflow="fold",
+                justify="right" if key == "size" else "left",
+            )
     for row in rows:
         table.add_row(*(row[str(column.header)] for column in table.columns))
     return table

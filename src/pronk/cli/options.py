@@ -3,9 +3,9 @@
 They are made from the declarations of :class:`~pronk.engine.options.LLMOptions` and
 :class:`~pronk.sampling.params.SamplingParams` (:mod:`pronk.cli.declared`).
 
-A *builder* is a function whose keyword parameters are options and which builds an object from their values.
-The decorator :func:`shares` adds a builder's options to a command. The command receives the builder as a function with
-the user's values already bound.
+A *builder* is a function whose keyword parameters are options and which builds an object from their
+values. The decorator :func:`shares` adds a builder's options to a command. The command receives the
+builder as a function with the user's values already bound.
 """
 
 import functools
@@ -43,7 +43,8 @@ def shares(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the keyword options of each builder to a command, except those in ``without``.
 
-    The command's parameter with a builder's name receives that builder with the user's values filled in::
+    The command's parameter with a builder's name receives that builder with the user's values
+    filled in::
 
         def bread(*, flour: str = "rye", grams: int = 500) -> Bread: ...
         def oven(*, degrees: int = 220) -> Oven: ...
@@ -53,23 +54,30 @@ def shares(
         def bake(loaves: int, dough: Callable[[], Bread], heat: Callable[[], Oven], *, degrees: int = 250) -> None:
             heat().bake(dough() for _ in range(loaves))
 
-    has the signature ``bake(loaves: int, *, flour: str = "rye", degrees: int = 250)``. Options of the same name in the
-    command and in builders are one option, whose value the command and these builders receive. The first definition
-    gives the type, default and help, and the last one the position; the command comes before the builders.
+    has the signature ``bake(loaves: int, *, flour: str = "rye", degrees: int = 250)``. Options of
+    the same name in the command and in builders are one option, whose value the command and these
+    builders receive. The first definition gives the type, default and help, and the last one the
+    position; the command comes before the builders.
 
     Args:
-        without: names of options that no builder receives; the command may define an option of that name itself.
-        builders: functions that build a value, by the name of the command's parameter that receives it.
+        without: names of options that no builder receives; the command may define an option of that
+            name itself.
+        builders: functions that build a value, by the name of the command's parameter that receives
+            it.
     """
     groups = {
         key: [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
         for key, build in builders.items()
     }
-    received = {key: [p.name for p in group if p.name not in without] for key, group in groups.items()}
+    received = {
+        key: [p.name for p in group if p.name not in without] for key, group in groups.items()
+    }
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command)
-        command_parameters = {name: p for name, p in signature.parameters.items() if name not in builders}
+        command_parameters = {
+            name: p for name, p in signature.parameters.items() if name not in builders
+        }
         shown: dict[str, inspect.Parameter] = {}
         for parameter in chain(command_parameters.values(), *groups.values()):
             if parameter.name in command_parameters or parameter.name not in without:
@@ -131,7 +139,11 @@ NOT_ON_THE_COMMAND_LINE = {
     "check": "a function; commands check their requests",
 }
 # Options of pronk.LLM that only commands for many requests have, with the defaults of these.
-_FOR_MANY_REQUESTS: dict[str, Any] = {"max_batch": 32, "max_wait": BatchOptions.max_wait, "prefix_cache": True}
+_FOR_MANY_REQUESTS: dict[str, Any] = {
+    "max_batch": 32,
+    "max_wait": BatchOptions.max_wait,
+    "prefix_cache": True,
+}
 
 _MODEL = CommandLineOptions(LLMOptions, {*NOT_ON_THE_COMMAND_LINE, *_FOR_MANY_REQUESTS}, {})
 _SERVING = CommandLineOptions(LLMOptions, NOT_ON_THE_COMMAND_LINE, _FOR_MANY_REQUESTS)
@@ -142,8 +154,9 @@ _REQUEST = CommandLineOptions(SamplingParams, {"guide"}, {})
 def model_options(**given: Any) -> dict[str, Any]:
     """Return the keyword arguments of :class:`pronk.LLM`.
 
-    A command's parameter ``load`` receives ``load(progress)``, which loads the model. The callback ``progress`` gets
-    the bytes read so far and in all; ``check=`` is that of ``LLM``, and other keywords replace the user's values.
+    A command's parameter ``load`` receives ``load(progress)``, which loads the model. The callback
+    ``progress`` gets the bytes read so far and in all; ``check=`` is that of ``LLM``, and other
+    keywords replace the user's values.
     """
     return _MODEL.parse(given)
 
@@ -164,11 +177,20 @@ def _guide_options(
     *,
     json_schema: Annotated[
         str | None,
-        _guide("The text is JSON that fits the schema in this file; object: any JSON object.", metavar="FILE"),
+        _guide(
+            "The text is JSON that fits the schema in this file; object: any JSON object.",
+            metavar="FILE",
+        ),
     ] = None,
-    regex: Annotated[str | None, _guide("The whole text matches this regular expression.", metavar="REGEX")] = None,
-    choice: Annotated[list[str], _guide("The text is one of the choices; repeatable.", metavar="TEXT")] = [],  # noqa: B006 - typer requires a list; never modified
-    grammar: Annotated[str | None, _guide("The text fits the Lark grammar in this file.", metavar="FILE")] = None,
+    regex: Annotated[
+        str | None, _guide("The whole text matches this regular expression.", metavar="REGEX")
+    ] = None,
+    choice: Annotated[
+        list[str], _guide("The text is one of the choices; repeatable.", metavar="TEXT")
+    ] = [],  # noqa: B006 - typer requires a list; never modified
+    grammar: Annotated[
+        str | None, _guide("The text fits the Lark grammar in this file.", metavar="FILE")
+    ] = None,
 ) -> "Guide | None":
     """Return the guide of a request, the one option that needs several on the command line."""
     return read_guide(json_schema, regex, choice, grammar)
@@ -187,6 +209,9 @@ def _request_parameters() -> Iterator[inspect.Parameter]:
 
 @_with_parameters(_request_parameters())
 def sampling_params(**given: Any) -> SamplingParams:
-    """Build the sampling parameters; raise OptionError for a value out of its range or an unreadable file."""
+    """Build the sampling parameters.
+
+    Raise OptionError for a value out of its range or an unreadable file.
+    """
     of_guide = {name: given.pop(name) for name in _GUIDE if name in given}
     return SamplingParams(**_REQUEST.parse(given), guide=_guide_options(**of_guide))

@@ -1,8 +1,9 @@
 """Conversion of option values without pydantic.
 
-typer 0.29 converts all values of a command, defaults included, with pydantic. The import of pydantic and a schema for
-each option take 0.2 s, a quarter of the time to the first token. Numbers and texts that need no judgement are converted
-here; typer converts all other values and reports mistakes.
+typer 0.29 converts all values of a command, defaults included, with pydantic. The import of
+pydantic and a schema for each option take 0.2 s, a quarter of the time to the first token. Numbers
+and texts that need no judgement are converted here; typer converts all other values and reports
+mistakes.
 """
 
 import re
@@ -23,7 +24,10 @@ class _PlainParameter:
         vars(self).update(vars(parameter))
 
     def process_value(self, ctx: Any, value: Any) -> Any:
-        """Return the value as the parameter's type; typer converts other values, and its errors are raised."""
+        """Return the value as the parameter's type.
+
+        Typer converts other values, and its errors are raised.
+        """
         parameter: Any = self
         converted = self._convert(value)
         if converted is None and (value is not None or parameter.required):
@@ -31,7 +35,10 @@ class _PlainParameter:
         return converted if parameter.callback is None else parameter.callback(ctx, self, converted)
 
     def _convert(self, value: Any) -> Any:
-        """Return a plain value as the parameter's type; ``None`` if typer has to judge it, or there is none."""
+        """Return a plain value as the parameter's type.
+
+        ``None`` if typer has to judge it, or there is none.
+        """
         parameter: Any = self
         kind = parameter.type_descriptor.annotation
         if get_origin(kind) is not list:
@@ -59,7 +66,9 @@ def _plain(parameter: Any) -> Any:
 class _PlainParams:
     """Mixin of a command that converts plain values of its options itself."""
 
-    def __init__(self, *arguments: Any, params: Sequence[Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, params: Sequence[Any] | None = None, **settings: Any
+    ) -> None:
         super().__init__(*arguments, params=[*map(_plain, params or ())], **settings)  # type: ignore[call-arg]
         self._help: Any = None
 
@@ -80,11 +89,16 @@ class PlainGroup(_PlainParams, TyperGroup):
 
 
 def _convert(kind: Any, value: Any, low: float | None, high: float | None) -> Any:
-    """Return a number or text in its range as ``kind``; ``None`` if typer has to judge the value."""
+    """Return a number or text in its range as ``kind``.
+
+    ``None`` if typer has to judge the value.
+    """
     pattern = _NUMBERS.get(kind)
     if pattern is None:
         return value if kind is str and isinstance(value, str) else None
     if isinstance(value, str) and pattern.fullmatch(value):
         value = kind(value)
-    plain = type(value) is kind and (low is None or low <= value) and (high is None or value <= high)
+    plain = (
+        type(value) is kind and (low is None or low <= value) and (high is None or value <= high)
+    )
     return value if plain else None

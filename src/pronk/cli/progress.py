@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 
-# Function that updates a progress bar: label, finished units of work, all units of work (0 if unknown).
+# Function that updates a progress bar: label, finished units of work, all units of work (0 if
+# unknown).
 Status = Callable[[str, int, int], None]
 
 
@@ -32,15 +33,22 @@ def interruptible(note: str) -> Iterator[None]:
 
 
 def announce(
-    screen: "Console", status: Status, work: str, shorter: str, clock: Callable[[], float] = time.monotonic
+    screen: "Console",
+    status: Status,
+    work: str,
+    shorter: str,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Status:
     """Return ``status``, which also prints the expected duration of the work, after its first part.
 
-    Parts that are called loading do not count. ``work``, ``shorter`` and ``clock`` are those of :class:`TimeEstimate`.
+    Parts that are called loading do not count. ``work``, ``shorter`` and ``clock`` are those of
+    :class:`TimeEstimate`.
     """
     from rich.text import Text
 
-    estimate = TimeEstimate(lambda line: screen.print(Text(line, style="dim"), soft_wrap=True), work, shorter, clock)
+    estimate = TimeEstimate(
+        lambda line: screen.print(Text(line, style="dim"), soft_wrap=True), work, shorter, clock
+    )
 
     def update(label: str, done: int, total: int) -> None:
         status(label, done, total)
@@ -54,7 +62,8 @@ def announce(
 def status_bar(screen: "Console", amount: str = "TaskProgressColumn") -> Iterator[Status]:
     """Show a progress bar and yield its update function, which does nothing without a terminal.
 
-    ``amount`` is the column of :mod:`rich.progress` that shows the work done: a percentage by default.
+    ``amount`` is the column of :mod:`rich.progress` that shows the work done: a percentage by
+    default.
     """
     if not screen.is_terminal:
         yield lambda _label, _done, _total: None
@@ -67,13 +76,19 @@ def status_bar(screen: "Console", amount: str = "TaskProgressColumn") -> Iterato
             return Text() if task.total is None else super().render(task)
 
     columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), Amount())
-    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=screen, transient=True) as bar:
-        task, shown = bar.add_task("loading", total=None), "loading"
+    with progress.Progress(
+        *columns, progress.TimeRemainingColumn(), console=screen, transient=True
+    ) as bar:
+        task = bar.add_task("loading", total=None)
+        shown = "loading"
 
         def update(label: str, done: int, total: int) -> None:
             nonlocal shown
-            # Draw a new label at once, because the work that it names may end before the next periodic refresh.
-            bar.update(task, description=label, completed=done, total=total or None, refresh=label != shown)
+            # Draw a new label at once, because the work that it names may end before the next
+            # periodic refresh.
+            bar.update(
+                task, description=label, completed=done, total=total or None, refresh=label != shown
+            )
             shown = label
 
         yield update

@@ -39,8 +39,8 @@ _MAX_TOKENS = 1024  # default of an answer, at most half the context
 class ChatSession:
     """One conversation, read from a terminal or a pipe.
 
-    Sampling options that are not in ``given``, the names of those that the user has set, are replaced by those that
-    are recommended for the model.
+    Sampling options that are not in ``given``, the names of those that the user has set, are
+    replaced by those that are recommended for the model.
     """
 
     def __init__(
@@ -53,14 +53,21 @@ class ChatSession:
         given: Collection[str] = (),
         template_options: TemplateOptions | None = None,
     ) -> None:
-        self._llm, self._screen, self._system, self._template_options = llm, screen, system, template_options
-        context, self._adapter = llm.config.context, only_adapter(llm.adapters)
-        recommended: dict[str, Any] = {name: v for name, v in llm.config.sampling.items() if name not in given}
+        self._llm = llm
+        self._screen = screen
+        self._system = system
+        self._template_options = template_options
+        context = llm.config.context
+        self._adapter = only_adapter(llm.adapters)
+        recommended: dict[str, Any] = {
+            name: v for name, v in llm.config.sampling.items() if name not in given
+        }
         limit = params.max_tokens if "max_tokens" in given else min(_MAX_TOKENS, context // 2)
         self._params = replace(params, **recommended, max_tokens=min(limit, context - 1))
         if limit >= context:
             screen.note(
-                f"max_tokens: {context - 1} instead of {limit}, because the model's context is {context} tokens"
+                f"max_tokens: {context - 1} instead of {limit}, because the model's context is "
+                f"{context} tokens"
             )
         self._messages: list[Message] = []
         self._total = Stats()
@@ -72,7 +79,8 @@ class ChatSession:
             "/load": ("FILE: continue a saved conversation", self._load),
             "/stats": ("statistics of all answers so far", self._show_stats),
             "/colors": ("turn the colour of draft tokens on or off", self._switch_colors),
-            "/exit": ("leave; so does Ctrl-D", lambda _: None),  # never called: run() ends at this line
+            # never called: run() ends at this line
+            "/exit": ("leave; so does Ctrl-D", lambda _: None),
         }
 
     def run(self) -> None:
@@ -81,7 +89,8 @@ class ChatSession:
             with suppress(ImportError):  # Windows has no readline
                 import readline  # noqa: F401 - gives input() editing and history
             self._screen.say(
-                f"Ctrl-C stops an answer, Ctrl-D ends the chat, {_QUOTES} begins and ends a message of several lines, "
+                f"Ctrl-C stops an answer, Ctrl-D ends the chat, {_QUOTES} begins and ends a "
+                "message of several lines, "
                 "/help lists the commands."
             )
             self._show_legend()
@@ -97,7 +106,9 @@ class ChatSession:
         return [{"role": "system", "content": self._system}] if self._system else []
 
     def _read(self) -> str | None:
-        """Return the next message or command, ``None`` at the end of the input. Ctrl-C discards a line.
+        """Return the next message or command, ``None`` at the end of the input.
+
+        Ctrl-C discards a line.
 
         A message of several lines keeps its first quotes, so that it is not a command.
         """
@@ -123,7 +134,10 @@ class ChatSession:
                 return text
 
     def _read_line(self, prompt: str) -> str:
-        """Return a line of the terminal, after ``prompt``, or of a file or pipe; raise EOFError at the end."""
+        """Return a line of the terminal, after ``prompt``, or of a file or pipe.
+
+        Raise EOFError at the end.
+        """
         if self._interactive:
             return input(prompt)
         line = sys.stdin.readline(_MAX_LINE)
@@ -131,7 +145,11 @@ class ChatSession:
             raise EOFError
         if len(line) == _MAX_LINE and not line.endswith("\n"):
             found = f"one of {_MAX_LINE} characters or more"
-            refuse("chat: standard input", f"expected lines of text, found {found}; give a text file", OptionError)
+            refuse(
+                "chat: standard input",
+                f"expected lines of text, found {found}; give a text file",
+                OptionError,
+            )
         return line.removesuffix("\n")
 
     def _run_line(self, line: str) -> None:
@@ -150,13 +168,17 @@ class ChatSession:
 
     def _answer(self, line: str) -> None:
         """Stream the answer and append its shown text to the conversation, even if it was interrupted."""
-        conversation, shown = self._messages, list[str]()
+        conversation = self._messages
+        shown = list[str]()
         try:
             conversation = self._fit([*self._messages, {"role": "user", "content": line}])
-            messages, options = [*self._system_message, *conversation], self._template_options
+            messages = [*self._system_message, *conversation]
+            options = self._template_options
             answers = self._llm.request_factory.answer_format
             reader = answers.reader((), opened=answers.opened_by(self._chat_ids(conversation)))
-            for piece in self._llm.stream_chat(messages, self._params, adapter=self._adapter, template_options=options):
+            for piece in self._llm.stream_chat(
+                messages, self._params, adapter=self._adapter, template_options=options
+            ):
                 parts = reader.push(piece.text, piece.token_id)
                 for part in [*parts, *reader.flush()] if piece.completion is not None else parts:
                     shown.append(self._show(part, drafted=piece.guessed))
@@ -171,7 +193,10 @@ class ChatSession:
             self._messages = [*conversation, {"role": "assistant", "content": "".join(shown)}]
 
     def _show(self, part: Part, *, drafted: bool) -> str:
-        """Print a part of the answer; return its text, which is empty for thoughts: later prompts lack them."""
+        """Print a part of the answer.
+
+        Return its text, which is empty for thoughts: later prompts lack them.
+        """
         assert not isinstance(part, CallPart)  # no tools
         if isinstance(part, Thought):
             self._screen.write(part.text, drafted=drafted, is_thought=True)
@@ -187,7 +212,10 @@ class ChatSession:
             conversation = conversation[2:]  # without the oldest question and its answer
             forgotten += 1
         if forgotten:
-            self._screen.note(f"the context is full: forgot the oldest {forgotten} of {len(self._messages) // 2} turns")
+            self._screen.note(
+                f"the context is full: forgot the oldest {forgotten} of {len(self._messages) // 2} "
+                "turns"
+            )
         return conversation
 
     def _chat_ids(self, conversation: list[Message]) -> list[int]:
@@ -198,7 +226,9 @@ class ChatSession:
         self._screen.end_line()
         seed = None if self._params.greedy else completion.seed
         if completion.finish_reason == "length":
-            self._screen.note(f"stopped after {self._params.max_tokens} tokens; --max-tokens sets another limit")
+            self._screen.note(
+                f"stopped after {self._params.max_tokens} tokens; --max-tokens sets another limit"
+            )
         self._screen.figures(stats_line(completion.stats, self._llm.kernels, seed))
         self._total.generated_tokens += completion.stats.generated_tokens
         self._total.total_seconds += completion.stats.total_seconds
@@ -253,7 +283,10 @@ def _path(command: str, file: str) -> Path:
         return Path(file).expanduser()
     except RuntimeError as error:
         refuse(
-            command, f"expected the path of a file, found {file}, of an unknown user; write it out", OptionError, error
+            command,
+            f"expected the path of a file, found {file}, of an unknown user; write it out",
+            OptionError,
+            error,
         )
 
 
@@ -263,10 +296,20 @@ def _read_messages(path: Path) -> list[Message]:
         document = json.loads(read_input(path))
     except OSError as error:
         found = describe_reason(error)
-        refuse(path, f"expected a conversation that /save wrote, found: {found}; check the path", OptionError, error)
+        refuse(
+            path,
+            f"expected a conversation that /save wrote, found: {found}; check the path",
+            OptionError,
+            error,
+        )
     except (ValueError, RecursionError) as error:
         found = describe_json_error(error)
-        refuse(path, f"expected JSON as /save writes it, found {found}; choose another file", OptionError, error)
+        refuse(
+            path,
+            f"expected JSON as /save writes it, found {found}; choose another file",
+            OptionError,
+            error,
+        )
     messages = document.get("messages") if isinstance(document, dict) else None
     if not isinstance(messages, list):
         _refuse_conversation(path, "an object with a list of messages", document)
@@ -284,4 +327,8 @@ def _read_messages(path: Path) -> list[Message]:
 
 def _refuse_conversation(path: Path, expected: str, found: object) -> NoReturn:
     shown = json.dumps(found, ensure_ascii=False)
-    refuse(path, f"expected {expected}, found {shown:.60}; /load reads files that /save wrote", OptionError)
+    refuse(
+        path,
+        f"expected {expected}, found {shown:.60}; /load reads files that /save wrote",
+        OptionError,
+    )

@@ -1,7 +1,7 @@
 """Standard streams of the process: closed from the beginning, full, or without a reader.
 
-Standard output has the result of a command, so an error of it ends the command. Standard error has progress and notes
-besides the result, so an error of it changes nothing.
+Standard output has the result of a command, so an error of it ends the command. Standard error has
+progress and notes besides the result, so an error of it changes nothing.
 """
 
 import os
@@ -36,7 +36,10 @@ class WatchedOutput:
             raise
 
     def finish(self) -> OSError | None:
-        """Flush the stream; return its first error, after which the rest of the output is discarded."""
+        """Flush the stream.
+
+        Return its first error, after which the rest of the output is discarded.
+        """
         with suppress(OSError):
             self.flush()
         if self.error is not None:
@@ -75,7 +78,8 @@ class Notes:
 def _discard(stream: TextIO) -> None:
     """Let the file descriptor of a stream write to nowhere, with what is in its buffer.
 
-    Otherwise the interpreter would try to write the buffer when it ends, and print a traceback or fail.
+    Otherwise the interpreter would try to write the buffer when it ends, and print a traceback or
+    fail.
     """
     with suppress(OSError):  # no file descriptor: not the stream of a process
         null = os.open(os.devnull, os.O_WRONLY)
@@ -87,8 +91,8 @@ def _discard(stream: TextIO) -> None:
 def watch_streams() -> Iterator[WatchedOutput]:
     """Replace standard output by a :class:`WatchedOutput`, and standard error by :class:`Notes`.
 
-    They are restored after the block. A stream that was closed when the process began (``>&-``) is replaced by the
-    null device: what is written is discarded, and standard input is empty.
+    They are restored after the block. A stream that was closed when the process began (``>&-``) is
+    replaced by the null device: what is written is discarded, and standard input is empty.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

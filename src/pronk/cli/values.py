@@ -23,22 +23,33 @@ def read_guide(
 ) -> "Guide | None":
     """Build the guide from the one option that is set; return ``None`` if no option is set.
 
-    ``json_schema`` and ``grammar`` are paths; ``json_schema="object"`` allows any JSON object unless a file has that
-    name. Raises OptionError if several options are set, a file cannot be read, or its content is not a valid guide.
+    ``json_schema`` and ``grammar`` are paths; ``json_schema="object"`` allows any JSON object
+    unless a file has that name. Raises OptionError if several options are set, a file cannot be
+    read, or its content is not a valid guide.
     """
     from pronk.text.guide import MAX_SIZE, Guide
 
-    given = {"--json-schema": json_schema, "--regex": regex, "--choice": choice or None, "--grammar": grammar}
+    given = {
+        "--json-schema": json_schema,
+        "--regex": regex,
+        "--choice": choice or None,
+        "--grammar": grammar,
+    }
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        msg = f"guide: expected at most one of {', '.join(given)}, found {' and '.join(names)}; give one"
+        msg = (
+            f"guide: expected at most one of {', '.join(given)}, found {' and '.join(names)}; "
+            "give one"
+        )
         raise OptionError(msg)
     # Bytes to read. A longer file is too long in any case: UTF-8 has at most 4 bytes per character.
     size = 4 * MAX_SIZE + 1
     if json_schema is not None:
         anything = json_schema == "object" and not Path(json_schema).exists()
         return Guide(
-            json={"type": "object"} if anything else read_text(Path(json_schema), "json-schema", max_bytes=size)
+            json={"type": "object"}
+            if anything
+            else read_text(Path(json_schema), "json-schema", max_bytes=size)
         )
     if grammar is not None:
         return Guide(grammar=read_text(Path(grammar), "grammar", max_bytes=size))
@@ -50,19 +61,26 @@ def read_guide(
 def read_prompt(
     *,
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue, or - to read it from standard input.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Text to continue, or - to read it from standard input.", show_default=False
+        ),
     ] = None,
     prompt_file: Annotated[
-        str | None, typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False)
+        str | None,
+        typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False),
     ] = None,
 ) -> str:
     """Read the prompt from the argument, a file or standard input.
 
-    Raises PromptError if PROMPT and --prompt-file are both given or both missing, OptionError if the file cannot be
-    read, or the text is not UTF-8.
+    Raises PromptError if PROMPT and --prompt-file are both given or both missing, OptionError if
+    the file cannot be read, or the text is not UTF-8.
     """
     if (prompt is None) == (prompt_file is None):
-        msg = f"expected either PROMPT or --prompt-file, found {'neither' if prompt is None else 'both'}"
+        msg = (
+            "expected either PROMPT or --prompt-file, found "
+            f"{'neither' if prompt is None else 'both'}"
+        )
         raise PromptError(msg)
     if prompt is not None and prompt != "-":
         return prompt
@@ -71,7 +89,12 @@ def read_prompt(
         try:
             return decode_text(read_stream(sys.stdin.buffer), where)
         except OSError as error:
-            refuse(where, f"expected a text, found {describe_reason(error)}; give a file", OptionError, error)
+            refuse(
+                where,
+                f"expected a text, found {describe_reason(error)}; give a file",
+                OptionError,
+                error,
+            )
     return read_text(Path(prompt_file), "prompt-file")
 
 
@@ -81,21 +104,32 @@ def parse_switch(value: str) -> bool | str:
 
 
 def parse_adapters(pairs: list[str]) -> dict[str, str]:
-    """Parse ``["sql=./sql-lora"]`` into ``{"sql": "./sql-lora"}``; raise an OptionError if a name repeats."""
+    """Parse ``["sql=./sql-lora"]`` into ``{"sql": "./sql-lora"}``.
+
+    Raise an OptionError if a name repeats.
+    """
     adapters: dict[str, str] = {}
     for pair in pairs:
         name, _, folder = pair.partition("=")
         if not name or not folder or name in adapters:
-            msg = f"adapter: expected NAME=FOLDER with a new name, for example sql=./sql-lora, found {pair!r}"
+            msg = (
+                "adapter: expected NAME=FOLDER with a new name, for example sql=./sql-lora, "
+                f"found {pair!r}"
+            )
             raise OptionError(msg)
         adapters[name] = folder
     return adapters
 
 
 def only_adapter(names: Collection[str]) -> str | None:
-    """Return the name of the only adapter; ``None``: there is none; several raise an OptionError."""
+    """Return the name of the only adapter.
+
+    ``None``: there is none; several raise an OptionError.
+    """
     if len(names) > 1:
-        refuse("adapter", f"expected one, found {', '.join(names)}; leave the others out", OptionError)
+        refuse(
+            "adapter", f"expected one, found {', '.join(names)}; leave the others out", OptionError
+        )
     return next(iter(names), None)
 
 

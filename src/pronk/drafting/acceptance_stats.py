@@ -1,14 +1,16 @@
 """Acceptance statistics of draft tokens, learned from every proposal once the text has passed it.
 
-Under the coupled rule and in greedy decoding the text does not depend on the draft tokens. So a proposal is compared
-with the text whether the target verified it, a part of it, or nothing (full information; "Not-a-Bandit", arXiv
-2510.20064). Under the rejection rules the token after a text has the target's distribution p, so a draft token x that
-was proposed without a distribution equals it with probability p(x): its expected acceptance. A draft token that was
-drawn from a distribution is verified in any case, and then equals the text if and only if it was accepted.
+Under the coupled rule and in greedy decoding the text does not depend on the draft tokens. So a
+proposal is compared with the text whether the target verified it, a part of it, or nothing (full
+information; "Not-a-Bandit", arXiv 2510.20064). Under the rejection rules the token after a text has
+the target's distribution p, so a draft token x that was proposed without a distribution equals it
+with probability p(x): its expected acceptance. A draft token that was drawn from a distribution is
+verified in any case, and then equals the text if and only if it was accepted.
 
-Draft tokens of one drafter have *kinds*: numbers of its own, such as the length of the match, the rank among the
-likeliest tokens, or the confidence of a draft model. The acceptance rate of a kind is the probability that a draft
-token equals the text if its parent does. Counts are kept on two levels, and each level is the prior of the next ::
+Draft tokens of one drafter have *kinds*: numbers of its own, such as the length of the match, the
+rank among the likeliest tokens, or the confidence of a draft model. The acceptance rate of a kind
+is the probability that a draft token equals the text if its parent does. Counts are kept on two
+levels, and each level is the prior of the next ::
 
     prior of the drafter  <  all requests, by depth and temperature  <  this request, weighted towards its last steps
 """
@@ -29,10 +31,12 @@ from pronk.base.files.regular import is_folder, read_input
 from pronk.models.loader import Fingerprint
 from pronk.sampling.tree import TokenTree
 
-# Draft tokens of one request and drafter that count for all requests, so that one text does not decide for the others.
+# Draft tokens of one request and drafter that count for all requests, so that one text does not
+# decide for the others.
 _SHARE = 256
 _MAX_COUNT = 4096.0  # draft tokens of one kind after which the counts of this kind are halved
-_PRIOR_WEIGHT = (16.0, 4.0)  # draft tokens that the prior counts for: for all requests, for one request
+# draft tokens that the prior counts for: for all requests, for one request
+_PRIOR_WEIGHT = (16.0, 4.0)
 _KEEP = 0.98  # weight of a step of a request relative to the next one: half after 34 steps
 _MAX_DEPTH = 4  # larger depths count as this one
 _TEMPERATURES = (0.0, 0.5, 1.0)  # upper bounds of the classes of temperatures
@@ -48,7 +52,8 @@ class AcceptanceStats:
     """Counts of all requests: no tokens, and nothing of a text."""
 
     def __init__(self) -> None:
-        # By key: number of draft tokens whose parent equals the text, and of those that equal it as well.
+        # By key: number of draft tokens whose parent equals the text, and of those that equal it as
+        # well.
         self.counts: dict[_Key, list[float]] = {}
 
     def rate(self, source: str, kind: int, depth: int, temperature: float, prior: float) -> float:
@@ -74,12 +79,13 @@ class SourceRates:
     PRIOR_WEIGHT: ClassVar = _PRIOR_WEIGHT[1]
 
     source: str
-    # By kind, the rate before any count. ``None``: kinds are confidences in thousandths, 1..999, which are the rates
-    # before any count; they are counted by tenths.
+    # By kind, the rate before any count. ``None``: kinds are confidences in thousandths, 1..999,
+    # which are the rates before any count; they are counted by tenths.
     priors: Mapping[int, float] | None
     shared: AcceptanceStats | None = None
     temperature: float = 0.0
-    # By kind: draft tokens whose parent equals the text, and those that equal it as well; earlier steps weigh less.
+    # By kind: draft tokens whose parent equals the text, and those that equal it as well; earlier
+    # steps weigh less.
     offered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
     _left: int = _SHARE
@@ -99,16 +105,25 @@ class SourceRates:
         return min(max(kind / 1000 + self._rate(tenth, depth, middle) - middle, 0.001), 0.999)
 
     def mean(self, prior: float) -> float:
-        """Return the acceptance rate over all kinds and depths; ``prior`` is that before any count."""
+        """Return the acceptance rate over all kinds and depths.
+
+        ``prior`` is that before any count.
+        """
         return self._rate(_ALL, 1, prior)
 
     def prior(self, kind: int, depth: int) -> float:
-        """Return the rate of a kind by other requests, the prior of this one; fixed for the first use."""
+        """Return the rate of a kind by other requests, the prior of this one.
+
+        Fixed for the first use.
+        """
         assert self.priors is not None
         return self._shared(kind, depth, self.priors[kind])
 
     def learn(self, kind: int, depth: int, *, right: bool, share: bool) -> None:
-        """Count a draft token whose parent equals the text; ``share`` counts it for all requests, too."""
+        """Count a draft token whose parent equals the text.
+
+        ``share`` counts it for all requests, too.
+        """
         own = kind if self.priors is not None else kind // 100
         for each in (own, _ALL):
             self.offered[each] = self.offered.get(each, 0.0) + 1.0
@@ -125,7 +140,8 @@ class SourceRates:
                 counts[kind] *= _KEEP
 
     def _rate(self, kind: int, depth: int, prior: float) -> float:
-        prior, weight = self._shared(kind, depth, prior), self.PRIOR_WEIGHT
+        prior = self._shared(kind, depth, prior)
+        weight = self.PRIOR_WEIGHT
         return (self.taken.get(kind, 0.0) + prior * weight) / (self.offered.get(kind, 0.0) + weight)
 
     def _shared(self, kind: int, depth: int, prior: float) -> float:
@@ -134,7 +150,9 @@ class SourceRates:
         key = kind, min(depth, _MAX_DEPTH)
         rate = self._shared_rates.get(key)
         if rate is None:
-            rate = self._shared_rates[key] = self.shared.rate(self.source, kind, depth, self.temperature, prior)
+            rate = self._shared_rates[key] = self.shared.rate(
+                self.source, kind, depth, self.temperature, prior
+            )
         return rate
 
 
@@ -142,7 +160,8 @@ class SourceRates:
 class _Proposal:
     """A proposed tree that the text has not passed yet."""
 
-    lead: list[int]  # tokens before the root that were not certain when the tree was proposed, the next one last
+    # tokens before the root that were not certain when the tree was proposed, the next one last
+    lead: list[int]
     tree: TokenTree
     node: int = 0  # node that the text has reached
 
@@ -151,14 +170,20 @@ class RequestAcceptance:
     """Acceptance rates of one request, by source, and its proposals that the text has not passed yet."""
 
     def __init__(
-        self, shared: AcceptanceStats | None = None, temperature: float = 0.0, *, private: bool = False
+        self,
+        shared: AcceptanceStats | None = None,
+        temperature: float = 0.0,
+        *,
+        private: bool = False,
     ) -> None:
         """Create the rates; ``private`` counts nothing for other requests.
 
-        A request under the rejection rules is private: its text depends on random numbers that other requests may have,
-        too, and draft tokens must not depend on those.
+        A request under the rejection rules is private: its text depends on random numbers that
+        other requests may have, too, and draft tokens must not depend on those.
         """
-        self._shared, self._temperature, self.private = shared, temperature, private
+        self._shared = shared
+        self._temperature = temperature
+        self.private = private
         self._sources: dict[str, SourceRates] = {}
         self._proposals: dict[str, _Proposal] = {}
         self._counted: dict[str, SourceRates] = {}  # sources with counts of the step before
@@ -173,8 +198,9 @@ class RequestAcceptance:
     def propose(self, slot: str, lead: Sequence[int], tree: TokenTree) -> None:
         """Remember a proposal, to be counted as the text passes it.
 
-        Each ``slot`` holds one proposal. A new one is ignored while the text may still pass more of the old one: so
-        each drafter is judged as if it drafted alone, from the place where its last proposal ended.
+        Each ``slot`` holds one proposal. A new one is ignored while the text may still pass more of
+        the old one: so each drafter is judged as if it drafted alone, from the place where its last
+        proposal ended.
         """
         if len(tree.tokens) > 1 and tree.origin is not None and slot not in self._proposals:
             self._proposals[slot] = _Proposal([*lead[::-1]], tree)
@@ -190,7 +216,8 @@ class RequestAcceptance:
 
     def _passes(self, proposal: _Proposal, tokens: Sequence[int]) -> bool:
         """Move a proposal along the text; return whether nothing of it can be right any more."""
-        tree, origin = proposal.tree, proposal.tree.origin
+        tree = proposal.tree
+        origin = proposal.tree.origin
         assert origin is not None
         for token in tokens:
             if proposal.lead:
@@ -203,7 +230,9 @@ class RequestAcceptance:
                 rates = self._sources.get(source)
                 if rates is not None:
                     self._counted[source] = rates
-                    rates.learn(kind, tree.depths[child], right=child_token == token, share=not self.private)
+                    rates.learn(
+                        kind, tree.depths[child], right=child_token == token, share=not self.private
+                    )
             node = children.get(token)
             if node is None:
                 return True
@@ -215,7 +244,8 @@ class RequestAcceptance:
 class AcceptanceFile:
     """Acceptance counts of one model, and the file that stores them: JSON with the model's fingerprint."""
 
-    stats: AcceptanceStats | None  # counts of all requests; ``None`` if each request has only its own
+    # counts of all requests; ``None`` if each request has only its own
+    stats: AcceptanceStats | None
     path: Path | None = None  # the file; ``None`` if the counts are not stored
     model: str = ""  # fingerprint of the model; empty without a file
 
@@ -223,15 +253,21 @@ class AcceptanceFile:
     def open(cls, calibration: bool | str | Path, model: Path) -> AcceptanceFile:
         """Return the counts of a file, or no counts if there is no file yet.
 
-        ``calibration`` is the file, or whether requests share their counts. ``model`` is the folder of the model.
-        Raises ``OptionError`` if the file cannot be read, is damaged or of another model, or its folder does not exist.
+        ``calibration`` is the file, or whether requests share their counts. ``model`` is the folder
+        of the model. Raises ``OptionError`` if the file cannot be read, is damaged or of another
+        model, or its folder does not exist.
         """
         if isinstance(calibration, bool):
             return cls(AcceptanceStats() if calibration else None)
-        check_path("calibration", str(calibration) if isinstance(calibration, Path) else calibration)
+        check_path(
+            "calibration", str(calibration) if isinstance(calibration, Path) else calibration
+        )
         path = Path(calibration)
         if not is_folder(path.absolute().parent):
-            msg = f"calibration: expected a file in a folder that exists, found {path}; choose another place"
+            msg = (
+                f"calibration: expected a file in a folder that exists, found {path}; choose "
+                "another place"
+            )
             raise OptionError(msg)
         fingerprint = str(Fingerprint.of(model))
         return cls(_read(path, fingerprint), path, fingerprint)
@@ -246,10 +282,15 @@ class AcceptanceFile:
         rows = [[*key, *count] for key, count in sorted(self.stats.counts.items())]
         try:
             with replace_file(self.path) as file:
-                file.write(json.dumps({"format": _FORMAT, "model": self.model, "counts": rows}).encode())
+                file.write(
+                    json.dumps({"format": _FORMAT, "model": self.model, "counts": rows}).encode()
+                )
         except OSError as error:
             found = describe_reason(error)
-            msg = f"calibration: expected a place to write to at {self.path}, found {found}; choose another"
+            msg = (
+                f"calibration: expected a place to write to at {self.path}, found {found}; "
+                "choose another"
+            )
             raise OptionError(msg) from error
 
 
@@ -261,14 +302,29 @@ def _read(path: Path, model: str) -> AcceptanceStats:
             return stats
         found = json.loads(read_input(path))
     except (OSError, ValueError, RecursionError) as error:
-        found_problem = describe_reason(error) if isinstance(error, OSError) else describe_json_error(error)
-        msg = f"calibration: expected a file that pronk has written at {path}, found {found_problem}; choose another"
+        found_problem = (
+            describe_reason(error) if isinstance(error, OSError) else describe_json_error(error)
+        )
+        msg = (
+            f"calibration: expected a file that pronk has written at {path}, found "
+            f"{found_problem}; choose another"
+        )
         raise OptionError(msg) from error
-    if not isinstance(found, Mapping) or found.get("format") != _FORMAT or not _are_rows(found.get("counts")):
-        msg = f"calibration: expected a file of the format {_FORMAT} at {path}, found another; choose another place"
+    if (
+        not isinstance(found, Mapping)
+        or found.get("format") != _FORMAT
+        or not _are_rows(found.get("counts"))
+    ):
+        msg = (
+            f"calibration: expected a file of the format {_FORMAT} at {path}, found another; "
+            "choose another place"
+        )
         raise OptionError(msg)
     if found.get("model") != model:
-        msg = f"calibration: expected {path} to be of {model}, found {found.get('model')}; give each model its own file"
+        msg = (
+            f"calibration: expected {path} to be of {model}, found {found.get('model')}; give each "
+            "model its own file"
+        )
         raise OptionError(msg)
     for *key, offered, accepted in found["counts"]:
         stats.counts[tuple(key)] = [float(offered), float(accepted)]

@@ -12,7 +12,9 @@ from pronk.models.cost_model import usual
 _SHARE = 0.01  # part of the elapsed time that may be lost, and that may be spent on learning
 _PASSES = 2.0  # forward passes that may be lost in addition
 _PRIOR_TOKENS = 2.0  # weight, in tokens, of the prior that a source adds what it is expected to add
-_KEEP = 0.9  # weight of a step relative to the next one in the expected contribution of a source: half after 7 steps
+# weight of a step relative to the next one in the expected contribution of a source: half after 7
+# steps
+_KEEP = 0.9
 
 
 @dataclass(slots=True)
@@ -29,7 +31,9 @@ class Mean:
     def learn(self, added: float, room: float, step: int) -> None:
         """Record the tokens added in step number ``step``."""
         keep = _KEEP ** (step - self.step)
-        self.total, self.weight, self.step = keep * self.total + added, keep * self.weight + room, step
+        self.total = keep * self.total + added
+        self.weight = keep * self.weight + room
+        self.step = step
 
     def value(self, prior: float, step: int) -> float:
         """Return the mean in step number ``step``; ``prior`` counts like one room."""
@@ -41,8 +45,10 @@ class Mean:
 class Source:
     """Measurements of a source over all requests."""
 
-    prices: deque[list[float]] = field(default_factory=lambda: deque(maxlen=8))  # seconds of the last proposals
-    starts: deque[float] = field(default_factory=lambda: deque(maxlen=8))  # seconds besides reading and draft tokens
+    # seconds of the last proposals
+    prices: deque[list[float]] = field(default_factory=lambda: deque(maxlen=8))
+    # seconds besides reading and draft tokens
+    starts: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     explored: float = 0.0  # seconds of proposals that were not expected to pay
     contribution: Mean = field(default_factory=Mean)
     calls: int = 0  # number of calls, each for all requests of a step
@@ -86,11 +92,13 @@ class Policy:
     def next_loss(self, seconds: float, *, saves: bool) -> float:
         """Return the ``elapsed`` at which so many seconds more may be lost than now.
 
-        ``saves`` asks for time without learning until then, which is granted if learning has had as much time since the
-        last such time. Learning takes all that may be lost: without saving, a drafter that is expected to pay, but once
-        had bad luck, could never afford to read a text again.
+        ``saves`` asks for time without learning until then, which is granted if learning has had as
+        much time since the last such time. Learning takes all that may be lost: without saving, a
+        drafter that is expected to pay, but once had bad luck, could never afford to read a text
+        again.
         """
-        until, (start, end) = self.elapsed + seconds / _SHARE, self.saving
+        until = self.elapsed + seconds / _SHARE
+        (start, end) = self.saving
         if saves and self.elapsed >= 2.0 * end - start:
             self.saving = self.elapsed, until
         return until
@@ -100,21 +108,24 @@ class Policy:
 class Regret:
     """Regret: seconds that other choices of drafters and draft tokens would have saved, in hindsight.
 
-    A step of one request that verifies ``k`` draft tokens and accepts ``a`` of them saves, compared with plain
-    decoding ::
+    A step of one request that verifies ``k`` draft tokens and accepts ``a`` of them saves, compared
+    with plain decoding ::
 
         a · t(1)  -  (t(1 + k) - t(1))  -  seconds of the proposals
 
-    ``t(n)`` is the estimated time of a forward pass over ``n`` rows (:mod:`pronk.models.cost_model`). The *best
-    choice of a step* verifies exactly the proposed tokens that turned out right, and asks only the drafter that
-    proposed them. A *drafter alone* verifies all tokens that it proposed. Both figures use only the proposals that were
-    made: a drafter counts in the steps in which it was asked.
+    ``t(n)`` is the estimated time of a forward pass over ``n`` rows
+    (:mod:`pronk.models.cost_model`). The *best choice of a step* verifies exactly the proposed
+    tokens that turned out right, and asks only the drafter that proposed them. A *drafter alone*
+    verifies all tokens that it proposed. Both figures use only the proposals that were made: a
+    drafter counts in the steps in which it was asked.
     """
 
     seconds: float = 0.0  # duration of the steps whose costs are known, one request's part
-    saved: float = 0.0  # saved by the choices that were made, compared with plain decoding; may be negative
+    # saved by the choices that were made, compared with plain decoding; may be negative
+    saved: float = 0.0
     best_steps: float = 0.0  # what the best choice of every step would have saved, at least 0
-    sources: dict[str, float] = field(default_factory=dict)  # what each drafter would have saved alone; may be negative
+    # what each drafter would have saved alone; may be negative
+    sources: dict[str, float] = field(default_factory=dict)
 
     def add_step(self, saved: float, alone: Mapping[str, float], best: float) -> None:
         """Add the seconds that one step's choices saved: those made, each drafter alone, and the best choice."""
@@ -130,7 +141,10 @@ class Regret:
 
     @property
     def best_source(self) -> str | None:
-        """Name of the drafter that would have saved most; ``None`` if plain decoding would have been faster."""
+        """Name of the drafter that would have saved most.
+
+        ``None`` if plain decoding would have been faster.
+        """
         best = max(self.sources, key=self.sources.__getitem__, default=None)
         return best if best is not None and self.sources[best] > 0.0 else None
 
@@ -146,9 +160,12 @@ class Regret:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ratios as JSON values, ``None`` without any step of known costs."""
-        return {name: getattr(self, name) for name in ("best_source", "against_source", "against_steps")}
+        return {
+            name: getattr(self, name) for name in ("best_source", "against_source", "against_steps")
+        }
 
     def _against(self, saved: float) -> float | None:
-        # Plain decoding takes seconds + self.saved; the other choice takes ``saved`` less than that.
+        # Plain decoding takes seconds + self.saved; the other choice takes ``saved`` less than
+        # that.
         ratio = (self.seconds + self.saved - saved) / self.seconds if self.seconds > 0.0 else 0.0
         return ratio if ratio > 0.0 else None

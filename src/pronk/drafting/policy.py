@@ -1,26 +1,30 @@
 """How much to draft, and with which drafters: the choice that maximizes expected tokens per second.
 
-The value of a step (:mod:`pronk.drafting.step_value`) is its expected number of tokens divided by its seconds.
-Plain decoding is the choice without draft tokens. A drafter (a *source*) is asked where its expected contribution
-raises the value; the draft tokens that raise it most are verified. Where nothing raises the value, sources are asked
-now and then all the same, to learn how good they are on the present text: each for at most 1 % of the time divided by
-the number of sources, and not while time is saved for a proposal that is expected to pay.
+The value of a step (:mod:`pronk.drafting.step_value`) is its expected number of tokens divided by
+its seconds. Plain decoding is the choice without draft tokens. A drafter (a *source*) is asked
+where its expected contribution raises the value; the draft tokens that raise it most are verified.
+Where nothing raises the value, sources are asked now and then all the same, to learn how good they
+are on the present text: each for at most 1 % of the time divided by the number of sources, and not
+while time is saved for a proposal that is expected to pay.
 
-A drafter with a model must read the text before it can draft. It reads it when its draft tokens would have saved as
-many seconds, in the steps since its last proposal, as reading takes. By this ski-rental rule, the seconds missed and
-those of reading are at most twice those of the best choice in hindsight.
+A drafter with a model must read the text before it can draft. It reads it when its draft tokens
+would have saved as many seconds, in the steps since its last proposal, as reading takes. By this
+ski-rental rule, the seconds missed and those of reading are at most twice those of the best choice
+in hindsight.
 
-**Bound of the loss.** Before anything is spent, its expected price is compared with what may still be lost, so that
+**Bound of the loss.** Before anything is spent, its expected price is compared with what may still
+be lost, so that
 over all steps of an engine ::
 
     seconds of drafting and of draft rows  ≤  seconds that accepted draft tokens saved  +  1 % of the elapsed seconds
                                               +  two forward passes
 
-A forward pass is the longest one so far that reads no prompt. The seconds of draft rows and the savings are those of
-the cost model. The bound is exceeded at most by what one step's proposals take beyond their expected price, and by
-one step's rows that may not be dropped: trees that the rejection rules verify whole, and the window of lookahead.
-Drafting is the time in proposals and in their observation, without the first proposal of each source, which prepares
-it. A proposal counts as at most twice its expected price, because other processes may interrupt it.
+A forward pass is the longest one so far that reads no prompt. The seconds of draft rows and the
+savings are those of the cost model. The bound is exceeded at most by what one step's proposals take
+beyond their expected price, and by one step's rows that may not be dropped: trees that the
+rejection rules verify whole, and the window of lookahead. Drafting is the time in proposals and in
+their observation, without the first proposal of each source, which prepares it. A proposal counts
+as at most twice its expected price, because other processes may interrupt it.
 """
 
 from __future__ import annotations
@@ -41,7 +45,9 @@ from pronk.sampling.tree import TokenTree
 if TYPE_CHECKING:
     from pronk.drafting.proposer import DraftContext, Proposer
 
-_RATE = 0.7  # acceptance rate of draft tokens before any count, and draft tokens that a new source adds to a step
+# acceptance rate of draft tokens before any count, and draft tokens that a new source adds to a
+# step
+_RATE = 0.7
 
 Reason = Literal["pays", "explores", "all"]
 
@@ -50,10 +56,12 @@ class SourceReport(NamedTuple):
     """One drafter's proposal in a step, for :mod:`pronk.lab.explain`."""
 
     source: str  # name of the drafter
-    reason: Reason  # it is expected to pay; it is asked to learn its acceptance; or all sources are asked
+    # it is expected to pay; it is asked to learn its acceptance; or all sources are asked
+    reason: Reason
     seconds: float  # duration of the proposal, this request's part
     tree: TokenTree  # proposed tree
-    before: Offer | None = None  # best choice without this proposal; ``None`` if costs are not known
+    # best choice without this proposal; ``None`` if costs are not known
+    before: Offer | None = None
     after: Offer | None = None  # best choice with this proposal
 
 
@@ -69,42 +77,63 @@ class _Asked(NamedTuple):
 class RequestPolicy:
     """Choices for one request: its acceptance rates, its sources, and the offers of the current step."""
 
-    def __init__(self, policy: Policy | None = None, acceptance: RequestAcceptance | None = None) -> None:
+    def __init__(
+        self, policy: Policy | None = None, acceptance: RequestAcceptance | None = None
+    ) -> None:
         self.policy = policy or Policy()
         self.acceptance = acceptance or RequestAcceptance()
-        # Costs of this step's forward pass; ``None`` if all draft tokens are wanted whatever they cost.
+        # Costs of this step's forward pass; ``None`` if all draft tokens are wanted whatever they
+        # cost.
         self.curve: CostCurve | None = None
-        self.offer: Offer | None = None  # best choice among this step's offers so far; ``None`` without ``curve``
+        # best choice among this step's offers so far; ``None`` without ``curve``
+        self.offer: Offer | None = None
         self.reports: list[SourceReport] = []  # one per proposal in this step
         self.regret = Regret()  # what other choices would have saved
         self._contributions: defaultdict[str, Mean] = defaultdict(Mean)  # by the name of the source
-        self.num_requests, self._step, self._left, self._exploring = 1, 0, 0.0, False
+        self.num_requests = 1
+        self._step = 0
+        self._left = 0.0
+        self._exploring = False
         self._tree: TokenTree | None = None  # the only offer so far
         self._trie: Trie | None = None  # all offers, if there are several
-        self._wake = 0.0  # ``Policy.elapsed`` before which no source can be asked again; 0 if one was asked
+        # ``Policy.elapsed`` before which no source can be asked again; 0 if one was asked
+        self._wake = 0.0
         self._room = 1.0  # probability that no draft token offered for the next position is right
         self._asked: dict[int, _Asked] = {}  # by the address of the proposer
         self._chain_prices: dict[int, ChainPrice | None] = {}  # by the address of the proposer
-        # Seconds that the draft tokens of a source, by name, would have saved since it was last asked.
+        # Seconds that the draft tokens of a source, by name, would have saved since it was last
+        # asked.
         self._missed: dict[str, float] = {}
         self._charged = 0.0  # seconds charged to sources since :meth:`charge_rest`
-        self._unacceptable: list[TokenTree] = []  # offers with nodes that are computed but never accepted
+        # offers with nodes that are computed but never accepted
+        self._unacceptable: list[TokenTree] = []
 
     def begin(self) -> None:
         """Begin a step."""
         self._step += 1
         self.curve = self.offer = None
-        self.reports, self._asked, self._charged = [], {}, 0.0
+        self.reports = []
+        self._asked = {}
+        self._charged = 0.0
 
     def set_prices(self, curve: CostCurve | None, requests: int, allowance: float) -> None:
         """Set the costs of a step of ``requests`` requests, in which this one may lose ``allowance`` seconds."""
-        self.curve, self.num_requests, self._left = curve, requests, allowance
-        self._tree, self._trie, self._unacceptable, self._room = None, None, [], 1.0
-        self._wake, self._chain_prices = inf, {}
+        self.curve = curve
+        self.num_requests = requests
+        self._left = allowance
+        self._tree = None
+        self._trie = None
+        self._unacceptable = []
+        self._room = 1.0
+        self._wake = inf
+        self._chain_prices = {}
         self.offer = None if curve is None else Offer(1.0, curve.at(requests) / requests)
 
     def is_quiet(self) -> bool:
-        """Whether the last step could ask no source, and none can be asked yet; False if it did not try to."""
+        """Whether the last step could ask no source, and none can be asked yet.
+
+        False if it did not try to.
+        """
         return self.policy.elapsed < self._wake < inf
 
     def affords(self, seconds: float) -> bool:
@@ -130,20 +159,30 @@ class RequestPolicy:
         if self.curve is None or self.offer is None:
             self._wake = 0.0
             return "all"
-        source, offer = self.policy.sources[proposer.source], self.offer
+        source = self.policy.sources[proposer.source]
+        offer = self.offer
         chain = self.chain_price(proposer, context)
         if chain is None:
             price = source.price
             prior = source.contribution.value(_RATE, source.asked)
-            contribution = self._room * self._contributions[proposer.source].value(prior, self._step)
+            contribution = self._room * self._contributions[proposer.source].value(
+                prior, self._step
+            )
             contribution *= source.added / source.expected
-            pays = (offer.tokens + contribution) * offer.seconds > offer.tokens * (offer.seconds + price)
+            pays = (offer.tokens + contribution) * offer.seconds > offer.tokens * (
+                offer.seconds + price
+            )
         else:
-            best = chain.best(self.num_requests, self.chain_rate(proposer), min(context.max_depth, context.max_nodes))
+            best = chain.best(
+                self.num_requests,
+                self.chain_rate(proposer),
+                min(context.max_depth, context.max_nodes),
+            )
             saved = best.tokens * offer.seconds / offer.tokens - best.seconds
             missed = self._missed.get(proposer.source, 0.0) + max(0.0, saved)
             self._missed[proposer.source] = missed
-            most = saved / best.tokens * context.max_depth  # seconds that can be saved in all tokens that are left
+            # seconds that can be saved in all tokens that are left
+            most = saved / best.tokens * context.max_depth
             pays = saved > 0.0 and chain.reading <= min(missed, most)
             price = chain.reading + chain.start + chain.token / self.num_requests
             if saved > 0.0:
@@ -153,14 +192,18 @@ class RequestPolicy:
             affordable = self.policy.next_loss(max(0.0, price - self._left), saves=pays)
             self._wake = min(self._wake, max(exploration, affordable))
             return None
-        self._exploring, self._wake = not pays, 0.0
+        self._exploring = not pays
+        self._wake = 0.0
         self._missed.pop(proposer.source, None)
         return "explores" if self._exploring else "pays"
 
-    def extends(self, proposer: Proposer[Any], context: DraftContext[Any], gains: Sequence[float]) -> bool:
+    def extends(
+        self, proposer: Proposer[Any], context: DraftContext[Any], gains: Sequence[float]
+    ) -> bool:
         """Return whether a chain of draft tokens with these gains is worth another token.
 
-        It is if further tokens, which are accepted with the source's mean rate, raise the value of the step.
+        It is if further tokens, which are accepted with the source's mean rate, raise the value of
+        the step.
         """
         chain = None if self.curve is None else self.chain_price(proposer, context)
         if chain is None or (self._exploring and not gains):
@@ -177,8 +220,10 @@ class RequestPolicy:
         """Return the price of a source's chains, as it was when the step first asked for it."""
         key = id(proposer)
         if key not in self._chain_prices:
-            price, source = proposer.chain_price(context), self.policy.sources.get(proposer.source)
-            start = 0.0 if source is None else source.start  # a wrapper's inner drafter is no source of the policy
+            price = proposer.chain_price(context)
+            source = self.policy.sources.get(proposer.source)
+            # a wrapper's inner drafter is no source of the policy
+            start = 0.0 if source is None else source.start
             self._chain_prices[key] = None if price is None else price._replace(start=start)
         return self._chain_prices[key]
 
@@ -209,20 +254,26 @@ class RequestPolicy:
         """Record a step: of ``draft_rows`` draft tokens, ``accepted`` are among the committed ``tokens``."""
         if self.curve is None or not self.reports:
             return
-        curve, count = self.curve, self.num_requests
-        plain, before, best = curve.at(count) / count, 0, 0.0
+        curve = self.curve
+        count = self.num_requests
+        plain = curve.at(count) / count
+        before = 0
+        best = 0.0
 
-        def rows(draft_rows: int) -> float:  # extra seconds per request if every request verifies ``draft_rows``
+        # extra seconds per request if every request verifies ``draft_rows``
+        def rows(draft_rows: int) -> float:
             return curve.at(count * (1 + draft_rows)) / count - plain if draft_rows else 0.0
 
-        saved, alone = accepted * plain - rows(draft_rows), dict[str, float]()
+        saved = accepted * plain - rows(draft_rows)
+        alone = dict[str, float]()
         for report in self.reports:
             if report.before is None or report.after is None:
                 return
             saved -= report.seconds
             net = -report.seconds
             if report.tree.num_draft_tokens:
-                length, source = report.tree.num_matched(tokens), self.policy.sources[report.source]
+                length = report.tree.num_matched(tokens)
+                source = self.policy.sources[report.source]
                 source.expected += report.after.tokens - report.before.tokens
                 source.added += max(0, min(length, accepted) - before)
                 before = max(before, min(length, accepted))
@@ -241,23 +292,34 @@ class RequestPolicy:
         return any(asked.proposer.capabilities.logits for asked in self._asked.values())
 
     def take(
-        self, proposer: Proposer[Any], reason: Reason, seconds: float, tree: TokenTree, lead: Sequence[int]
+        self,
+        proposer: Proposer[Any],
+        reason: Reason,
+        seconds: float,
+        tree: TokenTree,
+        lead: Sequence[int],
     ) -> None:
         """Record a source's proposal, before its duration is charged.
 
-        ``reason`` is why the source was asked, and ``seconds`` this request's part of the duration. ``lead`` are draft
-        tokens of another source between the text and the tree's root, the root included.
+        ``reason`` is why the source was asked, and ``seconds`` this request's part of the duration.
+        ``lead`` are draft tokens of another source between the text and the tree's root, the root
+        included.
         """
-        before, source = self.offer, self.policy.sources[proposer.source]
+        before = self.offer
+        source = self.policy.sources[proposer.source]
         tree = tree if tree.gain is not None else self._with_gains(proposer, tree)
-        expected, chain = source.price, self._chain_prices.get(id(proposer))
+        expected = source.price
+        chain = self._chain_prices.get(id(proposer))
         if chain is not None:
-            drafting = max(tree.depths) * chain.token / self.num_requests  # siblings need no further pass
+            # siblings need no further pass
+            drafting = max(tree.depths) * chain.token / self.num_requests
             expected = chain.reading + chain.start + drafting
             if reason == "pays" and not chain.reading and tree.num_draft_tokens:
                 source.starts.append(max(0.0, seconds - drafting))
         price = [0.0] if source.calls > 1 else None
-        self._asked[id(proposer)] = _Asked(proposer, reason, price, 2.0 * expected if expected > 0.0 else inf)
+        self._asked[id(proposer)] = _Asked(
+            proposer, reason, price, 2.0 * expected if expected > 0.0 else inf
+        )
         source.asked += 1
         if price is not None:
             source.prices.append(price)
@@ -271,13 +333,21 @@ class RequestPolicy:
         if before is not None and self.curve is not None:
             only = () if self._tree is None else self._tree.gain or ()
             gains = only if self._trie is None else self._trie.gains
-            after = self.offer = Offer.of(gains[1:], self.curve, self.num_requests) if len(gains) > 1 else before
-            added = after.tokens - before.tokens - (after.seconds - before.seconds) * before.tokens / before.seconds
+            after = self.offer = (
+                Offer.of(gains[1:], self.curve, self.num_requests) if len(gains) > 1 else before
+            )
+            added = (
+                after.tokens
+                - before.tokens
+                - (after.seconds - before.seconds) * before.tokens / before.seconds
+            )
             self._contributions[proposer.source].learn(added, self._room, self._step)
             if not self.acceptance.private:
                 source.contribution.learn(added, self._room, source.asked)
             self._room = max(0.0, self._probability_wrong())
-        self.reports.append(SourceReport(proposer.source, reason, seconds, tree, before, self.offer))
+        self.reports.append(
+            SourceReport(proposer.source, reason, seconds, tree, before, self.offer)
+        )
 
     def tree(self, root: int, max_nodes: int) -> TokenTree:
         """Return the union of the offers, cut to the ``max_nodes`` draft tokens of largest gain.
@@ -299,22 +369,32 @@ class RequestPolicy:
         """Return a tree with the gains that follow from the acceptance of the source's draft tokens by depth."""
         if not tree.num_draft_tokens:
             return replace(tree, gain=(1.0,))
-        rates, gain = self.acceptance.source(proposer.source, {0: _RATE}), [1.0]
+        rates = self.acceptance.source(proposer.source, {0: _RATE})
+        gain = [1.0]
         for node in range(1, len(tree)):
-            gain.append(gain[tree.parents[node]] * rates.rate(0, tree.depths[node]) * tree.acceptable[node])
-        return replace(tree, gain=tuple(gain), origin=tree.origin or ((proposer.source, 0),) * len(tree))
+            gain.append(
+                gain[tree.parents[node]] * rates.rate(0, tree.depths[node]) * tree.acceptable[node]
+            )
+        return replace(
+            tree, gain=tuple(gain), origin=tree.origin or ((proposer.source, 0),) * len(tree)
+        )
 
     def _probability_wrong(self) -> float:
         if self._trie is not None:
             return self._trie.probability_wrong(0)
         tree = self._tree
-        return 1.0 if tree is None or tree.gain is None else 1.0 - sum(tree.gain[n] for n in tree.children(0).values())
+        return (
+            1.0
+            if tree is None or tree.gain is None
+            else 1.0 - sum(tree.gain[n] for n in tree.children(0).values())
+        )
 
     def _union(self, root: int) -> Trie:
         if self._trie is None:
             self._trie = Trie(root)
         if self._tree is not None:
-            tree, self._tree = self._tree, None
+            tree = self._tree
+            self._tree = None
             self._trie.merge(tree)
             if tree.verify is not None:
                 self._unacceptable.append(tree)

@@ -134,7 +134,10 @@ class DraftContext(_FormerFields, Generic[State]):
 
     @property
     def root(self) -> int:
-        """Position of the last committed token in ``tokens``; a composite proposer's draft tokens may follow."""
+        """Position of the last committed token in ``tokens``.
+
+        A composite proposer's draft tokens may follow.
+        """
         return self.block_table.length
 
     def with_state(self, state: Other, **changes: Any) -> DraftContext[Other]:
@@ -212,7 +215,9 @@ class Drafter(ABC):
         """
 
     def find_default(self, target: Target) -> Path | None:  # noqa: ARG002 - for overrides
-        """Return the file or folder of this drafter that comes with the target; ``None`` if there is none.
+        """Return the file or folder of this drafter that comes with the target.
+
+        ``None`` if there is none.
 
         The drafter ``auto`` asks the drafters that it knows for theirs.
         """
@@ -228,7 +233,9 @@ class Drafter(ABC):
         return None
 
     def for_adapter(self) -> Drafter | None:
-        """Return the options of a proposer for the requests of one adapter; ``None``: one proposer serves all.
+        """Return the options of a proposer for the requests of one adapter.
+
+        ``None``: one proposer serves all.
 
         A drafter that keeps texts of other requests overrides this method: texts of another adapter
         would be a worse source of draft tokens, and would show in response times. A proposer that a
@@ -284,7 +291,10 @@ class Proposer(Drafter, Generic[State]):
         )
 
     def chain_price(self, context: DraftContext[State]) -> ChainPrice | None:  # noqa: ARG002 - for overrides
-        """Return the price of draft tokens that are drafted one by one; ``None`` for other proposers."""
+        """Return the price of draft tokens that are drafted one by one.
+
+        ``None`` for other proposers.
+        """
         return None
 
     def shadow(self, context: DraftContext[State]) -> bool:  # noqa: ARG002 - for overrides
@@ -297,16 +307,24 @@ class Proposer(Drafter, Generic[State]):
         return False
 
     def bind(self, target: Target) -> Self:
-        """Return the proposer itself; raise ``OptionError`` if it or a part is bound to another model."""
+        """Return the proposer itself.
+
+        Raise ``OptionError`` if it or a part is bound to another model.
+        """
         if self.target is not None and self.target is not target:
-            msg = f"drafter {self.name}: expected its own model, found another; bind the options to the other model"
+            msg = (
+                f"drafter {self.name}: expected its own model, found another; bind the options to "
+                "the other model"
+            )
             raise OptionError(msg)
         for part in self.parts:
             part.bind(target)
         return self
 
     def start(self, prompt: Sequence[int]) -> State:
-        """Return a request's initial state; a resumed request has its earlier output at the end of ``prompt``.
+        """Return a request's initial state.
+
+        A resumed request has its earlier output at the end of ``prompt``.
 
         By default the states of all parts. If a part raises an error, the ones before it are
         stopped.
@@ -331,7 +349,9 @@ class Proposer(Drafter, Generic[State]):
         """
 
     def observe(self, outcome: Outcome[State]) -> None:
-        """Receive the verification result of one request in one step; by default all parts receive it.
+        """Receive the verification result of one request in one step.
+
+        By default all parts receive it.
 
         Not called after steps in which the proposer was not asked, unless it
         ``observes_all_steps``.
@@ -364,7 +384,10 @@ class Proposer(Drafter, Generic[State]):
             raise errors[0]
 
     def _states_of_parts(self, state: Any) -> Iterator[tuple[Proposer[Any], Any]]:
-        """Yield each part with its state; there are fewer states after an error in :meth:`start`."""
+        """Yield each part with its state.
+
+        There are fewer states after an error in :meth:`start`.
+        """
         return zip(self.parts, state if self.parts else (), strict=False)
 
 
@@ -378,7 +401,10 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
     proposer: object = drafter.bind(target)
     name = getattr(drafter, "name", type(drafter).__name__)
     if not isinstance(proposer, Proposer):
-        msg = f"drafter {name}: expected bind() to return a Proposer, found {type(proposer).__name__}; return one there"
+        msg = (
+            f"drafter {name}: expected bind() to return a Proposer, found "
+            f"{type(proposer).__name__}; return one there"
+        )
         raise OptionError(msg)
     for old, new in _FORMER_ATTRIBUTES.items():
         if hasattr(proposer, old):
@@ -393,7 +419,9 @@ def ask(
     clock: Callable[[], float],
     check: Callable[[DraftContext[Any], TokenTree], TokenTree] = lambda _, tree: tree,
 ) -> None:
-    """Ask a source for the requests where that is worthwhile; the policies of the contexts take its trees.
+    """Ask a source for the requests where that is worthwhile.
+
+    The policies of the contexts take its trees.
 
     ``check`` returns a proposed tree if it is valid, and raises an error otherwise; then no policy
     takes a tree.
@@ -404,7 +432,9 @@ def ask(
         return
     contexts[0].policy.policy.sources[proposer.source].calls += 1
     began = clock()
-    wanted = [context for context, reason in asked if reason != "explores" or not proposer.shadow(context)]
+    wanted = [
+        context for context, reason in asked if reason != "explores" or not proposer.shadow(context)
+    ]
     proposed = zip(wanted, proposer.propose(wanted) if wanted else (), strict=True)
     trees = {id(context): check(context, tree) for context, tree in proposed}
     seconds = (clock() - began) / len(asked)
@@ -417,7 +447,10 @@ def ask(
 
 
 def observe(
-    proposer: Proposer[Any], outcome: Outcome[Any], clock: Callable[[], float], part: int | None = None
+    proposer: Proposer[Any],
+    outcome: Outcome[Any],
+    clock: Callable[[], float],
+    part: int | None = None,
 ) -> None:
     """Pass an outcome to a source that was asked in this step, or that observes all steps.
 

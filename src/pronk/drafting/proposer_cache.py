@@ -12,24 +12,27 @@ from pronk.drafting.registry import make_drafter
 from pronk.drafting.target import Target
 
 _MAX_WITHOUT_MODEL = 64  # maximum number of cached proposers without a draft model
-_MAX_WITH_MODEL = 4  # maximum number of cached proposers with a draft model, which takes memory from the KV cache
+# maximum number of cached proposers with a draft model, which takes memory from the KV cache
+_MAX_WITH_MODEL = 4
 
-# Drafter, and the adapter of the requests whose texts its proposer keeps; ``None``: requests of any or no adapter.
+# Drafter, and the adapter of the requests whose texts its proposer keeps; ``None``: requests of any
+# or no adapter.
 _Key = tuple[Drafter, str | None]
 
 
 class ProposerCache:
     """An LRU cache of proposers: equal drafters share one proposer and its learned state.
 
-    A draft model is freed with its last proposer: :meth:`~pronk.drafting.target.Target.load_shared` and
-    :class:`~pronk.cache.budget.KVBudget` hold only weak references. Its KV memory is divided among the other KV
-    caches when the next draft model is loaded.
+    A draft model is freed with its last proposer: :meth:`~pronk.drafting.target.Target.load_shared`
+    and :class:`~pronk.cache.budget.KVBudget` hold only weak references. Its KV memory is divided
+    among the other KV caches when the next draft model is loaded.
 
-    The cache is thread-safe. Binding a drafter may read files for seconds, so it holds a lock of its own, and other
-    threads can look up cached proposers meanwhile.
+    The cache is thread-safe. Binding a drafter may read files for seconds, so it holds a lock of
+    its own, and other threads can look up cached proposers meanwhile.
 
     Attributes:
-        default: proposer of requests that select neither a drafter nor an adapter; never evicted or reloaded.
+        default: proposer of requests that select neither a drafter nor an adapter; never evicted or
+            reloaded.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
@@ -48,14 +51,18 @@ class ProposerCache:
     def get_proposer(self, spec: str | Drafter | None, adapter: str | None = None) -> Proposer[Any]:
         """Return the cached proposer of a drafter, or bind and cache a new one.
 
-        ``spec`` may be text, such as ``"suffix(num_nodes=8)"``; ``None`` is the default. A drafter that keeps texts of
-        other requests has a proposer for each ``adapter`` (:meth:`Drafter.for_adapter`). A proposer whose draft model
-        was rewritten on disk is replaced by one that loads the new files. If ``spec`` is itself a proposer, it is bound
-        to the target and not cached. Raises ``OptionError`` if the drafter or option is unknown, or the drafter does
-        not fit the target, ``CheckpointError`` if the draft model cannot be loaded.
+        ``spec`` may be text, such as ``"suffix(num_nodes=8)"``; ``None`` is the default. A drafter
+        that keeps texts of other requests has a proposer for each ``adapter``
+        (:meth:`Drafter.for_adapter`). A proposer whose draft model was rewritten on disk is
+        replaced by one that loads the new files. If ``spec`` is itself a proposer, it is bound to
+        the target and not cached. Raises ``OptionError`` if the drafter or option is unknown, or
+        the drafter does not fit the target, ``CheckpointError`` if the draft model cannot be
+        loaded.
         """
         drafter = self._drafter if spec is None else spec
-        drafter = _make_drafter_cached(drafter) if isinstance(drafter, str) else make_drafter(drafter)
+        drafter = (
+            _make_drafter_cached(drafter) if isinstance(drafter, str) else make_drafter(drafter)
+        )
         own = None if adapter is None else drafter.for_adapter()
         if own is None and spec is None:
             return self.default
@@ -66,14 +73,18 @@ class ProposerCache:
         proposer = self._get_current(key)
         if proposer is None:
             with self._bind_lock:
-                proposer = self._get_current(key)  # another thread may have bound the drafter since the first lookup
+                # another thread may have bound the drafter since the first lookup
+                proposer = self._get_current(key)
                 if proposer is None:
                     proposer = bind_proposer(key[0], self._target)
                     self._insert(key, proposer)
         return proposer
 
     def _get_current(self, key: _Key) -> Proposer[Any] | None:
-        """Return the cached proposer or ``None``; drop a proposer whose draft model has changed on disk."""
+        """Return the cached proposer or ``None``.
+
+        Drop a proposer whose draft model has changed on disk.
+        """
         with self._cache_lock:
             proposer = self._cached.pop(key, None)
             if proposer is None or not all(map(self._target.is_current, proposer.models)):
@@ -84,14 +95,17 @@ class ProposerCache:
     def _insert(self, key: _Key, proposer: Proposer[Any]) -> None:
         with self._cache_lock:
             self._cached[key] = proposer
-            evictable = [(key, cached) for key, cached in self._cached.items() if cached is not self.default]
+            evictable = [
+                (key, cached) for key, cached in self._cached.items() if cached is not self.default
+            ]
             with_models = [key for key, cached in evictable if cached.models]
             without_models = [key for key, cached in evictable if not cached.models]
             for old in (*with_models[:-_MAX_WITH_MODEL], *without_models[:-_MAX_WITHOUT_MODEL]):
                 del self._cached[old]
 
 
-# Cached: each request of a server names a drafter, and a few names with options cover most requests.
+# Cached: each request of a server names a drafter, and a few names with options cover most
+# requests.
 _make_drafter_cached = lru_cache(256)(make_drafter)
 
 
@@ -100,5 +114,8 @@ def _check_hashable(drafter: Drafter) -> None:
         hash(drafter)
     except TypeError as error:
         name = getattr(drafter, "name", type(drafter).__name__)
-        msg = f"drafter {name}: expected hashable options, found an {error}; use a frozen dataclass of hashable values"
+        msg = (
+            f"drafter {name}: expected hashable options, found an {error}; use a frozen dataclass "
+            "of hashable values"
+        )
         raise OptionError(msg) from error

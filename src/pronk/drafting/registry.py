@@ -1,9 +1,10 @@
 """The drafters by name, and the parser of drafter specifications.
 
-A specification is a string such as ``"merged(suffix, recycling(top_k=8))"``. The engine's own drafters are in
-:data:`DRAFTERS`; those of guests have entry points of the group ``pronk.drafters`` (:mod:`pronk.base.guests`). Both are
-found by ``pronk.__all__``, the command line, verification and the tests. This module does not import NumPy, so that
-``import pronk`` and ``pronk --help`` stay fast.
+A specification is a string such as ``"merged(suffix, recycling(top_k=8))"``. The engine's own
+drafters are in :data:`DRAFTERS`; those of guests have entry points of the group ``pronk.drafters``
+(:mod:`pronk.base.guests`). Both are found by ``pronk.__all__``, the command line, verification and
+the tests. This module does not import NumPy, so that ``import pronk`` and ``pronk --help`` stay
+fast.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class _LazyClasses(Mapping[str, "type[Drafter]"]):
     """Map of drafter names to classes, each imported at its first use."""
 
     def __getitem__(self, name: str) -> type[Drafter]:
-        """Return the class of a drafter; raise an OptionError if the package of a guest is missing."""
+        """Return the class of a drafter.
+
+        Raise an OptionError if the package of a guest is missing.
+        """
         if name in DRAFTERS:
             return resolve_name(f"pronk.{DRAFTERS[name]}")
         if name not in guests("pronk.drafters"):
@@ -81,18 +85,28 @@ REGISTRY: Mapping[str, type[Drafter]] = _LazyClasses()
 
 
 def make_drafter(spec: str | Drafter) -> Drafter:
-    """Build a drafter from a specification such as ``"suffix(num_nodes=7)"``; return a drafter unchanged.
+    """Build a drafter from a specification such as ``"suffix(num_nodes=7)"``.
+
+    Return a drafter unchanged.
 
     Raises:
-        OptionError: the specification cannot be parsed, the drafter or an option is unknown, or a value is invalid.
+        OptionError: the specification cannot be parsed, the drafter or an option is unknown, or a
+            value is invalid.
     """
     from pronk.drafting.proposer import Drafter  # noqa: PLC0415 - imports NumPy
 
     if isinstance(spec, Drafter):
         return spec
     if not isinstance(spec, str):
-        found = f"the class {spec.__name__}" if isinstance(spec, type) else " ".join(repr(spec).split())[:60]
-        msg = f'drafter: expected a name or a drafter, found {found}; write for example "suffix" or Suffix()'
+        found = (
+            f"the class {spec.__name__}"
+            if isinstance(spec, type)
+            else " ".join(repr(spec).split())[:60]
+        )
+        msg = (
+            f"drafter: expected a name or a drafter, found {found}; "
+            'write for example "suffix" or Suffix()'
+        )
         raise OptionError(msg)
     try:
         node = ast.parse(spec.strip(), mode="eval").body
@@ -103,7 +117,8 @@ def make_drafter(spec: str | Drafter) -> Drafter:
 
 def _build(node: ast.expr, spec: str) -> Drafter:
     """Build the drafter of ``name`` or ``name(drafter, …, option=value, …)``, a part of ``spec``."""
-    call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])  # a bare name has no options
+    # a bare name has no options
+    call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])
     if not isinstance(call.func, ast.Name):
         raise _syntax_error(spec)
     name = check_choice("drafter", call.func.id, REGISTRY)
@@ -125,7 +140,10 @@ def _build(node: ast.expr, spec: str) -> Drafter:
 
 
 def _read_options(call: ast.Call, spec: str) -> dict[str, Any]:
-    """Return the ``option=value`` pairs of a specification as a dict; the values are Python literals."""
+    """Return the ``option=value`` pairs of a specification as a dict.
+
+    The values are Python literals.
+    """
     options: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:  # **
@@ -136,7 +154,10 @@ def _read_options(call: ast.Call, spec: str) -> dict[str, Any]:
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError) as error:
-            msg = f"drafter {spec!r}: expected a number, a string, True or False for {keyword.arg}, found an expression"
+            msg = (
+                f"drafter {spec!r}: expected a number, a string, True or False for {keyword.arg}, "
+                "found an expression"
+            )
             raise OptionError(msg) from error
     return options
 
@@ -145,4 +166,6 @@ def _syntax_error(spec: str) -> OptionError:
     near = close_choices(spec, REGISTRY)
     suggestion = f"; did you mean {near}?" if near else ""
     found = f"{spec!r:.80}, which cannot be read"
-    return OptionError(f'drafter: expected "name" or "name(option=value, …)", found {found}{suggestion}')
+    return OptionError(
+        f'drafter: expected "name" or "name(option=value, …)", found {found}{suggestion}'
+    )

@@ -1,7 +1,8 @@
 """The value of a step, and the draft tokens that maximize it.
 
-With gains ``g`` (estimated probabilities that draft tokens are accepted), the measured time ``t(n)`` of a forward pass
-over ``n`` rows, and the seconds ``a`` that drafting takes, a step of ``r`` requests has the value ::
+With gains ``g`` (estimated probabilities that draft tokens are accepted), the measured time
+``t(n)`` of a forward pass over ``n`` rows, and the seconds ``a`` that drafting takes, a step of
+``r`` requests has the value ::
 
     tokens expected of the step          r + Σ g
     --------------------------- = -----------------------
@@ -36,19 +37,25 @@ class ChainPrice(NamedTuple):
     curve: CostCurve  # cost of the target's forward pass
     token: float  # seconds of a draft token for every request together
     reading: float = 0.0  # seconds to read this request's text since the last proposal
-    start: float = 0.0  # seconds of a proposal besides reading and draft tokens, for this request alone
+    # seconds of a proposal besides reading and draft tokens, for this request alone
+    start: float = 0.0
 
     def seconds(self, requests: int, draft_tokens: int, passes: int) -> float:
         """Return one request's part of a step with ``draft_tokens`` each, drafted in ``passes`` passes."""
         start = self.start if passes else 0.0
-        return (self.curve.at(requests * (1 + draft_tokens)) + passes * self.token) / requests + start
+        return (
+            self.curve.at(requests * (1 + draft_tokens)) + passes * self.token
+        ) / requests + start
 
     def best(self, requests: int, rate: float, most: int, gains: Sequence[float] = ()) -> Offer:
         """Return the best choice among chains of at most ``most`` tokens that continue one with ``gains``.
 
-        It has at least one further token. Each is accepted with probability ``rate``, below 1, if the one before is.
+        It has at least one further token. Each is accepted with probability ``rate``, below 1, if
+        the one before is.
         """
-        tokens, gain, best = 1.0 + sum(gains), gains[-1] if gains else 1.0, Offer(0.0, 1.0)
+        tokens = 1.0 + sum(gains)
+        gain = gains[-1] if gains else 1.0
+        best = Offer(0.0, 1.0)
         for count in range(len(gains) + 1, most + 1):
             gain *= rate
             tokens += gain
@@ -71,9 +78,9 @@ def select_nodes(
 ) -> list[TokenTree]:
     """Cut the trees of a step to the draft tokens that maximize its value.
 
-    The draft tokens of largest gain are kept. A child's gain is at most its parent's, so what is kept is a tree. Nodes
-    without a gain, and those that may not be accepted, are kept. If prompts are read in the same forward pass, draft
-    rows cost what they add to it.
+    The draft tokens of largest gain are kept. A child's gain is at most its parent's, so what is
+    kept is a tree. Nodes without a gain, and those that may not be accepted, are kept. If prompts
+    are read in the same forward pass, draft rows cost what they add to it.
 
     Args:
         trees: one per request with a proposal.
@@ -98,12 +105,20 @@ def select_nodes(
         saved = plain - curve.at(requests) - drafting
         gains = [-loss for loss, _, _ in ranked]
         rows = prompts + requests + others
-        count, _ = _best_count(gains, float(requests), curve, rows, saved=saved, most=plain + allowance)
+        count, _ = _best_count(
+            gains, float(requests), curve, rows, saved=saved, most=plain + allowance
+        )
     if count == len(ranked):
         return [*trees]
     dropped = {(number, node) for _, number, node in ranked[count:]}
-    kept = [[node for node in range(len(tree)) if (number, node) not in dropped] for number, tree in enumerate(trees)]
-    return [tree if len(nodes) == len(tree) else tree.keep(nodes) for tree, nodes in zip(trees, kept, strict=True)]
+    kept = [
+        [node for node in range(len(tree)) if (number, node) not in dropped]
+        for number, tree in enumerate(trees)
+    ]
+    return [
+        tree if len(nodes) == len(tree) else tree.keep(nodes)
+        for tree, nodes in zip(trees, kept, strict=True)
+    ]
 
 
 def _best_count(
@@ -118,16 +133,20 @@ def _best_count(
 ) -> tuple[int, float]:
     """Return how many draft tokens maximize expected tokens per second, and the expected tokens with them.
 
-    Without draft tokens, a forward pass over ``rows`` rows gives ``tokens``. Each draft token adds one of ``gains``,
-    which are in falling order, and ``step`` rows: one per request that chooses alike. A forward pass may take ``most``
-    seconds, of which ``saved`` do not count.
+    Without draft tokens, a forward pass over ``rows`` rows gives ``tokens``. Each draft token adds
+    one of ``gains``, which are in falling order, and ``step`` rows: one per request that chooses
+    alike. A forward pass may take ``most`` seconds, of which ``saved`` do not count.
     """
-    best, count, expected = tokens / (curve.at(rows) - saved), 0, tokens
+    best = tokens / (curve.at(rows) - saved)
+    count = 0
+    expected = tokens
     for number, gain in enumerate(gains, 1):
         tokens += gain
         seconds = curve.at(rows + step * number)
         if seconds > most:
             break
         if tokens > best * (seconds - saved):
-            best, count, expected = tokens / (seconds - saved), number, tokens
+            best = tokens / (seconds - saved)
+            count = number
+            expected = tokens
     return count, expected

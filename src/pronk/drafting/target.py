@@ -26,14 +26,17 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Target model with its cache, tokenizer and loaded draft models; argument of :meth:`Drafter.bind`.
+    """Target model with its cache, tokenizer and loaded draft models.
+
+    Argument of :meth:`Drafter.bind`.
 
     Attributes:
         budget: memory budget shared by all KV caches; ``None`` is unlimited.
         folder: checkpoint folder or GGUF file of the target; ``None`` if unknown.
         lock: engine lock; hold it while changing the layout of ``cache``.
         shared_models: draft models and trained drafters loaded by :meth:`load_shared`.
-        model_files: for each loaded model, its folder and the latest modification time (ns) of the weight files.
+        model_files: for each loaded model, its folder and the latest modification time (ns) of the
+            weight files.
         runner: runs forward passes, for drafters that run rows through the target's first layers.
         clock: returns the time in seconds, for the durations of drafters.
     """
@@ -44,19 +47,29 @@ class Target:
     budget: KVBudget | None = None
     folder: Path | None = None
     lock: AbstractContextManager[Any] = field(default_factory=RLock, repr=False)
-    shared_models: WeakValueDictionary[tuple[str, ...], Any] = field(default_factory=WeakValueDictionary, repr=False)
-    model_files: WeakKeyDictionary[Any, tuple[Path, int]] = field(default_factory=WeakKeyDictionary, repr=False)
+    shared_models: WeakValueDictionary[tuple[str, ...], Any] = field(
+        default_factory=WeakValueDictionary, repr=False
+    )
+    model_files: WeakKeyDictionary[Any, tuple[Path, int]] = field(
+        default_factory=WeakKeyDictionary, repr=False
+    )
     runner: ModelRunner | None = field(default=None, repr=False)
     clock: Callable[[], float] = field(default=perf_counter, repr=False)
 
     @property
     def vocabulary(self) -> str | None:
-        """Fingerprint of the tokenizer, stored in files of token ids; ``None`` without a tokenizer."""
+        """Fingerprint of the tokenizer, stored in files of token ids.
+
+        ``None`` without a tokenizer.
+        """
         return None if self.tokenizer is None else self.tokenizer.fingerprint
 
     @property
     def costs(self) -> CostModel:
-        """Measured costs of the target's forward passes; without measurements if there is no runner."""
+        """Measured costs of the target's forward passes.
+
+        Without measurements if there is no runner.
+        """
         return CostModel() if self.runner is None else self.runner.cost_model
 
     @property
@@ -72,8 +85,9 @@ class Target:
     def matches(self, model: Fingerprint) -> bool:
         """Return whether a drafter that was trained on ``model`` works with this target.
 
-        A quantized target has other weights than the original model, but the original's drafter still works. Therefore
-        only the architecture of a quantized target is compared, and nothing if the fingerprint is unknown.
+        A quantized target has other weights than the original model, but the original's drafter
+        still works. Therefore only the architecture of a quantized target is compared, and nothing
+        if the fingerprint is unknown.
         """
         fingerprint = self.fingerprint
         if fingerprint is None or fingerprint == model:
@@ -85,9 +99,10 @@ class Target:
     def load_shared(self, folder: Path, *kind: str, load: Callable[[], Model]) -> Model:
         """Return the draft model of ``folder``, loaded once and shared by all drafters that use it.
 
-        Models loaded from one folder in different ways, for example with two dtypes, have different ``kind`` strings.
-        If the weight files of the folder have changed, the model is loaded again.
-        The target keeps weak references; :class:`~pronk.drafting.proposer_cache.ProposerCache` keeps models alive.
+        Models loaded from one folder in different ways, for example with two dtypes, have different
+        ``kind`` strings. If the weight files of the folder have changed, the model is loaded again.
+        The target keeps weak references; :class:`~pronk.drafting.proposer_cache.ProposerCache`
+        keeps models alive.
         """
         modified = _modified_ns(folder)
         key = (f"{folder}@{modified}", *kind)
@@ -98,14 +113,18 @@ class Target:
         return model
 
     def is_current(self, model: object) -> bool:
-        """Return False if weight files of ``model`` were rewritten since loading; True if merely deleted."""
+        """Return False if weight files of ``model`` were rewritten since loading.
+
+        True if merely deleted.
+        """
         folder, modified = self.model_files.get(model, (None, 0))
         return folder is None or _modified_ns(folder) in {0, modified}
 
     def keep_hidden(self, kept: Kept, owner: object) -> None:
         """Keep the outputs of a layer (from 1), or a projection, beside the KV cache while ``owner`` exists.
 
-        Raises ``OptionError`` if the memory budget is too small, or running requests occupy memory that must be freed.
+        Raises ``OptionError`` if the memory budget is too small, or running requests occupy memory
+        that must be freed.
         """
         with self.lock:
             if self.budget is None:

@@ -43,7 +43,8 @@ class Frontier(Generic[Candidate]):
 class Trie:
     """Tree of draft tokens, grown node by node; :meth:`tree` returns the nodes of largest gain.
 
-    Node 0 is the root, and nodes are numbered in order of insertion. For ``add(parent, token, gain)``::
+    Node 0 is the root, and nodes are numbered in order of insertion. For ``add(parent, token,
+    gain)``::
 
         add(0, cat, .5)  add(1, sat, .3)  add(0, dog, .4)      0 ┬ cat .5 ─ sat .3
                                                                  └ dog .4
@@ -63,7 +64,8 @@ class Trie:
     def add(self, parent: int, token: int, gain: float, origin: Origin) -> int:
         """Return the child of ``parent`` with ``token``, added if it is new.
 
-        ``gain`` is limited to the parent's. An existing child takes ``gain`` and ``origin`` if its own gain is smaller.
+        ``gain`` is limited to the parent's. An existing child takes ``gain`` and ``origin`` if its
+        own gain is smaller.
         """
         gain = min(gain, self.gains[parent])
         node = self._children[parent].get(token)
@@ -76,7 +78,8 @@ class Trie:
             self.origins.append(origin)
             self._children.append({})
         elif gain > self.gains[node]:
-            self.gains[node], self.origins[node] = gain, origin
+            self.gains[node] = gain
+            self.origins[node] = origin
         return node
 
     def child(self, node: int, token: int) -> int | None:
@@ -90,19 +93,22 @@ class Trie:
     def merge(self, tree: TokenTree, origin: Origin = ("", 0)) -> None:
         """Add the nodes of a tree with the same root, except nodes that cannot be accepted.
 
-        At most one of a node's children can be right. So the probability of a new child, given its parent, is
-        multiplied by the probability that none of the children from other trees is right. A child that both trees have
-        keeps the larger gain.
+        At most one of a node's children can be right. So the probability of a new child, given its
+        parent, is multiplied by the probability that none of the children from other trees is
+        right. A child that both trees have keeps the larger gain.
 
-        If ``tree`` has no origins, its nodes get ``origin``. If it has no gains, a node gets half its parent's gain.
+        If ``tree`` has no origins, its nodes get ``origin``. If it has no gains, a node gets half
+        its parent's gain.
         """
         own_nodes = {0: 0}  # maps nodes of ``tree`` to nodes of this trie
-        others_wrong: dict[int, float] = {}  # by node: probability that no child from other trees is right
+        # by node: probability that no child from other trees is right
+        others_wrong: dict[int, float] = {}
         for node in range(1, len(tree)):
             if not tree.acceptable[node]:
                 continue
             theirs = tree.parents[node]
-            parent, token = own_nodes[theirs], tree.tokens[node]
+            parent = own_nodes[theirs]
+            token = tree.tokens[node]
             gain = self.gains[parent]
             if tree.gain is None:
                 gain /= 2
@@ -112,7 +118,9 @@ class Trie:
                 others_wrong[parent] = self.probability_wrong(parent)
             if token not in self._children[parent]:
                 gain *= others_wrong[parent]
-            own_nodes[node] = self.add(parent, token, gain, origin if tree.origin is None else tree.origin[node])
+            own_nodes[node] = self.add(
+                parent, token, gain, origin if tree.origin is None else tree.origin[node]
+            )
 
     def probability_wrong(self, node: int) -> float:
         """Return the probability that no child of ``node`` is right if the node is, 0..1."""
@@ -123,8 +131,9 @@ class Trie:
     def tree(self, max_nodes: int) -> TokenTree:
         """Return the tree of the ``max_nodes`` draft tokens of largest gain.
 
-        The nodes are in depth-first order. Children are sorted by gain, the largest first, so the main chain follows
-        the likeliest child of each node. Of children with equal gains the one added first comes first.
+        The nodes are in depth-first order. Children are sorted by gain, the largest first, so the
+        main chain follows the likeliest child of each node. Of children with equal gains the one
+        added first comes first.
         """
         kept_nodes: Container[int] = range(len(self.tokens))
         if len(self.tokens) - 1 > max_nodes:

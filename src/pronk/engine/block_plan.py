@@ -12,8 +12,8 @@ from pronk.engine.request import Request
 class BlockPlan(NamedTuple):
     """Blocks that a request lacks, counted once for a decision of the scheduler."""
 
-    # Free blocks for the pending tokens and one more; negative if the request holds more than these need. A block that
-    # other requests share counts if it has to be copied before it is written.
+    # Free blocks for the pending tokens and one more; negative if the request holds more than these
+    # need. A block that other requests share counts if it has to be copied before it is written.
     now: int
     later: int  # further blocks, up to the request's maximum length
 
@@ -27,7 +27,8 @@ class BlockPlanner:
     """Counts blocks of one KV cache."""
 
     cache: PagedCache
-    window: int | None  # largest sliding window of a layer in tokens; ``None`` if a layer has full attention
+    # largest sliding window of a layer in tokens; ``None`` if a layer has full attention
+    window: int | None
     prefill_chunk: int  # maximum number of prompt tokens per forward pass
     max_tree: int  # maximum number of rows per decoding request and forward pass
 
@@ -37,7 +38,9 @@ class BlockPlanner:
         table = request.block_table
         length = table.length + self._in_window(request.num_pending + 1)
         unused = max(0, self.num_held(request) - allocator.num_blocks_for(length))
-        end_of_text = allocator.num_blocks_for(table.length + request.num_pending) - table.num_released
+        end_of_text = (
+            allocator.num_blocks_for(table.length + request.num_pending) - table.num_released
+        )
         return BlockPlan(
             now=allocator.num_missing(table, length) - unused,
             later=max(0, self.maximum(request) - end_of_text),
@@ -79,7 +82,9 @@ class BlockPlanner:
         length = request.block_table.length
         num_held = self.num_held(request)
         num_new = (allocator.num_free - len(allocator.evictable)) // num_sharing
-        may_need_next = num_held * size - length <= size and num_held < allocator.num_blocks_for(max_length(request))
+        may_need_next = num_held * size - length <= size and num_held < allocator.num_blocks_for(
+            max_length(request)
+        )
         if not num_new and allocator.num_free and may_need_next:
             num_new = 1
         num_slots = (num_held + num_new) * size - length

@@ -13,23 +13,37 @@ from pronk.models.cost_model import CostModel
 
 @dataclass
 class DiskReads:
-    """Requests whose blocks are being read from disk; until then a request is in no forward pass."""
+    """Requests whose blocks are being read from disk.
+
+    Until then a request is in no forward pass.
+    """
 
     cache: PagedCache
-    costs: CostModel  # measured durations: blocks are read only if that is faster than computing them
-    _parts: dict[Request, Iterator[int]] = field(default_factory=dict)  # generators; each step reads the next part
-    _num_left: dict[Request, int] = field(default_factory=dict)  # number of tokens that are left to read
+    # measured durations: blocks are read only if that is faster than computing them
+    costs: CostModel
+    # generators; each step reads the next part
+    _parts: dict[Request, Iterator[int]] = field(default_factory=dict)
+    # number of tokens that are left to read
+    _num_left: dict[Request, int] = field(default_factory=dict)
 
-    def load(self, block_table: BlockTable, tokens: Sequence[int], salt: bytes, digests: list[bytes]) -> Iterator[int]:
+    def load(
+        self, block_table: BlockTable, tokens: Sequence[int], salt: bytes, digests: list[bytes]
+    ) -> Iterator[int]:
         """Read the blocks after a cached prefix in parts; see :meth:`.PromptCache.load`."""
         prompts = self.cache.prompt_cache
-        return iter(()) if prompts is None else prompts.load(block_table, tokens, salt, digests, self.costs.prompt_row)
+        return (
+            iter(())
+            if prompts is None
+            else prompts.load(block_table, tokens, salt, digests, self.costs.prompt_row)
+        )
 
     def start(self, request: Request) -> None:
         """Read the first part of a request that has just taken over its prefix from memory."""
         request.stats.cached_tokens += request.block_table.length
         if not request.computes_whole_prompt:
-            self._parts[request] = self.load(request.block_table, request.tokens, request.cache_salt, request.digests)
+            self._parts[request] = self.load(
+                request.block_table, request.tokens, request.cache_salt, request.digests
+            )
             self._read_part(request)
 
     def read_parts(self) -> None:
@@ -43,8 +57,13 @@ class DiskReads:
 
     def reads_for(self, request: Request) -> bool:
         """Return whether blocks are being read that a waiting request needs, too."""
-        size, salt = self.cache.block_size, request.cache_salt
-        stops = [(each, each.block_table.length + size) for each in self._parts if each.cache_salt == salt]
+        size = self.cache.block_size
+        salt = request.cache_salt
+        stops = [
+            (each, each.block_table.length + size)
+            for each in self._parts
+            if each.cache_salt == salt
+        ]
         return any(each.tokens[:stop] == request.tokens[:stop] for each, stop in stops)
 
     def num_to_compute(self, request: Request) -> int:
@@ -63,7 +82,8 @@ class DiskReads:
     def _read_part(self, request: Request) -> None:
         length = request.block_table.length
         self._num_left[request] = left = 0 if request.ended else next(self._parts[request], 0)
-        # Negative if a part of a sliding window was missing: the prefix from memory was released, too.
+        # Negative if a part of a sliding window was missing: the prefix from memory was released,
+        # too.
         num_read = request.block_table.length - length
         request.stats.disk_tokens += max(0, num_read)
         request.stats.cached_tokens += num_read

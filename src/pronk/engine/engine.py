@@ -1,8 +1,9 @@
 """The decode loop: schedule, propose, forward, verify, commit, update.
 
-With pronk's own kernels the logits of *any* node of a token tree are bit-equal to those of plain decoding, because
-each sum has the same order (``kernels/README.md``). Accepted tokens are therefore final: their KV rows are moved to
-consecutive slots, and the next step starts after them. With torch the last bit may differ; see :attr:`Engine.exact`.
+With pronk's own kernels the logits of *any* node of a token tree are bit-equal to those of plain
+decoding, because each sum has the same order (``kernels/README.md``). Accepted tokens are therefore
+final: their KV rows are moved to consecutive slots, and the next step starts after them. With torch
+the last bit may differ; see :attr:`Engine.exact`.
 """
 
 from __future__ import annotations
@@ -50,19 +51,24 @@ class Engine:
         """Build an engine around a loaded model and its KV cache.
 
         Args:
-            target: target model; without a runner, it gets one in this process. Its clock gives the time in seconds,
-                for statistics, measured costs, turns and deadlines.
+            target: target model; without a runner, it gets one in this process. Its clock gives the
+                time in seconds, for statistics, measured costs, turns and deadlines.
             batch: limits of a forward pass; ``prefill_chunk`` is a number.
             max_tree: maximum number of rows per decoding request and forward pass.
             budget: whether to draft only what is expected to pay (see ``drafting.policy``).
-            acceptance_stats: acceptance rates shared by all requests; ``None`` keeps them per request.
+            acceptance_stats: acceptance rates shared by all requests; ``None`` keeps them per
+                request.
         """
-        assert isinstance(batch.prefill_chunk, int), "expected the number of tokens, see prefill_size()"
-        decoder, clock = target.decoder, target.clock
+        assert isinstance(batch.prefill_chunk, int), (
+            "expected the number of tokens, see prefill_size()"
+        )
+        decoder = target.decoder
+        clock = target.clock
         self.cache = cache = target.cache
         self.runner = target.runner or ModelRunner(decoder, cache, clock=clock)
         self.target = replace(target, runner=self.runner)
-        # Whether the logits of a row are bit-equal for every batch and every token tree around the row.
+        # Whether the logits of a row are bit-equal for every batch and every token tree around the
+        # row.
         self.exact = self.runner.exact
         self.scheduler = Scheduler(
             cache,
@@ -80,7 +86,10 @@ class Engine:
         self._stepping = False
 
     def add(self, request: Request) -> None:
-        """Queue a request; raise ``CacheFullError`` if the request does not fit into the empty KV cache."""
+        """Queue a request.
+
+        Raise ``CacheFullError`` if the request does not fit into the empty KV cache.
+        """
         with self.lock:
             request.start_time = self.runner.clock()
             self.scheduler.add(request)
@@ -88,7 +97,8 @@ class Engine:
     def abort(self, request: Request) -> None:
         """Stop a request and free its KV blocks; without effect on a removed request.
 
-        During a step, for example by the garbage collector closing a stream, the request is removed at its end.
+        During a step, for example by the garbage collector closing a stream, the request is removed
+        at its end.
         """
         with self.lock:
             request.aborted = True
@@ -98,11 +108,13 @@ class Engine:
     def step(self) -> None:
         """Run one step: one forward pass over all scheduled requests.
 
-        A failure of a single request is stored in its :attr:`~pronk.engine.request.RequestResult.error` and ends it. An
-        exception raised here concerns all requests. Raises ``PronkError`` if called during a step.
+        A failure of a single request is stored in its
+        :attr:`~pronk.engine.request.RequestResult.error` and ends it. An exception raised here
+        concerns all requests. Raises ``PronkError`` if called during a step.
         """
         with self._exclusive():
-            # A method of its own: failed requests are removed after it, when ``_clear_frames`` can clear its variables.
+            # A method of its own: failed requests are removed after it, when ``_clear_frames`` can
+            # clear its variables.
             self._step()
 
     def tree_logits(
@@ -110,24 +122,30 @@ class Engine:
     ) -> list[Array]:
         """Return the logits ``[nodes, vocab]`` of token trees below a prompt, without creating a request.
 
-        The prompt does not include the roots. Running requests are stepped until enough KV blocks are free. Raises
-        ``CacheFullError`` if the prompt and the largest tree do not fit into the empty KV cache.
+        The prompt does not include the roots. Running requests are stepped until enough KV blocks
+        are free. Raises ``CacheFullError`` if the prompt and the largest tree do not fit into the
+        empty KV cache.
         """
         num_blocks = self.scheduler.blocks.maximum_of(len(prompt) + max(map(len, trees)))
         with self.lock:
             while num_blocks > self.cache.allocator.num_free:
                 if not (self.scheduler.running or self.scheduler.waiting):
-                    msg = f"choose: expected {num_blocks} free blocks in the KV cache, found fewer; raise kv_memory"
+                    msg = (
+                        f"choose: expected {num_blocks} free blocks in the KV cache, found fewer; "
+                        "raise kv_memory"
+                    )
                     raise CacheFullError(msg)
                 self.step()
             with self._exclusive():
                 return self._tree_logits(prompt, trees, adapter)
 
-    def run(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> None:
+    def run(
+        self, requests: Sequence[Request], progress: Callable[[int], None] | None = None
+    ) -> None:
         """Run new requests to completion, batched with requests that are already running.
 
-        ``progress`` is called before each step with the number of completed requests. If one of the requests fails, its
-        error is raised, and the others are aborted.
+        ``progress`` is called before each step with the number of completed requests. If one of the
+        requests fails, its error is raised, and the others are aborted.
         """
         with uninterrupted():  # Ctrl-C takes effect only in ``progress`` and in forward passes
             try:
@@ -152,7 +170,8 @@ class Engine:
         try:
             for request in requests:
                 self.add(request)
-            # Another thread may have run a step of these requests: yield its tokens before the next step.
+            # Another thread may have run a step of these requests: yield its tokens before the next
+            # step.
             while any(not request.ended or request.result.undelivered for request in requests):
                 if not any(request.result.undelivered for request in requests):
                     self.step()
@@ -171,7 +190,10 @@ class Engine:
         """Lock the engine; remove ended requests on exit."""
         with self.lock, uninterrupted():
             if self._stepping:
-                msg = "step() is not re-entrant; use a separate LLM inside a drafter or logits processor"
+                msg = (
+                    "step() is not re-entrant; use a separate LLM inside a drafter or logits "
+                    "processor"
+                )
                 raise PronkError(msg)
             try:
                 self._stepping = True
@@ -180,8 +202,12 @@ class Engine:
                 self._stepping = False
                 self._remove_finished()
 
-    def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None) -> list[Array]:
-        text, digests, salt = [*prompt, trees[0].tokens[0]], list[bytes](), cache_salt(adapter)
+    def _tree_logits(
+        self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None
+    ) -> list[Array]:
+        text = [*prompt, trees[0].tokens[0]]
+        digests = list[bytes]()
+        salt = cache_salt(adapter)
         block_table = self.cache.match_prefix(text, salt, digests) or BlockTable()
         block_table.adapter = -1 if adapter is None else adapter.number
         for _ in self.scheduler.disk_reads.load(block_table, text, salt, digests):
@@ -196,7 +222,9 @@ class Engine:
 
         try:
             while block_table.length < len(prompt):
-                chunk = prompt[block_table.length : block_table.length + self.scheduler.prefill_chunk]
+                chunk = prompt[
+                    block_table.length : block_table.length + self.scheduler.prefill_chunk
+                ]
                 forward(TokenTree.chain(chunk), range(0))
                 self.cache.commit(block_table, range(len(chunk)))
                 self.cache.cache_blocks(block_table, prompt, salt)
@@ -246,16 +274,21 @@ class Engine:
 
 
 def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
-    """Return the maximum number of prompt tokens per pass; ``"window"`` is the largest sliding window.
+    """Return the maximum number of prompt tokens per pass.
 
-    Raises ``OptionError`` if the number is not in 16..8192, or no layer has a sliding window. With chunks of one window
-    (Jiang et al. 2023, figure 3) a chunk sees itself and the chunk before it.
+    ``"window"`` is the largest sliding window.
+
+    Raises ``OptionError`` if the number is not in 16..8192, or no layer has a sliding window. With
+    chunks of one window (Jiang et al. 2023, figure 3) a chunk sees itself and the chunk before it.
     """
     if prefill_chunk != "window":
         return check_integer("prefill_chunk", prefill_chunk, 16, 8192)
     windows = [size for size in config.windows if size is not None]
     if not windows:
-        msg = "prefill_chunk: expected a model with a sliding window, found none; give a number in 16..8192"
+        msg = (
+            "prefill_chunk: expected a model with a sliding window, found none; "
+            "give a number in 16..8192"
+        )
         raise OptionError(msg)
     return min(max(16, *windows), 8192)
 

@@ -27,7 +27,8 @@ _running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 def _end_all() -> None:
     """Stop all engine threads and wait for their current steps, when the program ends.
 
-    Python ends daemon threads by unwinding their stacks; inside C++ code, this would abort the process.
+    Python ends daemon threads by unwinding their stacks; inside C++ code, this would abort the
+    process.
     """
     threads = [*_running]
     for thread in threads:
@@ -40,13 +41,14 @@ def _end_all() -> None:
 class PendingRequests:
     """Requests of one call of :class:`AsyncLLM`, one per sample. An error of one request ends all.
 
-    While the caller has not read many of the tokens, the requests are paused. The engine's thread counts what it has
-    put, and the caller what it has read, so that neither needs a lock.
+    While the caller has not read many of the tokens, the requests are paused. The engine's thread
+    counts what it has put, and the caller what it has read, so that neither needs a lock.
     """
 
     requests: Mapping[int, Request]  # keys: index of the sample
     loop: asyncio.AbstractEventLoop  # event loop of the caller
-    # Output for the caller: one list of new pieces per step; at the end ``None``, or the exception that ended the call.
+    # Output for the caller: one list of new pieces per step; at the end ``None``, or the exception
+    # that ended the call.
     queue: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
     num_put: int = 0  # tokens put into the queue so far
     num_read: int = 0  # tokens that the caller has taken and is done with
@@ -69,7 +71,10 @@ class PendingRequests:
 
 
 class EngineThread:
-    """Thread that steps the engine while there are calls; has no reference to its :class:`AsyncLLM`."""
+    """Thread that steps the engine while there are calls.
+
+    Has no reference to its :class:`AsyncLLM`.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -82,7 +87,9 @@ class EngineThread:
         _running.add(self)
 
     def add(self, call: PendingRequests) -> None:
-        """Add a call's requests before the next step; raise ``ClosedError`` if the thread is ending.
+        """Add a call's requests before the next step.
+
+        Raise ``ClosedError`` if the thread is ending.
 
         They wait from now on, also while a step runs.
         """
@@ -115,7 +122,9 @@ class EngineThread:
             self._wake.notify()
 
     def _serve(self) -> None:
-        cause: BaseException = ClosedError("expected an open model, found one that was closed; load the model again")
+        cause: BaseException = ClosedError(
+            "expected an open model, found one that was closed; load the model again"
+        )
         try:
             while self._run_actions():
                 if self._has_work():
@@ -126,17 +135,25 @@ class EngineThread:
         finally:
             with self._wake:
                 self._closing = True
-                actions, self._actions = self._actions, []
+                actions = self._actions
+                self._actions = []
             for action in actions:  # may add calls, so that these receive the error, too
                 action()
             for call in [*self._calls]:
                 self._remove(call, cause)
 
     def _run_actions(self) -> bool:
-        """Run queued actions; wait for one if no step is due. Return False if the thread must end."""
+        """Run queued actions; wait for one if no step is due.
+
+        Return False if the thread must end.
+        """
         with self._wake:
-            self._wake.wait_for(lambda: self._actions or self._has_work() or self._closing, self._seconds_to_deadline())
-            actions, self._actions = self._actions, []
+            self._wake.wait_for(
+                lambda: self._actions or self._has_work() or self._closing,
+                self._seconds_to_deadline(),
+            )
+            actions = self._actions
+            self._actions = []
             closing = self._closing
         for action in actions:
             action()
@@ -147,9 +164,16 @@ class EngineThread:
         return not all(call.is_paused for call in self._calls) or self._seconds_to_deadline() == 0.0
 
     def _seconds_to_deadline(self) -> float | None:
-        """Return the seconds, at least 0, until the next deadline of a paused call; ``None`` without one."""
-        requests = [request for call in self._calls if call.is_paused for request in call.requests.values()]
-        deadlines = [each.deadline for each in requests if each.deadline is not None and not each.ended]
+        """Return the seconds, at least 0, until the next deadline of a paused call.
+
+        ``None`` without one.
+        """
+        requests = [
+            request for call in self._calls if call.is_paused for request in call.requests.values()
+        ]
+        deadlines = [
+            each.deadline for each in requests if each.deadline is not None and not each.ended
+        ]
         return max(0.0, min(deadlines) - self.engine.runner.clock()) if deadlines else None
 
     def _set_paused(self, call: PendingRequests, *, paused: bool) -> None:
@@ -179,8 +203,12 @@ class EngineThread:
             self._remove(call, error)
 
     def _deliver(self, call: PendingRequests) -> None:
-        """Put a call's new tokens into its queue. At its end, put ``None`` or the error, and remove it."""
-        pieces, requests = list[Piece](), call.requests
+        """Put a call's new tokens into its queue.
+
+        At its end, put ``None`` or the error, and remove it.
+        """
+        pieces = list[Piece]()
+        requests = call.requests
         with self.engine.lock:
             results = [request.result for request in requests.values()]
             error = next((result.error for result in results if result.error is not None), None)
@@ -188,14 +216,17 @@ class EngineThread:
             for index, request in requests.items():
                 while request.result.undelivered:
                     token = request.result.undelivered.popleft()
-                    last = request.result.finish_reason is not None and not request.result.undelivered
+                    last = (
+                        request.result.finish_reason is not None and not request.result.undelivered
+                    )
                     pieces.append(Piece.of(token, index, request, last=last))
         if pieces and error is None:
             call.num_put += len(pieces)
             call.put(pieces)
         if not ended and call.num_unread > call.max_unread:
             self._set_paused(call, paused=True)
-            if call.num_unread <= call.max_unread // 2:  # the caller has read them since, and seen no pause
+            # the caller has read them since, and seen no pause
+            if call.num_unread <= call.max_unread // 2:
                 self._set_paused(call, paused=False)
         if ended or error is not None:
             self._remove(call, error)

@@ -21,11 +21,14 @@ MAX_WAIT = 2.0  # default of ``max_wait``, in seconds
 class BatchOptions:
     """Limits of a forward pass, and of the time that a tenant waits for one."""
 
-    max_batch: Annotated[int, Option("Maximum number of requests in one forward pass.", low=1, high=1024)] = 16
+    max_batch: Annotated[
+        int, Option("Maximum number of requests in one forward pass.", low=1, high=1024)
+    ] = 16
     max_wait: Annotated[
         float,
         Option(
-            "Seconds after which a tenant that waits for others is in the next forward pass, whatever they sent.",
+            "Seconds after which a tenant that waits for others is in the next forward pass, "
+            "whatever they sent.",
             low=0.0,
             high=1e9,
             details="Tenants are those of :class:`pronk.AsyncLLM`; a server has one for each key.",
@@ -33,7 +36,10 @@ class BatchOptions:
     ] = MAX_WAIT
     prefill_chunk: Annotated[
         int | Literal["window"],
-        Option('Maximum number of prompt tokens per forward pass, 16..8192; "window": the sliding window.'),
+        Option(
+            'Maximum number of prompt tokens per forward pass, 16..8192; "window": '
+            "the sliding window."
+        ),
     ] = 512
 
 
@@ -45,8 +51,10 @@ class DraftingOptions:
     drafter: Annotated[
         "str | Drafter",
         Option(
-            'Drafter that proposes draft tokens: a name, or a name with options as in "recycling(num_nodes=7)".',
-            details='Or an object (:mod:`pronk.drafting`). ``"auto"`` stores no text for later requests.',
+            "Drafter that proposes draft tokens: a name, or a name with options as in "
+            '"recycling(num_nodes=7)".',
+            details='Or an object (:mod:`pronk.drafting`). ``"auto"`` stores no text for later '
+            "requests.",
         ),
     ] = "auto"
     calibration: Annotated[
@@ -60,8 +68,10 @@ class DraftingOptions:
     budget: Annotated[
         Literal["auto", "all"],
         Option(
-            "auto: verify only draft tokens that pay for their rows on this machine. all: verify every draft token.",
-            details='``"auto"`` maximizes expected tokens per second, and limits the time that speculation may lose.',
+            "auto: verify only draft tokens that pay for their rows on this machine. all: verify "
+            "every draft token.",
+            details='``"auto"`` maximizes expected tokens per second, and limits the time that '
+            "speculation may lose.",
         ),
     ] = "auto"
 
@@ -77,7 +87,10 @@ class LLMOptions(DraftingOptions, BatchOptions, CacheOptions, ModelOptions):
     ] = None
     check: Annotated[
         "Callable[[RequestFactory], None] | None",
-        Option("Called once the tokenizer is loaded and before the weights are; may raise an error about a request."),
+        Option(
+            "Called once the tokenizer is loaded and before the weights are; may raise an error "
+            "about a request."
+        ),
     ] = None
 
     def __post_init__(self) -> None:

@@ -23,10 +23,12 @@ class Completion:
         stop_reason: token id or string that ended the text.
         seed: seed that reproduces this completion.
         prompt_token_ids: token ids of the prompt.
-        logprobs: for each generated position, log-probabilities by token id, of the generated token and the most likely
-            tokens, before logits processors; ``None`` if not requested.
-        prompt_logprobs: log-probabilities in the same form for each prompt token; ``None`` for the first token.
-        stats: counts of tokens and draft tokens, durations, and the counts and times of each decoding step.
+        logprobs: for each generated position, log-probabilities by token id, of the generated token
+            and the most likely tokens, before logits processors; ``None`` if not requested.
+        prompt_logprobs: log-probabilities in the same form for each prompt token; ``None`` for the
+            first token.
+        stats: counts of tokens and draft tokens, durations, and the counts and times of each
+            decoding step.
         others: in the first of ``n`` samples of a prompt, the later samples; else empty.
     """
 
@@ -43,13 +45,22 @@ class Completion:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the completion as JSON values."""
-        return vars(self) | {"stats": self.stats.to_dict(), "others": [other.to_dict() for other in self.others]}
+        return vars(self) | {
+            "stats": self.stats.to_dict(),
+            "others": [other.to_dict() for other in self.others],
+        }
 
     @classmethod
     def of(cls, request: Request, others: tuple[Completion, ...] = ()) -> Completion:
-        """Return the completion of a finished request; ``others`` are the later samples of its prompt."""
-        assert request.result.finish_reason is not None, "expected a finished request, found one without finish_reason"
-        params, first = request.params, request.parent or request
+        """Return the completion of a finished request.
+
+        ``others`` are the later samples of its prompt.
+        """
+        assert request.result.finish_reason is not None, (
+            "expected a finished request, found one without finish_reason"
+        )
+        params = request.params
+        first = request.parent or request
         return cls(
             text=request.result.text,
             token_ids=request.output,
@@ -58,8 +69,11 @@ class Completion:
             seed=request.seed,
             prompt_token_ids=list(request.prompt),
             logprobs=None if params.logprobs is None else list(request.result.logprobs),
-            # Only the first sample of a prompt (the parent) computes prompt logits; later samples share its KV blocks.
-            prompt_logprobs=None if params.prompt_logprobs is None else list(first.result.prompt_logprobs),
+            # Only the first sample of a prompt (the parent) computes prompt logits; later samples
+            # share its KV blocks.
+            prompt_logprobs=None
+            if params.prompt_logprobs is None
+            else list(first.result.prompt_logprobs),
             stats=request.stats,
             others=others,
         )
@@ -105,9 +119,10 @@ class Piece:
 
     Attributes:
         token_id: id of the token.
-        text: new text to show. It is empty while the tokens form only a part of a character or may begin a stop string;
-            a later token then includes the withheld text.
-        source: name of the drafter that proposed the token; ``None`` if the token is not an accepted draft token.
+        text: new text to show. It is empty while the tokens form only a part of a character or may
+            begin a stop string; a later token then includes the withheld text.
+        source: name of the drafter that proposed the token; ``None`` if the token is not an
+            accepted draft token.
         step: number of the decoding step, from 0.
         index: index of the sample, ``0 .. n - 1``.
         logprobs: log-probabilities by token id, like one entry of :attr:`Completion.logprobs`.
@@ -129,13 +144,23 @@ class Piece:
 
     @classmethod
     def of(cls, token: Token, index: int, request: Request, *, last: bool) -> Piece:
-        """Return the piece for a token of ``request``; if it is the ``last`` token, include the completion."""
+        """Return the piece for a token of ``request``.
+
+        If it is the ``last`` token, include the completion.
+        """
         completion = Completion.of(request) if last else None
-        return cls(token.token_id, token.text, token.source, token.step, index, token.logprobs, completion)
+        return cls(
+            token.token_id, token.text, token.source, token.step, index, token.logprobs, completion
+        )
 
     @classmethod
-    def stream(cls, tokens: Generator[tuple[int, Token, bool]], requests: Sequence[Request]) -> Generator[Piece]:
-        """Yield pieces for the ``tokens`` that ``Engine.stream`` yields; closing ends that iterator, too."""
+    def stream(
+        cls, tokens: Generator[tuple[int, Token, bool]], requests: Sequence[Request]
+    ) -> Generator[Piece]:
+        """Yield pieces for the ``tokens`` that ``Engine.stream`` yields.
+
+        Closing ends that iterator, too.
+        """
         with closing(tokens):
             for index, token, last in tokens:
                 yield cls.of(token, index, requests[index], last=last)

@@ -1,8 +1,9 @@
 """Embeddings of prompts: the model's last hidden states, pooled over the tokens of a prompt.
 
-The *last hidden state* of a token is the output of the last layer after the model's final norm, ``last_hidden_state``
-in transformers. A prompt is computed in chunks, whose boundaries depend on the batch. Rows are therefore added one
-after the other, in float64: the bits of an embedding do not depend on the chunks.
+The *last hidden state* of a token is the output of the last layer after the model's final norm,
+``last_hidden_state`` in transformers. A prompt is computed in chunks, whose boundaries depend on
+the batch. Rows are therefore added one after the other, in float64: the bits of an embedding do not
+depend on the chunks.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ class EmbeddingOptions:
     """Options of embeddings.
 
     Attributes:
-        pooling: ``"mean"`` is the mean over all tokens of the prompt, ``"last"`` the hidden state of its last token.
+        pooling: ``"mean"`` is the mean over all tokens of the prompt, ``"last"`` the hidden state
+            of its last token.
         dimensions: number of leading components to keep; ``None`` keeps all.
-        normalize: whether to divide the vector, after the choice of components, by its Euclidean norm.
+        normalize: whether to divide the vector, after the choice of components, by its Euclidean
+            norm.
     """
 
     pooling: Pooling = "mean"
@@ -50,13 +53,19 @@ class EmbeddingOptions:
 class HiddenPooler:
     """Pools the hidden states of one prompt while the engine computes its chunks."""
 
-    def __init__(self, options: EmbeddingOptions, num_tokens: int, layer: int, norm: Callable[[Array], Array]) -> None:
+    def __init__(
+        self, options: EmbeddingOptions, num_tokens: int, layer: int, norm: Callable[[Array], Array]
+    ) -> None:
         """Create a pooler of a prompt of ``num_tokens`` tokens.
 
-        ``layer`` is the number (from 1) of the model's last layer, and ``norm`` applies the final norm to its outputs.
+        ``layer`` is the number (from 1) of the model's last layer, and ``norm`` applies the final
+        norm to its outputs.
         """
-        self.options, self.num_tokens, self.layer = options, num_tokens, layer
-        # Whether every token of the prompt has to be computed, even if its keys and values are cached.
+        self.options = options
+        self.num_tokens = num_tokens
+        self.layer = layer
+        # Whether every token of the prompt has to be computed, even if its keys and values are
+        # cached.
         self.needs_all_rows = options.pooling == "mean"
         self._norm = norm
         self._sum: Array | None = None  # float64 ``[hidden]``
@@ -65,15 +74,20 @@ class HiddenPooler:
     def add(self, first: int, rows: Array) -> bool:
         """Add the last layer's outputs ``[rows, hidden]`` of the tokens from index ``first`` on.
 
-        Tokens that were added before a preemption are skipped. Returns whether the last token of the prompt was added.
-        Raises ``PronkError`` if a state is not finite.
+        Tokens that were added before a preemption are skipped. Returns whether the last token of
+        the prompt was added. Raises ``PronkError`` if a state is not finite.
         """
         stop = first + len(rows)
-        start = max(self._num_seen, first) if self.needs_all_rows else max(first, self.num_tokens - 1)
+        start = (
+            max(self._num_seen, first) if self.needs_all_rows else max(first, self.num_tokens - 1)
+        )
         if start < stop:
             states = self._norm(rows[start - first :]).astype(np.float64)
             if not is_finite(states):
-                msg = "expected finite hidden states, found infinity or NaN; check the weights of the model"
+                msg = (
+                    "expected finite hidden states, found infinity or NaN; "
+                    "check the weights of the model"
+                )
                 raise PronkError(msg)
             for state in states:
                 self._sum = state if self._sum is None else self._sum + state
@@ -84,6 +98,8 @@ class HiddenPooler:
     def embedding(self) -> Array:
         """Embedding, float64 ``[dimensions]``, once the last token of the prompt was added."""
         assert self._sum is not None, "expected a prompt that is done, found one in progress"
-        vector = (self._sum / (self.num_tokens if self.needs_all_rows else 1))[: self.options.dimensions]
+        vector = (self._sum / (self.num_tokens if self.needs_all_rows else 1))[
+            : self.options.dimensions
+        ]
         norm = float(np.sqrt(np.sum(np.square(vector)))) if self.options.normalize else 1.0
         return vector / (norm or 1.0)  # a zero vector stays zero

@@ -27,8 +27,10 @@ class Token(NamedTuple):
     """One generated token."""
 
     token_id: int
-    text: str  # text that became final with this token; may be empty, or include text of earlier tokens
-    source: str | None  # drafter of an accepted draft token; "guide" for a forced token; else ``None``
+    # text that became final with this token; may be empty, or include text of earlier tokens
+    text: str
+    # drafter of an accepted draft token; "guide" for a forced token; else ``None``
+    source: str | None
     step: int  # number, from 0, of the request's decoding step that produced the token
     logprobs: dict[int, float] | None  # ``{token id: log-probability}``; ``None`` if not requested
 
@@ -37,7 +39,8 @@ class AdmissionRefusal(NamedTuple):
     """State of the prefix cache when a request could not start for lack of free blocks."""
 
     cached_blocks: list[int]  # KV blocks of the request's longest cached prefix
-    next_digest: bytes  # prefix-cache key of the text's first block that was not cached; empty if there is none
+    # prefix-cache key of the text's first block that was not cached; empty if there is none
+    next_digest: bytes
     cache_version: int  # ``PagedCache.version``; increases when the KV blocks are reallocated
 
 
@@ -49,7 +52,8 @@ class Queueing:
     """
 
     arrival: int = 0  # 0, 1, … in order of ``Scheduler.add`` calls
-    since: float | None = None  # when it began to wait; set by ``Scheduler.add``, or before by a caller that held it
+    # when it began to wait; set by ``Scheduler.add``, or before by a caller that held it
+    since: float | None = None
     start_order: int | None = None  # 0, 1, … in order of first starts; ``None`` before
     turn_end: float = -inf  # when the turn of its tenant ends
     turn_start: int = 0  # value of ``Request.num_generated`` when the turn began
@@ -78,12 +82,15 @@ class RequestResult:
     """Text that a request has generated so far, and why it ended."""
 
     detokenizer: TextStream
-    calls: RepeatedCalls | None = None  # ends the text with a repeated call of a tool; ``None``: no tools
+    # ends the text with a repeated call of a tool; ``None``: no tools
+    calls: RepeatedCalls | None = None
     text: str = ""
-    from_draft: list[bool] = field(default_factory=list)  # whether each output token has a ``source``
+    # whether each output token has a ``source``
+    from_draft: list[bool] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list)
-    undelivered: deque[Token] = field(default_factory=deque)  # tokens that the caller has not read yet
+    # tokens that the caller has not read yet
+    undelivered: deque[Token] = field(default_factory=deque)
     finish_reason: FinishReason | None = None  # ``None`` while running or after an error
     stop_reason: str | int | None = None  # token id or stop string that ended the text
     error: Exception | None = None
@@ -109,9 +116,10 @@ class RequestResult:
 class Request:
     """One prompt and its output; created by :class:`~pronk.engine.request_factory.RequestFactory`.
 
-    ``tokens`` is the prompt followed by the output. The KV cache holds its first ``block_table.length`` tokens. The
-    rest is *pending*: tokens of the prompt, or only the last token, which is the root of the next draft. The sampler
-    and the proposer read ``tokens`` and must not change this list.
+    ``tokens`` is the prompt followed by the output. The KV cache holds its first
+    ``block_table.length`` tokens. The rest is *pending*: tokens of the prompt, or only the last
+    token, which is the root of the next draft. The sampler and the proposer read ``tokens`` and
+    must not change this list.
     """
 
     prompt: Sequence[int]
@@ -122,20 +130,28 @@ class Request:
     speculation: Speculation
     result: RequestResult
     stop_token_ids: frozenset[int]  # token ids that end the text
-    parent: Request | None = None  # first sample of the prompt, if this is a later one; its KV blocks may be shared
+    # first sample of the prompt, if this is a later one; its KV blocks may be shared
+    parent: Request | None = None
     priority: int = 0  # scheduling priority; higher values are scheduled first
-    deadline: float | None = None  # scheduler's time (``perf_counter``) at which an unfinished request fails
-    salt: bytes = b""  # part of the keys of the prefix cache: only requests with equal salts share blocks
-    adapter: Adapter | None = None  # adapter of the model that computes this request; ``None``: the model alone
+    # scheduler's time (``perf_counter``) at which an unfinished request fails
+    deadline: float | None = None
+    # part of the keys of the prefix cache: only requests with equal salts share blocks
+    salt: bytes = b""
+    # adapter of the model that computes this request; ``None``: the model alone
+    adapter: Adapter | None = None
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
-    pooler: HiddenPooler | None = None  # set if the request computes an embedding of its prompt, and no tokens
-    paused: bool = field(default=False, init=False)  # whether it must wait until the caller has read its tokens
+    # set if the request computes an embedding of its prompt, and no tokens
+    pooler: HiddenPooler | None = None
+    # whether it must wait until the caller has read its tokens
+    paused: bool = field(default=False, init=False)
     aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
     queueing: Queueing = field(default_factory=Queueing, init=False)
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
-    digests: list[bytes] = field(default_factory=list, init=False)  # prefix-cache keys of the first full blocks
+    # prefix-cache keys of the first full blocks
+    digests: list[bytes] = field(default_factory=list, init=False)
     stats: Stats = field(default_factory=Stats, init=False)
-    start_time: float = field(default=0.0, init=False)  # seconds on the engine's clock at ``Engine.add``
+    # seconds on the engine's clock at ``Engine.add``
+    start_time: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.stats.prompt_tokens = len(self.prompt)
@@ -159,7 +175,9 @@ class Request:
     def needs_logits(self) -> bool:
         """Whether the drafter needs the target's logits of this step."""
         capabilities = self.speculation.capabilities
-        return (capabilities.logits and capabilities.observes_all_steps) or self.speculation.policy.needs_logits
+        return (
+            capabilities.logits and capabilities.observes_all_steps
+        ) or self.speculation.policy.needs_logits
 
     @property
     def needs_draft_slots(self) -> bool:
@@ -203,22 +221,37 @@ class Request:
 
     @property
     def computes_prompt_logprobs(self) -> bool:
-        """Whether this request computes ``prompt_logprobs``; later samples of the prompt copy its result."""
-        return self.params.prompt_logprobs is not None and not self.num_generated and self.parent is None
+        """Whether this request computes ``prompt_logprobs``.
+
+        Later samples of the prompt copy its result.
+        """
+        return (
+            self.params.prompt_logprobs is not None
+            and not self.num_generated
+            and self.parent is None
+        )
 
     @property
     def computes_whole_prompt(self) -> bool:
         """Whether every token of the prompt has to be computed, even if its keys and values are cached."""
-        return self.computes_prompt_logprobs or (self.pooler is not None and self.pooler.needs_all_rows)
+        return self.computes_prompt_logprobs or (
+            self.pooler is not None and self.pooler.needs_all_rows
+        )
 
     def add_hidden(self, rows: Array) -> None:
-        """Add the last layer's outputs of the next tokens to the embedding; the last token ends the request."""
+        """Add the last layer's outputs of the next tokens to the embedding.
+
+        The last token ends the request.
+        """
         assert self.pooler is not None
         if self.pooler.add(self.block_table.length, rows):
             self.result.finish("length")
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
-        """Append a token; return False if it ends the request. The arguments are those of :class:`Token`."""
+        """Append a token; return False if it ends the request.
+
+        The arguments are those of :class:`Token`.
+        """
         result = self.result
         self.tokens.append(token)
         result.from_draft.append(source is not None)

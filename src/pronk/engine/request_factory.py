@@ -36,7 +36,9 @@ class RequestFactory:
     """Checks prompts and options against one model and creates requests."""
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer, kernels: Kernels | None) -> None:
-        self.config, self.tokenizer, self.kernels = config, tokenizer, kernels
+        self.config = config
+        self.tokenizer = tokenizer
+        self.kernels = kernels
         self._grammar_proposers: WeakValueDictionary[int, GrammarProposer] = WeakValueDictionary()
 
     @cached_property
@@ -56,7 +58,8 @@ class RequestFactory:
 
         Raises ``ContextError`` if the prompt is too long.
         """
-        vocab, context = self.config.vocab_size, self.config.context
+        vocab = self.config.vocab_size
+        context = self.config.context
         if not isinstance(prompt, (str, list, tuple)):
             msg = f"expected a prompt as text or as a list of token ids, found {prompt!r}"
             raise PromptError(msg)
@@ -70,15 +73,19 @@ class RequestFactory:
                 raise PromptError(msg)
         if len(ids) >= context:
             most = count_text(context - 1, "token")
-            msg = f"prompt: expected at most {most} (context {context}), found {len(ids)}; shorten it"
+            msg = (
+                f"prompt: expected at most {most} (context {context}), found {len(ids)}; shorten it"
+            )
             raise ContextError(msg)
         return ids
 
-    def encode_prompts(self, prompts: Sequence[str | Sequence[int]], limit: TimeLimit | None = None) -> list[list[int]]:
+    def encode_prompts(
+        self, prompts: Sequence[str | Sequence[int]], limit: TimeLimit | None = None
+    ) -> list[list[int]]:
         """Return the token ids of each prompt, as :meth:`encode_prompt`.
 
-        A tokenizer in a child process has one limit of time for all of them: ``limit`` if some prompts of a request
-        were encoded before.
+        A tokenizer in a child process has one limit of time for all of them: ``limit`` if some
+        prompts of a request were encoded before.
         """
         with shared_time(limit):
             return [self.encode_prompt(prompt) for prompt in prompts]
@@ -111,17 +118,23 @@ class RequestFactory:
         adapter: Adapter | None = None,
         processors: Callable[[], Sequence[LogitsProcessor]] = tuple,
     ) -> list[Request]:
-        """Create the ``params.n`` samples of one prompt; later samples share the prompt's KV blocks.
+        """Create the ``params.n`` samples of one prompt.
 
-        ``adapter`` is an adapter of the model; ``None``: the model alone. ``processors`` returns new logits processors
-        for each sample, because they have state per text (see :meth:`create_request`). Raises ``OptionError`` if an
-        option does not fit the model or the prompt.
+        Later samples share the prompt's KV blocks.
+
+        ``adapter`` is an adapter of the model; ``None``: the model alone. ``processors`` returns
+        new logits processors for each sample, because they have state per text (see
+        :meth:`create_request`). Raises ``OptionError`` if an option does not fit the model or the
+        prompt.
         """
         seed = random_seed() if params.seed is None else params.seed
-        create, samples = partial(self.create_request, prompt, params, proposer), list[Request]()
+        create = partial(self.create_request, prompt, params, proposer)
+        samples = list[Request]()
         for number in range(params.n):
             parent = samples[0] if samples else None
-            samples.append(create(seed=derive_seed(seed, number), parent=parent, processors=processors()))
+            samples.append(
+                create(seed=derive_seed(seed, number), parent=parent, processors=processors())
+            )
             samples[-1].adapter = adapter
         return samples
 
@@ -134,18 +147,25 @@ class RequestFactory:
     ) -> list[Request]:
         """Create one request per text that computes an embedding, with ``adapter``, and generates no tokens.
 
-        Raises ``OptionError`` if an option does not fit the model; ``PromptError`` as :meth:`encode_prompt`.
+        Raises ``OptionError`` if an option does not fit the model; ``PromptError`` as
+        :meth:`encode_prompt`.
         """
         options.check(self.config.hidden_size)
         if isinstance(texts, str):
-            msg = f"expected a list of texts or of lists of token ids, found the text {texts!r:.40}; put it into a list"
+            msg = (
+                f"expected a list of texts or of lists of token ids, found the text {texts!r:.40}; "
+                "put it into a list"
+            )
             raise PromptError(msg)
         # The scheduler reserves one slot for a token that is never generated, so max_tokens is 1.
-        params, proposer, requests = SamplingParams(max_tokens=1), Autoregressive(), list[Request]()
+        params = SamplingParams(max_tokens=1)
+        proposer = Autoregressive()
+        requests = list[Request]()
         for prompt in self.encode_prompts(texts):
             requests.append(self.create_request(prompt, params, proposer))
             pooler = HiddenPooler(options, len(prompt), self.config.num_layers, runner.final_norm)
-            requests[-1].pooler, requests[-1].adapter = pooler, adapter
+            requests[-1].pooler = pooler
+            requests[-1].adapter = adapter
         return requests
 
     def watch_calls(self, requests: Iterable[Request], calls: AnswerCalls) -> None:
@@ -160,19 +180,28 @@ class RequestFactory:
     ) -> list[list[int]]:
         """Return the token ids of each text as a continuation of ``prompt``, whose token ids are ``ids``.
 
-        A text is encoded together with the prompt; alone if ``prompt`` is a list of token ids, or if its first
-        characters would merge with the prompt's last token. Raises ``OptionError`` if the tokenizer has no tokens for a
-        text.
+        A text is encoded together with the prompt; alone if ``prompt`` is a list of token ids, or
+        if its first characters would merge with the prompt's last token. Raises ``OptionError`` if
+        the tokenizer has no tokens for a text.
         """
         with shared_time():
             return [self._encode_continuation(prompt, ids, text) for text in texts]
 
-    def _encode_continuation(self, prompt: str | list[int], ids: Sequence[int], text: str) -> list[int]:
+    def _encode_continuation(
+        self, prompt: str | list[int], ids: Sequence[int], text: str
+    ) -> list[int]:
         joint_ids = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
         merged = joint_ids[: len(ids)] != list(ids) or len(joint_ids) == len(ids)
-        own_ids = self.tokenizer.encode(text, add_special_tokens=False) if merged else joint_ids[len(ids) :]
+        own_ids = (
+            self.tokenizer.encode(text, add_special_tokens=False)
+            if merged
+            else joint_ids[len(ids) :]
+        )
         if not own_ids:
-            msg = f"options: expected texts of at least one token, found {text!r:.60}; change the text"
+            msg = (
+                f"options: expected texts of at least one token, found {text!r:.60}; "
+                "change the text"
+            )
             raise OptionError(msg)
         return own_ids
 
@@ -190,23 +219,29 @@ class RequestFactory:
     ) -> Request:
         """Create one request; raise OptionError if an option does not fit the model or the prompt.
 
-        The request continues after the token ids of ``prompt``, at least one, and of ``output``, which were generated
-        before and count for ``max_tokens``. ``parent`` is the first sample of the same prompt, if this is a later one;
-        its KV blocks may be shared. ``processors`` apply after those of the options; each receives the tokens after
-        ``prompt`` and ``output``.
+        The request continues after the token ids of ``prompt``, at least one, and of ``output``,
+        which were generated before and count for ``max_tokens``. ``parent`` is the first sample of
+        the same prompt, if this is a later one; its KV blocks may be shared. ``processors`` apply
+        after those of the options; each receives the tokens after ``prompt`` and ``output``.
         """
         context = self.config.context
         if len(prompt) + params.max_tokens > context:
             msg = (
-                f"max_tokens: expected at most {context - len(prompt)} after a prompt of {len(prompt)} tokens "
-                f"(context {context}), found {params.max_tokens}; lower max_tokens or shorten the prompt"
+                f"max_tokens: expected at most {context - len(prompt)} after a prompt of "
+                f"{len(prompt)} tokens "
+                f"(context {context}), found {params.max_tokens}; lower max_tokens or shorten the "
+                "prompt"
             )
             raise OptionError(msg)
         self._check_ids(params)
-        stop_token_ids, tokens = stop_ids_with_eos(params, self.config.eos_ids), [*prompt, *output]
+        stop_token_ids = stop_ids_with_eos(params, self.config.eos_ids)
+        tokens = [*prompt, *output]
         grammar = None if params.guide is None else self.grammars.compile(params.guide)
         thinking = list[LogitsProcessor]()
-        if params.thinking_budget is not None and (markers := self.answer_format.thinking_markers) is not None:
+        if (
+            params.thinking_budget is not None
+            and (markers := self.answer_format.thinking_markers) is not None
+        ):
             thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
         request_sampler = sampler(
             params,
@@ -216,7 +251,9 @@ class RequestFactory:
             banned=BannedTokens(sorted(stop_token_ids), self._bad_words(params)),
             kernels=self.kernels,
             processors=[*thinking, *processors],
-            guide=None if grammar is None else grammar.new_processor(output, one_end=params.guide_mode == "jump"),
+            guide=None
+            if grammar is None
+            else grammar.new_processor(output, one_end=params.guide_mode == "jump"),
         )
         detokenizer = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
         if grammar is not None and params.guide_mode == "forced":
@@ -236,27 +273,41 @@ class RequestFactory:
         return request
 
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
-        """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``; cached."""
+        """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``.
+
+        Cached.
+        """
         from pronk.drafting.combined.grammar import GrammarProposer  # noqa: PLC0415 - most requests have no guide
 
         if isinstance(proposer, GrammarProposer):
             return proposer
-        wrapper = self._grammar_proposers.get(id(proposer))  # the wrapper keeps ``proposer`` alive: its id is unique
+        # the wrapper keeps ``proposer`` alive: its id is unique
+        wrapper = self._grammar_proposers.get(id(proposer))
         if wrapper is None:
             wrapper = self._grammar_proposers[id(proposer)] = GrammarProposer(proposer)
         return wrapper
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         encode = self.tokenizer.encode
-        words = [encode(prefix + word, add_special_tokens=False) for word in params.bad_words for prefix in ("", " ")]
+        words = [
+            encode(prefix + word, add_special_tokens=False)
+            for word in params.bad_words
+            for prefix in ("", " ")
+        ]
         if not all(words):
-            msg = f"bad_words: expected texts of at least one token, found {list(params.bad_words)!r}; change the text"
+            msg = (
+                "bad_words: expected texts of at least one token, found "
+                f"{list(params.bad_words)!r}; change the text"
+            )
             raise OptionError(msg)
         return words
 
     def _check_ids(self, params: SamplingParams) -> None:
         if params.thinking_budget is not None and self.answer_format.reasoning is None:
-            msg = "thinking_budget: expected a model that thinks, found a chat template without thoughts; leave it out"
+            msg = (
+                "thinking_budget: expected a model that thinks, found a chat template without "
+                "thoughts; leave it out"
+            )
             raise OptionError(msg)
         vocab = self.config.vocab_size
         for name in ("logit_bias", "stop_token_ids", "logprob_token_ids"):
@@ -268,21 +319,29 @@ class RequestFactory:
 
 def stop_ids_with_eos(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
     """Return the token ids that end a text: ``stop_token_ids`` and, without ``ignore_eos``, EOS ids."""
-    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
+    return frozenset(params.stop_token_ids) | (
+        frozenset() if params.ignore_eos else frozenset(eos_ids)
+    )
 
 
-def params_per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+def params_per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
     """Return one object per prompt; call this before a drafter is loaded, which may take long.
 
     Raises ``OptionError`` if ``params`` is of another type or length.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
+    if not isinstance(params, (list, tuple)) or not all(
+        isinstance(item, SamplingParams) for item in params
+    ):
         remedy = "write SamplingParams(max_tokens=64)"
         msg = f"params: expected SamplingParams or a list of them, found {params!r:.60}; {remedy}"
         raise OptionError(msg)
     if len(params) != count:
-        msg = f"params: expected one for all prompts or one per prompt ({count}), found {len(params)}"
+        msg = (
+            f"params: expected one for all prompts or one per prompt ({count}), found {len(params)}"
+        )
         raise OptionError(msg)
     return params

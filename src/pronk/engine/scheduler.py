@@ -1,27 +1,30 @@
 """The scheduler: selects the requests of the next forward pass, their tokens and their draft slots.
 
-Each step is scheduled anew. KV blocks for pending tokens and draft tokens are reserved before the step, so that no
-allocation can fail during it. When blocks are short, requests get fewer slots for draft tokens, waiting requests stay
-queued, and at last running requests are preempted, beginning with the last started one of the lowest priority. A
-*preempted* request frees its blocks, returns to its old place in the queue and is prefilled again later. Prefilling
-computes the same keys and values, so the request's tokens do not change.
+Each step is scheduled anew. KV blocks for pending tokens and draft tokens are reserved before the
+step, so that no allocation can fail during it. When blocks are short, requests get fewer slots for
+draft tokens, waiting requests stay queued, and at last running requests are preempted, beginning
+with the last started one of the lowest priority. A *preempted* request frees its blocks, returns to
+its old place in the queue and is prefilled again later. Prefilling computes the same keys and
+values, so the request's tokens do not change.
 
-Priorities are strict: requests of low priority may wait forever. Among equal priorities, the least served tenant starts
-first, and within a tenant the first arrival. Running requests are ordered by their first start, and this order never
-changes. For lack of blocks, a request preempts only requests that started later. The first running request therefore
-always advances, and two requests cannot preempt each other in turns.
+Priorities are strict: requests of low priority may wait forever. Among equal priorities, the least
+served tenant starts first, and within a tenant the first arrival. Running requests are ordered by
+their first start, and this order never changes. For lack of blocks, a request preempts only
+requests that started later. The first running request therefore always advances, and two requests
+cannot preempt each other in turns.
 
-**Turns.** Whatever other tenants do, a tenant waits at most ``max_wait`` seconds: if none of its requests was in a
-forward pass for so long, one is in the next pass. Its blocks and its part of the prompt tokens are reserved first, and
-where the batch or the cache is full, requests of other tenants are preempted, first those of the tenant with the most
-of them. Then that request has a *turn* of ``max_wait`` seconds, in which neither
-priorities nor lack of blocks preempt it. So priorities hold within a tenant without limit, and between tenants up to
-``max_wait``. If two tenants do not fit into the batch or the cache together, their turns alternate. A turn lasts at
-least until its request has generated a token, or to the end of an embedding; otherwise two large requests would preempt
-each other for ever.
+**Turns.** Whatever other tenants do, a tenant waits at most ``max_wait`` seconds: if none of its
+requests was in a forward pass for so long, one is in the next pass. Its blocks and its part of the
+prompt tokens are reserved first, and where the batch or the cache is full, requests of other
+tenants are preempted, first those of the tenant with the most of them. Then that request has a
+*turn* of ``max_wait`` seconds, in which neither priorities nor lack of blocks preempt it. So
+priorities hold within a tenant without limit, and between tenants up to ``max_wait``. If two
+tenants do not fit into the batch or the cache together, their turns alternate. A turn lasts at
+least until its request has generated a token, or to the end of an embedding; otherwise two large
+requests would preempt each other for ever.
 
-A request that has waited for ``max_wait`` also takes the place of a request of no higher priority whose tenant has at
-least two more requests in the batch than its own.
+A request that has waited for ``max_wait`` also takes the place of a request of no higher priority
+whose tenant has at least two more requests in the batch than its own.
 """
 
 from __future__ import annotations
@@ -44,9 +47,10 @@ from pronk.engine.options import MAX_WAIT
 from pronk.engine.request import AdmissionRefusal, Request
 from pronk.models.cost_model import CostModel
 
-# The *reserve* is the fraction of the running requests' future blocks that is kept free, 0..1. It is increased by 1/8
-# after each preemption for lack of blocks, and multiplied by 0.99 in each step.
-_RESERVE_INCREASE, _RESERVE_DECAY = 1 / 8, 0.99
+# The *reserve* is the fraction of the running requests' future blocks that is kept free, 0..1. It
+# is increased by 1/8 after each preemption for lack of blocks, and multiplied by 0.99 in each step.
+_RESERVE_INCREASE = 1 / 8
+_RESERVE_DECAY = 0.99
 
 
 class ScheduledRequest(NamedTuple):
@@ -54,7 +58,8 @@ class ScheduledRequest(NamedTuple):
 
     request: Request
     num_tokens: int  # number of pending tokens that the forward pass computes
-    num_draft_slots: int = 0  # number of KV slots reserved for draft tokens, after those of the pending tokens
+    # number of KV slots reserved for draft tokens, after those of the pending tokens
+    num_draft_slots: int = 0
 
     @property
     def includes_last_token(self) -> bool:
@@ -67,18 +72,21 @@ class Scheduler:
     """Queues of waiting and running requests, and the KV blocks of the running ones."""
 
     cache: PagedCache
-    window: int | None  # largest sliding window of a layer in tokens; ``None`` if a layer has full attention
+    # largest sliding window of a layer in tokens; ``None`` if a layer has full attention
+    window: int | None
     max_batch: int  # maximum number of requests per forward pass
-    # Maximum number of prompt tokens per forward pass. Each decoding request lowers it by 1, but not below the half:
-    # ``max(prefill_chunk - num_decoding, prefill_chunk // 2)``.
+    # Maximum number of prompt tokens per forward pass. Each decoding request lowers it by 1, but
+    # not below the half: ``max(prefill_chunk - num_decoding, prefill_chunk // 2)``.
     prefill_chunk: int
     max_tree: int  # maximum number of rows per decoding request and forward pass
     costs: CostModel = field(default_factory=CostModel)  # measured durations of forward passes
     waiting: list[Request] = field(default_factory=list)  # sorted by priority, then by arrival
     running: list[Request] = field(default_factory=list)  # sorted by priority, then by first start
-    preempted: list[Request] = field(default_factory=list)  # requests preempted by the last ``schedule``
+    # requests preempted by the last ``schedule``
+    preempted: list[Request] = field(default_factory=list)
     fair_share: FairShare = field(default_factory=FairShare)
-    max_wait: float = MAX_WAIT  # seconds after which a tenant gets a turn, at least 0; may be infinite
+    # seconds after which a tenant gets a turn, at least 0; may be infinite
+    max_wait: float = MAX_WAIT
     clock: Callable[[], float] = perf_counter  # time in seconds, for ``max_wait`` and for deadlines
     disk_reads: DiskReads = field(init=False)  # requests of which blocks are being read from disk
     blocks: BlockPlanner = field(init=False)
@@ -91,7 +99,10 @@ class Scheduler:
         self.blocks = BlockPlanner(self.cache, self.window, self.prefill_chunk, self.max_tree)
 
     def add(self, request: Request) -> None:
-        """Queue a request; raise ``CacheFullError`` if the request does not fit into the empty KV cache."""
+        """Queue a request.
+
+        Raise ``CacheFullError`` if the request does not fit into the empty KV cache.
+        """
         if self.blocks.maximum(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._cache_too_small(request))
         request.queueing.arrival = next(self._arrivals)
@@ -118,9 +129,16 @@ class Scheduler:
         tokens_by_request = self._allocate_tokens(first)
         self.fair_share.begin_pass({request.tenant for request in tokens_by_request})
         draft_slots = self._reserve_draft_slots(
-            [request for request in tokens_by_request if request.num_pending == 1 and request.needs_draft_slots]
+            [
+                request
+                for request in tokens_by_request
+                if request.num_pending == 1 and request.needs_draft_slots
+            ]
         )
-        return [ScheduledRequest(request, n, draft_slots.get(request, 0)) for request, n in tokens_by_request.items()]
+        return [
+            ScheduledRequest(request, n, draft_slots.get(request, 0))
+            for request, n in tokens_by_request.items()
+        ]
 
     def remove(self, request: Request) -> bool:
         """Remove a request and free its blocks; return False if the request is in no queue."""
@@ -133,7 +151,8 @@ class Scheduler:
         self._charge_tenant(request)
         self.fair_share.leave(request.tenant)
         if not self.running and not self.waiting:
-            # A KeyboardInterrupt between an allocation and its entry in the block table may have leaked blocks.
+            # A KeyboardInterrupt between an allocation and its entry in the block table may have
+            # leaked blocks.
             self.cache.allocator.reset()
         return True
 
@@ -143,15 +162,22 @@ class Scheduler:
         for request in (*self.running, *self.waiting):
             if request.deadline is not None and now > request.deadline and not request.ended:
                 waited = now - request.start_time
-                request.result.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
+                request.result.fail(
+                    DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s")
+                )
 
     def _charge_tenant(self, request: Request) -> None:
         """Add to the tenant's counter the tokens that the request has generated since the last call."""
-        self.fair_share.serve(request.tenant, generated=request.num_generated - request.queueing.num_charged)
+        self.fair_share.serve(
+            request.tenant, generated=request.num_generated - request.queueing.num_charged
+        )
         request.queueing.num_charged = request.num_generated
 
     def _give_turns(self, now: float) -> list[Request]:
-        """Give a turn to each tenant that has waited for ``max_wait``; return the requests that have a turn."""
+        """Give a turn to each tenant that has waited for ``max_wait``.
+
+        Return the requests that have a turn.
+        """
         first = list[Request]()
         for tenant in self.fair_share.waiting_since(now - self.max_wait):
             request = self._next_request(tenant, now)
@@ -159,33 +185,49 @@ class Scheduler:
                 request.queueing.turn_end = now + self.max_wait
                 request.queueing.turn_start = request.num_generated
                 first.append(request)
-        return [*first, *(each for each in self.running if each.queueing.turn_end > now and each not in first)]
+        return [
+            *first,
+            *(each for each in self.running if each.queueing.turn_end > now and each not in first),
+        ]
 
     def _next_request(self, tenant: str, now: float) -> Request | None:
-        """Return a running request of a tenant that has waited too long; if it has none, start one."""
+        """Return a running request of a tenant that has waited too long.
+
+        If it has none, start one.
+        """
         for request in self.running:
-            if request.tenant == tenant and not request.ended and not self.disk_reads.is_reading(request):
+            if (
+                request.tenant == tenant
+                and not request.ended
+                and not self.disk_reads.is_reading(request)
+            ):
                 return request
         waiting = [each for each in self.waiting if each.tenant == tenant and each.is_startable]
         for request in sorted(waiting, key=self._queue_order):
-            if not self._waits_for_blocks_of_others(request) and self._try_start(request, self._victims(request, now)):
+            if not self._waits_for_blocks_of_others(request) and self._try_start(
+                request, self._victims(request, now)
+            ):
                 return request
         return None
 
     def _victims(self, request: Request, now: float) -> list[Request]:
         """Return the running requests that may be preempted for ``request``, in this order."""
         victims = [each for each in reversed(self.running) if each.priority < request.priority]
-        victims = [each for each in victims if each.tenant == request.tenant or not each.has_turn(now)]
+        victims = [
+            each for each in victims if each.tenant == request.tenant or not each.has_turn(now)
+        ]
         if request.queueing.since is not None and now - request.queueing.since >= self.max_wait:
             victims += self._larger_shares(request, now, victims)
         return victims
 
-    def _larger_shares(self, request: Request, now: float, taken: Collection[Request]) -> list[Request]:
+    def _larger_shares(
+        self, request: Request, now: float, taken: Collection[Request]
+    ) -> list[Request]:
         """Return the victims of ``request``, besides ``taken``, of tenants with a larger part of the batch.
 
-        They are taken from the tenant with the most requests, and of these from the one that was served most. If the
-        request's tenant runs none, the last request of another tenant may be taken, too, unless its
-        turn has no token yet.
+        They are taken from the tenant with the most requests, and of these from the one that was
+        served most. If the request's tenant runs none, the last request of another tenant may be
+        taken, too, unless its turn has no token yet.
         """
         counters = self.fair_share.counters
         victims = list[Request]()
@@ -196,7 +238,11 @@ class Scheduler:
         num_own = len(by_tenant.pop(request.tenant, []))
         if num_own:
             by_tenant = {
-                tenant: [each for each in group if each.priority <= request.priority and not each.has_turn(now)]
+                tenant: [
+                    each
+                    for each in group
+                    if each.priority <= request.priority and not each.has_turn(now)
+                ]
                 for tenant, group in by_tenant.items()
             }
         while by_tenant:
@@ -218,7 +264,8 @@ class Scheduler:
             request = min(waiting, key=self._queue_order)
             waiting.remove(request)
             if not self.running and self.blocks.maximum(request) > self.cache.allocator.num_blocks:
-                # The cache has shrunk since the request was added: a new draft model has taken memory.
+                # The cache has shrunk since the request was added: a new draft model has taken
+                # memory.
                 request.result.fail(CacheFullError(self._cache_too_small(request)))
                 continue
             if self._waits_for_blocks_of_others(request):
@@ -242,7 +289,10 @@ class Scheduler:
         return parent.block_table.length < len(request.prompt) - 1
 
     def _try_start(self, request: Request, victims: list[Request]) -> bool:
-        """Start a request, if necessary by preempting the first of ``victims``; return False if it must wait."""
+        """Start a request, if necessary by preempting the first of ``victims``.
+
+        Return False if it must wait.
+        """
         if len(self.running) >= self.max_batch and not victims:
             return False
         runs_alone = len(self.running) == len(victims)
@@ -253,7 +303,9 @@ class Scheduler:
         if not runs_alone and wanted > self._num_available_blocks(victims):
             cached_blocks = [*request.block_table.blocks]
             next_digest = next(iter(request.digests[len(cached_blocks) :]), b"")
-            request.queueing.refusal = AdmissionRefusal(cached_blocks, next_digest, self.cache.version)
+            request.queueing.refusal = AdmissionRefusal(
+                cached_blocks, next_digest, self.cache.version
+            )
             self.cache.release(request.block_table)
             return False
         request.queueing.refusal = None
@@ -282,7 +334,9 @@ class Scheduler:
             return False
         if refusal.cache_version != self.cache.version:
             return False
-        num_shared = sum(self.cache.allocator.references[block] > 0 for block in refusal.cached_blocks)
+        num_shared = sum(
+            self.cache.allocator.references[block] > 0 for block in refusal.cached_blocks
+        )
         wanted = self._num_wanted(self.blocks.plan(request))
         if wanted - num_shared <= self._num_available_blocks(victims):
             return False
@@ -290,9 +344,15 @@ class Scheduler:
 
     def _match_prefix(self, request: Request) -> None:
         """Take over KV blocks of the parent's prompt or the prefix cache, for all tokens but the last."""
-        parent, prefix = request.parent, len(request.prompt) - 1
+        parent = request.parent
+        prefix = len(request.prompt) - 1
         forkable = parent is not None and not parent.ended and not parent.block_table.num_released
-        if parent is not None and forkable and parent.block_table.blocks and parent.block_table.length >= prefix:
+        if (
+            parent is not None
+            and forkable
+            and parent.block_table.blocks
+            and parent.block_table.length >= prefix
+        ):
             request.block_table = self.cache.allocator.fork(parent.block_table, prefix)
         elif not request.computes_whole_prompt:
             cached = self.cache.match_prefix(request.tokens, request.cache_salt, request.digests)
@@ -312,8 +372,9 @@ class Scheduler:
     def _num_wanted(self, plan: BlockPlan) -> int:
         """Return the number of blocks for the text so far plus a reserve for tokens up to ``max_tokens``.
 
-        The final length is unknown. Too small a reserve causes preemptions, too large a reserve keeps batches small.
-        The reserve therefore grows with each preemption and decays with each step.
+        The final length is unknown. Too small a reserve causes preemptions, too large a reserve
+        keeps batches small. The reserve therefore grows with each preemption and decays with each
+        step.
         """
         return plan.wanted(self._reserve_share)
 
@@ -331,37 +392,54 @@ class Scheduler:
     def _release_reserved_blocks(self, tokens_by_request: Mapping[Request, int]) -> None:
         """Release the blocks that running requests hold for tokens after this step's pending tokens."""
         for request in self.running:
-            self.cache.trim(request.block_table, request.block_table.length + tokens_by_request.get(request, 0))
+            self.cache.trim(
+                request.block_table, request.block_table.length + tokens_by_request.get(request, 0)
+            )
 
     def _allocate_tokens(self, first: Sequence[Request]) -> dict[Request, int]:
         """Reserve KV slots for the pending tokens of a pass; return their number by request.
 
         ``first`` are the requests that have a turn.
         """
-        ready = [each for each in self.running if not each.ended and not self.disk_reads.is_reading(each)]
+        ready = [
+            each for each in self.running if not each.ended and not self.disk_reads.is_reading(each)
+        ]
         prompt_tokens = self._share_prompt_tokens(ready, first)
         tokens_by_request: dict[Request, int] = {}
-        for request in [*(each for each in first if each in ready), *(each for each in ready if each not in first)]:
-            tokens = 1 if request.num_pending == 1 else prompt_tokens.get(request, 0)  # none if it was preempted
+        for request in [
+            *(each for each in first if each in ready),
+            *(each for each in ready if each not in first),
+        ]:
+            # none if it was preempted
+            tokens = 1 if request.num_pending == 1 else prompt_tokens.get(request, 0)
             if tokens and self._allocate(request, tokens, tokens_by_request, first):
                 tokens_by_request[request] = tokens
         return tokens_by_request
 
-    def _share_prompt_tokens(self, ready: Sequence[Request], first: Sequence[Request]) -> dict[Request, int]:
+    def _share_prompt_tokens(
+        self, ready: Sequence[Request], first: Sequence[Request]
+    ) -> dict[Request, int]:
         """Return how many prompt tokens of each request a pass computes.
 
-        Requests that have a turn come first, then those of higher priorities. Tenants of one priority have equal parts,
-        and within a tenant the earlier starts come first.
+        Requests that have a turn come first, then those of higher priorities. Tenants of one
+        priority have equal parts, and within a tenant the earlier starts come first.
         """
         num_decoding = sum(request.num_pending == 1 for request in self.running)
         left = max(self.prefill_chunk - num_decoding, self.prefill_chunk // 2)
         shares = dict[Request, int]()
-        prompts = [each for each in (*first, *(each for each in ready if each not in first)) if each.num_pending > 1]
+        prompts = [
+            each
+            for each in (*first, *(each for each in ready if each not in first))
+            if each.num_pending > 1
+        ]
         for _, level in groupby(prompts, key=lambda each: inf if each in first else each.priority):
             by_tenant: dict[str, list[Request]] = {}
             for request in level:
                 by_tenant.setdefault(request.tenant, []).append(request)
-            wanted = {tenant: sum(each.num_pending for each in group) for tenant, group in by_tenant.items()}
+            wanted = {
+                tenant: sum(each.num_pending for each in group)
+                for tenant, group in by_tenant.items()
+            }
             for number, tenant in enumerate(sorted(by_tenant, key=wanted.__getitem__)):
                 part = left // (len(by_tenant) - number)
                 for request in by_tenant[tenant]:
@@ -371,16 +449,22 @@ class Scheduler:
         return shares
 
     def _allocate(
-        self, request: Request, num_tokens: int, tokens_by_request: Mapping[Request, int], first: Sequence[Request]
+        self,
+        request: Request,
+        num_tokens: int,
+        tokens_by_request: Mapping[Request, int],
+        first: Sequence[Request],
     ) -> bool:
         """Reserve KV slots for pending tokens, if necessary by preempting other requests, at last ``request``.
 
-        Victims have no turn (``first``); if ``request`` has none either, they have started later. Return False if
-        ``request`` was preempted. ``tokens_by_request`` are the requests already scheduled.
+        Victims have no turn (``first``); if ``request`` has none either, they have started later.
+        Return False if ``request`` was preempted. ``tokens_by_request`` are the requests already
+        scheduled.
         """
         if request not in self.running:
             return False
-        allocator, length = self.cache.allocator, request.block_table.length + num_tokens
+        allocator = self.cache.allocator
+        length = request.block_table.length + num_tokens
         if allocator.num_missing(request.block_table, length) > allocator.num_free:
             self._release_reserved_blocks(tokens_by_request)
             while allocator.num_missing(request.block_table, length) > allocator.num_free:
@@ -395,15 +479,23 @@ class Scheduler:
     def _next_victim(self, request: Request, first: Sequence[Request]) -> Request:
         """Return the request to preempt for blocks.
 
-        It has the lowest priority, then belongs to the tenant with most requests, and then started last.
+        It has the lowest priority, then belongs to the tenant with most requests, and then started
+        last.
         """
         later = self.running if request in first else self.running[self.running.index(request) :]
         victims = [each for each in later if each not in first and not each.has_new_turn]
         num_running = Counter(each.tenant for each in self.running)
-        return min(reversed(victims), key=lambda each: (each.priority, -num_running[each.tenant]), default=request)
+        return min(
+            reversed(victims),
+            key=lambda each: (each.priority, -num_running[each.tenant]),
+            default=request,
+        )
 
     def _reserve_draft_slots(self, requests: Sequence[Request]) -> dict[Request, int]:
-        """Reserve KV slots for draft tokens after each request's pending token; return how many, by request."""
+        """Reserve KV slots for draft tokens after each request's pending token.
+
+        Return how many, by request.
+        """
         draft_slots = dict[Request, int]()
         for number, request in enumerate(requests):
             table = request.block_table
@@ -412,9 +504,12 @@ class Scheduler:
         return draft_slots
 
     def _cache_too_small(self, request: Request) -> str:
-        needed, blocks, size = self.blocks.maximum(request), self.cache.allocator.num_blocks, self.cache.block_size
+        needed = self.blocks.maximum(request)
+        blocks = self.cache.allocator.num_blocks
+        size = self.cache.block_size
         return (
-            f"expected a request of at most {blocks * size} tokens, the size of the KV cache, found {needed * size}; "
+            f"expected a request of at most {blocks * size} tokens, the size of the KV cache, "
+            f"found {needed * size}; "
             "raise kv_memory or lower max_tokens"
         )
 

@@ -1,8 +1,8 @@
 """Log-probabilities of alternative texts after a prompt, computed as one token tree.
 
-The root of the tree is the prompt's last token. The logits of a row do not depend on sibling rows, so the sums are
-bit-equal to those of each alternative alone. The last token of an alternative needs no row. If the tree exceeds the
-row limit, the alternatives are split among several forward passes.
+The root of the tree is the prompt's last token. The logits of a row do not depend on sibling rows,
+so the sums are bit-equal to those of each alternative alone. The last token of an alternative needs
+no row. If the tree exceeds the row limit, the alternatives are split among several forward passes.
 """
 
 from __future__ import annotations
@@ -21,38 +21,49 @@ Tokens = tuple[int, ...]
 
 
 def score(
-    engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence[int]], adapter: Adapter | None = None
+    engine: Engine,
+    prompt: Sequence[int],
+    alternatives: Sequence[Sequence[int]],
+    adapter: Adapter | None = None,
 ) -> list[float]:
     """Return the log-probability of each alternative (the token ids of one text) after a prompt.
 
-    Raises ``PromptError`` if the prompt has a single token, or an alternative exceeds the limit of a tree or of the
-    context; ``CacheFullError``; ``PronkError`` if logits are infinite or NaN.
+    Raises ``PromptError`` if the prompt has a single token, or an alternative exceeds the limit of
+    a tree or of the context; ``CacheFullError``; ``PronkError`` if logits are infinite or NaN.
     """
-    max_nodes, max_length = engine.scheduler.max_tree - 1, max(map(len, alternatives))
+    max_nodes = engine.scheduler.max_tree - 1
+    max_length = max(map(len, alternatives))
     if len(prompt) < 2:
         msg = "choose: expected a prompt of at least two tokens, found one; lengthen the prompt"
         raise PromptError(msg)
     if max_length - 1 > max_nodes:
         msg = (
-            f"choose: expected options of at most {max_nodes + 1} tokens, found one of {max_length}; shorten the option"
+            f"choose: expected options of at most {max_nodes + 1} tokens, found one of "
+            f"{max_length}; shorten the option"
         )
         raise PromptError(msg)
     context = engine.runner.decoder.config.context
     if (length := len(prompt) + max_length) > context:
-        msg = f"choose: expected prompt and option of at most {context} tokens, found {length}; shorten them"
+        msg = (
+            f"choose: expected prompt and option of at most {context} tokens, found {length}; "
+            "shorten them"
+        )
         raise PromptError(msg)
     distinct = sorted({tuple(alternative) for alternative in alternatives})
     groups = _split(distinct, max_nodes)
     trees = [_make_tree(prompt[-1], group) for group in groups]
     sums = dict[Tokens, float]()
-    for group, tree, logits in zip(groups, trees, engine.tree_logits(prompt[:-1], trees, adapter), strict=True):
+    for group, tree, logits in zip(
+        groups, trees, engine.tree_logits(prompt[:-1], trees, adapter), strict=True
+    ):
         sums |= {alternative: _log_probability(alternative, tree, logits) for alternative in group}
     return [sums[tuple(alternative)] for alternative in alternatives]
 
 
 def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
     """Split sorted alternatives into groups with trees of at most ``max_nodes`` nodes below the root."""
-    groups, nodes = list[list[Tokens]](), set[Tokens]()
+    groups = list[list[Tokens]]()
+    nodes = set[Tokens]()
     for alternative in alternatives:
         path = {alternative[:length] for length in range(1, len(alternative))}
         if not groups or len(nodes | path) > max_nodes:
@@ -74,13 +85,19 @@ def _make_tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
 
 
 def _log_probability(alternative: Tokens, tree: TokenTree, logits: Array) -> float:
-    """Return the sum of the log-probabilities of one alternative's tokens; logits are ``[nodes, vocab]``."""
-    nodes, total = [0], 0.0
+    """Return the sum of the log-probabilities of one alternative's tokens.
+
+    Logits are ``[nodes, vocab]``.
+    """
+    nodes = [0]
+    total = 0.0
     for token in alternative[:-1]:
         nodes.append(tree.children(nodes[-1])[token])
     rows = logits[nodes]
     if not is_finite(rows):
-        msg = "choose: expected finite logits, found infinity or NaN; check the weights of the model"
+        msg = (
+            "choose: expected finite logits, found infinity or NaN; check the weights of the model"
+        )
         raise PronkError(msg) from NotFiniteError()
     for row, token in zip(rows, alternative, strict=True):
         total += log_probs(row, [token])[0]

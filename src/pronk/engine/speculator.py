@@ -31,19 +31,25 @@ _log = logging.getLogger(__name__)
 class Speculator:
     """Calls each proposer once per step, for all of its requests together.
 
-    If a proposer raises an exception or returns an invalid tree, the request continues without draft tokens.
-    :attr:`~pronk.engine.stats.Stats.draft_error` and a line in the log give the reason.
+    If a proposer raises an exception or returns an invalid tree, the request continues without
+    draft tokens. :attr:`~pronk.engine.stats.Stats.draft_error` and a line in the log give the
+    reason.
     """
 
     def __init__(self, runner: ModelRunner, *, budget: bool, stats: AcceptanceStats | None) -> None:
-        """Create a speculator; with ``budget``, the policy decides what is drafted, otherwise all is.
+        """Create a speculator.
 
-        ``stats`` are the acceptance statistics of all requests without an adapter; ``None``: each request has its own.
+        With ``budget``, the policy decides what is drafted, otherwise all is.
+
+        ``stats`` are the acceptance statistics of all requests without an adapter; ``None``: each
+        request has its own.
         """
-        self.runner, self.budget = runner, budget
+        self.runner = runner
+        self.budget = budget
         self.vocab_size = runner.decoder.config.vocab_size
         self.policy = Policy()
-        # Costs of this step's forward pass; ``None`` if a forward pass without draft tokens has to be measured.
+        # Costs of this step's forward pass; ``None`` if a forward pass without draft tokens has to
+        # be measured.
         self.costs: CostCurve | None = None
         self.seconds = 0.0  # duration of all proposer calls of this step
         self._num_decoding = 1
@@ -64,8 +70,11 @@ class Speculator:
             request.speculation.policy.begin()
             if request.speculation.started or request.speculation.proposer is None:
                 continue
-            params, began = request.params, self.runner.clock()
-            stats = None if self._stats_by_adapter is None else self._stats_by_adapter[request.adapter]
+            params = request.params
+            began = self.runner.clock()
+            stats = (
+                None if self._stats_by_adapter is None else self._stats_by_adapter[request.adapter]
+            )
             acceptance = RequestAcceptance(stats, params.temperature, private=params.rejects)
             request.speculation.policy = RequestPolicy(self.policy, acceptance)
             request.stats.regret = request.speculation.policy.regret
@@ -80,20 +89,28 @@ class Speculator:
         """Return the token trees to verify, only for requests that have draft tokens."""
         began = self.seconds
         drafts: dict[Request, TokenTree] = {}
-        draft_slots = {scheduled.request: scheduled.num_draft_slots for scheduled in batch if scheduled.num_draft_slots}
+        draft_slots = {
+            scheduled.request: scheduled.num_draft_slots
+            for scheduled in batch
+            if scheduled.num_draft_slots
+        }
         context = sum(scheduled.request.block_table.length for scheduled in batch)
-        self.costs, self._num_decoding = self.runner.cost_model.costs(context), max(1, _count_plain_rows(batch)[0])
+        self.costs = self.runner.cost_model.costs(context)
+        self._num_decoding = max(1, _count_plain_rows(batch)[0])
         for proposer, group in _group_by_proposer(draft_slots):
             governed = self.budget and not proposer.capabilities.bypass_budget
             if governed and self.costs is None:
                 continue  # a forward pass without draft tokens has to be measured first
-            # A guide may force text, which costs nothing to draft, whatever the policy says of other sources.
+            # A guide may force text, which costs nothing to draft, whatever the policy says of
+            # other sources.
             requests = [each for each in group if not governed or _may_draft(each)]
             if not requests:
                 continue
             allowance = self.policy.allowance / len(draft_slots)
             for request in requests:
-                request.speculation.policy.set_prices(self.costs if governed else None, self._num_decoding, allowance)
+                request.speculation.policy.set_prices(
+                    self.costs if governed else None, self._num_decoding, allowance
+                )
             drafts.update(self._call(proposer, requests, draft_slots))
         return self._select(batch, drafts, self.seconds - began)
 
@@ -106,21 +123,29 @@ class Speculator:
         *,
         touched: float | None = None,
     ) -> None:
-        """End a step: pass outcomes to proposers; record durations, and what drafting cost and saved.
+        """End a step: pass outcomes to proposers.
 
-        ``outcomes`` are those of the decoding requests. The step began at ``began`` by the runner's clock. ``context``
-        and ``touched`` are those of :class:`~pronk.models.model_runner.ForwardResult`.
+        Record durations, and what drafting cost and saved.
+
+        ``outcomes`` are those of the decoding requests. The step began at ``began`` by the runner's
+        clock. ``context`` and ``touched`` are those of
+        :class:`~pronk.models.model_runner.ForwardResult`.
         """
         self._observe(outcomes)
         seconds = self.runner.clock() - began - self.seconds
         self._record_step(steps, outcomes, seconds)
         plain = not any(step.draft.num_draft_tokens for step in steps)
-        self.runner.record_duration([step.job for step in steps], context, seconds, plain=plain, touched=touched)
+        self.runner.record_duration(
+            [step.job for step in steps], context, seconds, plain=plain, touched=touched
+        )
         for step in steps:
-            decision_trace, outcome = step.request.speculation.trace, outcomes.get(step.request)
+            decision_trace = step.request.speculation.trace
+            outcome = outcomes.get(step.request)
             if decision_trace is not None and outcome is not None:
                 costs = self.costs if self.budget else None
-                decision_trace.record_step(outcome, costs, self._num_decoding, seconds, self.policy.allowance)
+                decision_trace.record_step(
+                    outcome, costs, self._num_decoding, seconds, self.policy.allowance
+                )
 
     def stop(self, request: Request) -> None:
         """Free the draft state of a request that has ended."""
@@ -134,21 +159,29 @@ class Speculator:
     def _record_step(
         self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], seconds: float
     ) -> None:
-        """Record what drafting cost and saved; ``seconds`` is the duration of the step without drafters.
+        """Record what drafting cost and saved.
 
-        The seconds of draft rows are those of the cost model, because other processes may prolong a single pass.
+        ``seconds`` is the duration of the step without drafters.
+
+        The seconds of draft rows are those of the cost model, because other processes may prolong a
+        single pass.
         """
         policy = self.policy
-        if any(step.request.needs_draft_slots for step in steps):  # time without any drafter allows no loss
+        # time without any drafter allows no loss
+        if any(step.request.needs_draft_slots for step in steps):
             policy.elapsed += seconds + self.seconds
         decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
         if not self.budget or self.costs is None or not decoding:
             return
         curve = self.costs
-        rows, draft_rows = prompt_rows + decoding, sum(step.draft.num_draft_tokens for step in steps)
+        rows = prompt_rows + decoding
+        draft_rows = sum(step.draft.num_draft_tokens for step in steps)
         if not prompt_rows:  # a disturbed pass counts as twice the estimated one at most
             policy.longest = max(policy.longest, min(seconds, 2.0 * curve.at(rows + draft_rows)))
-        saved = sum(max(0, min(len(outcome.path), len(outcome.committed) - 1)) for outcome in outcomes.values())
+        saved = sum(
+            max(0, min(len(outcome.path), len(outcome.committed) - 1))
+            for outcome in outcomes.values()
+        )
         for request in outcomes:
             if not request.params.rejects:
                 request.speculation.policy.regret.seconds += (seconds + self.seconds) / decoding
@@ -166,7 +199,9 @@ class Speculator:
                 request.speculation.policy.acceptance.advance(outcome.committed)
                 if not outcome.params.rejects:
                     accepted = max(0, min(len(outcome.path), len(outcome.committed) - 1))
-                    request.speculation.policy.close(outcome.committed, accepted, outcome.tree.num_draft_tokens)
+                    request.speculation.policy.close(
+                        outcome.committed, accepted, outcome.tree.num_draft_tokens
+                    )
                 try:
                     if proposer.capabilities.self_budgeting:
                         proposer.observe(outcome)
@@ -177,15 +212,22 @@ class Speculator:
             self._record_draft_time(requests, began)
 
     def _call(
-        self, proposer: Proposer[Any], requests: Sequence[Request], draft_slots: Mapping[Request, int]
+        self,
+        proposer: Proposer[Any],
+        requests: Sequence[Request],
+        draft_slots: Mapping[Request, int],
     ) -> dict[Request, TokenTree]:
-        """Return a proposer's token trees; if the call for all requests raises, call it once per request."""
+        """Return a proposer's token trees.
+
+        If the call for all requests raises, call it once per request.
+        """
 
         def check(context: DraftContext[Any], tree: TokenTree) -> TokenTree:
             return validate_draft(proposer.name, context, tree, self.vocab_size)
 
         began = self.runner.clock()
-        for request in requests:  # a proposer that raised may have left draft tokens in the context of a sampler
+        # a proposer that raised may have left draft tokens in the context of a sampler
+        for request in requests:
             request.sampler.recover()
         contexts: list[DraftContext[Any]] = [
             DraftContext(
@@ -208,7 +250,10 @@ class Speculator:
                     trees = [check(context, tree) for context, tree in proposed]
                 else:
                     ask(proposer, contexts, self.runner.clock, check)
-                    trees = [context.policy.tree(context.tokens[-1], context.max_nodes) for context in contexts]
+                    trees = [
+                        context.policy.tree(context.tokens[-1], context.max_nodes)
+                        for context in contexts
+                    ]
         except Exception as error:  # noqa: BLE001 - proposers are user code
             if len(requests) == 1:
                 self._give_up(requests[0], error)
@@ -219,7 +264,11 @@ class Speculator:
             if request.speculation.trace is not None:
                 request.speculation.trace.offered = tree
         self._record_draft_time(requests, began)
-        return {request: tree for request, tree in zip(requests, trees, strict=True) if tree.num_draft_tokens}
+        return {
+            request: tree
+            for request, tree in zip(requests, trees, strict=True)
+            if tree.num_draft_tokens
+        }
 
     def _record_draft_time(self, requests: Sequence[Request], began: float) -> None:
         """Record the time since ``began``, which drafting for ``requests`` has taken."""
@@ -238,28 +287,49 @@ class Speculator:
         if not self.budget or not drafts:
             return drafts
         decoding, prompt_rows = _count_plain_rows(batch)
-        # The acceptance rules rejection and block are exact only if draft tokens are distributed as ``probs``. Dropping
-        # tokens by their gain could change this distribution. Under these rules, trees with ``probs`` stay whole.
+        # The acceptance rules rejection and block are exact only if draft tokens are distributed as
+        # ``probs``. Dropping tokens by their gain could change this distribution. Under these
+        # rules, trees with ``probs`` stay whole.
         whole = {
             request
             for request, tree in drafts.items()
-            if request.speculation.capabilities.bypass_budget or (request.params.rejects and tree.probs is not None)
+            if request.speculation.capabilities.bypass_budget
+            or (request.params.rejects and tree.probs is not None)
         }
-        candidates = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
+        candidates = [
+            replace(tree, gain=None) if request in whole else tree
+            for request, tree in drafts.items()
+        ]
         kept = select_nodes(
-            candidates, decoding, self.costs, prompts=prompt_rows, drafting=drafting, allowance=self.policy.allowance
+            candidates,
+            decoding,
+            self.costs,
+            prompts=prompt_rows,
+            drafting=drafting,
+            allowance=self.policy.allowance,
         )
         selected = zip(drafts.items(), kept, strict=True)
-        return {request: tree if request in whole else cut for (request, tree), cut in selected if cut.num_draft_tokens}
+        return {
+            request: tree if request in whole else cut
+            for (request, tree), cut in selected
+            if cut.num_draft_tokens
+        }
 
     def _give_up(self, request: Request, error: Exception) -> None:
-        proposer, request.speculation.proposer = request.speculation.proposer, None
+        proposer = request.speculation.proposer
+        request.speculation.proposer = None
         if proposer is None:
             return
         is_pronk_error = isinstance(error, PronkError)  # its message is clear without the type
-        reason = str(error) if is_pronk_error else f"{type(error).__name__}: {describe_error(error)}"
+        reason = (
+            str(error) if is_pronk_error else f"{type(error).__name__}: {describe_error(error)}"
+        )
         request.stats.draft_error = reason
-        _log.warning("%s: %s; the request continues without draft tokens", proposer.name, request.stats.draft_error)
+        _log.warning(
+            "%s: %s; the request continues without draft tokens",
+            proposer.name,
+            request.stats.draft_error,
+        )
         _log.debug("traceback of %s", proposer.name, exc_info=error)
         if request.speculation.started:
             request.speculation.started = False
@@ -282,5 +352,7 @@ def _group_by_proposer(requests: Iterable[Request]) -> list[tuple[Proposer[Any],
     groups: dict[int, tuple[Proposer[Any], list[Request]]] = {}
     for request in requests:
         if request.speculation.proposer is not None:
-            groups.setdefault(id(request.speculation.proposer), (request.speculation.proposer, []))[1].append(request)
+            groups.setdefault(id(request.speculation.proposer), (request.speculation.proposer, []))[
+                1
+            ].append(request)
     return list(groups.values())

@@ -16,8 +16,10 @@ from pronk.sampling.tree import TokenTree
 
 _NUM_BINS = 10  # number of bins in ``Stats.gain_stats``
 _JSON_KEYS = (
-    "prompt_tokens generated_tokens preemptions cached_tokens disk_tokens target_steps step_compression drafted "
-    "accepted compile_seconds jumped moved sources draft_error acceptance draft_seconds target_seconds total_seconds "
+    "prompt_tokens generated_tokens preemptions cached_tokens disk_tokens target_steps "
+    "step_compression drafted "
+    "accepted compile_seconds jumped moved sources draft_error acceptance draft_seconds "
+    "target_seconds total_seconds "
     "ttft tokens_per_second"
 ).split()
 
@@ -25,7 +27,8 @@ _JSON_KEYS = (
 class StepStats(NamedTuple):
     """Counts of one decoding step of a request, and the request's times up to the end of the step.
 
-    The duration of a step is its ``clock`` minus that of the step before. The first step includes the prefill.
+    The duration of a step is its ``clock`` minus that of the step before. The first step includes
+    the prefill.
     """
 
     rows: int  # number of rows in the forward pass
@@ -60,20 +63,30 @@ class Stats:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    cached_tokens: int = 0  # number of tokens found in the prefix cache, at the start and after each preemption
+    # number of tokens found in the prefix cache, at the start and after each preemption
+    cached_tokens: int = 0
     disk_tokens: int = 0  # number of ``cached_tokens`` that were read from the prompt cache on disk
-    compile_seconds: float = 0.0  # seconds of the guide's compilation, perhaps during an earlier request
+    # seconds of the guide's compilation, perhaps during an earlier request
+    compile_seconds: float = 0.0
     jumped: int = 0  # number of tokens that the guide forced without a forward pass
-    moved: int = 0  # number of KV rows moved because the accepted path was not the main chain of the tree
-    draft_seconds: float = 0.0  # seconds in drafters in this request's steps; not divided among the requests
-    target_seconds: float = 0.0  # seconds of forward passes with this request; not divided among the requests
+    # number of KV rows moved because the accepted path was not the main chain of the tree
+    moved: int = 0
+    # seconds in drafters in this request's steps; not divided among the requests
+    draft_seconds: float = 0.0
+    # seconds of forward passes with this request; not divided among the requests
+    target_seconds: float = 0.0
     total_seconds: float = 0.0  # seconds from ``Engine.add`` to the end of the request
     # One entry per forward pass that generated tokens; the first is the last chunk of the prefill.
     steps: list[StepStats] = field(default_factory=list, repr=False)
-    sources: dict[str, SourceStats] = field(default_factory=dict)  # acceptance counts by drafter name
-    # Predicted and actual acceptance of draft tokens with accepted parents. Bin i: predictions i / 10 to (i + 1) / 10.
-    gain_stats: list[GainStats] = field(default_factory=lambda: [GainStats(0, 0.0, 0)] * _NUM_BINS, repr=False)
-    regret: Regret = field(default_factory=Regret, repr=False)  # what other choices of drafters would have saved
+    # acceptance counts by drafter name
+    sources: dict[str, SourceStats] = field(default_factory=dict)
+    # Predicted and actual acceptance of draft tokens with accepted parents. Bin i: predictions i /
+    # 10 to (i + 1) / 10.
+    gain_stats: list[GainStats] = field(
+        default_factory=lambda: [GainStats(0, 0.0, 0)] * _NUM_BINS, repr=False
+    )
+    # what other choices of drafters would have saved
+    regret: Regret = field(default_factory=Regret, repr=False)
     draft_error: str | None = None  # exception of the drafter, if the request continued without it
 
     def count_sources(self, draft_tokens: Iterable[tuple[str, bool]]) -> None:
@@ -87,13 +100,18 @@ class Stats:
         for predicted, accepted in draft_tokens:
             index = min(int(_NUM_BINS * predicted), _NUM_BINS - 1)
             count, sum_predicted, sum_accepted = self.gain_stats[index]
-            self.gain_stats[index] = GainStats(count + 1, sum_predicted + predicted, sum_accepted + accepted)
+            self.gain_stats[index] = GainStats(
+                count + 1, sum_predicted + predicted, sum_accepted + accepted
+            )
 
     def check_proposer(self) -> None:
         """Raise ``PronkError`` if the drafter failed, so that its statistics are not benchmarked."""
         if self.draft_error is not None:
             error = " ".join(self.draft_error.split())
-            msg = f"drafter: expected no exception, found {error}; nothing was measured, fix the drafter"
+            msg = (
+                f"drafter: expected no exception, found {error}; nothing was measured, "
+                "fix the drafter"
+            )
             raise PronkError(msg)
 
     @property
@@ -119,7 +137,8 @@ class Stats:
     @property
     def acceptance(self) -> list[float]:
         """For each depth from 1: accepted draft tokens / steps with draft tokens of that depth."""
-        offered, taken = Counter[int](), Counter[int]()
+        offered = Counter[int]()
+        taken = Counter[int]()
         for step in self.steps:
             offered.update(range(step.depth))
             taken.update(range(step.accepted))
@@ -146,17 +165,21 @@ class Stats:
 class Decision:
     """Speculation decisions and results of one decoding step."""
 
-    source_reports: tuple[SourceReport, ...]  # one per drafter that was asked; ``auto`` asks several
+    # one per drafter that was asked; ``auto`` asks several
+    source_reports: tuple[SourceReport, ...]
     offered: TokenTree  # proposed tree
-    kept: TokenTree  # verified tree: ``offered`` without the draft tokens that were dropped before verification
+    # verified tree: ``offered`` without the draft tokens that were dropped before verification
+    kept: TokenTree
     path: tuple[int, ...]  # accepted nodes of ``kept``, without the root
     tokens: tuple[int, ...]  # committed token ids
-    # Estimates in seconds for ``n`` decoding requests, where a step of ``rows`` rows takes ``costs.at(rows)`` seconds.
-    # ``None`` if the costs are unknown.
+    # Estimates in seconds for ``n`` decoding requests, where a step of ``rows`` rows takes
+    # ``costs.at(rows)`` seconds. ``None`` if the costs are unknown.
     plain: float | None  # step without draft tokens, one request's part: ``costs.at(n) / n``
-    expected: float | None  # step with ``len(kept)`` rows per request, one request's part: ``costs.at(n * rows) / n``
+    # step with ``len(kept)`` rows per request, one request's part: ``costs.at(n * rows) / n``
+    expected: float | None
     asking: float  # measured seconds in the drafter, this request's part
-    seconds: float  # measured seconds of the whole step without the time in drafters, for all requests
+    # measured seconds of the whole step without the time in drafters, for all requests
+    seconds: float
     allowance: float  # ``Policy.allowance``: seconds that drafting may still cost the engine
 
     @property
@@ -174,19 +197,31 @@ class Decision:
     @property
     def value(self) -> float | None:
         """``gain * plain / expected``: estimated speed-up over a step without draft tokens."""
-        return None if self.plain is None or not self.expected else self.gain * self.plain / self.expected
+        return (
+            None
+            if self.plain is None or not self.expected
+            else self.gain * self.plain / self.expected
+        )
 
 
 @dataclass
 class DecisionTrace:
-    """Recorded decisions of one request, one per decoding step; used by :mod:`pronk.lab.explain`."""
+    """Recorded decisions of one request, one per decoding step.
+
+    Used by :mod:`pronk.lab.explain`.
+    """
 
     steps: list[Decision] = field(default_factory=list)
     offered: TokenTree | None = None  # tree that was proposed in the current step
     draft_seconds: float = 0.0  # seconds that the drafter has taken in the current step
 
     def record_step(
-        self, outcome: Outcome[Any], costs: CostCurve | None, num_requests: int, seconds: float, allowance: float
+        self,
+        outcome: Outcome[Any],
+        costs: CostCurve | None,
+        num_requests: int,
+        seconds: float,
+        allowance: float,
     ) -> None:
         """Record the current step, in which ``num_requests`` requests decoded."""
         kept = outcome.tree
@@ -204,4 +239,5 @@ class DecisionTrace:
                 allowance,
             )
         )
-        self.offered, self.draft_seconds = None, 0.0
+        self.offered = None
+        self.draft_seconds = 0.0

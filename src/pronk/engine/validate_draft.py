@@ -15,32 +15,46 @@ from pronk.drafting.proposer import DraftContext
 from pronk.sampling.grammar_pruning import prune
 from pronk.sampling.tree import TokenTree
 
-_TOLERANCE = 1e-3  # allowed difference between 1 and the sum of a distribution, for float32 rounding
+# allowed difference between 1 and the sum of a distribution, for float32 rounding
+_TOLERANCE = 1e-3
 
 
-def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int) -> TokenTree:
-    """Check a proposed tree; drop nodes beyond the limits or the vocabulary and nodes the guide forbids.
+def validate_draft(
+    name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int
+) -> TokenTree:
+    """Check a proposed tree.
 
-    Raises ``OptionError``, ``TypeError`` or ``ValueError`` if the tree is invalid, or its root is not the last token.
+    Drop nodes beyond the limits or the vocabulary and nodes the guide forbids.
+
+    Raises ``OptionError``, ``TypeError`` or ``ValueError`` if the tree is invalid, or its root is
+    not the last token.
     """
     if tree.num_draft_tokens:
         tree = _to_plain_types(tree)
     if tree.tokens[0] != context.tokens[-1]:
-        msg = f"drafter {name}: expected a tree with root token {context.tokens[-1]}, found {tree.tokens[0]}"
+        msg = (
+            f"drafter {name}: expected a tree with root token {context.tokens[-1]}, found "
+            f"{tree.tokens[0]}"
+        )
         raise OptionError(msg)
     if not tree.num_draft_tokens:
         return tree
     if any(q is not None and len(q) != vocab_size for q in tree.probs or ()):
-        # ``probs`` are over another vocabulary. Tokens outside the target's vocabulary are dropped below, after which
-        # the remaining tokens are no sample of ``probs``. Verify all as point masses, even if no token is dropped.
+        # ``probs`` are over another vocabulary. Tokens outside the target's vocabulary are dropped
+        # below, after which the remaining tokens are no sample of ``probs``. Verify all as point
+        # masses, even if no token is dropped.
         tree = replace(tree, probs=None)
     if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
-        msg = f"drafter {name}: expected float arrays [vocab] that sum to 1 in probs, found others; normalize them"
+        msg = (
+            f"drafter {name}: expected float arrays [vocab] that sum to 1 in probs, found others; "
+            "normalize them"
+        )
         raise OptionError(msg)
     if min(tree.tokens) < 0 or max(tree.tokens) >= vocab_size:
         tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < vocab_size)
     guide = context.sampler.guide
-    # Rejection sampling needs all tokens sampled from ``probs``, so tokens that the guide forbids are not removed.
+    # Rejection sampling needs all tokens sampled from ``probs``, so tokens that the guide forbids
+    # are not removed.
     if guide is not None and not (context.params.rejects and tree.probs is not None):
         tree = prune(tree, guide)
     return tree.limit(context.max_depth, context.max_nodes)
@@ -49,10 +63,13 @@ def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab
 def _to_plain_types(tree: TokenTree) -> TokenTree:
     """Convert numbers of other libraries to Python's own, which are JSON values, and ``probs`` to arrays.
 
-    Raises ``TypeError`` or ``ValueError`` if a token or parent is no integer, a gain is not finite, or an origin has
-    not two entries.
+    Raises ``TypeError`` or ``ValueError`` if a token or parent is no integer, a gain is not finite,
+    or an origin has not two entries.
     """
-    gain, origin, verify, probs = tree.gain, tree.origin, tree.verify, tree.probs
+    gain = tree.gain
+    origin = tree.origin
+    verify = tree.verify
+    probs = tree.probs
     if gain is not None and not math.isfinite(sum(gain)):
         msg = f"expected finite numbers in gain, found {gain}; check the drafter"
         raise ValueError(msg)

@@ -22,11 +22,15 @@ from pronk.models.decoder import Decoder
 from pronk.models.model_runner import ModelRunner
 from pronk.models.split import TensorSplit
 
-_LAUNCHED = "TORCHELASTIC_RUN_ID"  # variable that ``torch.distributed.is_torchelastic_launched`` looks for
+# variable that ``torch.distributed.is_torchelastic_launched`` looks for
+_LAUNCHED = "TORCHELASTIC_RUN_ID"
 
 
 def is_launched(workers: int) -> bool:
-    """Return whether ``torchrun`` launched the processes of the model; if not, they have to be spawned."""
+    """Return whether ``torchrun`` launched the processes of the model.
+
+    If not, they have to be spawned.
+    """
     return workers > 1 and _LAUNCHED in os.environ
 
 
@@ -35,7 +39,10 @@ def check_launched(workers: int) -> None:
     # Each of these processes would run the whole program.
     world_size = int(os.environ.get("WORLD_SIZE", "1")) if _LAUNCHED in os.environ else 1
     if workers == 1 < world_size:
-        msg = f"workers: expected {world_size}, as torchrun has started, found 1; set workers to {world_size}"
+        msg = (
+            f"workers: expected {world_size}, as torchrun has started, found 1; set workers to "
+            f"{world_size}"
+        )
         raise OptionError(msg)
 
 
@@ -44,7 +51,10 @@ class Workers(Protocol):
 
     @property
     def split(self) -> TensorSplit | None:
-        """Shard of this process in tensor parallelism; ``None`` if each process has the whole model."""
+        """Shard of this process in tensor parallelism.
+
+        ``None`` if each process has the whole model.
+        """
 
     @property
     def shard_config(self) -> ModelConfig:
@@ -55,7 +65,10 @@ class Workers(Protocol):
         """Class of the KV cache; ``None``: that of the backend."""
 
     def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
-        """Return a runner that uses all processes; ``None``: the engine makes one for this process alone."""
+        """Return a runner that uses all processes.
+
+        ``None``: the engine makes one for this process alone.
+        """
 
     def end(self) -> None:
         """End the other processes."""
@@ -82,15 +95,19 @@ def start_workers(
 ) -> Workers:
     """Start the processes of a model, or join those that ``torchrun`` has started.
 
-    ``model`` and ``dtype`` are what the options of these names mean. Raises ``OptionError`` if ``workers`` is above 1
-    without compiled kernels (with torch, a row's bits depend on the batch) or without torch (whose processes exchange
-    messages), too large for tensor parallelism, or not the number of processes that ``torchrun`` launched.
+    ``model`` and ``dtype`` are what the options of these names mean. Raises ``OptionError`` if
+    ``workers`` is above 1 without compiled kernels (with torch, a row's bits depend on the batch)
+    or without torch (whose processes exchange messages), too large for tensor parallelism, or not
+    the number of processes that ``torchrun`` launched.
     """
     workers = options.workers
     if workers == 1:
         return SingleProcess(config)
     if kernels is None:
-        msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
+        msg = (
+            f"workers: expected 1 without the compiled kernels, found {workers}; install the "
+            "kernels or set 1"
+        )
         raise OptionError(msg)
     start = load_guest("pronk.workers", "processes", "workers")
     started: Workers = start(options, model, dtype, config, kernels)

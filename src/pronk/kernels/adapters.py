@@ -33,7 +33,9 @@ class PackedAdapter:
     @property
     def struct(self) -> CAdapter:
         """The structure, whose addresses are valid as long as this object exists."""
-        return CAdapter(ctypes.pointer(self.down.struct), ctypes.pointer(self.up.struct), self.first.ctypes.data)
+        return CAdapter(
+            ctypes.pointer(self.down.struct), ctypes.pointer(self.up.struct), self.first.ctypes.data
+        )
 
 
 def pack_adapter(matrix: PackedMatrix, parts: Sequence[LowRank]) -> PackedAdapter:
@@ -44,20 +46,27 @@ def pack_adapter(matrix: PackedMatrix, parts: Sequence[LowRank]) -> PackedAdapte
         parts = [_merge(parts)]
         first = _first_inputs(outputs, parts)
         assert first is not None
-    rank, inputs = max(len(part.down) for part in parts), matrix.shape[1]
+    rank = max(len(part.down) for part in parts)
+    inputs = matrix.shape[1]
     down = np.zeros((len(parts), rank, inputs), FLOAT32)
     up = np.zeros((matrix.shape[0], rank), FLOAT32)
     for number, part in enumerate(parts):
         down[number, : len(part.down)] = part.down
         up[part.start : part.start + len(part.up), : part.up.shape[1]] = part.up
-    unit, gated = matrix.struct.unit, bool(matrix.struct.gated)
+    unit = matrix.struct.unit
+    gated = bool(matrix.struct.gated)
     return PackedAdapter(
-        pack(matrix.kernels, down.reshape(-1, inputs)), pack(matrix.kernels, up, unit=unit, gated=gated), first
+        pack(matrix.kernels, down.reshape(-1, inputs)),
+        pack(matrix.kernels, up, unit=unit, gated=gated),
+        first,
     )
 
 
 def _outputs_of_blocks(matrix: PackedMatrix) -> list[range]:
-    """Return the outputs of each block of 16 of a matrix; gate and up projection alternate in a gated one."""
+    """Return the outputs of each block of 16 of a matrix.
+
+    Gate and up projection alternate in a gated one.
+    """
     struct = matrix.struct
     units = [range(start, start + struct.unit) for start in range(0, matrix.shape[0], struct.unit)]
     blocks = [[unit[start : start + 16] for start in range(0, len(unit), 16)] for unit in units]
@@ -81,8 +90,10 @@ def _first_inputs(outputs: Sequence[range], parts: Sequence[LowRank]) -> Array |
 
 def _merge(parts: Sequence[LowRank]) -> LowRank:
     """Return one part that adds the same to the outputs of all; its rank is the sum of theirs."""
-    start, stop = min(part.start for part in parts), max(part.start + len(part.up) for part in parts)
-    up, rank = np.zeros((stop - start, sum(len(part.down) for part in parts)), FLOAT32), 0
+    start = min(part.start for part in parts)
+    stop = max(part.start + len(part.up) for part in parts)
+    up = np.zeros((stop - start, sum(len(part.down) for part in parts)), FLOAT32)
+    rank = 0
     for part in parts:
         rows = slice(part.start - start, part.start - start + len(part.up))
         up[rows, rank : rank + len(part.down)] = part.up

@@ -1,8 +1,9 @@
 """Compile the kernels and the suffix automaton: ``python build.py [OUT] [FLAGS]``.
 
-``OUT`` is the path of the kernels' library; the suffix automaton's library is written beside it. The module imports
-only the standard library, because the installation (``hatch_build.py``) runs it before pronk and its dependencies are
-importable. Each instruction set has a source file and compiler flags; ``dispatch.cpp`` selects one at run time.
+``OUT`` is the path of the kernels' library; the suffix automaton's library is written beside it.
+The module imports only the standard library, because the installation (``hatch_build.py``) runs it
+before pronk and its dependencies are importable. Each instruction set has a source file and
+compiler flags; ``dispatch.cpp`` selects one at run time.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
 
-# -ffp-contract=off: fused multiply-add only where the source has it, so that results do not depend on the compiler.
-_FLAGS = ["-O2", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno"]
+# -ffp-contract=off: fused multiply-add only where the source has it, so that results do not depend
+# on the compiler.
+_FLAGS = [
+    "-O2",
+    "-std=c++17",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+]
 # -fno-strict-aliasing: the function pack_row_tile reads floats as 4-byte integers.
 _FLAGS += ["-fno-strict-aliasing", "-fvisibility=hidden", "-Wall", "-Wextra"]
-# GCC 12 warns about undefined vectors in its own headers (GCC bug 105593); other compilers lack the option.
+# GCC 12 warns about undefined vectors in its own headers (GCC bug 105593); other compilers lack the
+# option.
 _GCC_FLAGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
@@ -38,14 +48,20 @@ _X86 = {
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 _ARM = {"isa_dot": ["-march=armv8.2-a+dotprod"], "isa_i8mm": ["-march=armv8.2-a+dotprod+i8mm"]}
-# Source files that a build for this processor alone leaves out, by the flag of ``/proc/cpuinfo`` that the processor
-# lacks, and the macro that removes them from ``dispatch.cpp``.
+# Source files that a build for this processor alone leaves out, by the flag of ``/proc/cpuinfo``
+# that the processor lacks, and the macro that removes them from ``dispatch.cpp``.
 _OPTIONAL = {
     "avx512f": ("PRONK_WITHOUT_AVX512", ("isa_avx512", "isa_vnni", "isa_avx512_bf16", "isa_amx")),
     "avx_vnni": ("PRONK_WITHOUT_AVX_VNNI", ("isa_avx_vnni",)),
 }
 # At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable.
-_COMMON: dict[str, list[str]] = {"dispatch": [], "forward": [], "pack": [], "thread_pool": [], "isa_portable": ["-O3"]}
+_COMMON: dict[str, list[str]] = {
+    "dispatch": [],
+    "forward": [],
+    "pack": [],
+    "thread_pool": [],
+    "isa_portable": ["-O3"],
+}
 _SUFFIX_SOURCE = "suffix"
 
 
@@ -78,8 +94,12 @@ def _left_out(target: BuildTarget) -> tuple[list[str], set[str]]:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     except OSError:
         return [], set()
-    missing = [_OPTIONAL[flag] for flag in _OPTIONAL if target.machine == "x86_64" and flag not in flags]
-    return [f"-D{macro}" for macro, _ in missing], {source for _, sources in missing for source in sources}
+    missing = [
+        _OPTIONAL[flag] for flag in _OPTIONAL if target.machine == "x86_64" and flag not in flags
+    ]
+    return [f"-D{macro}" for macro, _ in missing], {
+        source for _, sources in missing for source in sources
+    }
 
 
 def library_name(system: str = sys.platform) -> str:
@@ -96,7 +116,9 @@ def find_compiler() -> list[str] | None:
     """Return the command of the system's C++ compiler, from ``$CXX`` or ``$PATH``, or ``None``."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
-    return next(([path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    return next(
+        ([path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None
+    )
 
 
 def build(
@@ -110,13 +132,16 @@ def build(
     """Build the libraries of the kernels and of the suffix automaton; if one fails, write neither.
 
     Args:
-        out: path of the kernels' library; the suffix automaton's is written to ``suffix_library(out)``.
+        out: path of the kernels' library; the suffix automaton's is written to
+            ``suffix_library(out)``.
         compiler: command of the compiler; by default the system's.
         target: platform that ``compiler`` compiles for; by default this machine.
         extra: further flags for compiling and linking, such as a sanitizer's.
-        native: whether to build only the instruction sets of this processor, in less than half the time.
+        native: whether to build only the instruction sets of this processor, in less than half the
+            time.
 
-    Raises ``BuildError`` if there is no compiler, or it fails; the message has the first line of its error.
+    Raises ``BuildError`` if there is no compiler, or it fails; the message has the first line of
+    its error.
     """
     target = target or BuildTarget.current()
     compiler = list(compiler or find_compiler() or ())
@@ -126,17 +151,26 @@ def build(
     shared = ["-fPIC", "-pthread"] if target.system != "win32" else []
     macros, left_out = _left_out(target) if native else ([], set())
     sources = {name: own for name, own in target.source_flags.items() if name not in left_out}
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+    version = subprocess.run(  # noqa: S603
+        [*compiler, "--version"], capture_output=True, text=True, check=False
+    ).stdout
     is_gcc = "Free Software Foundation" in version
     flags = [*_FLAGS, *(_GCC_FLAGS if is_gcc else []), *shared, *macros]
-    if any(Path(part).name.startswith("zig") for part in compiler):  # does not know -march=armv8.2-a, which GCC needs
+    # does not know -march=armv8.2-a, which GCC needs
+    if any(Path(part).name.startswith("zig") for part in compiler):
         renamed = ("-march=armv8.2-a", "-mcpu=generic+v8_2a")
         sources = {name: [flag.replace(*renamed) for flag in own] for name, own in sources.items()}
     libraries = [] if target.system == "win32" else ["-lm"]
     if is_gcc and target.system == "linux":
         libraries.append("-static-libgcc")
     # -s drops the symbol table, which a debugger (-g) needs.
-    link = [*compiler, "-shared", *shared, *([] if any(flag.startswith("-g") for flag in extra) else ["-s"]), *extra]
+    link = [
+        *compiler,
+        "-shared",
+        *shared,
+        *([] if any(flag.startswith("-g") for flag in extra) else ["-s"]),
+        *extra,
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flags_of = {name: [*own, *extra] for name, own in (sources | {_SUFFIX_SOURCE: []}).items()}
@@ -155,7 +189,16 @@ def _compile(command: Sequence[str], source_flags: dict[str, list[str]], folder:
     """Compile all source files in parallel, first ``isa_*`` (instruction sets), which take longest."""
 
     def compile_source(name: str) -> None:
-        _run([*command, *source_flags[name], "-c", str(SOURCES / f"{name}.cpp"), "-o", str(folder / f"{name}.o")])
+        _run(
+            [
+                *command,
+                *source_flags[name],
+                "-c",
+                str(SOURCES / f"{name}.cpp"),
+                "-o",
+                str(folder / f"{name}.o"),
+            ]
+        )
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         names = sorted(source_flags, key=lambda name: not name.startswith("isa_"))

@@ -1,7 +1,8 @@
 """Find, check and load the compiled kernels with :mod:`ctypes`.
 
-The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all its versions. Without a usable
-library, torch computes instead if it is installed (the extra ``torch``), with a warning of one line.
+The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all its
+versions. Without a usable library, torch computes instead if it is installed (the extra ``torch``),
+with a warning of one line.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ from pronk.kernels.threads import num_threads
 
 VERSION = 13  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
-# Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all earlier ones.
+# Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all
+# earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
 
-# Values of ``pronk_type`` (``csrc/pronk.h``): TYPES by dtype; CODED_TYPES by bits of a code, for weights with groups.
+# Values of ``pronk_type`` (``csrc/pronk.h``): TYPES by dtype; CODED_TYPES by bits of a code, for
+# weights with groups.
 TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
-SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9}  # by bits of a code, for weights with super-blocks
+# by bits of a code, for weights with super-blocks
+SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9}
 
 _MAX_HEAD_DIM = 512  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
 
@@ -63,35 +67,53 @@ class Kernels:
         return head_dim % 2 == 0 and head_dim <= _MAX_HEAD_DIM
 
     def run(self, ops: Any, count: int, call: CForward) -> None:
-        """Run the ``count`` operations ``ops`` on the rows of ``call``; raise a MemoryError if memory is full."""
+        """Run the ``count`` operations ``ops`` on the rows of ``call``.
+
+        Raise a MemoryError if memory is full.
+        """
         _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
     def draft_chain(self, ops: Any, count: int, call: CForward, chain: CDraftChain) -> int:
-        """Compute a chain of draft tokens; return the number of forward passes. Errors are those of ``run``.
+        """Compute a chain of draft tokens; return the number of forward passes.
 
-        The first forward pass computes the rows of ``call``, each further pass the draft token before. The chain ends
-        after ``chain.steps`` tokens, or if ``chain.on_token`` returns 0.
+        Errors are those of ``run``.
+
+        The first forward pass computes the rows of ``call``, each further pass the draft token
+        before. The chain ends after ``chain.steps`` tokens, or if ``chain.on_token`` returns 0.
         """
-        return _check_status(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
+        return _check_status(
+            self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)),
+            call,
+        )
 
     def choose(self, logits: Array, temperature: float, key: int) -> int:
         """Return the first argmax of ``logits / temperature + noise``; -1 if a logit is not finite.
 
-        ``logits``: float32 ``[vocab]``, contiguous. ``temperature``: 0 or more; 0 means no noise. ``key``: noise key of
-        the position, in [0, 2**64); see :mod:`pronk.sampling.noise`.
+        ``logits``: float32 ``[vocab]``, contiguous. ``temperature``: 0 or more; 0 means no noise.
+        ``key``: noise key of the position, in [0, 2**64); see :mod:`pronk.sampling.noise`.
         """
-        return int(self.library.pronk_sample(logits.ctypes.data, logits.size, temperature, key, self.isa))
+        return int(
+            self.library.pronk_sample(logits.ctypes.data, logits.size, temperature, key, self.isa)
+        )
 
     def draft_token(
-        self, logits: Array, temperature: float, key: int | None, ids: NDArray[np.int32] | None = None
+        self,
+        logits: Array,
+        temperature: float,
+        key: int | None,
+        ids: NDArray[np.int32] | None = None,
     ) -> tuple[int, float, NDArray[np.float32]]:
-        """Sample a draft token with less precise noise than :meth:`choose`; a logit of ``-inf`` bans a token.
+        """Sample a draft token with less precise noise than :meth:`choose`.
 
-        ``key`` is ``None`` for no noise. ``ids``, ``[vocab]``, has the token of each logit; ``None``: 0, 1, …. Returns
-        the token, or -1 if all tokens are banned or a logit is NaN or ``inf``; its softmax probability over the scores;
-        the scores (``logits / temperature + noise``), float32 ``[vocab]``.
+        A logit of ``-inf`` bans a token.
+
+        ``key`` is ``None`` for no noise. ``ids``, ``[vocab]``, has the token of each logit;
+        ``None``: 0, 1, …. Returns the token, or -1 if all tokens are banned or a logit is NaN or
+        ``inf``; its softmax probability over the scores; the scores (``logits / temperature +
+        noise``), float32 ``[vocab]``.
         """
-        vocab, confidence = logits.size, c_float()
+        vocab = logits.size
+        confidence = c_float()
         scores = np.empty(vocab, np.float32)
         noise = None if key is None else ctypes.byref(c_uint64(key))
         token = self.library.pronk_sample_draft(
@@ -107,11 +129,17 @@ class Kernels:
         return int(token), confidence.value, scores
 
     def read(self, data: Array) -> None:
-        """Read all bytes of an array on all threads; benchmarks time this to measure memory bandwidth."""
+        """Read all bytes of an array on all threads.
+
+        Benchmarks time this to measure memory bandwidth.
+        """
         self.library.pronk_read(data.ctypes.data, data.nbytes, num_threads())
 
     def multiply(self, rounds: int) -> float:
-        """Multiply 8-bit codes in registers on all threads, without AMX tiles; return the number of products."""
+        """Multiply 8-bit codes in registers on all threads, without AMX tiles.
+
+        Return the number of products.
+        """
         return float(self.library.pronk_multiply(rounds, self.isa, num_threads()))
 
 
@@ -128,10 +156,25 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "run": (c_int32, (c_void_p, c_int64, POINTER(CForward))),
     "draft_chain": (c_int32, (c_void_p, c_int64, POINTER(CForward), POINTER(CDraftChain))),
     "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
-    "pack_blocks": (c_int32, (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, c_void_p, c_int32)),
+    "pack_blocks": (
+        c_int32,
+        (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, c_void_p, c_int32),
+    ),
     "pack_codes": (None, (POINTER(CWeights), *[c_void_p] * 4, c_int32)),
     "packed_size": (c_int64, (POINTER(CWeights),)),
-    "round": (c_int32, (c_void_p, c_int32, *[c_int64] * 3, c_int32, c_int64, c_int32, *[c_void_p] * 2, *[c_int32] * 2)),
+    "round": (
+        c_int32,
+        (
+            c_void_p,
+            c_int32,
+            *[c_int64] * 3,
+            c_int32,
+            c_int64,
+            c_int32,
+            *[c_void_p] * 2,
+            *[c_int32] * 2,
+        ),
+    ),
     "unpack": (None, (POINTER(CWeights), c_int64, c_void_p)),
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
@@ -149,17 +192,25 @@ def open_library(path: Path) -> Any:
 
 
 def load_library(
-    path: Path, prefix: str, version: int, structures: Sequence[type[Structure]], signatures: Mapping[str, Any]
+    path: Path,
+    prefix: str,
+    version: int,
+    structures: Sequence[type[Structure]],
+    signatures: Mapping[str, Any],
 ) -> Any:
     """Load the library at ``path`` and declare the signatures of its functions.
 
-    ``signatures`` has the result type and the argument types of each function, by its name without ``prefix`` and an
-    underscore. Raises ``KernelsError`` if the library is missing or damaged, or the results of ``{prefix}_version`` and
-    ``{prefix}_sizes`` are not ``version`` and the sizes of ``structures``.
+    ``signatures`` has the result type and the argument types of each function, by its name without
+    ``prefix`` and an underscore. Raises ``KernelsError`` if the library is missing or damaged, or
+    the results of ``{prefix}_version`` and ``{prefix}_sizes`` are not ``version`` and the sizes of
+    ``structures``.
     """
     remedy = "install pronk again"
     if not path.is_file():
-        msg = f"found no compiled kernels at {path}; {remedy}, with a C++ compiler or from a wheel for this platform"
+        msg = (
+            f"found no compiled kernels at {path}; {remedy}, with a C++ compiler or from a wheel "
+            "for this platform"
+        )
         raise KernelsError(msg)
     if not _is_complete(path):
         msg = f"{path}: expected pronk's kernels, found a part of the file; {remedy}"
@@ -171,10 +222,16 @@ def load_library(
         getattr(library, f"{prefix}_sizes")(sizes)
     except (OSError, AttributeError) as error:
         reason = describe_error(error)[:80]
-        msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({reason}); {remedy}"
+        msg = (
+            f"{path}: expected pronk's kernels, found a file that cannot be loaded ({reason}); "
+            f"{remedy}"
+        )
         raise KernelsError(msg) from error
     if found_version != version:
-        msg = f"{path}: expected kernels of version {version}, found version {found_version}; {remedy}"
+        msg = (
+            f"{path}: expected kernels of version {version}, found version {found_version}; "
+            f"{remedy}"
+        )
         raise KernelsError(msg)
     expected = [ctypes.sizeof(structure) for structure in structures]
     if list(sizes) != expected:
@@ -182,17 +239,22 @@ def load_library(
         raise KernelsError(msg)
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"{prefix}_{name}")
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
     return library
 
 
 def _is_complete(path: Path) -> bool:
-    """Return False for a truncated ELF file, which would crash the process when loaded; else True."""
+    """Return False for a truncated ELF file, which would crash the process when loaded.
+
+    Else True.
+    """
     with path.open("rb") as file:
         header = file.read(64)
     if header[:4] != b"\x7fELF":
         return True
-    # Fields e_shoff, e_shentsize, e_shnum: offset, entry size and length of the section headers, which end the file.
+    # Fields e_shoff, e_shentsize, e_shnum: offset, entry size and length of the section headers,
+    # which end the file.
     fields = header[40:48], header[58:60], header[60:62]
     start, size, count = (int.from_bytes(number, "little") for number in fields)
     return start + size * count <= path.stat().st_size and len(header) == 64
@@ -206,9 +268,10 @@ def installed_library() -> Path:
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     """Return one ``Kernels`` per instruction set that ``choice`` allows, best first, without self-checks.
 
-    ``choice`` is ``"auto"`` for every instruction set of this processor, or the name of one. ``path`` is that of the
-    library, by default the installed one. Raises ``KernelsError`` if the library cannot be loaded, ``OptionError`` if
-    ``choice`` is not an instruction set, or this processor lacks it.
+    ``choice`` is ``"auto"`` for every instruction set of this processor, or the name of one.
+    ``path`` is that of the library, by default the installed one. Raises ``KernelsError`` if the
+    library cannot be loaded, ``OptionError`` if ``choice`` is not an instruction set, or this
+    processor lacks it.
     """
     check_choice("kernels", choice, [name for name in CHOICES if name != "torch"])
     location = path or installed_library()

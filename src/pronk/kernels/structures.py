@@ -1,6 +1,7 @@
 """Structures of ``csrc/pronk.h`` for :mod:`ctypes`; the header documents their fields.
 
-Fields have the header's order and types. ``library.py`` compares only sizes, which two swapped fields do not change.
+Fields have the header's order and types. ``library.py`` compares only sizes, which two swapped
+fields do not change.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ NUM_ROPE_TABLES = 4  # entries of ``pronk_pass.rope``
 
 
 def structure_fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
-    """Return ``_fields_`` for ctypes; ``("type gated", t)`` stands for ``("type", t), ("gated", t)``."""
+    """Return ``_fields_`` for ctypes.
+
+    ``("type gated", t)`` stands for ``("type", t), ("gated", t)``.
+    """
     return [(name, field_type) for names, field_type in groups for name in names.split()]
 
 
@@ -85,7 +89,8 @@ class CForward(Structure):
     )
 
 
-# ``on_token(token, confidence)`` is called with each draft token; returning 0 ends the draft model's chain.
+# ``on_token(token, confidence)`` is called with each draft token; returning 0 ends the draft
+# model's chain.
 OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
@@ -103,4 +108,12 @@ class CDraftChain(Structure):
 
 
 # ``library.py`` compares their sizes with those of ``pronk_sizes``, which has the same order.
-STRUCTURES: tuple[type[Structure], ...] = (CWeights, CAdapter, CBlocks, COp, CSegment, CForward, CDraftChain)
+STRUCTURES: tuple[type[Structure], ...] = (
+    CWeights,
+    CAdapter,
+    CBlocks,
+    COp,
+    CSegment,
+    CForward,
+    CDraftChain,
+)

@@ -1,9 +1,10 @@
 """Interface of the suffix automaton in C++ (``csrc/suffix.cpp``), an index of the substrings of texts.
 
-Where the last tokens of a request's text occur in an indexed text (a *match*), the tokens after the occurrences become
-draft tokens. Acceptance is counted in *buckets*: by the source (the request's own text or other texts), the length of
-the match, and the share of the token: its count after the match, divided by 1 plus the counts of all tokens there. A
-draft token's *gain* is the product of the estimated acceptance probabilities along its path from the root.
+Where the last tokens of a request's text occur in an indexed text (a *match*), the tokens after the
+occurrences become draft tokens. Acceptance is counted in *buckets*: by the source (the request's
+own text or other texts), the length of the match, and the share of the token: its count after the
+match, divided by 1 plus the counts of all tokens there. A draft token's *gain* is the product of
+the estimated acceptance probabilities along its path from the root.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ _VERSION = 1  # version of the C interface: result of ``pronk_suffixes_version``
 NUM_BUCKETS = 32  # 2 kinds of sources × 4 ranges of match lengths × 4 ranges of shares
 _NUM_DEPTHS = 4  # depths 1, 2 and 3 have separate priors; all depths from 4 on share one
 
-# Initial cache of the priors, by bucket and depth; NaN: the library calls ``prior`` and stores the result.
+# Initial cache of the priors, by bucket and depth; NaN: the library calls ``prior`` and stores the
+# result.
 _UNKNOWN_PRIORS: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _NUM_DEPTHS)
 
-# Type of the C function ``prior(bucket, depth)``, which returns the prior acceptance probability of a draft token.
+# Type of the C function ``prior(bucket, depth)``, which returns the prior acceptance probability of
+# a draft token.
 _Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
 
 
@@ -73,8 +76,10 @@ class CompiledSuffixes:
 
         ``max_match`` is the maximum number of tokens of a substring that can be found, at least 1.
         """
-        self.max_match, self._library = max_match, library
-        self.handle: int | None = library.pronk_suffixes_new(max_match)  # address of the automaton in the library
+        self.max_match = max_match
+        self._library = library
+        # address of the automaton in the library
+        self.handle: int | None = library.pronk_suffixes_new(max_match)
         if self.handle is None:
             raise MemoryError
         finalize(self, library.pronk_suffixes_free, self.handle)
@@ -101,7 +106,10 @@ class CompiledSuffixes:
 
     @property
     def num_tokens(self) -> int:
-        """Number of appended tokens; a count in Python would be wrong if Ctrl-C ended :meth:`extend`."""
+        """Number of appended tokens.
+
+        A count in Python would be wrong if Ctrl-C ended :meth:`extend`.
+        """
         return int(self._library.pronk_suffixes_tokens(self.handle))
 
     @property
@@ -117,11 +125,15 @@ class TreeLimits(NamedTuple):
     max_depth: int  # maximum number of draft tokens on a path
     min_match: int  # minimum match length in tokens
     depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
-    min_gain: float  # minimum gain of a node (probability that it and all its ancestors are accepted), 0..1
+    # minimum gain of a node (probability that it and all its ancestors are accepted), 0..1
+    min_gain: float
 
 
 class NativeTree(NamedTuple):
-    """A draft tree as lists with one entry per node, each node after its parent; the root's parent is -1."""
+    """A draft tree as lists with one entry per node, each node after its parent.
+
+    The root's parent is -1.
+    """
 
     tokens: list[int]
     parents: list[int]
@@ -132,24 +144,32 @@ class NativeTree(NamedTuple):
 class NativeTreeBuilder:
     """Builds one request's draft trees with the library.
 
-    A draft token's estimated acceptance probability is ``(accepted + prior * prior_weight) / (verified +
-    prior_weight)``, with the numbers of accepted and verified draft tokens of its bucket.
+    A draft token's estimated acceptance probability is ``(accepted + prior * prior_weight) /
+    (verified + prior_weight)``, with the numbers of accepted and verified draft tokens of its
+    bucket.
     """
 
-    def __init__(self, library: Any, prior: Callable[[int, int], float], prior_weight: float) -> None:
+    def __init__(
+        self, library: Any, prior: Callable[[int, int], float], prior_weight: float
+    ) -> None:
         """Prepare the calls of ``library`` for one request.
 
-        ``prior`` maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior acceptance probability,
-        which counts like ``prior_weight`` verified draft tokens. It is called once per pair, with depths from 4 on as
-        one.
+        ``prior`` maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior
+        acceptance probability, which counts like ``prior_weight`` verified draft tokens. It is
+        called once per pair, with depths from 4 on as one.
         """
         self._library = library
-        self._num_verified, self._num_accepted = (c_double * NUM_BUCKETS)(), (c_double * NUM_BUCKETS)()
+        self._num_verified = (c_double * NUM_BUCKETS)()
+        self._num_accepted = (c_double * NUM_BUCKETS)()
         self._priors = (c_double * len(_UNKNOWN_PRIORS))(*_UNKNOWN_PRIORS)
         self._call = _TreeCall(
-            offered=self._num_verified, accepted=self._num_accepted, priors=self._priors, weight=prior_weight
+            offered=self._num_verified,
+            accepted=self._num_accepted,
+            priors=self._priors,
+            weight=prior_weight,
         )
-        self._raised: list[BaseException] = []  # exceptions of ``prior``; :meth:`build` raises the first one
+        # exceptions of ``prior``; :meth:`build` raises the first one
+        self._raised: list[BaseException] = []
         raised = self._raised  # ``self`` in ``call_prior`` would be a reference cycle
 
         def call_prior(bucket: int, depth: int) -> float:
@@ -164,29 +184,42 @@ class NativeTreeBuilder:
         self._handles: list[int | None] = []  # automata of the last call
         self._tail = (c_int32 * 0)()
 
-    def set_counts(self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]) -> None:
+    def set_counts(
+        self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]
+    ) -> None:
         """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets."""
-        for counts, new_counts in ((self._num_verified, num_verified), (self._num_accepted, num_accepted)):
+        for counts, new_counts in (
+            (self._num_verified, num_verified),
+            (self._num_accepted, num_accepted),
+        ):
             memset(counts, 0, sizeof(counts))
             for bucket, count in new_counts.items():
                 if bucket >= 0:
                     counts[bucket] = count
 
-    def build(self, sources: Sequence[CompiledSuffixes], tail: Sequence[int], limits: TreeLimits) -> NativeTree:
+    def build(
+        self, sources: Sequence[CompiledSuffixes], tail: Sequence[int], limits: TreeLimits
+    ) -> NativeTree:
         """Build a draft tree from the tokens after earlier occurrences of the text's longest suffixes.
 
-        Draft tokens are added one by one, the one with the largest gain first. Raises ``MemoryError``. ``sources`` are
-        the automaton of the request's own text, then those of other texts. ``tail`` are the last tokens of the text, at
-        least one; the very last is the root of the tree.
+        Draft tokens are added one by one, the one with the largest gain first. Raises
+        ``MemoryError``. ``sources`` are the automaton of the request's own text, then those of
+        other texts. ``tail`` are the last tokens of the text, at least one; the very last is the
+        root of the tree.
         """
         call = self._call
         if limits.max_nodes >= self._capacity:
-            call.tokens, call.parents, call.buckets = ((c_int32 * (limits.max_nodes + 1))() for _ in range(3))
+            call.tokens, call.parents, call.buckets = (
+                (c_int32 * (limits.max_nodes + 1))() for _ in range(3)
+            )
             call.gains = (c_double * (limits.max_nodes + 1))()
-            self._capacity = limits.max_nodes + 1  # set last: if Ctrl-C prevents this, the next call allocates again
+            # set last: if Ctrl-C prevents this, the next call allocates again
+            self._capacity = limits.max_nodes + 1
         handles = [source.handle for source in sources]
-        if handles != self._handles:  # what is compared is set last: after Ctrl-C, the next call sets all again
-            call.sources, call.num_sources = (c_void_p * len(handles))(*handles), len(handles)
+        # what is compared is set last: after Ctrl-C, the next call sets all again
+        if handles != self._handles:
+            call.sources = (c_void_p * len(handles))(*handles)
+            call.num_sources = len(handles)
             self._handles = handles
         if len(tail) > len(self._tail):
             call.tail = longer = (c_int32 * len(tail))()
@@ -203,5 +236,8 @@ class NativeTreeBuilder:
         if num_nodes < 0:
             raise MemoryError
         return NativeTree(
-            call.tokens[:num_nodes], call.parents[:num_nodes], call.gains[:num_nodes], call.buckets[:num_nodes]
+            call.tokens[:num_nodes],
+            call.parents[:num_nodes],
+            call.gains[:num_nodes],
+            call.buckets[:num_nodes],
         )

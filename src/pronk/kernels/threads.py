@@ -9,7 +9,10 @@ from pronk.base.checks import check_integer
 
 
 def _available_cores() -> int:
-    """Return the number of cores that this process may use; hardware threads of a core count once."""
+    """Return the number of cores that this process may use.
+
+    Hardware threads of a core count once.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = set[str]()
@@ -29,7 +32,8 @@ def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> No
     """Set the kernels' number of threads in this process; raise OptionError if it is out of range.
 
     Args:
-        threads: number of threads, 1..4096; ``None`` keeps or divides the current number, see ``divide``.
+        threads: number of threads, 1..4096; ``None`` keeps or divides the current number, see
+            ``divide``.
         workers: number of processes that compute on this machine, 1..64.
         divide: whether ``None`` as ``threads`` divides the current number by ``workers``.
     """

@@ -4,8 +4,9 @@ The file is a header, then the matrices, each at a multiple of 4 KiB (little-end
 
     length of the JSON text 8   JSON: {"source": …, "matrices": {name: [offset, size]}}   padding   matrices
 
-``source`` identifies the model's files and the packed layout. A file with another ``source`` is replaced. Mapped
-matrices are read from the page cache, so processes that map the same file share its memory.
+``source`` identifies the model's files and the packed layout. A file with another ``source`` is
+replaced. Mapped matrices are read from the page cache, so processes that map the same file share
+its memory.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _MAX_HEADER_BYTES = 1 << 24
 class WeightCache:
     """The packed matrices of one model: those of a file in ``folder``, and new ones until :meth:`save`.
 
-    ``identity``: path, and other properties that change with the content, of each of the model's files.
+    ``identity``: path, and other properties that change with the content, of each of the model's
+    files.
     """
 
     def __init__(self, folder: Path, identity: Sequence[tuple[str, int, int, int]]) -> None:
@@ -47,21 +49,31 @@ class WeightCache:
     def open(
         cls, option: bool | str | Path, identity: Sequence[tuple[str, int, int, int]] | None
     ) -> WeightCache | None:
-        """Return the cache for the option ``weight_cache`` of :class:`pronk.LLM`; ``None`` for ``False``.
+        """Return the cache for the option ``weight_cache`` of :class:`pronk.LLM`.
 
-        ``identity`` is that of the class; ``None`` if the model's weights cannot be cached. Raises ``OptionError`` if
-        the option is no bool or folder, the weights cannot be cached, or there is no home folder.
+        ``None`` for ``False``.
+
+        ``identity`` is that of the class; ``None`` if the model's weights cannot be cached. Raises
+        ``OptionError`` if the option is no bool or folder, the weights cannot be cached, or there
+        is no home folder.
         """
         if option is False:
             return None
         if identity is None:
-            msg = "weight_cache: expected a GGUF file, pronk's kernels and no tensor parallelism; leave the option out"
+            msg = (
+                "weight_cache: expected a GGUF file, pronk's kernels and no tensor parallelism; "
+                "leave the option out"
+            )
             raise OptionError(msg)
         if option is not True and not (isinstance(option, str | Path) and str(option)):
             msg = f"weight_cache: expected True, False or a folder, found {option!r}"
             raise OptionError(msg)
         try:
-            folder = Path.home() / ".cache" / "pronk" / "weights" if option is True else Path(option).expanduser()
+            folder = (
+                Path.home() / ".cache" / "pronk" / "weights"
+                if option is True
+                else Path(option).expanduser()
+            )
         except RuntimeError as error:
             msg = "weight_cache: expected a home folder, found none; name a folder"
             raise OptionError(msg) from error
@@ -77,7 +89,10 @@ class WeightCache:
         self._new[name] = data
 
     def save(self) -> None:
-        """Write the file, if matrices were added; warn if this fails, for example on a full disk."""
+        """Write the file, if matrices were added.
+
+        Warn if this fails, for example on a full disk.
+        """
         if not self._new:
             return
         try:
@@ -90,7 +105,10 @@ class WeightCache:
         self._new.clear()
 
     def _map(self) -> dict[str, Array]:
-        """Return the matrices as views of the mapped file; empty if missing, damaged or of another source."""
+        """Return the matrices as views of the mapped file.
+
+        Empty if missing, damaged or of another source.
+        """
         # RecursionError: deeply nested JSON.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with self.path.open("rb") as file:
@@ -98,7 +116,8 @@ class WeightCache:
                 header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
                 size = file.seek(0, 2)
                 if header["source"] != self._source or not all(
-                    0 < at <= at + count <= size and at % _ALIGNMENT == 0 for at, count in header["matrices"].values()
+                    0 < at <= at + count <= size and at % _ALIGNMENT == 0
+                    for at, count in header["matrices"].values()
                 ):
                     return {}
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -106,14 +125,16 @@ class WeightCache:
                 with suppress(OSError):
                     memory.madvise(mmap.MADV_WILLNEED)
             return {
-                name: np.frombuffer(memory, np.uint8, count, at) for name, (at, count) in header["matrices"].items()
+                name: np.frombuffer(memory, np.uint8, count, at)
+                for name, (at, count) in header["matrices"].items()
             }
         return {}
 
 
 def _write(file: BinaryIO, source: Mapping[str, object], matrices: Mapping[str, Array]) -> None:
     sizes = {name: data.nbytes for name, data in matrices.items()}
-    # The offsets depend on the header's length, which depends on their digits: leave room for offsets of any length.
+    # The offsets depend on the header's length, which depends on their digits: leave room for
+    # offsets of any length.
     longest = {name: [1 << 62, 1 << 62] for name in sizes}
     start = _align(8 + len(json.dumps({"source": source, "matrices": longest})))
     places = {}

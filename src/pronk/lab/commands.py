@@ -3,7 +3,8 @@
 from pronk.base.guests import Command
 
 BENCH = Command(
-    "pronk.lab.cli.bench:bench", "Measure the gain of speculative decoding on your models and your prompts."
+    "pronk.lab.cli.bench:bench",
+    "Measure the gain of speculative decoding on your models and your prompts.",
 )
 DATASTORE = Command("pronk.lab.cli.datastore:app", "Build datastores for the drafter retrieval.")
 EXPLAIN = Command(
@@ -11,5 +12,6 @@ EXPLAIN = Command(
     "Show every step of a generated text: the drafters, their draft tokens and the accepted ones.",
 )
 VERIFY = Command(
-    "pronk.lab.cli.verify:verify", "Verify that speculative decoding does not change the output of the model."
+    "pronk.lab.cli.verify:verify",
+    "Verify that speculative decoding does not change the output of the model.",
 )

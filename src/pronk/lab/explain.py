@@ -19,7 +19,9 @@ class SourceShare:
 
     source: str  # name of the drafter
     asked: int  # number of steps in which this drafter was asked for draft tokens
-    explored: int  # number of those steps in which it was asked to measure its acceptance, without an expected gain
+    # number of those steps in which it was asked to measure its acceptance, without an expected
+    # gain
+    explored: int
     seconds: float  # duration of its proposals, without calls of :meth:`Proposer.observe`
     drafted: int  # number of verified draft tokens
     accepted: int  # number of accepted draft tokens
@@ -30,27 +32,43 @@ class Explanation:
     """A completion and its decoding steps."""
 
     completion: Completion
-    steps: tuple[Decision, ...]  # one record per step; the first is the prefill, without draft tokens
+    # one record per step; the first is the prefill, without draft tokens
+    steps: tuple[Decision, ...]
     shares: tuple[SourceShare, ...]  # statistics of each drafter
 
     @property
     def speed(self) -> float | None:
         """Speed-up over decoding without draft tokens: ``plain * tokens / seconds`` without the first step.
 
-        ``plain`` is the median estimate of the seconds of a step without draft tokens. The speed-up is ``None`` without
-        any estimate, or if the first step is the only one.
+        ``plain`` is the median estimate of the seconds of a step without draft tokens. The speed-up
+        is ``None`` without any estimate, or if the first step is the only one.
         """
-        steps, known = self.steps[1:], [step.plain for step in self.steps if step.plain is not None]
+        steps = self.steps[1:]
+        known = [step.plain for step in self.steps if step.plain is not None]
         seconds = sum(step.seconds + step.asking for step in steps)
-        return median(known) * sum(len(step.tokens) for step in steps) / seconds if known and steps else None
+        return (
+            median(known) * sum(len(step.tokens) for step in steps) / seconds
+            if known and steps
+            else None
+        )
 
     @property
     def summary(self) -> str:
         """One paragraph: tokens per step, speed-up, share of each drafter, and cost of drafting."""
-        steps, tokens = len(self.steps), len(self.completion.token_ids)
-        facts = [f"{_count(tokens, 'token')} in {_count(steps, 'step')}: {tokens / max(1, steps):.2f} tokens per step."]
+        steps = len(self.steps)
+        tokens = len(self.completion.token_ids)
+        facts = [
+            (
+                f"{_count(tokens, 'token')} in {_count(steps, 'step')}: "
+                f"{tokens / max(1, steps):.2f} "
+                "tokens per step."
+            )
+        ]
         if self.speed is not None:
-            facts.append(f"By measured forward-pass times this is {self.speed:.2f} times as fast as plain decoding.")
+            facts.append(
+                f"By measured forward-pass times this is {self.speed:.2f} times as fast as plain "
+                "decoding."
+            )
         facts += [_describe(share, steps) for share in self.shares]
         later = self.steps[1:]
         total = sum(step.seconds + step.asking for step in later)
@@ -58,7 +76,8 @@ class Explanation:
             drafting = sum(step.asking for step in later)
             extra = sum(max(0.0, (step.expected or 0.0) - (step.plain or 0.0)) for step in later)
             facts.append(
-                f"Drafting took {drafting / total:.1%} of the time, and the rows of draft tokens {extra / total:.0%}."
+                f"Drafting took {drafting / total:.1%} of the time, and the rows of draft tokens "
+                f"{extra / total:.0%}."
             )
         facts += _describe_regret(self.completion.stats.regret)
         num_plain = sum(not step.kept.num_draft_tokens for step in later)
@@ -67,12 +86,19 @@ class Explanation:
 
 
 def explain(
-    llm: LLM, prompt: str | list[int], params: SamplingParams | None = None, drafter: str | Drafter | None = None
+    llm: LLM,
+    prompt: str | list[int],
+    params: SamplingParams | None = None,
+    drafter: str | Drafter | None = None,
 ) -> Explanation:
-    """Continue a prompt like :meth:`~pronk.llm.LLM.generate` and record each step; ``n`` must be 1."""
+    """Continue a prompt like :meth:`~pronk.llm.LLM.generate` and record each step.
+
+    ``n`` must be 1.
+    """
     if params is not None:
         check_integer("n", params.n, 1, 1)
-    options, proposer = params_per_prompt(params, 1), llm.get_proposer(drafter)
+    options = params_per_prompt(params, 1)
+    proposer = llm.get_proposer(drafter)
     ((request,),) = llm.request_factory.create_batch([prompt], options, proposer, None)
     request.speculation.trace = DecisionTrace()
     llm.engine.run([request])
@@ -82,11 +108,14 @@ def explain(
 
 def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
     counts: dict[str, Counter[str]] = {}
-    # By the drafter in a token's ``origin``: the drafter that was asked, which is the same one or contains it.
+    # By the drafter in a token's ``origin``: the drafter that was asked, which is the same one or
+    # contains it.
     called_drafters = {"": ""}
     for step in steps:
         for report in step.source_reports:
-            called_drafters |= dict.fromkeys((name for name, _ in report.tree.origin or ()), report.source)
+            called_drafters |= dict.fromkeys(
+                (name for name, _ in report.tree.origin or ()), report.source
+            )
             count = counts.setdefault(report.source, Counter())
             count.update({"asked": 1, "explored": int(report.reason == "explores")})
             count["nanoseconds"] += round(1e9 * report.seconds)
@@ -96,7 +125,12 @@ def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
                 count.update({"drafted": 1, "accepted": int(node in step.path)})
     return [
         SourceShare(
-            source, count["asked"], count["explored"], count["nanoseconds"] / 1e9, count["drafted"], count["accepted"]
+            source,
+            count["asked"],
+            count["explored"],
+            count["nanoseconds"] / 1e9,
+            count["drafted"],
+            count["accepted"],
         )
         for source, count in counts.items()
     ]
@@ -107,10 +141,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def _describe_regret(regret: Regret) -> list[str]:
-    """Return one sentence that compares the speed with that of other choices; none without known costs."""
+    """Return one sentence that compares the speed with that of other choices.
+
+    None without known costs.
+    """
     if regret.against_source is None or regret.against_steps is None:
         return []
-    best, times = regret.best_source or "plain decoding", (1 / regret.against_source, 1 / regret.against_steps)
+    best = regret.best_source or "plain decoding"
+    times = (1 / regret.against_source, 1 / regret.against_steps)
     text = f"In hindsight, {best} alone would have reached {times[0]:.2f} times this speed"
     return [f"{text}, and the best choice of every step {times[1]:.2f} times."]
 
@@ -121,4 +159,7 @@ def _describe(share: SourceShare, steps: int) -> str:
     took = f", in {1e3 * share.seconds:.1f} ms," if share.asked else ""
     joined = " and" if share.asked else ""
     counts = f"{share.accepted} of {share.drafted} verified draft tokens accepted"
-    return f"{share.source}{asked}{tried}{took}{joined} had {counts if share.drafted else 'no draft token verified'}."
+    return (
+        f"{share.source}{asked}{tried}{took}{joined} had "
+        f"{counts if share.drafted else 'no draft token verified'}."
+    )

@@ -1,18 +1,20 @@
 """Low-rank adapters (LoRA, Hu et al. 2021) of a loaded model, of which each request uses one or none.
 
-A linear layer with adapters computes ``x Wᵀ + scale (x Aᵀ) Bᵀ + b`` for the rows of a request with an adapter, in
-float32. The adapters are not merged into the weights, so that requests with different adapters share a forward pass. A
-merged checkpoint instead rounds ``W + scale B A`` to its data type: in float32 its logits agree within 1e-4, and texts
-of a merged bfloat16 checkpoint may differ. Rows without an adapter have the bits of the model without adapters.
+A linear layer with adapters computes ``x Wᵀ + scale (x Aᵀ) Bᵀ + b`` for the rows of a request with
+an adapter, in float32. The adapters are not merged into the weights, so that requests with
+different adapters share a forward pass. A merged checkpoint instead rounds ``W + scale B A`` to its
+data type: in float32 its logits agree within 1e-4, and texts of a merged bfloat16 checkpoint may
+differ. Rows without an adapter have the bits of the model without adapters.
 
-A folder of PEFT has ``adapter_config.json`` and ``adapter_model.safetensors``. For each adapted module of the model,
-such as ``model.layers.0.self_attn.q_proj``, the latter has two tensors with the prefix ``base_model.model.``::
+A folder of PEFT has ``adapter_config.json`` and ``adapter_model.safetensors``. For each adapted
+module of the model, such as ``model.layers.0.self_attn.q_proj``, the latter has two tensors with
+the prefix ``base_model.model.``::
 
     lora_A.weight  [r, inputs]
     lora_B.weight  [outputs, r]
 
-``scale`` is ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``. The modules have the names of transformers,
-also if the model itself is a GGUF file.
+``scale`` is ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``. The modules have the
+names of transformers, also if the model itself is a GGUF file.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ from pronk.models.tensor_plan import plan_tensors
 if TYPE_CHECKING:
     from pronk.models.decoder import Decoder
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# Keys of the config that must have one of these values; all others change the model in ways that are not supported.
+# Keys of the config that must have one of these values; all others change the model in ways that
+# are not supported.
 _EXPECTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -62,7 +66,8 @@ _EXPECTED: dict[str, tuple[object, ...]] = {
 }
 # Values of ``init_lora_weights`` with which PEFT also changes the weights of the base model.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-# Keys of ``rank_pattern`` and ``alpha_pattern`` are regular expressions. Those without repetition match in linear time.
+# Keys of ``rank_pattern`` and ``alpha_pattern`` are regular expressions. Those without repetition
+# match in linear time.
 _PATTERN = re.compile(r"[\w.\\^$-]+")
 
 
@@ -87,18 +92,30 @@ class _Place(NamedTuple):
 def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule], bytes]:
     """Return the modules of an adapter for a model, and a digest of the adapter's files.
 
-    A folder that is no adapter of this model, or has parts that are not supported, raises a CheckpointError.
+    A folder that is no adapter of this model, or has parts that are not supported, raises a
+    CheckpointError.
     """
-    options, weights = _read_config(folder), folder / _WEIGHTS
+    options = _read_config(folder)
+    weights = folder / _WEIGHTS
     if not is_file(weights):
-        found = next((path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern)), "no such file")
+        found = next(
+            (path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern)),
+            "no such file",
+        )
         hint = "; pickle files can run code and are not loaded" if found != "no such file" else ""
-        refuse(folder, f"expected {_WEIGHTS}, found {found}{hint}; save the adapter with safetensors")
+        refuse(
+            folder, f"expected {_WEIGHTS}, found {found}{hint}; save the adapter with safetensors"
+        )
     checkpoint = Checkpoint(folder, files=[weights])
     names = get_family(config.family).names
-    places, pairs = _places(config, names), _pairs(folder, checkpoint)
+    places = _places(config, names)
+    pairs = _pairs(folder, checkpoint)
     # As the checkpoint's: tensors of image encoders are not used.
-    pairs = {name: pair for name, pair in pairs.items() if not names.ignored.fullmatch(names.canonical(name))}
+    pairs = {
+        name: pair
+        for name, pair in pairs.items()
+        if not names.ignored.fullmatch(names.canonical(name))
+    }
     _check_modules(folder, options, {names.canonical(name) for name in pairs}, places)
     modules = []
     for name, (down, up) in sorted(pairs.items()):
@@ -111,7 +128,9 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
                 refuse(folder, f"tensor {tensor}: {problem}; use an adapter of this model")
         scale = alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
         arrays = [_read(checkpoint, tensor) for tensor in (down, up)]
-        modules.append(AdapterModule(place.target, place.start, arrays[0], arrays[1] * np.float32(scale)))
+        modules.append(
+            AdapterModule(place.target, place.start, arrays[0], arrays[1] * np.float32(scale))
+        )
     checkpoint.release()
     digest = sha256()
     for path in (folder / _CONFIG, weights):
@@ -120,30 +139,54 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
 
 
 def _check_ranks(folder: Path, options: dict[str, Any]) -> None:
-    for key, patterns, kinds in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", int | float)):
+    for key, patterns, kinds in (
+        ("r", "rank_pattern", int),
+        ("lora_alpha", "alpha_pattern", int | float),
+    ):
         found = options.get(patterns) or {}
         if not isinstance(found, dict):
-            refuse(folder, f"{patterns}: expected an object, found {found!r:.80}; restore the file from its source")
+            refuse(
+                folder,
+                f"{patterns}: expected an object, found {found!r:.80}; "
+                "restore the file from its source",
+            )
         for value in (options.get(key), *found.values()):
             if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
                 refuse(
-                    folder, f"{key}: expected a number above 0, found {value!r:.80}; restore the file from its source"
+                    folder,
+                    f"{key}: expected a number above 0, found {value!r:.80}; "
+                    "restore the file from its source",
                 )
         for pattern in found:
             if not _PATTERN.fullmatch(pattern):
-                refuse(folder, f"rank_pattern: expected names of modules, found {pattern!r:.80}; write out the names")
+                refuse(
+                    folder,
+                    f"rank_pattern: expected names of modules, found {pattern!r:.80}; "
+                    "write out the names",
+                )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     if not is_file(folder / _CONFIG):
-        refuse(folder, f"expected a folder with {_CONFIG}, found none; give the folder of a PEFT adapter")
+        refuse(
+            folder,
+            f"expected a folder with {_CONFIG}, found none; give the folder of a PEFT adapter",
+        )
     options = read_json(folder / _CONFIG)
     for key, expected in _EXPECTED.items():
         if options.get(key) not in expected:
-            refuse(folder, f"{key}: expected {expected[0]!r}, found {options.get(key)!r:.80}; merge it into the model")
+            refuse(
+                folder,
+                f"{key}: expected {expected[0]!r}, found {options.get(key)!r:.80}; "
+                "merge it into the model",
+            )
     start = options.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(_CHANGED_BASE):
-        refuse(folder, f"init_lora_weights: expected an unchanged base model, found {start!r:.80}; convert the adapter")
+        refuse(
+            folder,
+            f"init_lora_weights: expected an unchanged base model, found {start!r:.80}; "
+            "convert the adapter",
+        )
     _check_ranks(folder, options)
     return options
 
@@ -158,7 +201,9 @@ def _places(config: ModelConfig, names: TensorNames) -> dict[str, _Place]:
         start = 0
         for tensor in part.weight:
             outputs, inputs = tensor.shape[::-1] if part.transposed else tensor.shape
-            places[tensor.name.removesuffix(".weight")] = _Place(part.target, start, outputs, inputs)
+            places[tensor.name.removesuffix(".weight")] = _Place(
+                part.target, start, outputs, inputs
+            )
             start += outputs
     return places
 
@@ -169,7 +214,10 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
     for tensor in checkpoint:
         if not (tensor.startswith(_PREFIX) and tensor.endswith(ends)):
             found = "found a tensor that is not supported; merge the adapter into the model"
-            refuse(folder, f"tensor {tensor}: expected {_PREFIX}….lora_A.weight or lora_B.weight, {found}")
+            refuse(
+                folder,
+                f"tensor {tensor}: expected {_PREFIX}….lora_A.weight or lora_B.weight, {found}",
+            )
     modules = sorted({tensor[: -len(ends[0])] for tensor in checkpoint})
     present = set(checkpoint)
     missing = [module + end for module in modules for end in ends if module + end not in present]
@@ -177,27 +225,47 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
         refuse(folder, f"expected tensor {missing[0]}, found none; download the adapter again")
     if not modules:
         refuse(folder, "expected tensors lora_A and lora_B, found none; download the adapter again")
-    return {module.removeprefix(_PREFIX): (module + ends[0], module + ends[1]) for module in modules}
+    return {
+        module.removeprefix(_PREFIX): (module + ends[0], module + ends[1]) for module in modules
+    }
 
 
-def _check_modules(folder: Path, options: Mapping[str, Any], found: set[str], places: Mapping[str, _Place]) -> None:
+def _check_modules(
+    folder: Path, options: Mapping[str, Any], found: set[str], places: Mapping[str, _Place]
+) -> None:
     """Raise a CheckpointError if the model lacks a module, or the adapter lacks one that it names."""
     unknown = sorted(found - places.keys())
     if unknown:
-        expected = "expected adapted linear layers of this model (no experts, router, embedding or LM head)"
+        expected = (
+            "expected adapted linear layers of this model (no experts, router, "
+            "embedding or LM head)"
+        )
         refuse(folder, f"{expected}, found {unknown[0]}; use an adapter of this model without it")
     if options.get("layers_to_transform") is not None or options.get("exclude_modules"):
         return  # the config names no layers of which all modules are adapted
-    missing = [name for name in places if name not in found and _is_target(options.get("target_modules"), name)]
+    missing = [
+        name
+        for name in places
+        if name not in found and _is_target(options.get("target_modules"), name)
+    ]
     if missing:
-        refuse(folder, f"expected tensors of {missing[0]}, which target_modules names, found none; download it again")
+        refuse(
+            folder,
+            f"expected tensors of {missing[0]}, which target_modules names, found none; "
+            "download it again",
+        )
 
 
 def _is_target(targets: object, name: str) -> bool:
-    """Return whether the value of ``target_modules`` names a module; regular expressions name none."""
+    """Return whether the value of ``target_modules`` names a module.
+
+    Regular expressions name none.
+    """
     if isinstance(targets, str):
         return targets == "all-linear"
-    return isinstance(targets, list) and any(name == each or name.endswith(f".{each}") for each in targets)
+    return isinstance(targets, list) and any(
+        name == each or name.endswith(f".{each}") for each in targets
+    )
 
 
 def _pattern_value(options: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
@@ -213,7 +281,10 @@ def _read(checkpoint: Checkpoint, tensor: str) -> Array:
     checkpoint.check_dtype(tensor)
     values = checkpoint.tensor(tensor).astype(FLOAT32)
     if not np.isfinite(values).all():
-        refuse(checkpoint.folder, f"tensor {tensor}: expected finite numbers, found others; use another adapter")
+        refuse(
+            checkpoint.folder,
+            f"tensor {tensor}: expected finite numbers, found others; use another adapter",
+        )
     return values
 
 
@@ -234,18 +305,27 @@ class Adapters(dict[str, Adapter]):
     """The adapters of one model, by name.
 
     Raises:
-        OptionError: a name is empty, ``adapters`` is no mapping, or several processes compute the model.
-        CheckpointError: a folder has no adapter of this model; see :func:`~pronk.models.adapters.read_adapter`.
+        OptionError: a name is empty, ``adapters`` is no mapping, or several processes compute the
+            model.
+        CheckpointError: a folder has no adapter of this model; see
+            :func:`~pronk.models.adapters.read_adapter`.
     """
 
-    def __init__(self, folders: Mapping[str, str | Path] | None, config: ModelConfig, workers: int = 1) -> None:
+    def __init__(
+        self, folders: Mapping[str, str | Path] | None, config: ModelConfig, workers: int = 1
+    ) -> None:
         """Read the adapters; :meth:`attach` adds them to a loaded model."""
         if folders and workers > 1:
-            msg = f"adapters: expected one process (workers=1), found workers={workers}; leave one of the options out"
+            msg = (
+                f"adapters: expected one process (workers=1), found workers={workers}; leave one "
+                "of the options out"
+            )
             raise OptionError(msg)
         super().__init__()
         folders = {} if folders is None else folders
-        if not isinstance(folders, Mapping) or not all(isinstance(name, str) and name for name in folders):
+        if not isinstance(folders, Mapping) or not all(
+            isinstance(name, str) and name for name in folders
+        ):
             refuse("adapters", f"expected folders by name, found {folders!r:.80}", OptionError)
         self._modules: list[list[AdapterModule]] = []
         for name, folder in folders.items():
@@ -254,12 +334,19 @@ class Adapters(dict[str, Adapter]):
             self._modules.append(modules)
 
     def find(self, name: str | None) -> Adapter | None:
-        """Return the adapter with a name; ``None`` for ``None``; raise an OptionError if there is none."""
+        """Return the adapter with a name.
+
+        ``None`` for ``None``; raise an OptionError if there is none.
+        """
         if name is None:
             return None
         if name not in self:
             if not self:
-                refuse("adapter", f"expected none, because the model has no adapters, found {name!r:.80}", OptionError)
+                refuse(
+                    "adapter",
+                    f"expected none, because the model has no adapters, found {name!r:.80}",
+                    OptionError,
+                )
             refuse_choice("adapter", name, self)
         return self[name]
 
@@ -273,7 +360,9 @@ class Adapters(dict[str, Adapter]):
                 start = 0
                 for linear in decoder.get(target).parts:  # a stacked layer has several matrices
                     stop = start + linear.out_features
-                    parts = [part for each in found if (part := _slice(each, start, stop)) is not None]
+                    parts = [
+                        part for each in found if (part := _slice(each, start, stop)) is not None
+                    ]
                     if parts:
                         linear.adapters = linear.adapters or [None] * len(self._modules)
                         linear.adapters[number] = decoder.backend.pack_adapter(linear.packed, parts)
@@ -282,8 +371,12 @@ class Adapters(dict[str, Adapter]):
 
 
 def _slice(module: AdapterModule, start: int, stop: int) -> LowRank | None:
-    """Return the part of a module for the outputs ``start .. stop - 1``; ``None``: there is none."""
-    first, end = max(module.start, start), min(module.start + len(module.up), stop)
+    """Return the part of a module for the outputs ``start .. stop - 1``.
+
+    ``None``: there is none.
+    """
+    first = max(module.start, start)
+    end = min(module.start + len(module.up), stop)
     if first >= end:
         return None
     return LowRank(first - start, module.down, module.up[first - module.start : end - module.start])

@@ -22,7 +22,8 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows
 from pronk.models.program import Program
 
-AnyMatrix = Array | QuantizedMatrix | CodedRows | BlockMatrix  # weights ``[outputs, inputs]`` to pack
+# weights ``[outputs, inputs]`` to pack
+AnyMatrix = Array | QuantizedMatrix | CodedRows | BlockMatrix
 
 
 class Matrix(Protocol):
@@ -30,7 +31,10 @@ class Matrix(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of outputs and inputs; a gated matrix has the outputs of gate and up projection."""
+        """Numbers of outputs and inputs.
+
+        A gated matrix has the outputs of gate and up projection.
+        """
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +80,10 @@ class Backend(Protocol):
 
     @property
     def keeps_quantized(self) -> bool:
-        """Whether :meth:`pack` takes quantized matrices as they are; otherwise they are dequantized before."""
+        """Whether :meth:`pack` takes quantized matrices as they are.
+
+        Otherwise they are dequantized before.
+        """
 
     @property
     def drafts_chains(self) -> bool:
@@ -86,7 +93,10 @@ class Backend(Protocol):
         """Return the dtype of activations for weights in ``dtype``."""
 
     def for_model(self, config: ModelConfig, dtype: DType) -> Backend | None:
-        """Return the backend for another model on the same device; ``None`` if it cannot compute that model."""
+        """Return the backend for another model on the same device.
+
+        ``None`` if it cannot compute that model.
+        """
 
     def quantize(self, weight: Array, bits: Bits, release: Callable[[], None]) -> CodedRows:
         """Return a matrix whose weights are rounded to ``bits`` while it is packed, if ``keeps_quantized``.
@@ -112,9 +122,19 @@ class Backend(Protocol):
         """Convert an adapter of a matrix of this backend; ``parts`` have disjoint outputs."""
 
     def program(
-        self, hidden: int, dtype: DType, cache: PagedCache | None = None, other_caches: Sequence[PagedCache] = ()
+        self,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None = None,
+        other_caches: Sequence[PagedCache] = (),
     ) -> Program:
-        """Return an empty program; the arguments are those of :class:`~pronk.models.program.Program`."""
+        """Return an empty program.
+
+        The arguments are those of :class:`~pronk.models.program.Program`.
+        """
 
     def make_cache(self, config: ModelConfig, **options: Any) -> PagedCache:
-        """Return a KV cache for programs of this backend; ``options`` are those of :class:`PagedCache`."""
+        """Return a KV cache for programs of this backend.
+
+        ``options`` are those of :class:`PagedCache`.
+        """

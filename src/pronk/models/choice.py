@@ -37,7 +37,8 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
                 return backend
             reason = f"no kernels for heads of {config.head_dim}"
     by_torch = open_torch(device, dtype, reason)
-    # The frames are this function, the constructor of LLM, its keywords, their check, and the caller.
+    # The frames are this function, the constructor of LLM, its keywords, their check, and the
+    # caller.
     text = f"{reason}; torch computes instead, slower and without the promise of equal bits"
     warnings.warn(text, stacklevel=5)
     return by_torch

@@ -19,12 +19,16 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# Keys that turn on computations. A family whose reader does not read such a key refuses a value other than null, 0 or
-# false: no family implements most of them, and others belong to some families only.
+# Keys that turn on computations. A family whose reader does not read such a key refuses a value
+# other than null, 0 or false: no family implements most of them, and others belong to some families
+# only.
 UNSUPPORTED_KEYS = (
-    "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
-    "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
-    "num_experts num_local_experts query_pre_attn_scalar residual_multiplier scale_attn_by_inverse_layer_idx "
+    "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping "
+    "clip_qkv "
+    "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling "
+    "no_rope_layers "
+    "num_experts num_local_experts query_pre_attn_scalar residual_multiplier "
+    "scale_attn_by_inverse_layer_idx "
     "use_bidirectional_attention"
 ).split()
 
@@ -36,7 +40,8 @@ class ConfigReader:
     """
 
     def __init__(self, raw: Mapping[str, Any], family: str, used: set[str] | None = None) -> None:
-        self.raw, self.family = raw, family
+        self.raw = raw
+        self.family = family
         self.used = set[str]() if used is None else used
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -45,9 +50,13 @@ class ConfigReader:
         value = self.raw.get(key)
         return default if value is None else value
 
-    def integer(self, key: str, default: int | None = None, low: int = 1, high: int = 2**31 - 1) -> int:
+    def integer(
+        self, key: str, default: int | None = None, low: int = 1, high: int = 2**31 - 1
+    ) -> int:
         """Return an integer from ``low`` to ``high``."""
-        return check_integer(f"config.json: {key}", self.get(key, default), low, high, error=ConfigError)
+        return check_integer(
+            f"config.json: {key}", self.get(key, default), low, high, error=ConfigError
+        )
 
     def layers(self, key: str) -> int:
         """Return a number of layers."""
@@ -55,7 +64,9 @@ class ConfigReader:
 
     def number(self, key: str, default: float) -> float:
         """Return a number above 0."""
-        return check_number(f"config.json: {key}", self.get(key, default), 0, exclusive_min=True, error=ConfigError)
+        return check_number(
+            f"config.json: {key}", self.get(key, default), 0, exclusive_min=True, error=ConfigError
+        )
 
     def optional_number(self, key: str) -> float | None:
         """Return a number above 0, or ``None`` if the key is absent or null."""
@@ -73,10 +84,15 @@ class ConfigReader:
         return value
 
     def list_of(self, key: str, kind: type, default: Iterable[Any]) -> list[Any]:
-        """Return a list whose elements have the type ``kind``; ``default`` if the key is absent or null."""
+        """Return a list whose elements have the type ``kind``.
+
+        ``default`` if the key is absent or null.
+        """
         values = self.get(key, [*default])
         if not isinstance(values, list) or not all(isinstance(each, kind) for each in values):
-            refuse_config(f"{key}: expected a list of values of type {kind.__name__}, found {values!r:.80}")
+            refuse_config(
+                f"{key}: expected a list of values of type {kind.__name__}, found {values!r:.80}"
+            )
         return values
 
     def attention_bias(self) -> dict[str, bool]:
@@ -85,13 +101,17 @@ class ConfigReader:
 
     def activation(self, key: str, default: str) -> Activation:
         """Return the name of an activation function."""
-        name = check_choice(f"config.json: {key}", self.get(key, default), tuple(_ACTIVATIONS), error=ConfigError)
+        name = check_choice(
+            f"config.json: {key}", self.get(key, default), tuple(_ACTIVATIONS), error=ConfigError
+        )
         return _ACTIVATIONS[name]
 
     def dtype(self) -> str:
         """Return the data type of the weights."""
         name = str(self.get("dtype", self.get("torch_dtype", "float32"))).removeprefix("torch.")
-        return check_choice("config.json: dtype", name, ("float32", "float16", "bfloat16"), error=ConfigError)
+        return check_choice(
+            "config.json: dtype", name, ("float32", "float16", "bfloat16"), error=ConfigError
+        )
 
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
         """Return the id of the BOS token (the first one of a list, ``None`` without BOS) and all EOS ids."""
@@ -99,24 +119,39 @@ class ConfigReader:
         return next(iter(bos), None), self._token_ids("eos_token_id")
 
     def _token_ids(self, key: str) -> tuple[int, ...]:
-        """Return the ids of a key, which has an id, a list or null; ids that are no tokens are left out."""
-        value, vocab_size = self.raw.get(key), self.integer("vocab_size")
+        """Return the ids of a key, which has an id, a list or null.
+
+        Ids that are no tokens are left out.
+        """
+        value = self.raw.get(key)
+        vocab_size = self.integer("vocab_size")
         values = value if isinstance(value, list) else [value]
         ids = [stated_token(f"config.json: {key}", each, vocab_size) for each in values]
         return tuple(token for token in ids if token is not None)
 
-    def windows(self, size: int | None, slides: Callable[[int], bool] = lambda _: True) -> tuple[int | None, ...]:
+    def windows(
+        self, size: int | None, slides: Callable[[int], bool] = lambda _: True
+    ) -> tuple[int | None, ...]:
         """Return the sliding window of each layer: ``size`` tokens, or ``None`` for full attention.
 
-        The key ``layer_types`` says which layers have a window. Without the key, the layers (from 0) for which
-        ``slides`` is true have one. If ``size`` is ``None``, no layer has one.
+        The key ``layer_types`` says which layers have a window. Without the key, the layers (from
+        0) for which ``slides`` is true have one. If ``size`` is ``None``, no layer has one.
         """
         layers = self.layers("num_hidden_layers")
-        implied = ["sliding_attention" if size is not None and slides(i) else "full_attention" for i in range(layers)]
+        implied = [
+            "sliding_attention" if size is not None and slides(i) else "full_attention"
+            for i in range(layers)
+        ]
         kinds = self.get("layer_types", implied)
         supported = ["full_attention"] if size is None else ["full_attention", "sliding_attention"]
-        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in supported for kind in kinds):
-            refuse_config(f"expected {layers} layer_types, each {' or '.join(supported)}, found {kinds!r:.80}")
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != layers
+            or not all(kind in supported for kind in kinds)
+        ):
+            refuse_config(
+                f"expected {layers} layer_types, each {' or '.join(supported)}, found {kinds!r:.80}"
+            )
         return tuple(size if kind == "sliding_attention" else None for kind in kinds)
 
     def periodic_windows(self, period: int) -> tuple[int | None, ...]:
@@ -144,7 +179,9 @@ class ConfigReader:
             return None
         return MixtureConfig(count, per_row, self.integer(width), normalized, layers, bias)
 
-    def ropes(self, windows: tuple[int | None, ...], theta: float, sliding_theta: float) -> dict[str, Any]:
+    def ropes(
+        self, windows: tuple[int | None, ...], theta: float, sliding_theta: float
+    ) -> dict[str, Any]:
         """Return the fields ``rope`` and ``layer_ropes``: layers with and without a window have their own.
 
         ``rope`` is that of the layers with full attention. Older checkpoints have one scaling, for
@@ -167,13 +204,20 @@ class ConfigReader:
 
 
 def llama_like(
-    keys: ConfigReader, *, windows: tuple[int | None, ...], partial_rope: bool = False, **features: Any
+    keys: ConfigReader,
+    *,
+    windows: tuple[int | None, ...],
+    partial_rope: bool = False,
+    **features: Any,
 ) -> ModelConfig:
     """Parse the keys that most families share; ``features`` are further fields of ModelConfig."""
-    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    hidden = keys.integer("hidden_size")
+    heads = keys.integer("num_attention_heads")
     head_dim = keys.integer("head_dim", hidden // heads)
     if keys.get("head_dim") is None and hidden % heads:
-        refuse_config(f"expected num_attention_heads to divide hidden_size = {hidden}, found {heads}")
+        refuse_config(
+            f"expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
+        )
     context = keys.integer("max_position_embeddings", 2048)
     rope = features.get("rope") or parse_rope(keys.raw, head_dim, context, partial=partial_rope)
     bos, eos = keys.special_ids()

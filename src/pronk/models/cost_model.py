@@ -4,26 +4,29 @@ A forward pass over ``rows`` rows of texts with ``context`` cached tokens togeth
 
     seconds = speed · (max(bytes, b + c · rows) + d · context)
 
-The unit of the parentheses is a forward pass of one row without context. Few rows are limited by memory, more rows by
-arithmetic (Williams et al. 2009), and attention reads the cached keys and values. ``bytes`` are the weights that the
-pass reads, relative to a pass of one row. They are 1, unless the model has mixtures of experts, of which a pass reads
-all that any of its rows chooses ::
+The unit of the parentheses is a forward pass of one row without context. Few rows are limited by
+memory, more rows by arithmetic (Williams et al. 2009), and attention reads the cached keys and
+values. ``bytes`` are the weights that the pass reads, relative to a pass of one row. They are 1,
+unless the model has mixtures of experts, of which a pass reads all that any of its rows chooses ::
 
     bytes = 1 + experts · (touched - 1)         touched = 1 + (1 - overlap) + (1 - overlap)² + …, one term per row
 
-``experts`` is their share of the bytes of one row, and ``touched`` the number of experts relative to one row. A pass
-counts it; before the pass it is predicted from ``overlap``, the probability that two rows choose the same expert.
+``experts`` is their share of the bytes of one row, and ``touched`` the number of experts relative
+to one row. A pass counts it; before the pass it is predicted from ``overlap``, the probability that
+two rows choose the same expert.
 
-A lower third stands for a few measured durations, because disturbances only prolong a measurement. The middle stands
-for a few ratios of durations, because a disturbance of the denominator lowers a ratio.
+A lower third stands for a few measured durations, because disturbances only prolong a measurement.
+The middle stands for a few ratios of durations, because a disturbance of the denominator lowers a
+ratio.
 
-- ``speed`` (seconds) is that of the last 8 passes, each divided by its parentheses: a change of the machine's load is
-  followed after 6 passes.
-- ``b`` and ``c`` are the line through the *levels*. The level of a number of rows is that of its last 8 passes, each
-  relative to the recent passes with other numbers of rows. Passes that all have the same number of rows say nothing
-  about the line.
+- ``speed`` (seconds) is that of the last 8 passes, each divided by its parentheses: a change of the
+  machine's load is followed after 6 passes.
+- ``b`` and ``c`` are the line through the *levels*. The level of a number of rows is that of its
+  last 8 passes, each relative to the recent passes with other numbers of rows. Passes that all have
+  the same number of rows say nothing about the line.
 - ``d`` is the slope of a regression of seconds on the context, over hundreds of passes.
-- ``overlap`` is the median of the last 8 passes with several rows; before any, that of independent choices.
+- ``overlap`` is the median of the last 8 passes with several rows; before any, that of independent
+  choices.
 """
 
 from __future__ import annotations
@@ -36,8 +39,11 @@ from typing import NamedTuple
 
 _WINDOW = 8  # number of passes that the speed, or a level, is measured by
 _ROW = 0.15  # c before any pass with several rows, in passes of one row
-_KEEP = 0.995  # weight of a pass relative to the next one, for the line and for the regression: half after 140 passes
-_SPREAD = 256.0  # standard deviation of contexts, in tokens, above which the regression outweighs d = 0
+# weight of a pass relative to the next one, for the line and for the regression: half after 140
+# passes
+_KEEP = 0.995
+# standard deviation of contexts, in tokens, above which the regression outweighs d = 0
+_SPREAD = 256.0
 _LASTS = 256  # number of passes with draft tokens after which a plain pass is measured again
 
 
@@ -54,15 +60,23 @@ class CostCurve(NamedTuple):
     def at(self, rows: int, touched: float | None = None) -> float:
         """Return the seconds of a forward pass over ``rows`` rows.
 
-        ``touched`` is the number of experts that it reads, relative to a pass of one row; by default the expected one.
+        ``touched`` is the number of experts that it reads, relative to a pass of one row; by
+        default the expected one.
         """
-        return self.speed * (max(self.read_bytes(rows, touched), self.start + self.slope * rows) + self.context)
+        return self.speed * (
+            max(self.read_bytes(rows, touched), self.start + self.slope * rows) + self.context
+        )
 
     def read_bytes(self, rows: int, touched: float | None = None) -> float:
-        """Return the bytes of weights that a pass reads, relative to a pass of one row; see :meth:`at`."""
+        """Return the bytes of weights that a pass reads, relative to a pass of one row.
+
+        See :meth:`at`.
+        """
         if not self.experts:
             return 1.0
-        return 1.0 + self.experts * ((_touched(rows, self.overlap) if touched is None else touched) - 1.0)
+        return 1.0 + self.experts * (
+            (_touched(rows, self.overlap) if touched is None else touched) - 1.0
+        )
 
     @property
     def row_seconds(self) -> float:
@@ -100,7 +114,9 @@ class _Regression:
 
         ``spread`` is the standard deviation of x that outweighs slope 0.
         """
-        count, x, y = self.count, self.x, self.y
+        count = self.count
+        x = self.x
+        y = self.y
         slope = max(0.0, (self.xy - x * y / count) / (self.xx - x * x / count + count * spread**2))
         return (y - slope * x) / count, slope
 
@@ -122,18 +138,26 @@ class _Level:
 class CostModel:
     """Learns the costs of one model's forward passes.
 
-    ``experts`` and ``overlap`` are those of :class:`CostCurve`; ``overlap`` holds until passes are measured.
+    ``experts`` and ``overlap`` are those of :class:`CostCurve`; ``overlap`` holds until passes are
+    measured.
     """
 
     def __init__(self, experts: float = 0.0, overlap: float = 1.0) -> None:
-        self._experts, self._overlap = experts, overlap
+        self._experts = experts
+        self._overlap = overlap
         self._overlaps: deque[float] = deque(maxlen=_WINDOW)
-        self._start, self._slope, self._per_token = 1.0 - _ROW, _ROW, 0.0  # b, c, d
-        self._speeds: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # rows and speed of the last passes
+        # b, c, d
+        self._start = 1.0 - _ROW
+        self._slope = _ROW
+        self._per_token = 0.0
+        # rows and speed of the last passes
+        self._speeds: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
         self._levels: dict[int, _Level] = {}
         self._by_context = _Regression()
-        self._prompt_rows: deque[float] = deque(maxlen=_WINDOW)  # seconds per row of the last passes over prompts
-        self._num_passes, self._next_plain = 0, 0
+        # seconds per row of the last passes over prompts
+        self._prompt_rows: deque[float] = deque(maxlen=_WINDOW)
+        self._num_passes = 0
+        self._next_plain = 0
 
     def learn(
         self,
@@ -151,7 +175,8 @@ class CostModel:
             context: number of cached tokens, summed over the requests.
             seconds: duration.
             plain: whether the pass has no draft tokens; by default, whether it has one row.
-            touched: number of experts that the pass read, relative to a pass of one row; by default the expected one.
+            touched: number of experts that the pass read, relative to a pass of one row; by default
+                the expected one.
         """
         if touched is not None and rows > 1 and self._experts:
             self._overlaps.append(_overlap(rows, touched))
@@ -164,7 +189,9 @@ class CostModel:
         if plain or (plain is None and rows == 1):
             self._next_plain = self._num_passes + _LASTS
         if others and rows > 1:
-            self._learn_level(rows, (seconds / usual(others) - shape.context) / shape.read_bytes(rows, touched))
+            self._learn_level(
+                rows, (seconds / usual(others) - shape.context) / shape.read_bytes(rows, touched)
+            )
         speed = self._speed
         expected = speed * shape.at(rows, touched)
         one_row = min(seconds, 2.0 * expected) - expected + speed * shape.at(1)
@@ -182,10 +209,12 @@ class CostModel:
         return usual(self._prompt_rows) if self._prompt_rows else None
 
     def costs(self, context: int) -> CostCurve | None:
-        """Return the present costs; ``None`` before the first plain pass, and long after the last one.
+        """Return the present costs.
 
-        ``context`` is the number of cached tokens, summed over the requests. ``None`` asks for a plain pass, because
-        drafting is compared with plain decoding.
+        ``None`` before the first plain pass, and long after the last one.
+
+        ``context`` is the number of cached tokens, summed over the requests. ``None`` asks for a
+        plain pass, because drafting is compared with plain decoding.
         """
         if self._num_passes >= self._next_plain:
             return None
@@ -202,14 +231,21 @@ class CostModel:
     def _learn_level(self, rows: int, cost: float) -> None:
         level = self._levels.setdefault(rows, _Level())
         level.costs.append(cost)
-        before, level.middle, level.latest = level.middle, median_low(level.costs), self._num_passes
+        before = level.middle
+        level.middle = median_low(level.costs)
+        level.latest = self._num_passes
         if level.middle == before and not self._experts:
-            return  # the line would differ only in the weights of its points; with experts, the overlap moves them
-        line, now, curve = _Regression(), self._num_passes, self._curve(1.0, 0)
+            # the line would differ only in the weights of its points; with experts, the overlap
+            # moves them
+            return
+        line = _Regression()
+        now = self._num_passes
+        curve = self._curve(1.0, 0)
         line.add(1.0, 1.0, 0.1)
         line.add(8.0, 1.0 + 7.0 * _ROW, 0.01)
         for number, level in [*self._levels.items()]:
-            weight, read = _KEEP ** (now - level.latest), curve.read_bytes(number)
+            weight = _KEEP ** (now - level.latest)
+            read = curve.read_bytes(number)
             if weight < 0.01:  # that of the prior
                 del self._levels[number]
                 continue
@@ -229,7 +265,8 @@ def _touched(rows: int, overlap: float) -> float:
 
 def _overlap(rows: int, touched: float) -> float:
     """Return the overlap at which ``rows`` rows, at least 2, choose ``touched`` times the experts of one."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(20):
         middle = (low + high) / 2.0
         low, high = (middle, high) if _touched(rows, middle) > touched else (low, middle)

@@ -1,9 +1,9 @@
 """Decoder-only transformer, whose layers :class:`~pronk.checkpoint.config.ModelConfig` describes.
 
-The input is *packed rows* ``[rows, hidden]``: tokens of any requests and positions, without a batch dimension. Only
-attention, through the KV cache, lets rows interact. ``compile`` appends the operations of a layer to a
-:class:`~pronk.models.program.Program`, which a backend runs. The first layers can run
-alone, for drafters that exit early.
+The input is *packed rows* ``[rows, hidden]``: tokens of any requests and positions, without a batch
+dimension. Only attention, through the KV cache, lets rows interact. ``compile`` appends the
+operations of a layer to a :class:`~pronk.models.program.Program`, which a backend runs. The first
+layers can run alone, for drafters that exit early.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from pronk.models.tensor_plan import plan_tensors
 class Attention:
     """Attention with its residual connection, ``x + out(attention(norm(x)))``.
 
-    The weights are set when they are loaded. ``config`` has the sizes of the queries, and of the keys and values that
-    the attention stores.
+    The weights are set when they are loaded. ``config`` has the sizes of the queries, and of the
+    keys and values that the attention stores.
     """
 
-    # The keys and values to attend to; ``qkv`` then has only queries. ``None``: the attention's own, which it stores.
+    # The keys and values to attend to; ``qkv`` then has only queries. ``None``: the attention's
+    # own, which it stores.
     reads: KVSource | None = None
     attention_norm: Norm | None = None
     qkv: Linear | StackedLinear
     q_norm: Norm | None = None  # norm of each query head, or of all of them
     k_norm: Norm | None = None  # norm of each key head, or of all of them
-    sinks: Array | None = None  # ``[heads]``: score of each head's attention sink, a key without value
+    # ``[heads]``: score of each head's attention sink, a key without value
+    sinks: Array | None = None
     out: Linear
     attention_output_norm: Norm | None = None
 
@@ -44,12 +46,17 @@ class Attention:
         self.reads = reads
 
     def compile(self, program: Program, index: int) -> None:
-        """Append the operations to a program; ``index`` is the layer (from 0) that stores keys and values."""
+        """Append the operations to a program.
+
+        ``index`` is the layer (from 0) that stores keys and values.
+        """
         program.attention(self, index)
 
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``: ``qkv`` or ``out``."""
-        return WeightLayout(unit=self.config.head_dim if name == "qkv" and not self.config.whole_qk_norm else None)
+        return WeightLayout(
+            unit=self.config.head_dim if name == "qkv" and not self.config.whole_qk_norm else None
+        )
 
     def linears(self) -> Iterator[Linear]:
         """Yield the linear layers with one matrix each."""
@@ -63,8 +70,9 @@ class Attention:
 class Layer(Attention):
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.
 
-    With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the layer has a short
-    convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of attention.
+    With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the
+    layer has a short convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of
+    attention.
     """
 
     gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
@@ -83,7 +91,10 @@ class Layer(Attention):
             self.down = Experts(mixture, WeightLayout(), gathers=True)
 
     def compile(self, program: Program, index: int) -> None:
-        """Append the layer's operations to a program; ``index`` is its layer number (from 0) in the KV cache."""
+        """Append the layer's operations to a program.
+
+        ``index`` is its layer number (from 0) in the KV cache.
+        """
         if self.gates is None:
             program.attention(self, index)
         else:
@@ -104,32 +115,49 @@ class Decoder:
         config: architecture and sizes.
         backend: backend that computes the model.
         embedding: ``[vocab, hidden]``; ``[0, hidden]`` if the embedding is quantized (``table``).
-        table: the quantized embedding, which with tied weights is also the ``head``; ``None`` if it is not quantized.
+        table: the quantized embedding, which with tied weights is also the ``head``; ``None`` if it
+            is not quantized.
         positions: learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
-        stored_bytes: size in the checkpoint's files of all tensors except lookup tables; ``None`` without files.
+        stored_bytes: size in the checkpoint's files of all tensors except lookup tables; ``None``
+            without files.
     """
 
     embedding: Array
     norm: Norm
     head: Linear
 
-    def __init__(self, config: ModelConfig, backend: Backend, layer_config: ModelConfig | None = None) -> None:
-        """Create the layers; ``layer_config`` has the sizes of this process's layers in tensor parallelism."""
-        self.config, self.backend = config, backend
+    def __init__(
+        self, config: ModelConfig, backend: Backend, layer_config: ModelConfig | None = None
+    ) -> None:
+        """Create the layers.
+
+        ``layer_config`` has the sizes of this process's layers in tensor parallelism.
+        """
+        self.config = config
+        self.backend = backend
         self.table: Linear | None = None
         self.positions: Array | None = None
         self.stored_bytes: int | None = None
-        self.layers = [Layer(layer_config or config, config.mixture_of(index)) for index in range(config.num_layers)]
+        self.layers = [
+            Layer(layer_config or config, config.mixture_of(index))
+            for index in range(config.num_layers)
+        ]
 
     def get(self, path: str) -> Any:
-        """Return the object at an attribute path such as ``layers.0``; the empty path is the decoder."""
+        """Return the object at an attribute path such as ``layers.0``.
+
+        The empty path is the decoder.
+        """
         found: Any = self
         for name in path.split(".") if path else ():
             found = found[int(name)] if name.isdigit() else getattr(found, name)
         return found
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers with one matrix each, the LM head first; a tied head counts once."""
+        """Yield the linear layers with one matrix each, the LM head first.
+
+        A tied head counts once.
+        """
         yield self.head
         for layer in self.layers:
             yield from layer.linears()
@@ -139,9 +167,11 @@ class Decoder:
 class ForwardWeights:
     """Weight matrices of a forward pass; an embedding counts if it is also the LM head."""
 
-    formats: str  # formats in memory, most bytes first, such as ``int4 in groups of 32, int8 in groups of 128``
+    # formats in memory, most bytes first, such as ``int4 in groups of 32, int8 in groups of 128``
+    formats: str
     nbytes: int  # size in memory in bytes, scales, minima and padding included
-    floor_bytes: int  # size in the checkpoint's files, or in memory where that is less: what a token has to read
+    # size in the checkpoint's files, or in memory where that is less: what a token has to read
+    floor_bytes: int
     count: int  # number of parameters
 
     @property
@@ -152,25 +182,37 @@ class ForwardWeights:
 
 def forward_weights(decoder: Decoder) -> ForwardWeights:
     """Return the size and formats of the weights of a loaded model."""
-    sizes, count = Counter[str](), 0
+    sizes = Counter[str]()
+    count = 0
     for linear in decoder.linears():
         sizes[linear.packed.format] += linear.packed.nbytes
         count += linear.in_features * linear.out_features
     total = sizes.total()
     in_file = 1.0 if decoder.stored_bytes is None else min(1.0, decoder.stored_bytes / total)
     floor_bytes = round(in_file * (total - _unread_bytes(decoder)))
-    return ForwardWeights(", ".join(kind for kind, _ in sizes.most_common()), total, floor_bytes, count)
+    return ForwardWeights(
+        ", ".join(kind for kind, _ in sizes.most_common()), total, floor_bytes, count
+    )
 
 
 def _unread_bytes(decoder: Decoder) -> float:
     """Return the size in memory of the experts that a row does not choose."""
     mixture = decoder.config.mixture
-    return 0.0 if mixture is None else expert_bytes(decoder) * (1.0 - mixture.per_row / mixture.experts)
+    return (
+        0.0
+        if mixture is None
+        else expert_bytes(decoder) * (1.0 - mixture.per_row / mixture.experts)
+    )
 
 
 def expert_bytes(decoder: Decoder) -> int:
     """Return the size in memory of all experts of all layers."""
-    modules = [module for layer in decoder.layers for module in (layer.up, layer.down) if isinstance(module, Experts)]
+    modules = [
+        module
+        for layer in decoder.layers
+        for module in (layer.up, layer.down)
+        if isinstance(module, Experts)
+    ]
     return sum(linear.packed.nbytes for module in modules for linear in module.parts)
 
 
@@ -178,11 +220,17 @@ def expert_costs(decoder: Decoder) -> tuple[float, float]:
     """Return the arguments of :class:`~pronk.models.cost_model.CostModel` for a model with experts."""
     mixture = decoder.config.mixture
     assert mixture is not None, "expected a model with experts"
-    total, unread = sum(linear.packed.nbytes for linear in decoder.linears()), _unread_bytes(decoder)
+    total = sum(linear.packed.nbytes for linear in decoder.linears())
+    unread = _unread_bytes(decoder)
     return (expert_bytes(decoder) - unread) / (total - unread), mixture.per_row / mixture.experts
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters, without quantization scales; a tied embedding and head count once."""
-    tensors = {tensor.name: tensor.shape for part in plan_tensors(config) for tensor in part.tensors}
+    """Return the number of parameters, without quantization scales.
+
+    A tied embedding and head count once.
+    """
+    tensors = {
+        tensor.name: tensor.shape for part in plan_tensors(config) for tensor in part.tensors
+    }
     return sum(map(math.prod, tensors.values()))

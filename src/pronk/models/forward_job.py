@@ -18,8 +18,8 @@ class Segment(NamedTuple):
 
     block_table: BlockTable  # KV slots of the committed tokens, then of the nodes in order
     tree: TokenTree
-    # Number of leading nodes that earlier forward passes have computed, as when a drafter adds one depth per pass. They
-    # get no rows, and the other nodes attend to them.
+    # Number of leading nodes that earlier forward passes have computed, as when a drafter adds one
+    # depth per pass. They get no rows, and the other nodes attend to them.
     num_computed: int = 0
 
     @property
@@ -34,18 +34,22 @@ class ForwardJob(NamedTuple):
     segment: Segment
     logits_nodes: range  # indices of the tree nodes whose logits are needed
     prompt_length: int  # number of prompt tokens; dynamic RoPE scaling depends on it
-    # The request's tokens in each of the runner's ``other_caches``; empty if the job only measures a duration.
+    # The request's tokens in each of the runner's ``other_caches``; empty if the job only measures
+    # a duration.
     other_tables: tuple[BlockTable, ...] = ()
-    # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are sent when it is read.
+    # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are
+    # sent when it is read.
     all_logits: bool = True
-    stateless_sampler: StatelessSampler | None = None  # if set, workers sample tokens and send these, not logits
+    # if set, workers sample tokens and send these, not logits
+    stateless_sampler: StatelessSampler | None = None
 
     @staticmethod
     def find_logits_rows(jobs: Sequence[ForwardJob]) -> list[int] | range:
         """Return the indices of the rows of ``logits_nodes`` in the concatenated rows of all jobs."""
         if len(jobs) == 1:
             (job,) = jobs
-            nodes, num_computed = job.logits_nodes, job.segment.num_computed
+            nodes = job.logits_nodes
+            num_computed = job.segment.num_computed
             return range(nodes.start - num_computed, nodes.stop - num_computed)
         rows = list[int]()
         start = 0

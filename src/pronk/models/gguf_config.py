@@ -16,12 +16,16 @@ from pronk.models.family import GgufArchitecture
 from pronk.models.gguf_reader import GgufReader, shortest_decimal
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-# Tensors of divisors, one per RoPE frequency: of Llama 3.1, and of LongRoPE for long and for short contexts.
+# Tensors of divisors, one per RoPE frequency: of Llama 3.1, and of LongRoPE for long and for short
+# contexts.
 _DIVISORS = "rope_freqs.weight"
-_LONG_DIVISORS, _SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
+_LONG_DIVISORS = "rope_factors_long.weight"
+_SHORT_DIVISORS = "rope_factors_short.weight"
 
 
-def parse_architecture(checkpoint: GgufCheckpoint, architecture: GgufArchitecture, model_type: str) -> ModelConfig:
+def parse_architecture(
+    checkpoint: GgufCheckpoint, architecture: GgufArchitecture, model_type: str
+) -> ModelConfig:
     """Return the configuration of a model; ``model_type`` is the family that has the architecture.
 
     ``dtype`` is bfloat16 for quantized weights.
@@ -67,12 +71,18 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
 
 
 def _head_dim(keys: GgufReader) -> int:
-    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    hidden = keys.integer("embedding_length")
+    heads = keys.integer("attention.head_count")
     size = keys.integer("attention.key_length", max(1, hidden // heads))
     if keys.get("attention.key_length") is None and hidden % heads:
-        keys.refuse("attention.head_count", f"expected a divisor of embedding_length {hidden}, found {heads}")
+        keys.refuse(
+            "attention.head_count",
+            f"expected a divisor of embedding_length {hidden}, found {heads}",
+        )
     if (found := keys.integer("attention.value_length", size)) != size:
-        keys.refuse("attention.value_length", f"expected {size} as attention.key_length, found {found}")
+        keys.refuse(
+            "attention.value_length", f"expected {size} as attention.key_length, found {found}"
+        )
     return size
 
 
@@ -85,14 +95,22 @@ def _num_kv_heads(keys: GgufReader, *, skips_attention: bool) -> int:
     else:
         kv_heads = keys.integer(key, heads)
     if heads % kv_heads:
-        keys.refuse("attention.head_count_kv", f"expected a divisor of {heads} heads, found {kv_heads}")
+        keys.refuse(
+            "attention.head_count_kv", f"expected a divisor of {heads} heads, found {kv_heads}"
+        )
     return kv_heads
 
 
 def _vocab_size(checkpoint: GgufCheckpoint) -> int:
-    """Return the number of rows of the embedding; the tokens in the metadata may be fewer, or missing."""
+    """Return the number of rows of the embedding.
+
+    The tokens in the metadata may be fewer, or missing.
+    """
     if "token_embd.weight" not in checkpoint or len(checkpoint.shape("token_embd.weight")) != 2:
-        msg = f"{checkpoint.folder}: expected a matrix token_embd.weight, found none; is it a language model?"
+        msg = (
+            f"{checkpoint.folder}: expected a matrix token_embd.weight, found none; is it a "
+            "language model?"
+        )
         raise ConfigError(msg)
     return checkpoint.shape("token_embd.weight")[0]
 
@@ -103,13 +121,18 @@ def _dtype(checkpoint: GgufCheckpoint) -> str:
     for name in checkpoint:
         if len(checkpoint.shape(name)) > 1:
             sizes[checkpoint.type(name)] += checkpoint.nbytes(name)
-    return _DTYPES.get(sizes.most_common(1)[0][0], "bfloat16") if set(sizes) <= set(_DTYPES) else "bfloat16"
+    return (
+        _DTYPES.get(sizes.most_common(1)[0][0], "bfloat16")
+        if set(sizes) <= set(_DTYPES)
+        else "bfloat16"
+    )
 
 
 def _rope(keys: GgufReader, head_dim: int, context: int, *, partial: bool) -> RopeConfig:
     """Return the RoPE: unscaled, with linear or YaRN scaling, or with divisors of the frequencies.
 
-    ``partial``: whether the architecture can rotate a part of each head, ``rope.dimension_count`` of its dimensions.
+    ``partial``: whether the architecture can rotate a part of each head, ``rope.dimension_count``
+    of its dimensions.
     """
     dim = _num_dimensions(keys, head_dim, partial=partial)
     unscaled = RopeConfig(dim, keys.number("rope.freq_base", 10000.0, bound=1))
@@ -144,7 +167,9 @@ def _num_dimensions(keys: GgufReader, head_dim: int, *, partial: bool) -> int:
     dim = keys.integer("rope.dimension_count", head_dim)
     if dim != head_dim and not (partial and dim < head_dim):
         expected = f"at most {head_dim}" if partial else str(head_dim)
-        keys.refuse("rope.dimension_count", f"expected {expected} as attention.key_length, found {dim}")
+        keys.refuse(
+            "rope.dimension_count", f"expected {expected} as attention.key_length, found {dim}"
+        )
     if dim % 2:
         key = "attention.key_length" if dim == head_dim else "rope.dimension_count"
         keys.refuse(key, f"expected an even size, as RoPE rotates pairs, found {dim}")
@@ -153,19 +178,28 @@ def _num_dimensions(keys: GgufReader, head_dim: int, *, partial: bool) -> int:
 
 def _yarn_attention_scale(keys: GgufReader, factor: float) -> float:
     """Return YaRN's factor of cosines and sines; ``yarn_attn_factor`` may state the same number."""
-    key, scale = "rope.scaling.yarn_attn_factor", yarn_scale(factor)
+    key = "rope.scaling.yarn_attn_factor"
+    scale = yarn_scale(factor)
     stated = keys.number(key, 1.0)
     if stated != 1.0 and not math.isclose(stated, scale, rel_tol=1e-5):
-        msg = f"{keys.label(key)} = {stated} is not supported; expected 1 or {scale:.6g}, which YaRN computes itself"
+        msg = (
+            f"{keys.label(key)} = {stated} is not supported; expected 1 or {scale:.6g}, which YaRN "
+            "computes itself"
+        )
         raise ConfigError(msg)
     return scale
 
 
 def _read_longrope(keys: GgufReader, unscaled: RopeConfig, context: int) -> RopeConfig:
-    long, short = (_read_divisors(keys, name, unscaled.dim) for name in (_LONG_DIVISORS, _SHORT_DIVISORS))
+    long, short = (
+        _read_divisors(keys, name, unscaled.dim) for name in (_LONG_DIVISORS, _SHORT_DIVISORS)
+    )
     kind = keys.get("rope.scaling.type", "longrope")
     if kind not in ("none", "longrope"):
-        keys.refuse("rope.scaling.type", f"expected none or longrope with {_LONG_DIVISORS}, found {kind!r:.80}")
+        keys.refuse(
+            "rope.scaling.type",
+            f"expected none or longrope with {_LONG_DIVISORS}, found {kind!r:.80}",
+        )
     return replace(
         unscaled,
         kind="longrope",
@@ -180,8 +214,11 @@ def _read_divisors(keys: GgufReader, name: str, dim: int) -> tuple[float, ...]:
     checkpoint = keys.checkpoint
     where = f"{checkpoint.folder}: tensor {name}"
     if name not in checkpoint:
-        refuse(where, f"expected {dim // 2} divisors of RoPE frequencies, found no tensor", ConfigError)
-    shape, type_ = checkpoint.shape(name), checkpoint.type(name)
+        refuse(
+            where, f"expected {dim // 2} divisors of RoPE frequencies, found no tensor", ConfigError
+        )
+    shape = checkpoint.shape(name)
+    type_ = checkpoint.type(name)
     if shape != (dim // 2,) or type_ != "F32":
         refuse(where, f"expected [{dim // 2}] in F32, found {list(shape)} in {type_}", ConfigError)
     values = struct.unpack(f"<{dim // 2}f", bytes(checkpoint.raw_bytes(name).tolist()))

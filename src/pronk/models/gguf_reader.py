@@ -1,6 +1,7 @@
 """Keys of a GGUF file: typed access, and keys of unsupported computations.
 
-Source of keys and rules: ``conversion/*.py``, ``src/models/*.cpp`` and ``src/llama-context.cpp`` of llama.cpp.
+Source of keys and rules: ``conversion/*.py``, ``src/models/*.cpp`` and ``src/llama-context.cpp`` of
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -14,25 +15,32 @@ from pronk.checkpoint.config import MAX_EXPERTS, MixtureConfig
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.rope import check_positive
 
-# Keys that turn on computations, with the values that turn them off. Other values raise an error, unless the function
-# of the architecture reads the key.
+# Keys that turn on computations, with the values that turn them off. Other values raise an error,
+# unless the function of the architecture reads the key.
 _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(
         "attention.clamp_kqv attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank "
-        "attention.relative_buckets_count attention.scale attention.shared_kv_layers attention.temperature_scale "
+        "attention.relative_buckets_count attention.scale attention.shared_kv_layers "
+        "attention.temperature_scale "
         "attn_logit_softcapping embedding_length_per_layer_input expert_count expert_shared_count "
-        "expert_shared_feed_forward_length final_logit_softcapping leading_dense_block_count n_deepstack_layers "
-        "nextn_predict_layers rope.dimension_sections rope.scaling.yarn_log_multiplier shortconv.l_cache "
-        "ssm.conv_kernel swiglu_clamp_exp swiglu_clamp_shexp swin_norm use_parallel_residual".split(),
+        "expert_shared_feed_forward_length final_logit_softcapping leading_dense_block_count "
+        "n_deepstack_layers "
+        "nextn_predict_layers rope.dimension_sections rope.scaling.yarn_log_multiplier "
+        "shortconv.l_cache "
+        "ssm.conv_kernel swiglu_clamp_exp swiglu_clamp_shexp swin_norm "
+        "use_parallel_residual".split(),
         (0,),
     ),
     **dict.fromkeys(
-        "attention.output_scale embedding_scale expert_group_count expert_weights_scale full_attention_interval "
+        "attention.output_scale embedding_scale expert_group_count expert_weights_scale "
+        "full_attention_interval "
         "logit_scale residual_scale rope.scaling.alpha".split(),
         (0, 1),
     ),
     **dict.fromkeys(
-        "attention.causal expert_weights_norm rope.scaling.attn_factor rope.scaling.yarn_attn_factor".split(), (1,)
+        "attention.causal expert_weights_norm rope.scaling.attn_factor "
+        "rope.scaling.yarn_attn_factor".split(),
+        (1,),
     ),
     "expert_gating_func": (0, 1, 3),  # 1: softmax of all scores, 3: of those of the chosen experts
     "rope.scaling.yarn_ext_factor": (1, -1),
@@ -40,10 +48,14 @@ _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
 
 
 class GgufReader:
-    """Typed access to the metadata keys ``ARCHITECTURE.KEY``; invalid values raise a ConfigError."""
+    """Typed access to the metadata keys ``ARCHITECTURE.KEY``.
+
+    Invalid values raise a ConfigError.
+    """
 
     def __init__(self, checkpoint: GgufCheckpoint, architecture: str) -> None:
-        self.checkpoint, self.architecture = checkpoint, architecture
+        self.checkpoint = checkpoint
+        self.architecture = architecture
         self.used: set[str] = set()  # keys that were read
 
     def label(self, key: str) -> str:
@@ -55,7 +67,10 @@ class GgufReader:
         refuse(self.label(key), problem, ConfigError)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, or ``default`` if absent; an array must hold the same value for all layers."""
+        """Return a value, or ``default`` if absent.
+
+        An array must hold the same value for all layers.
+        """
         self.used.add(key)
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
@@ -74,10 +89,16 @@ class GgufReader:
         self.used.add(key)
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         values = value if isinstance(value, list) else [value] * num_layers
-        if len(values) != num_layers or not all(isinstance(each, int) and each >= 0 for each in values):
-            self.refuse(key, f"expected a number for each of {num_layers} layers, found {values!r:.80}")
+        if len(values) != num_layers or not all(
+            isinstance(each, int) and each >= 0 for each in values
+        ):
+            self.refuse(
+                key, f"expected a number for each of {num_layers} layers, found {values!r:.80}"
+            )
         if len({*values} - {0}) > 1:
-            self.refuse(key, f"expected 0 or the same value in all layers, found {sorted({*values})!r:.80}")
+            self.refuse(
+                key, f"expected 0 or the same value in all layers, found {sorted({*values})!r:.80}"
+            )
         return values
 
     def number(self, key: str, default: float | None = None, bound: float = 0) -> float:
@@ -89,7 +110,10 @@ class GgufReader:
         return self.number(key) if self.get(key) else None
 
     def mixture(self, num_layers: int, *, bias: bool = False) -> MixtureConfig | None:
-        """Return the experts of all layers, whose weights sum to 1; ``None`` if the file has no experts."""
+        """Return the experts of all layers, whose weights sum to 1.
+
+        ``None`` if the file has no experts.
+        """
         if not self.get("expert_count"):
             return None
         count = self.integer("expert_count", maximum=MAX_EXPERTS)
@@ -98,20 +122,30 @@ class GgufReader:
         layers = (True,) * num_layers
         return MixtureConfig(count, per_row, width, normalized=True, layers=layers, bias=bias)
 
-    def windows(self, num_layers: int, period: int, size: int | None = None) -> tuple[int | None, ...]:
-        """Return the sliding window of each layer; all ``None`` if the key and ``size`` are absent or 0.
+    def windows(
+        self, num_layers: int, period: int, size: int | None = None
+    ) -> tuple[int | None, ...]:
+        """Return the sliding window of each layer.
 
-        ``attention.sliding_window_pattern`` says which layers have a window: a boolean for each layer, or the period
-        of the layers without one, by default ``period``.
+        All ``None`` if the key and ``size`` are absent or 0.
+
+        ``attention.sliding_window_pattern`` says which layers have a window: a boolean for each
+        layer, or the period of the layers without one, by default ``period``.
         """
         key = "attention.sliding_window_pattern"
-        size = self.integer("attention.sliding_window", size) if self.get("attention.sliding_window", size) else None
+        size = (
+            self.integer("attention.sliding_window", size)
+            if self.get("attention.sliding_window", size)
+            else None
+        )
         pattern = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if not isinstance(pattern, list):
             period = self.integer(key, period)
             pattern = [(layer + 1) % period > 0 for layer in range(num_layers)]
         if len(pattern) != num_layers:
-            self.refuse(key, f"expected a boolean for each of {num_layers} layers, found {len(pattern)}")
+            self.refuse(
+                key, f"expected a boolean for each of {num_layers} layers, found {len(pattern)}"
+            )
         return tuple(size if slides else None for slides in pattern)
 
     def check_unsupported(self) -> None:
@@ -122,13 +156,19 @@ class GgufReader:
             value = self.checkpoint.header.get(f"{self.architecture}.{key}")
             values = value if isinstance(value, list) else [value]
             if value is not None and any(item not in off_values for item in values):
-                msg = f"{self.label(key)} = {value!r:.80} is not supported; expected a plain {self.architecture} model"
+                msg = (
+                    f"{self.label(key)} = {value!r:.80} is not supported; expected a plain "
+                    f"{self.architecture} model"
+                )
                 raise ConfigError(msg)
         if "attention.sliding_window" in self.used:
             return
         window = self.get("attention.sliding_window", 0)
         if isinstance(window, int) and 0 < window < self.integer("context_length"):
-            msg = f"{self.label('attention.sliding_window')} = {window} is not supported; expected full attention"
+            msg = (
+                f"{self.label('attention.sliding_window')} = {window} is not supported; expected "
+                "full attention"
+            )
             raise ConfigError(msg)
 
 

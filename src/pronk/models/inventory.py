@@ -1,7 +1,7 @@
 """Check that a checkpoint has exactly the tensors of a decoder, and read the tensors.
 
-A matrix is stored as one unquantized tensor, as several tensors of a quantized checkpoint (codes, scales, …), or as one
-tensor of a GGUF file, quantized or not.
+A matrix is stored as one unquantized tensor, as several tensors of a quantized checkpoint (codes,
+scales, …), or as one tensor of a GGUF file, quantized or not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from pronk.base.arrays import Array, as_bytes
 from pronk.base.errors import CheckpointError, locate_error, refuse
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
-from pronk.checkpoint.formats.scheme import LinearModule, Scheme, StoredTensor, StoredWeight, parse_scheme
+from pronk.checkpoint.formats.scheme import (
+    LinearModule,
+    Scheme,
+    StoredTensor,
+    StoredWeight,
+    parse_scheme,
+)
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.tensors import AnyCheckpoint
@@ -23,7 +29,8 @@ from pronk.models.families import get_architecture, get_family
 from pronk.models.family import TensorNames
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
 
-_COMPARED_BYTES = 1 << 20  # number of bytes of a tied LM head that are compared with the embedding at a time
+# number of bytes of a tied LM head that are compared with the embedding at a time
+_COMPARED_BYTES = 1 << 20
 
 
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
@@ -54,20 +61,29 @@ class Inventory:
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
         # Warnings, each of one line, about ignored quantization settings of the checkpoint.
         self.notes: Sequence[str] = () if self._scheme is None else self._scheme.notes
-        # Maps each tensor's name without the family's prefix (the names used below) to its name in the file.
+        # Maps each tensor's name without the family's prefix (the names used below) to its name in
+        # the file.
         self._stored_name = _stored_names(checkpoint, names)
         if config.tied:
             _check_tied(checkpoint, names, self._stored_name)
-        plain = {source.name: StoredTensor((source.shape,)) for part in parts for source in part.tensors}
-        self._quantized = {} if self._scheme is None else _quantized_weights(checkpoint, names, self._scheme, parts)
+        plain = {
+            source.name: StoredTensor((source.shape,)) for part in parts for source in part.tensors
+        }
+        self._quantized = (
+            {}
+            if self._scheme is None
+            else _quantized_weights(checkpoint, names, self._scheme, parts)
+        )
         expected = {name: stored for name, stored in plain.items() if name not in self._quantized}
-        # Names of the tensors of each quantized weight: {"….up_proj.weight": {"qweight": "….up_proj.qweight", …}}.
+        # Names of the tensors of each quantized weight: {"….up_proj.weight": {"qweight":
+        # "….up_proj.qweight", …}}.
         self._tensors_of_weight: dict[str, dict[str, str]] = {}
         for name, weight in self._quantized.items():
             weight_tensors = self._tensors_of_weight[name] = {}
             for key, stored in weight.tensors.items():
                 tensor = f"{_module_of(name)}.{key}"
-                # `expected` already has the bias that the decoder needs. Some formats list the bias, too.
+                # `expected` already has the bias that the decoder needs. Some formats list the
+                # bias, too.
                 if tensor not in expected and (stored.required or tensor in self._stored_name):
                     expected[tensor] = stored
                     weight_tensors[key] = tensor
@@ -98,38 +114,60 @@ class Inventory:
         return source.name in self._quantized
 
     def blocks(self, source: CheckpointTensor) -> BlockMatrix | None:
-        """Return a quantized matrix of a GGUF file in its blocks; ``None`` if kernels cannot pack them."""
+        """Return a quantized matrix of a GGUF file in its blocks.
+
+        ``None`` if kernels cannot pack them.
+        """
         if not isinstance(self.checkpoint, GgufCheckpoint) or not self.is_quantized(source):
             return None
         name = self._stored_name[source.name]
         return self.checkpoint.blocks(name, source.expert, source.permuted_heads)
 
     def weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
-        """Read a quantized matrix; from a format without integer codes (FP8), return a dequantized array.
+        """Read a quantized matrix.
 
-        The codes are written to ``codes``, uint8 ``[outputs, inputs]``. Invalid values raise a CheckpointError.
+        From a format without integer codes (FP8), return a dequantized array.
+
+        The codes are written to ``codes``, uint8 ``[outputs, inputs]``. Invalid values raise a
+        CheckpointError.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
             name = self._stored_name[source.name]
             return self.checkpoint.weight(name, codes, source.expert, source.permuted_heads)
-        stored = {key: self._stored_name[name] for key, name in self._tensors_of_weight[source.name].items()}
+        stored = {
+            key: self._stored_name[name]
+            for key, name in self._tensors_of_weight[source.name].items()
+        }
         tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
         if source.expert is not None:
             tensors = {key: tensor[source.expert] for key, tensor in tensors.items()}
-        with locate_error(f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}", CheckpointError):
+        with locate_error(
+            f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}", CheckpointError
+        ):
             return self._quantized[source.name].read(tensors, codes)
 
     def _check_complete(self, expected: Mapping[str, StoredTensor], names: TensorNames) -> None:
-        folder, stored = self.checkpoint.folder, self._stored_name
+        folder = self.checkpoint.folder
+        stored = self._stored_name
         ignored = [names.ignored] + ([] if self._scheme is None else [self._scheme.ignored])
         extra = [name for name in stored if name not in expected]
-        unexpected = [stored[name] for name in extra if not any(pattern.fullmatch(name) for pattern in ignored)]
+        unexpected = [
+            stored[name]
+            for name in extra
+            if not any(pattern.fullmatch(name) for pattern in ignored)
+        ]
         missing = [name for name in expected if name not in stored]
         for kind, tensors in (("missing", missing), ("unexpected", unexpected)):
             if tensors:
-                listed = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
-                wanted = f"the {len(expected)} tensors that {self.checkpoint.config_source} asks for"
-                found = f"{len(self.checkpoint)}; check that the files are complete and belong together"
+                listed = ", ".join(tensors[:3]) + (
+                    f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
+                )
+                wanted = (
+                    f"the {len(expected)} tensors that {self.checkpoint.config_source} asks for"
+                )
+                found = (
+                    f"{len(self.checkpoint)}; check that the files are complete and belong together"
+                )
                 refuse(folder, f"{kind} tensors: {listed}; expected {wanted}, found {found}")
         for name, tensor in expected.items():
             _check_shape_and_dtype(self.checkpoint, stored[name], tensor)
@@ -145,7 +183,10 @@ def _stored_names(checkpoint: AnyCheckpoint, names: TensorNames) -> dict[str, st
     for name in checkpoint:
         plain = names.canonical(name)
         if plain in stored:
-            refuse(checkpoint.folder, f"expected one tensor {plain}, found two: {stored[plain]} and {name}")
+            refuse(
+                checkpoint.folder,
+                f"expected one tensor {plain}, found two: {stored[plain]} and {name}",
+            )
         stored[plain] = name
     return stored
 
@@ -154,14 +195,17 @@ def _quantized_weights(
     checkpoint: AnyCheckpoint, names: TensorNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
     """Return how linear layers' quantized weights are stored, by name without the family's prefix."""
-    # Patterns of module names in quantization_config match names with the prefix, if the checkpoint has it.
+    # Patterns of module names in quantization_config match names with the prefix, if the checkpoint
+    # has it.
     layers = (name for name in checkpoint if names.canonical(name).startswith(f"{names.layers}."))
     prefix = next((name.removesuffix(names.canonical(name)) for name in layers), "")
     weights = {}
     tensors = [(part, tensor) for part in parts if part.kind == "linear" for tensor in part.weight]
     for part, tensor in tensors:
         if tensor.expert is not None and scheme.name != "mxfp4":
-            continue  # only MXFP4 quantizes tensors ``[experts, outputs, inputs]``; others have a matrix per expert
+            # only MXFP4 quantizes tensors ``[experts, outputs, inputs]``; others have a matrix per
+            # expert
+            continue
         with locate_error(checkpoint.folder, CheckpointError):
             weight = scheme.weight(_linear_module(names, part, tensor, prefix))
         if weight is not None:
@@ -169,14 +213,20 @@ def _quantized_weights(
     return weights
 
 
-def _linear_module(names: TensorNames, part: DecoderPart, tensor: CheckpointTensor, prefix: str) -> LinearModule:
+def _linear_module(
+    names: TensorNames, part: DecoderPart, tensor: CheckpointTensor, prefix: str
+) -> LinearModule:
     outputs, inputs = tensor.shape[-2:][::-1] if part.transposed else tensor.shape[-2:]
     if tensor.expert is not None:
         name = prefix + tensor.name
-        return LinearModule(name, outputs, inputs, transposed=part.transposed, experts=tensor.shape[0])
+        return LinearModule(
+            name, outputs, inputs, transposed=part.transposed, experts=tensor.shape[0]
+        )
     name = _module_of(tensor.name)
     is_head = name == names.head
-    return LinearModule(name if is_head else prefix + name, outputs, inputs, is_head, part.transposed)
+    return LinearModule(
+        name if is_head else prefix + name, outputs, inputs, is_head, part.transposed
+    )
 
 
 def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:
@@ -185,18 +235,26 @@ def _check_shape_and_dtype(checkpoint: AnyCheckpoint, name: str, stored: StoredT
         source = checkpoint.config_source
         expected = f"shape {' or '.join(str(list(shape)) for shape in stored.shapes)} from {source}"
         remedy = f"check that {source} and the weights belong together"
-        refuse(checkpoint.folder, f"tensor {name}: expected {expected}, found {list(found)}; {remedy}")
+        refuse(
+            checkpoint.folder, f"tensor {name}: expected {expected}, found {list(found)}; {remedy}"
+        )
     checkpoint.check_dtype(name, stored.dtypes)
 
 
 def _check_tied(checkpoint: AnyCheckpoint, names: TensorNames, stored: dict[str, str]) -> None:
-    """Remove a tied LM head from ``stored``; raise a CheckpointError if it differs from the embedding."""
-    head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
+    """Remove a tied LM head from ``stored``.
+
+    Raise a CheckpointError if it differs from the embedding.
+    """
+    head = stored.pop(f"{names.head}.weight", None)
+    embedding = stored.get(f"{names.embedding}.weight")
     if head is None or embedding is None:
         return
     _check_shape_and_dtype(checkpoint, head, StoredTensor((checkpoint.shape(embedding),)))
     if not _have_equal_bytes(checkpoint.tensor(head), checkpoint.tensor(embedding)):
-        expected = f"expected {head} to equal {embedding}, as tie_word_embeddings in config.json says"
+        expected = (
+            f"expected {head} to equal {embedding}, as tie_word_embeddings in config.json says"
+        )
         remedy = "set tie_word_embeddings to false to use both"
         refuse(checkpoint.folder, f"{expected}, found different values; {remedy}")
 
@@ -204,7 +262,10 @@ def _check_tied(checkpoint: AnyCheckpoint, names: TensorNames, stored: dict[str,
 def _have_equal_bytes(one: Array, other: Array) -> bool:
     if one.dtype != other.dtype:
         return False
-    one, other = as_bytes(one), as_bytes(other)
+    one = as_bytes(one)
+    other = as_bytes(other)
     # The comparison of two slices needs as much memory as a slice.
-    slices = [slice(start, start + _COMPARED_BYTES) for start in range(0, len(one), _COMPARED_BYTES)]
+    slices = [
+        slice(start, start + _COMPARED_BYTES) for start in range(0, len(one), _COMPARED_BYTES)
+    ]
     return all(np.array_equal(one[part], other[part]) for part in slices)

@@ -56,7 +56,8 @@ class KernelBackend:
 
     def memory_reader(self, num_bytes: int) -> Callable[[], None]:
         buffer = mapped_zeros((num_bytes,), UINT8)
-        buffer.fill(0)  # the system maps all unwritten pages to one page, which would stay in the processor's cache
+        # the system maps all unwritten pages to one page, which would stay in the processor's cache
+        buffer.fill(0)
         return partial(self.kernels.read, buffer)
 
     def pack(self, weight: AnyMatrix, bias: Array | None = None, **layout: Any) -> Matrix:
@@ -66,20 +67,30 @@ class KernelBackend:
         return pack_adapter(matrix, parts)
 
     def program(
-        self, hidden: int, dtype: DType, cache: PagedCache | None = None, other_caches: Sequence[PagedCache] = ()
+        self,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None = None,
+        other_caches: Sequence[PagedCache] = (),
     ) -> Program:
         return KernelProgram(self.kernels, hidden, dtype, cache, other_caches)
 
     def make_cache(
         self, config: ModelConfig, *, cache_class: type[PagedCache] = PagedCache, **options: Any
     ) -> PagedCache:
-        """Implement :meth:`Backend.make_cache`; ``cache_class`` is a subclass that several processes need."""
+        """Implement :meth:`Backend.make_cache`.
+
+        ``cache_class`` is a subclass that several processes need.
+        """
         return cache_class(config, kernels=self.kernels, **options)
 
 
 @dataclass(frozen=True)
 class _LazyCodedRows:
-    """Unquantized matrix; each slice is quantized when :func:`pack` reads it, to save peak memory."""
+    """Unquantized matrix.
+
+    Each slice is quantized when :func:`pack` reads it, to save peak memory.
+    """
 
     kernels: Kernels
     weight: Array

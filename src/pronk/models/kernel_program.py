@@ -20,11 +20,17 @@ from pronk.models.linear import Experts
 from pronk.models.program import KVSource, OutputRange, Program, output_range
 from pronk.models.program_rows import ProgramRows
 
-_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE, _CONVOLVE = range(8)  # kinds of operations (``pronk_kind``)
-_STREAM, _A, _B, _LOGITS, _SCORES = range(5)  # buffers that an operation reads or writes (``pronk_buffer``)
+# kinds of operations (``pronk_kind``)
+_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE, _CONVOLVE = range(8)
+# buffers that an operation reads or writes (``pronk_buffer``)
+_STREAM, _A, _B, _LOGITS, _SCORES = range(5)
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS, "scores": _SCORES}
-_SPREAD, _GATHER = 1, 2  # ``pronk_mixing``
-_RMS_NORM, _LAYER_NORM = 1, 2  # kinds of norms (``pronk_norm_kind``); 0 means no norm
+# ``pronk_mixing``
+_SPREAD = 1
+_GATHER = 2
+# kinds of norms (``pronk_norm_kind``); 0 means no norm
+_RMS_NORM = 1
+_LAYER_NORM = 2
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4}
 
 
@@ -42,20 +48,29 @@ class KernelProgram(Program):
         super().__init__(hidden, dtype, cache, other_caches)
         self.kernels = kernels
         self._ops: list[COp] = []
-        self._ropes: list[RopeConfig] = []  # different rotations of the operations; the index is that of the table
+        # different rotations of the operations; the index is that of the table
+        self._ropes: list[RopeConfig] = []
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
         self._compiled: Any = None  # C array of the operations; ``None`` before the first run
 
     def embed(
-        self, decoder: Any, *, norm: Any = None, part: tuple[int, int] | None = None, zero_first: bool = False
+        self,
+        decoder: Any,
+        *,
+        norm: Any = None,
+        part: tuple[int, int] | None = None,
+        zero_first: bool = False,
     ) -> None:
         op = self._append(_EMBED)
-        op.output, op.zero_first = _STREAM if part is None else _A, int(zero_first)
+        op.output = _STREAM if part is None else _A
+        op.zero_first = int(zero_first)
         op.part, op.parts = part or (0, 0)
         self._set_norm(op, norm)
         op.scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
         if decoder.positions is not None:  # the kernels read both tables in one data type
-            op.positions = self._keep_alive(decoder.positions.astype(decoder.embedding.dtype, copy=False))
+            op.positions = self._keep_alive(
+                decoder.positions.astype(decoder.embedding.dtype, copy=False)
+            )
         if decoder.table is not None:
             self._set_weights(op, decoder.table)
         else:
@@ -77,7 +92,8 @@ class KernelProgram(Program):
         if config.whole_qk_norm:
             self.linear(linear, norm=norm, source=source, to="B")
             op = self._heads(config, kv, head_norms, only_queries=only_queries)
-            op.input, op.eps = _B, head_norms[0].eps
+            op.input = _B
+            op.eps = head_norms[0].eps
             return
         first_head = 0
         for part in linear.parts:
@@ -91,17 +107,23 @@ class KernelProgram(Program):
         num_heads = config.num_heads + (0 if only_queries else 2 * config.num_kv_heads)
         assert first_head == num_heads, "expected as many outputs as heads"
 
-    def _heads(self, config: ModelConfig, kv: KVSource, head_norms: tuple[Any, Any], *, only_queries: bool) -> COp:
+    def _heads(
+        self, config: ModelConfig, kv: KVSource, head_norms: tuple[Any, Any], *, only_queries: bool
+    ) -> COp:
         """Append an operation that rotates the heads of a layer, and stores keys and values."""
         op = self._append(_QKV)
-        op.heads, op.head_dim = config.num_heads, config.head_dim
+        op.heads = config.num_heads
+        op.head_dim = config.head_dim
         rope = self.cache_of(kv).config.rope_of(kv.layer)
         if rope is not None:
-            op.rope, op.rope_dim = self._rope_index(rope) + 1, rope.dim
+            op.rope = self._rope_index(rope) + 1
+            op.rope_dim = rope.dim
         op.scale = config.query_scale
         op.query_growth, op.query_period = config.query_growth or (0.0, 1)
         if not only_queries:
-            assert not kv.cache, "expected keys of the model's own cache, found another, which is only read"
+            assert not kv.cache, (
+                "expected keys of the model's own cache, found another, which is only read"
+            )
             op.kv_heads = config.num_kv_heads
             self._kv_cache(op, kv)
         q_norm, k_norm = head_norms
@@ -112,7 +134,9 @@ class KernelProgram(Program):
     def _rope_index(self, rope: RopeConfig) -> int:
         """Return the index of the table of ``rope`` in ``pronk_pass.rope``."""
         if rope not in self._ropes:
-            assert len(self._ropes) < NUM_ROPE_TABLES, f"expected at most {NUM_ROPE_TABLES} different rotations"
+            assert len(self._ropes) < NUM_ROPE_TABLES, (
+                f"expected at most {NUM_ROPE_TABLES} different rotations"
+            )
             self._ropes.append(rope)
         return self._ropes.index(rope)
 
@@ -121,11 +145,14 @@ class KernelProgram(Program):
         windows = cache.config.windows
         op = self._append(_ATTEND)
         op.sinks = self._keep_alive(None if sinks is None else sinks.astype(np.float32))
-        op.heads, op.kv_heads, op.head_dim = config.num_heads, cache.config.num_kv_heads, config.head_dim
+        op.heads = config.num_heads
+        op.kv_heads = cache.config.num_kv_heads
+        op.head_dim = config.head_dim
         op.window = windows[kv.layer] or 0 if windows else 0
         op.cap = config.attention_cap or 0.0
         op.cache = kv.cache
-        op.block_size, op.slots = cache.block_size, cache.num_slots
+        op.block_size = cache.block_size
+        op.slots = cache.num_slots
         self._kv_cache(op, kv)
 
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
@@ -133,7 +160,8 @@ class KernelProgram(Program):
         op.filter = self._keep_alive(weights.reshape(len(weights), -1).T.astype(np.float32))
         op.filter_bias = self._keep_alive(None if bias is None else bias.astype(np.float32))
         op.taps = weights.shape[-1]
-        op.keys, op.kv_type = self._keep_alive(cache.keys[layer]), TYPES[cache.dtype]
+        op.keys = self._keep_alive(cache.keys[layer])
+        op.kv_type = TYPES[cache.dtype]
 
     def linear(
         self,
@@ -149,14 +177,18 @@ class KernelProgram(Program):
     ) -> None:
         op = self._append(_LINEAR)
         op.scale, op.cap = output or output_range(linear)
-        op.input, op.output = _BUFFERS[source], _BUFFERS[to]
-        op.residual, op.wanted = int(residual), int(only_logits_rows)
+        op.input = _BUFFERS[source]
+        op.output = _BUFFERS[to]
+        op.residual = int(residual)
+        op.wanted = int(only_logits_rows)
         op.activation = _ACTIVATIONS[activation]
         if isinstance(linear, Experts):
             self._set_mixture(op, linear.mixture)
             op.mixing = _GATHER if linear.gathers else _SPREAD
             packed = [each.packed for each in linear.parts]
-            structs = (CWeights * len(packed))(*[each.struct for each in packed if isinstance(each, PackedMatrix)])
+            structs = (CWeights * len(packed))(
+                *[each.struct for each in packed if isinstance(each, PackedMatrix)]
+            )
             self._kept_alive += [packed, structs]
             op.w = ctypes.cast(structs, ctypes.POINTER(CWeights))
         else:
@@ -175,8 +207,11 @@ class KernelProgram(Program):
         part: tuple[int, int] | None = None,
     ) -> None:
         op = self._append(_NORM)
-        op.input, op.output = _BUFFERS[source], _BUFFERS[to] if part is None else _A
-        op.residual, op.scale, op.collected = int(residual), scale, 0 if collected is None else collected + 1
+        op.input = _BUFFERS[source]
+        op.output = _BUFFERS[to] if part is None else _A
+        op.residual = int(residual)
+        op.scale = scale
+        op.collected = 0 if collected is None else collected + 1
         op.part, op.parts = part or (0, 0)
         self._set_norm(op, norm)
 
@@ -191,24 +226,38 @@ class KernelProgram(Program):
         self._append(_STORE).collected = index + 1
 
     def run(
-        self, rows: ProgramRows, stream: Array, logits: Array | None = None, collected: Array | None = None
+        self,
+        rows: ProgramRows,
+        stream: Array,
+        logits: Array | None = None,
+        collected: Array | None = None,
     ) -> None:
-        self.kernels.run(self._prepare_call(rows, stream, logits, collected), len(self._ops), rows.call)
+        self.kernels.run(
+            self._prepare_call(rows, stream, logits, collected), len(self._ops), rows.call
+        )
 
-    def draft_chain(self, rows: ProgramRows, stream: Array, logits: Array, chain: CDraftChain) -> int:
-        """Run the program on one request's rows, then on each draft token; see :meth:`Kernels.draft_chain`.
+    def draft_chain(
+        self, rows: ProgramRows, stream: Array, logits: Array, chain: CDraftChain
+    ) -> int:
+        """Run the program on one request's rows, then on each draft token.
+
+        See :meth:`Kernels.draft_chain`.
 
         ``logits``, float32 ``[1, vocab]``, is overwritten with the logits of each forward pass.
         """
         ops = self._prepare_call(rows, stream, logits, None)
         return self.kernels.draft_chain(ops, len(self._ops), rows.call, chain)
 
-    def _prepare_call(self, rows: ProgramRows, stream: Array, logits: Array | None, collected: Array | None) -> Any:
+    def _prepare_call(
+        self, rows: ProgramRows, stream: Array, logits: Array | None, collected: Array | None
+    ) -> Any:
         """Set the buffers in ``rows.call``, and return the operations as a C array."""
         if self._compiled is None:
             self._compiled = (COp * len(self._ops))(*self._ops)
         call = rows.call
-        call.type, call.hidden, call.isa = TYPES[self.dtype], self.hidden, self.kernels.isa
+        call.type = TYPES[self.dtype]
+        call.hidden = self.hidden
+        call.isa = self.kernels.isa
         call.threads = num_threads()
         for index, rope in enumerate(self._ropes):
             table, by_row = rows.rope_tables[rope]
@@ -222,34 +271,45 @@ class KernelProgram(Program):
     def _append(self, kind: int) -> COp:
         op = COp(kind=kind, scale=1.0)
         if self.cache is not None:
-            op.block_size, op.slots = self.cache.block_size, self.cache.num_slots
+            op.block_size = self.cache.block_size
+            op.slots = self.cache.num_slots
         self._ops.append(op)
         return op
 
     def _kv_cache(self, op: COp, kv: KVSource) -> None:
         cache = self.cache_of(kv)
         op.kv_type = TYPES[cache.kv_dtype]
-        op.keys, op.values = self._keep_alive(cache.keys[kv.layer]), self._keep_alive(cache.values[kv.layer])
+        op.keys = self._keep_alive(cache.keys[kv.layer])
+        op.values = self._keep_alive(cache.values[kv.layer])
 
     def _set_weights(self, op: COp, linear: Any) -> None:
         packed = linear if isinstance(linear, PackedMatrix) else getattr(linear, "packed", None)
-        assert isinstance(packed, PackedMatrix), "expected weights packed for the kernels, found plain ones"
+        assert isinstance(packed, PackedMatrix), (
+            "expected weights packed for the kernels, found plain ones"
+        )
         self._kept_alive.append(packed)
         op.w = ctypes.pointer(packed.struct)
         adapters = getattr(linear, "adapters", None) or ()
-        structs = (CAdapter * len(adapters))(*[each.struct if each else CAdapter() for each in adapters])
+        structs = (CAdapter * len(adapters))(
+            *[each.struct if each else CAdapter() for each in adapters]
+        )
         self._kept_alive += [adapters, structs]
-        op.num_adapters, op.adapters = len(adapters), structs
+        op.num_adapters = len(adapters)
+        op.adapters = structs
 
     @staticmethod
     def _set_mixture(op: COp, mixture: MixtureConfig) -> None:
-        op.experts, op.per_row, op.normalized = mixture.experts, mixture.per_row, int(mixture.normalized)
+        op.experts = mixture.experts
+        op.per_row = mixture.per_row
+        op.normalized = int(mixture.normalized)
 
     def _set_norm(self, op: COp, norm: Any) -> None:
         if norm is None:
             return
-        op.norm, op.eps = (_RMS_NORM if norm.bias is None else _LAYER_NORM), norm.eps
-        op.norm_weight, op.norm_bias = self._keep_alive(norm.weight), self._keep_alive(norm.bias)
+        op.norm = _RMS_NORM if norm.bias is None else _LAYER_NORM
+        op.eps = norm.eps
+        op.norm_weight = self._keep_alive(norm.weight)
+        op.norm_bias = self._keep_alive(norm.bias)
 
     def _keep_alive(self, array: Array | None) -> int | None:
         """Return the address of an array, and keep its memory as long as the program exists."""

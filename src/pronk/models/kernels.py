@@ -1,10 +1,11 @@
 """Selection of CPU kernels: the best instruction set of this machine that passes a self-check.
 
 The self-check runs before a model is loaded and takes 0.2 to 0.4 s. If it passes, an empty file in
-``~/.cache/pronk/self-check`` records this for the library, instruction set and processor, and later processes skip it.
-It computes matrix products and small decoder layers, with attention, a short convolution and a mixture of experts, each
-in batches of several sizes. For all batches, the bits of the results must be the same, and must differ from NumPy's in
-float64 by a small tolerance only. Argmax and sampling are compared with NumPy.
+``~/.cache/pronk/self-check`` records this for the library, instruction set and processor, and later
+processes skip it. It computes matrix products and small decoder layers, with attention, a short
+convolution and a mixture of experts, each in batches of several sizes. For all batches, the bits of
+the results must be the same, and must differ from NumPy's in float64 by a small tolerance only.
+Argmax and sampling are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.sampling.tree import TokenTree
 
 _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix products
-_MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))  # (inputs, outputs) of the checked matrix products
+# (inputs, outputs) of the checked matrix products
+_MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))
 _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
-# Allowed error of the decoder layer relative to its largest output, by dtype: of an int8 KV cache, else of the weights.
+# Allowed error of the decoder layer relative to its largest output, by dtype: of an int8 KV cache,
+# else of the weights.
 _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
-_EXPERTS, _TAPS = 5, 3  # numbers of experts, and of tokens of a short convolution, of the checked layers
+# numbers of experts, and of tokens of a short convolution, of the checked layers
+_EXPERTS = 5
+_TAPS = 3
 
 _LayerKind = Literal["attention", "convolution", "experts"]
 
@@ -48,8 +53,9 @@ _LayerKind = Literal["attention", "convolution", "experts"]
 def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
     """Return the best kernels that ``choice`` allows and that pass the self-check.
 
-    ``choice`` is ``"auto"`` or an instruction set; one that the processor lacks raises an OptionError. If no kernels
-    pass, a KernelsError gives the reason in one line. ``path`` is the library's file, by default the installed one.
+    ``choice`` is ``"auto"`` or an instruction set; one that the processor lacks raises an
+    OptionError. If no kernels pass, a KernelsError gives the reason in one line. ``path`` is the
+    library's file, by default the installed one.
     """
     failure = ""
     for kernels in candidates(choice, path):
@@ -57,7 +63,8 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
             if _passed_marker(kernels).exists():
                 return kernels
         if (error := self_check(kernels)) is None:
-            with suppress(OSError, RuntimeError):  # without the marker, the next process checks again
+            # without the marker, the next process checks again
+            with suppress(OSError, RuntimeError):
                 marker = _passed_marker(kernels)
                 marker.parent.mkdir(parents=True, exist_ok=True)
                 marker.touch()
@@ -79,16 +86,24 @@ def self_check(kernels: Kernels) -> str | None:
 def _failures(kernels: Kernels) -> Iterator[str]:
     for dtype in (FLOAT32, BFLOAT16):
         layers = [_check_layer(kernels, dtype, kind=kind) for kind in get_args(_LayerKind)]
-        failures = chain(_check_products(kernels, dtype), *layers, _check_layer(kernels, dtype, INT8))
+        failures = chain(
+            _check_products(kernels, dtype), *layers, _check_layer(kernels, dtype, INT8)
+        )
         yield from (f"{failure} in {dtype}" for failure in failures)
-    yield from chain(_check_quantized_products(kernels), _check_blocks(kernels), _check_sampling(kernels))
+    yield from chain(
+        _check_quantized_products(kernels), _check_blocks(kernels), _check_sampling(kernels)
+    )
 
 
 def _check_products(kernels: Kernels, dtype: DType) -> Iterator[str]:
     random = np.random.default_rng(0)
     for inputs, outputs in _MATRIX_SIZES:
-        weight, x = (random.normal(size=(rows, inputs)).astype(dtype) for rows in (outputs, max(_BATCH_SIZES)))
-        # Tolerance: 1e-4 times the standard deviation of an output, a sum of `inputs` products of random numbers.
+        weight, x = (
+            random.normal(size=(rows, inputs)).astype(dtype)
+            for rows in (outputs, max(_BATCH_SIZES))
+        )
+        # Tolerance: 1e-4 times the standard deviation of an output, a sum of `inputs` products of
+        # random numbers.
         yield from _check_product(_linear(kernels, weight), x, weight, 1e-4 * inputs**0.5)
 
 
@@ -98,7 +113,8 @@ def _linear(kernels: Kernels, weight: AnyWeight) -> Linear:
 
 def _check_product(linear: Linear, x: Array, weight: Array, tolerance: float) -> Iterator[str]:
     """Check that ``x Wᵀ`` has equal bits in smaller batches, and NumPy's values within ``tolerance``."""
-    product, expected = linear.logits(x), x.astype(np.float64) @ weight.astype(np.float64).T
+    product = linear.logits(x)
+    expected = x.astype(np.float64) @ weight.astype(np.float64).T
     for rows in _BATCH_SIZES:
         if not np.array_equal(linear.logits(x[:rows]), product[:rows]):
             yield f"a product of {rows} rows is not that of {len(x)} rows"
@@ -109,11 +125,14 @@ def _check_product(linear: Linear, x: Array, weight: Array, tolerance: float) ->
 
 def _check_quantized_products(kernels: Kernels) -> Iterator[str]:
     random = np.random.default_rng(0)
-    weight, x = (random.normal(size=(rows, 320)).astype(np.float32) for rows in (48, max(_BATCH_SIZES)))
+    weight, x = (
+        random.normal(size=(rows, 320)).astype(np.float32) for rows in (48, max(_BATCH_SIZES))
+    )
     for bits in get_args(Bits):
         quantized = round_weights(kernels, weight, bits)
         dequantized = quantized.dequantize().astype(np.float64)
-        # The kernels round x to 8 bits: each number by at most 1/254 of the largest magnitude in its group.
+        # The kernels round x to 8 bits: each number by at most 1/254 of the largest magnitude in
+        # its group.
         tolerance = 0.02 * float((x @ dequantized.T).max())
         failures = _check_product(_linear(kernels, quantized), x, dequantized, tolerance)
         yield from (f"{failure} in {bits} bits" for failure in failures)
@@ -126,9 +145,12 @@ def _check_blocks(kernels: Kernels) -> Iterator[str]:
     for type_ in TENSOR_TYPES.values():
         if type_.name not in PACKED_BLOCKS:
             continue
-        stored = random.integers(256, size=(48, _BLOCK_INPUTS // type_.values, type_.size), dtype=np.uint8)
+        stored = random.integers(
+            256, size=(48, _BLOCK_INPUTS // type_.values, type_.size), dtype=np.uint8
+        )
         for offset in (208,) if type_.name == "Q6_K" else (0, 2):
-            stored[..., offset + 1] &= 0xBF  # clear a bit of the exponent, so that float16 scales are finite
+            # clear a bit of the exponent, so that float16 scales are finite
+            stored[..., offset + 1] &= 0xBF
         matrix = BlockMatrix(type_.name, _BLOCK_INPUTS, (BlockRows(stored.reshape(48, -1)),))
         portable = _linear(dataclasses.replace(kernels, isa=0), matrix).logits(x)
         linear = _linear(kernels, matrix)
@@ -137,16 +159,21 @@ def _check_blocks(kernels: Kernels) -> Iterator[str]:
         if not np.abs(portable - expected).max() <= 0.02 * np.abs(expected).max():
             yield f"a product with {type_.name} weights is wrong"
         for rows in (1, 4, 20, 64):
-            if not np.array_equal(linear.logits(x[:rows]).view(np.int32), portable[:rows].view(np.int32)):
+            if not np.array_equal(
+                linear.logits(x[:rows]).view(np.int32), portable[:rows].view(np.int32)
+            ):
                 yield f"{rows} rows with {type_.name} weights differ from the portable kernels"
 
 
 def _check_sampling(kernels: Kernels) -> Iterator[str]:
     random = np.random.default_rng(0)
-    temperature, position = 0.7, 5
+    temperature = 0.7
+    position = 5
     for seed, vocab in enumerate((33, 700)):
         logits = random.normal(size=vocab).astype(np.float32)
-        scores = (logits / np.float32(temperature)).astype(np.float64) + gumbel_noise(seed, position, np.arange(vocab))
+        scores = (logits / np.float32(temperature)).astype(np.float64) + gumbel_noise(
+            seed, position, np.arange(vocab)
+        )
         if kernels.choose(logits, 0.0, 0) != int(logits.argmax()):
             yield f"the argmax of {vocab} logits is not that of NumPy"
         if kernels.choose(logits, temperature, noise_key(seed, position)) != int(scores.argmax()):
@@ -160,9 +187,13 @@ def _check_layer(
     config, sizes = _layer_sizes(kind, dtype)
     random = np.random.default_rng(0)
     scales = {"filter": 1.0, "router": 1.0}  # the others keep the scale of their input
-    weights = {name: scales.get(name, 0.125) * random.normal(size=size) for name, size in sizes.items()}
+    weights = {
+        name: scales.get(name, 0.125) * random.normal(size=size) for name, size in sizes.items()
+    }
     embedding = random.normal(size=(32, 64))
-    runner = _LayerRunner(kernels, config, {name: weight.astype(dtype) for name, weight in weights.items()}, kv_dtype)
+    runner = _LayerRunner(
+        kernels, config, {name: weight.astype(dtype) for name, weight in weights.items()}, kv_dtype
+    )
     runner.decoder.embedding = embedding.astype(dtype)
     tokens = random.integers(32, size=70).tolist()
     one_pass = runner.run(TokenTree.chain(tokens))
@@ -173,8 +204,10 @@ def _check_layer(
     runner.cache.release(runner.block_table)
     start = 61
     runner.run(TokenTree.chain(tokens[:start]))
-    # Draft tree of the remaining tokens: nodes 0, 2, 4, … are the text; each odd node is a wrong sibling of the next.
-    ids, parents = [tokens[start]], [-1]
+    # Draft tree of the remaining tokens: nodes 0, 2, 4, … are the text; each odd node is a wrong
+    # sibling of the next.
+    ids = [tokens[start]]
+    parents = [-1]
     for token in tokens[start + 1 :]:
         parent = len(ids) - 1
         ids += [(token + 1) % 32, token]
@@ -198,9 +231,15 @@ def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str,
     else:
         sizes["qkv"] = (sum(config.qkv_sizes), 64)
     if kind == "experts":
-        sizes |= {"router": (_EXPERTS, 64), "up": (_EXPERTS, 2 * 96, 64), "down": (_EXPERTS, 64, 96)}
+        sizes |= {
+            "router": (_EXPERTS, 64),
+            "up": (_EXPERTS, 2 * 96, 64),
+            "down": (_EXPERTS, 64, 96),
+        }
         # In bfloat16, rounding may change which experts have the largest scores, so all are chosen.
-        mixture = MixtureConfig(_EXPERTS, 2 if dtype == FLOAT32 else _EXPERTS, 96, normalized=True, layers=(True,))
+        mixture = MixtureConfig(
+            _EXPERTS, 2 if dtype == FLOAT32 else _EXPERTS, 96, normalized=True, layers=(True,)
+        )
         config = dataclasses.replace(config, mixture=mixture)
     return config, sizes
 
@@ -209,9 +248,14 @@ class _LayerRunner:
     """Embedding and a layer, computed by the kernels, with a KV cache of one text."""
 
     def __init__(
-        self, kernels: Kernels, config: ModelConfig, weights: dict[str, Array], kv_dtype: DType | None
+        self,
+        kernels: Kernels,
+        config: ModelConfig,
+        weights: dict[str, Array],
+        kv_dtype: DType | None,
     ) -> None:
-        backend, self.dtype = KernelBackend(kernels), weights["out"].dtype
+        backend = KernelBackend(kernels)
+        self.dtype = weights["out"].dtype
         self.decoder = Decoder(config, backend)
         layer: Layer = self.decoder.layers[0]
         for name, weight in weights.items():
@@ -224,12 +268,19 @@ class _LayerRunner:
             else:
                 setattr(layer, name, Linear(backend, weight, None, layer.layout(name), None))
         layer.attention_norm = layer.mlp_norm = Norm.of(config, np.ones(config.hidden_size))
-        self.cache = backend.make_cache(config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype)
-        self.block_table, self.rope = BlockTable(), RopeTable(config.rope)
+        self.cache = backend.make_cache(
+            config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype
+        )
+        self.block_table = BlockTable()
+        self.rope = RopeTable(config.rope)
 
     def run(self, tree: TokenTree) -> Array:
-        """Return the layer's output for every node; commit the main chain (see :class:`TokenTree`)."""
-        length, config = self.block_table.length, self.decoder.config
+        """Return the layer's output for every node.
+
+        Commit the main chain (see :class:`TokenTree`).
+        """
+        length = self.block_table.length
+        config = self.decoder.config
         self.cache.prepare(self.block_table, length + len(tree))
         rows = ProgramRows().set_segments([(self.block_table, tree, 0)], tree.tokens)
         rows.rotate(self.rope)
@@ -254,7 +305,10 @@ def _reference(config: ModelConfig, weights: dict[str, Array], x: Array) -> Arra
     shares = np.zeros_like(scores)
     np.put_along_axis(shares, chosen, np.exp(np.take_along_axis(scores, chosen, axis=1)), axis=1)
     shares /= shares.sum(1, keepdims=True)
-    outputs = np.stack([_mlp(rows, up, down) for up, down in zip(weights["up"], weights["down"], strict=True)], axis=1)
+    outputs = np.stack(
+        [_mlp(rows, up, down) for up, down in zip(weights["up"], weights["down"], strict=True)],
+        axis=1,
+    )
     return x + (shares[:, :, None] * outputs).sum(1)
 
 
@@ -274,13 +328,21 @@ def _convolution(_: ModelConfig, weights: dict[str, Array], rows: Array) -> Arra
 
 
 def _attention(config: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
-    tokens, dim = len(rows), config.head_dim
+    tokens = len(rows)
+    dim = config.head_dim
     heads = (rows @ weights["qkv"].T).reshape(tokens, -1, dim)
-    cos, sin = RopeTable(config.rope).up_to(tokens)[:tokens].astype(np.float64).swapaxes(0, 1)[:, :, None]
-    first, second = heads[..., : dim // 2], heads[..., dim // 2 :]
+    cos, sin = (
+        RopeTable(config.rope).up_to(tokens)[:tokens].astype(np.float64).swapaxes(0, 1)[:, :, None]
+    )
+    first = heads[..., : dim // 2]
+    second = heads[..., dim // 2 :]
     rotated = np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
-    q, k, v = rotated[:, :4], rotated[:, 4:6].repeat(2, axis=1), heads[:, 6:].repeat(2, axis=1)
-    scores = np.einsum("qhd,khd->hqk", q, k) / dim**0.5 + np.where(np.tri(tokens, dtype=bool), 0.0, -np.inf)
+    q = rotated[:, :4]
+    k = rotated[:, 4:6].repeat(2, axis=1)
+    v = heads[:, 6:].repeat(2, axis=1)
+    scores = np.einsum("qhd,khd->hqk", q, k) / dim**0.5 + np.where(
+        np.tri(tokens, dtype=bool), 0.0, -np.inf
+    )
     attention = np.exp(scores - scores.max(-1, keepdims=True))
     attention /= attention.sum(-1, keepdims=True)
     return np.einsum("hqk,khd->qhd", attention, v).reshape(tokens, -1)

@@ -26,18 +26,29 @@ from pronk.sampling.tree import TokenTree
 class LayerExecutor:
     """Runs all layers, or the first ones, as programs of the backend, which are built once."""
 
-    is_usable = True  # whether forward passes are possible; false after a worker process has been lost
+    # whether forward passes are possible; false after a worker process has been lost
+    is_usable = True
 
-    def __init__(self, decoder: Decoder, cache: PagedCache, other_caches: Sequence[PagedCache] = ()) -> None:
-        """Create an executor; ``other_caches`` are those of other models that layers of ``decoder`` read."""
-        self.decoder, self.cache, self.other_caches = decoder, cache, other_caches
+    def __init__(
+        self, decoder: Decoder, cache: PagedCache, other_caches: Sequence[PagedCache] = ()
+    ) -> None:
+        """Create an executor.
+
+        ``other_caches`` are those of other models that layers of ``decoder`` read.
+        """
+        self.decoder = decoder
+        self.cache = cache
+        self.other_caches = other_caches
         self.communication_seconds = 0.0  # spent so far on communication with worker processes
-        self.num_experts_read = 0  # experts whose weights this process has read, summed over layers and passes
+        # experts whose weights this process has read, summed over layers and passes
+        self.num_experts_read = 0
         self._programs: dict[tuple[object, ...], Program] = {}
-        self._version: tuple[int, ...] = ()  # versions of the caches for which the programs were built
+        # versions of the caches for which the programs were built
+        self._version: tuple[int, ...] = ()
         ropes = {rope for each in (cache, *other_caches) for rope in each.config.ropes}
         self._rope_tables = [RopeTable(rope) for rope in ropes]
-        # Whether a RoPE table has one entry per row, because rotations depend on the prompt's length.
+        # Whether a RoPE table has one entry per row, because rotations depend on the prompt's
+        # length.
         self.has_dynamic_rope = any(rope.dynamic for rope in self._rope_tables)
 
     def run(
@@ -47,12 +58,14 @@ class LayerExecutor:
 
         Args:
             jobs: at least one job with rows, whose KV slots are allocated.
-            num_layers: number of layers, at least 1; after all layers of the model, the LM head runs.
+            num_layers: number of layers, at least 1; after all layers of the model, the LM head
+                runs.
             collect: numbers (from 1; 0: the embedding) of the layers whose output is returned.
 
         Returns:
             The output ``[rows, hidden]`` of each layer of ``collect``, in the dtype of the cache.
-            The logits ``[rows, vocab]`` (float32) of all ``logits_nodes``; ``None`` without the LM head.
+            The logits ``[rows, vocab]`` (float32) of all ``logits_nodes``; ``None`` without the LM
+            head.
         """
         decoder = self.decoder
         packed = self._pack(jobs)
@@ -72,7 +85,11 @@ class LayerExecutor:
         return outputs, logits
 
     def draft_chain(
-        self, job: ForwardJob, sampler: Sampler, max_tokens: int, on_token: Callable[[DraftToken], bool]
+        self,
+        job: ForwardJob,
+        sampler: Sampler,
+        max_tokens: int,
+        on_token: Callable[[DraftToken], bool],
     ) -> int:
         """Implement :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`."""
         vocab_size = self.decoder.config.vocab_size
@@ -115,17 +132,24 @@ class LayerExecutor:
         return self._cached_program(key, make)
 
     def _cached_program(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
-        """Return the program of ``key``; ``make`` compiles it once per allocation of the KV pools."""
+        """Return the program of ``key``.
+
+        ``make`` compiles it once per allocation of the KV pools.
+        """
         version = tuple([cache.version for cache in (self.cache, *self.other_caches)])
         if version != self._version:
-            self._programs, self._version = {}, version
+            self._programs = {}
+            self._version = version
         if key not in self._programs:
             self._programs[key] = make()
         return self._programs[key]
 
     def _compile(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
-        decoder, cache = self.decoder, self.cache
-        program = decoder.backend.program(decoder.config.hidden_size, cache.dtype, cache, self.other_caches)
+        decoder = self.decoder
+        cache = self.cache
+        program = decoder.backend.program(
+            decoder.config.hidden_size, cache.dtype, cache, self.other_caches
+        )
         program.embed(decoder)
         if 0 in collect:
             program.collect_hidden(collect.index(0))
@@ -153,21 +177,27 @@ def draft_chain(
 ) -> int:
     """Draft a chain for one request: run a program, sample a token, run the program for it, and so on.
 
-    Returns the number of forward passes, as :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`.
+    Returns the number of forward passes, as
+    :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`.
 
     Args:
-        program: program of the kernels that ends with an LM head. It begins with an embedding, or reads features from
-            the stream and leaves there the features of the next run.
-        rows: rows of the first run, one of them with logits. Each later run has one row, the draft token before.
+        program: program of the kernels that ends with an LM head. It begins with an embedding, or
+            reads features from the stream and leaves there the features of the next run.
+        rows: rows of the first run, one of them with logits. Each later run has one row, the draft
+            token before.
         stream: ``[rows, hidden]``; overwritten.
-        sampler: sampler of the draft tokens, with a :attr:`~pronk.sampling.sampler.Sampler.stateless_sampler`.
+        sampler: sampler of the draft tokens, with a
+            :attr:`~pronk.sampling.sampler.Sampler.stateless_sampler`.
         vocab_size: number of logits of the LM head.
         max_tokens: maximum number of draft tokens, at least 1.
-        on_token: called with each draft token; returns whether to continue. Its exceptions end the chain.
+        on_token: called with each draft token; returns whether to continue. Its exceptions end the
+            chain.
         ids: the target's token of each logit; ``None``: 0, 1, ….
     """
-    scores, logits = np.empty((max_tokens, vocab_size), FLOAT32), np.empty((1, vocab_size), FLOAT32)
-    next_scores, errors = iter(scores), list[BaseException]()
+    scores = np.empty((max_tokens, vocab_size), FLOAT32)
+    logits = np.empty((1, vocab_size), FLOAT32)
+    next_scores = iter(scores)
+    errors = list[BaseException]()
 
     def callback(token: int, confidence: float) -> int:
         try:

@@ -23,20 +23,25 @@ if TYPE_CHECKING:
     from pronk.models.backend import AnyMatrix, Backend, Matrix
 
 
-AnyWeight = Array | QuantizedMatrix | BlockMatrix  # a weight ``[outputs, inputs]`` in a form that checkpoints have
+# a weight ``[outputs, inputs]`` in a form that checkpoints have
+AnyWeight = Array | QuantizedMatrix | BlockMatrix
 
 
 class WeightLayout(NamedTuple):
     """Properties of a linear layer that determine the order and the precision of the packed weights."""
 
-    # Number of outputs that the kernels pad together to whole blocks of 16: ``head_dim`` for heads; ``None``: all.
+    # Number of outputs that the kernels pad together to whole blocks of 16: ``head_dim`` for heads;
+    # ``None``: all.
     unit: int | None = None
-    gated: bool = False  # whether the outputs are those of the gate, then of the up projection, as in SwiGLU
+    # whether the outputs are those of the gate, then of the up projection, as in SwiGLU
+    gated: bool = False
     head: bool = False  # whether this is the LM head, for which 4 bits are too imprecise
-    exact: bool = False  # keep plain weights and the bias in float32: rounding a router's could change the choice
+    # keep plain weights and the bias in float32: rounding a router's could change the choice
+    exact: bool = False
 
 
-# Function that builds a layer from a weight ``[out, in]``, a bias ``[out]`` or ``None``, and a layout.
+# Function that builds a layer from a weight ``[out, in]``, a bias ``[out]`` or ``None``, and a
+# layout.
 LinearFactory = Callable[[AnyWeight, Array | None, WeightLayout], "Linear"]
 
 
@@ -52,27 +57,38 @@ class Norm:
     def of(cls, config: ModelConfig, weight: Array, bias: Array | None = None) -> Norm:
         """Return a norm of the model's type; the numbers are converted to float32."""
         assert (config.norm == "layer") == (bias is not None), "expected a bias for LayerNorm only"
-        return cls(weight.astype(FLOAT32), None if bias is None else bias.astype(FLOAT32), config.norm_eps)
+        return cls(
+            weight.astype(FLOAT32), None if bias is None else bias.astype(FLOAT32), config.norm_eps
+        )
 
 
 class Linear:
     """Linear layer ``y = x Wᵀ + b`` with packed weights.
 
-    The :class:`~pronk.models.program.Program` of a whole model uses ``packed``. :meth:`logits` computes only this
-    layer, and is for layouts without heads and gate.
+    The :class:`~pronk.models.program.Program` of a whole model uses ``packed``. :meth:`logits`
+    computes only this layer, and is for layouts without heads and gate.
     """
 
     def __init__(
-        self, backend: Backend, weight: AnyMatrix, bias: Array | None, layout: WeightLayout, cache: WeightCache | None
+        self,
+        backend: Backend,
+        weight: AnyMatrix,
+        bias: Array | None,
+        layout: WeightLayout,
+        cache: WeightCache | None,
     ) -> None:
         self.out_features: int = weight.shape[0]
         self.in_features: int = weight.shape[1]
-        self.backend, self.layout = backend, layout
+        self.backend = backend
+        self.layout = layout
         self.scale: float = 1.0  # factor of the outputs
         self.cap: float | None = None  # soft cap of the outputs
-        # This layer's part of each adapter, by the adapter's number; ``None``: the adapter leaves this layer unchanged.
+        # This layer's part of each adapter, by the adapter's number; ``None``: the adapter leaves
+        # this layer unchanged.
         self.adapters: list[Any] = []
-        self.packed: Matrix = backend.pack(weight, bias, unit=layout.unit, gated=layout.gated, cache=cache)
+        self.packed: Matrix = backend.pack(
+            weight, bias, unit=layout.unit, gated=layout.gated, cache=cache
+        )
         self._programs: dict[np.dtype[np.generic], Program] = {}
 
     @property
@@ -83,7 +99,9 @@ class Linear:
     def logits(self, x: Array) -> Array:
         """Return ``y``, float32 ``[rows, out]``, for ``x`` ``[rows, in]``."""
         runs_alone = self.layout.unit is None and not self.layout.gated
-        assert runs_alone, "expected a layout without heads and gate, found that of a qkv or gated up projection"
+        assert runs_alone, (
+            "expected a layout without heads and gate, found that of a qkv or gated up projection"
+        )
         dtype = BFLOAT16 if x.dtype == BFLOAT16 else FLOAT32
         if dtype not in self._programs:
             program = self.backend.program(self.in_features, dtype)
@@ -91,16 +109,22 @@ class Linear:
             self._programs[dtype] = program
         y = np.empty((len(x), self.out_features), np.float32)
         if len(x):
-            self._programs[dtype].run(ProgramRows.without_segments(len(x)), np.ascontiguousarray(x, dtype), y)
+            self._programs[dtype].run(
+                ProgramRows.without_segments(len(x)), np.ascontiguousarray(x, dtype), y
+            )
         return y
 
 
 class StackedLinear:
-    """Linear layers with the same input and concatenated outputs; their weight formats may differ."""
+    """Linear layers with the same input and concatenated outputs.
+
+    Their weight formats may differ.
+    """
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         self.parts = tuple(parts)
-        self.out_features, self.in_features = sum(part.out_features for part in parts), parts[0].in_features
+        self.out_features = sum(part.out_features for part in parts)
+        self.in_features = parts[0].in_features
 
 
 class Experts:
@@ -109,12 +133,14 @@ class Experts:
     Attributes:
         mixture: number of experts, and how they are chosen.
         layout: how to pack the layers.
-        gathers: whether the outputs of a row's experts are added up, times the weights of the router; otherwise each
-            expert of a row has its own outputs.
+        gathers: whether the outputs of a row's experts are added up, times the weights of the
+            router; otherwise each expert of a row has its own outputs.
     """
 
     def __init__(self, mixture: MixtureConfig, layout: WeightLayout, *, gathers: bool) -> None:
-        self.mixture, self.gathers, self.layout = mixture, gathers, layout
+        self.mixture = mixture
+        self.gathers = gathers
+        self.layout = layout
         self._linears: dict[int, Linear] = {}
 
     @property
@@ -123,7 +149,10 @@ class Experts:
         return [self._linears[number] for number in range(len(self._linears))]
 
     def set(self, number: int, linear: Linear) -> None:
-        """Set the layer of an expert (from 0); raise a ValueError if its format is not that of the others."""
+        """Set the layer of an expert (from 0).
+
+        Raise a ValueError if its format is not that of the others.
+        """
         other = next(iter(self._linears.values()), linear).packed.format
         if linear.packed.format != other:
             msg = f"expected all experts in one format, found {other} and {linear.packed.format}"
@@ -139,14 +168,19 @@ def choose_linear(
 ) -> LinearFactory:
     """Return a function that builds the linear layers of a model, which ``backend`` computes.
 
-    ``weights``: ``"plain"`` keeps the precision of the checkpoint; ``"int8"`` and ``"int4"`` quantize the weights that
-    the checkpoint does not (the LM head always to 8 bits), and raise an OptionError without kernels. ``release`` is
-    called after each quantized slice of a weight, to free pages of the mapped checkpoint. ``cache`` has packed blocks
-    of earlier loads, and is where others are added.
+    ``weights``: ``"plain"`` keeps the precision of the checkpoint; ``"int8"`` and ``"int4"``
+    quantize the weights that the checkpoint does not (the LM head always to 8 bits), and raise an
+    OptionError without kernels. ``release`` is called after each quantized slice of a weight, to
+    free pages of the mapped checkpoint. ``cache`` has packed blocks of earlier loads, and is where
+    others are added.
     """
     check_choice("weights", weights, WEIGHTS)
     if weights != "plain" and not backend.keeps_quantized:
-        refuse("weights", f"expected pronk's kernels for {weights}, found {backend}; use plain", OptionError)
+        refuse(
+            "weights",
+            f"expected pronk's kernels for {weights}, found {backend}; use plain",
+            OptionError,
+        )
 
     def build(weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         if weights == "plain" or layout.exact or not isinstance(weight, np.ndarray):

@@ -1,8 +1,8 @@
 """Loading of a model: read its config and its fingerprint, and load its weights into a decoder.
 
-Weights are loaded part by part, so peak memory is little more than their size in the loaded dtype. An unquantized
-embedding is not copied: its rows are read from the mapped file. Quantized weights stay quantized for the kernels, and
-are dequantized for torch.
+Weights are loaded part by part, so peak memory is little more than their size in the loaded dtype.
+An unquantized embedding is not copied: its rows are read from the mapped file. Quantized weights
+stay quantized for the kernels, and are dequantized for torch.
 """
 
 from __future__ import annotations
@@ -33,28 +33,45 @@ from pronk.models.split import TensorSplit
 from pronk.models.tensor_plan import plan_tensors
 from pronk.sampling.defaults import GGUF_KEYS, recommended_sampling
 
-# Minimum number of values of a tensor that a fingerprint covers, evenly spaced; a smaller tensor is covered whole.
+# Minimum number of values of a tensor that a fingerprint covers, evenly spaced; a smaller tensor is
+# covered whole.
 _SAMPLES = 4096
-# Older checkpoints have the quantization config in a separate file, whose name implies the ``quant_method``.
+# Older checkpoints have the quantization config in a separate file, whose name implies the
+# ``quant_method``.
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
-# Options of transformers in ``generation_config.json`` that are not read, with values that change nothing.
+# Options of transformers in ``generation_config.json`` that are not read, with values that change
+# nothing.
 _OTHER_GENERATION_KEYS: dict[str, float | None] = {
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "stop_strings")),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
-    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), 0),
+    **dict.fromkeys(
+        (
+            "suppress_tokens",
+            "begin_suppress_tokens",
+            "bad_words_ids",
+            "sequence_bias",
+            "stop_strings",
+        )
+    ),
+    **dict.fromkeys(
+        ("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")
+    ),
+    **dict.fromkeys(
+        ("min_length", "min_new_tokens", "no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), 0
+    ),
     **dict.fromkeys(("num_beams", "typical_p", "guidance_scale"), 1),
     "penalty_alpha": 0,
 }
 
 
-def read_config(folder: Path, opened: GgufCheckpoint | None = None, context: int | None = None) -> ModelConfig:
+def read_config(
+    folder: Path, opened: GgufCheckpoint | None = None, context: int | None = None
+) -> ModelConfig:
     """Read the config of a model folder or GGUF file, which may be ``opened`` already.
 
-    End-of-text ids in ``generation_config.json`` override those in ``config.json``; its sampling options, or those of
-    the GGUF file, are in ``sampling``. ``name`` is ``general.name`` of a GGUF file, or the last part of
-    ``_name_or_path`` in ``config.json``. ``context`` is the maximum number of tokens of a text, prompt and output;
-    ``None``: that of the model.
+    End-of-text ids in ``generation_config.json`` override those in ``config.json``; its sampling
+    options, or those of the GGUF file, are in ``sampling``. ``name`` is ``general.name`` of a GGUF
+    file, or the last part of ``_name_or_path`` in ``config.json``. ``context`` is the maximum
+    number of tokens of a text, prompt and output; ``None``: that of the model.
 
     Raises:
         CheckpointError: the config is invalid or not supported.
@@ -64,7 +81,10 @@ def read_config(folder: Path, opened: GgufCheckpoint | None = None, context: int
     if context is not None:
         check_integer("context", context, 1, config.context)
         if config.norm == "layer":
-            msg = f"context: expected no limit with learned positions, found {context}; leave the option out"
+            msg = (
+                f"context: expected no limit with learned positions, found {context}; "
+                "leave the option out"
+            )
             raise OptionError(msg)
     return config.for_context(context)
 
@@ -75,12 +95,21 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
         opened = opened or GgufCheckpoint(folder)
         values = {name: opened.header.get(key) for key, name in GGUF_KEYS.items()}
         sampling = recommended_sampling(values, str(folder))
-        return replace(parse_gguf(opened), name=_as_name(opened.header.get("general.name")), sampling=sampling)
+        return replace(
+            parse_gguf(opened), name=_as_name(opened.header.get("general.name")), sampling=sampling
+        )
     if not is_folder(folder):
-        msg = f"no such folder: {str(folder)!r}; expected a folder with config.json, *.safetensors and tokenizer.json"
+        msg = (
+            f"no such folder: {str(folder)!r}; expected a folder with config.json, *.safetensors "
+            "and tokenizer.json"
+        )
         raise ConfigError(msg)
     if not (folder / "config.json").is_file():
-        refuse(folder, "expected a model folder with config.json, found none; is this the right folder?", ConfigError)
+        refuse(
+            folder,
+            "expected a model folder with config.json, found none; is this the right folder?",
+            ConfigError,
+        )
     raw = read_json(folder / "config.json", ConfigError)
     file = folder / "generation_config.json"
     generation = read_json(file, ConfigError) if file.is_file() else {}
@@ -96,23 +125,43 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
 
 
 def _as_name(value: object) -> str:
-    """Return the name in a metadata value: the last part of ``owner/name``; empty without a text."""
+    """Return the name in a metadata value: the last part of ``owner/name``.
+
+    Empty without a text.
+    """
     return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else ""
 
 
 def _warn_of_other_options(generation: dict[str, Any], file: Path) -> None:
     """Warn of options in ``generation_config.json`` that change texts in transformers, and not here."""
     values = {key: generation.get(key) for key in _OTHER_GENERATION_KEYS}
-    found = [key for key, value in values.items() if value not in (None, False, [], {}, _OTHER_GENERATION_KEYS[key])]
+    found = [
+        key
+        for key, value in values.items()
+        if value not in (None, False, [], {}, _OTHER_GENERATION_KEYS[key])
+    ]
     if found:
-        warnings.warn(f"{file}: {', '.join(found)}: ignored; give options of requests instead", stacklevel=2)
+        warnings.warn(
+            f"{file}: {', '.join(found)}: ignored; give options of requests instead", stacklevel=2
+        )
 
 
 def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the quantization config from its own file; ``{}`` if it is in ``raw`` or does not exist."""
+    """Return the quantization config from its own file.
+
+    ``{}`` if it is in ``raw`` or does not exist.
+    """
     for name, method in _QUANTIZATION_FILES.items():
-        if not (raw.get("quantization_config") or raw.get("compression_config")) and (folder / name).is_file():
-            return {"quantization_config": {"quant_method": method, **read_json(folder / name, ConfigError)}}
+        if (
+            not (raw.get("quantization_config") or raw.get("compression_config"))
+            and (folder / name).is_file()
+        ):
+            return {
+                "quantization_config": {
+                    "quant_method": method,
+                    **read_json(folder / name, ConfigError),
+                }
+            }
     return {}
 
 
@@ -137,30 +186,36 @@ def load_decoder(
 
     ``source`` is the path, or an open GGUF file.
 
-    An unquantized embedding and learned positions are views of the mapped file, with the file's dtype.
-    For ``weights``, see :func:`~pronk.models.linear.choose_linear`. ``split`` selects the shard of this process in
-    tensor parallelism. ``cache`` has packed weights of earlier loads, and is saved if it lacked some. ``on_progress``
-    receives the number of bytes read so far, and the total.
+    An unquantized embedding and learned positions are views of the mapped file, with the file's
+    dtype. For ``weights``, see :func:`~pronk.models.linear.choose_linear`. ``split`` selects the
+    shard of this process in tensor parallelism. ``cache`` has packed weights of earlier loads, and
+    is saved if it lacked some. ``on_progress`` receives the number of bytes read so far, and the
+    total.
 
     Raises:
-        CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or quantized in a format
-            that tensor parallelism cannot split.
+        CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or
+            quantized in a format that tensor parallelism cannot split.
         OptionError: ``weights`` is unknown, or quantizes without kernels.
     """
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     linear = choose_linear(backend, weights, checkpoint.release, cache)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
-    # Embeddings; then a tied LM head, which refers to one; then other parts, the largest first, while memory is free.
+    # Embeddings; then a tied LM head, which refers to one; then other parts, the largest first,
+    # while memory is free.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     decoder = Decoder(config, backend, None if split is None else split.shard_config)
     placer = WeightPlacer(decoder, inventory, dtype, linear, split)
     sizes = [inventory.nbytes(part) for part in parts]
-    loaded, stored, total = 0, 0, sum(sizes)
+    loaded = 0
+    stored = 0
+    total = sum(sizes)
     for part, size in zip(parts, sizes, strict=True):
         placer.place(part)
         loaded += size
-        stored += size if part.kind != "table" or (config.tied and part.target == "embedding") else 0
+        stored += (
+            size if part.kind != "table" or (config.tied and part.target == "embedding") else 0
+        )
         if on_progress is not None and size:
             on_progress(loaded, total)
     decoder.stored_bytes = stored
@@ -176,8 +231,8 @@ def load_decoder(
 class Fingerprint:
     """Identity of a checkpoint: family and sizes in words, and a hash of 16 hexadecimal digits.
 
-    A trained drafter recognizes its model by it. The hash covers a sample of every tensor, so that it is fast for any
-    size, and does not depend on the distribution of the tensors over files.
+    A trained drafter recognizes its model by it. The hash covers a sample of every tensor, so that
+    it is fast for any size, and does not depend on the distribution of the tensors over files.
     """
 
     architecture: str
@@ -187,7 +242,8 @@ class Fingerprint:
     def of(cls, folder: Path) -> Fingerprint:
         """Compute the fingerprint of a model folder or a GGUF file."""
         architecture = describe_architecture(read_config(folder))
-        checkpoint, digest = open_checkpoint(folder), sha256(architecture.encode())
+        checkpoint = open_checkpoint(folder)
+        digest = sha256(architecture.encode())
         for name in sorted(checkpoint):
             if isinstance(checkpoint, GgufCheckpoint):
                 values = checkpoint.raw_bytes(name)  # without dequantization
@@ -205,6 +261,7 @@ class Fingerprint:
 def describe_architecture(config: ModelConfig) -> str:
     """Return family and sizes of a model in words."""
     return (
-        f"{config.family} of {config.num_layers} layers, hidden size {config.hidden_size}, {config.num_heads} "
+        f"{config.family} of {config.num_layers} layers, hidden size {config.hidden_size}, "
+        f"{config.num_heads} "
         f"heads of {config.head_dim} over {config.num_kv_heads}, vocabulary {config.vocab_size}"
     )

@@ -24,8 +24,9 @@ from pronk.sampling.draft_token import DraftToken
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
 
-# The first forward pass of a draft chain has one row per uncached token, and each later pass has one row. If the first
-# has at most 4 rows, the mean duration of these passes is recorded as the cost of a pass of one row.
+# The first forward pass of a draft chain has one row per uncached token, and each later pass has
+# one row. If the first has at most 4 rows, the mean duration of these passes is recorded as the
+# cost of a pass of one row.
 _MAX_CHAIN_ROWS = 4
 
 
@@ -33,12 +34,15 @@ class ForwardResult(NamedTuple):
     """Result of a forward pass over several jobs."""
 
     logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` per job: float32
-    hidden: Mapping[int, list[Array]]  # layer number (from 1) to the output ``[rows, hidden]`` of each job
+    # layer number (from 1) to the output ``[rows, hidden]`` of each job
+    hidden: Mapping[int, list[Array]]
     seconds: float  # duration of the forward pass
     context: int  # number of committed tokens in the cache, over all jobs
-    # Per job: maps the index of a row of logits to the token that a worker process sampled from it; may be empty.
+    # Per job: maps the index of a row of logits to the token that a worker process sampled from it;
+    # may be empty.
     sampled: Sequence[Mapping[int, int]] = ()
-    # Experts that the pass read, relative to a pass of one row; ``None``: no experts, or not counted (several workers)
+    # Experts that the pass read, relative to a pass of one row; ``None``: no experts, or not
+    # counted (several workers)
     touched: float | None = None
 
     def job_result(self, index: int) -> JobResult:
@@ -69,27 +73,38 @@ class ModelRunner:
     ) -> None:
         """Create a runner; without ``executor`` this process computes. ``clock`` returns seconds.
 
-        ``other_caches`` are those of other models that layers read; their jobs have ``other_tables``.
+        ``other_caches`` are those of other models that layers read; their jobs have
+        ``other_tables``.
         """
-        self.decoder, self.cache, self.clock = decoder, cache, clock
-        self.cost_model = CostModel() if decoder.config.mixture is None else CostModel(*expert_costs(decoder))
+        self.decoder = decoder
+        self.cache = cache
+        self.clock = clock
+        self.cost_model = (
+            CostModel() if decoder.config.mixture is None else CostModel(*expert_costs(decoder))
+        )
         self.dtype = cache.dtype
         self.exact = decoder.backend.exact  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
         self._executor = executor or LayerExecutor(decoder, cache, other_caches)
-        # Whether :meth:`draft_chain` is available: not if an executor splits each forward pass among several processes.
+        # Whether :meth:`draft_chain` is available: not if an executor splits each forward pass
+        # among several processes.
         is_alone = executor is None and not self._executor.has_dynamic_rope
         self.supports_draft_chain = decoder.backend.drafts_chains and is_alone
         self._final_norm: Program | None = None  # built by :meth:`final_norm`
 
-    def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
-        """Run one forward pass over all jobs; keys and values are stored after each job's committed tokens.
+    def forward(
+        self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()
+    ) -> ForwardResult:
+        """Run one forward pass over all jobs.
+
+        Keys and values are stored after each job's committed tokens.
 
         Args:
             jobs: at least one job; :meth:`PagedCache.prepare` has allocated the slots of its rows.
             collect: numbers (from 1) of the layers whose output is returned.
         """
-        start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
+        start_time = self.clock()
+        context = sum(job.segment.block_table.length for job in jobs)
         num_read_before = self._executor.num_experts_read
         projections = self.cache.projections
         layers = collect.union(*[projection.layers for projection in projections])
@@ -98,7 +113,8 @@ class ModelRunner:
         for projection in projections:
             states = projection.project([outputs[layer] for layer in projection.layers])
             self.cache.write_projection(projection, self._slots(jobs), states)
-        mixture, num_read = self.decoder.config.mixture, self._executor.num_experts_read - num_read_before
+        mixture = self.decoder.config.mixture
+        num_read = self._executor.num_experts_read - num_read_before
         seconds = self.clock() - start_time
         return ForwardResult(
             split_rows(logits, [len(job.logits_nodes) for job in jobs]),
@@ -110,8 +126,13 @@ class ModelRunner:
         )
 
     def _slots(self, jobs: Sequence[ForwardJob]) -> NDArray[np.int64]:
-        parts = [(job.segment.block_table, job.segment.num_computed, len(job.segment.tree)) for job in jobs]
-        return np.concatenate([self.cache.slots(t, t.length + first, t.length + stop) for t, first, stop in parts])
+        parts = [
+            (job.segment.block_table, job.segment.num_computed, len(job.segment.tree))
+            for job in jobs
+        ]
+        return np.concatenate(
+            [self.cache.slots(t, t.length + first, t.length + stop) for t, first, stop in parts]
+        )
 
     def run_first_layers(self, jobs: Sequence[ForwardJob], num_layers: int) -> list[Array]:
         """Run rows through the first layers only; return their output, ``[rows, hidden]`` per job.
@@ -132,7 +153,9 @@ class ModelRunner:
     def final_norm(self, rows: Array) -> Array:
         """Apply the final norm to outputs of the last layer, ``[rows, hidden]``, in their dtype."""
         if self._final_norm is None:
-            self._final_norm = self.decoder.backend.program(self.decoder.config.hidden_size, self.dtype)
+            self._final_norm = self.decoder.backend.program(
+                self.decoder.config.hidden_size, self.dtype
+            )
             self._final_norm.norm(self.decoder.norm)
         states = np.array(rows, order="C")  # a copy, which the program overwrites
         self._final_norm.run(ProgramRows.without_segments(len(states)), states)
@@ -145,22 +168,30 @@ class ModelRunner:
 
     @property
     def communication_seconds(self) -> float:
-        """Seconds spent so far on communication with worker processes; see :class:`.LayerExecutor`."""
+        """Seconds spent so far on communication with worker processes.
+
+        See :class:`.LayerExecutor`.
+        """
         return self._executor.communication_seconds
 
     def draft_chain(
-        self, job: ForwardJob, sampler: Sampler, max_tokens: int, on_token: Callable[[DraftToken], bool]
+        self,
+        job: ForwardJob,
+        sampler: Sampler,
+        max_tokens: int,
+        on_token: Callable[[DraftToken], bool],
     ) -> int:
         """Draft a chain for one request: one kernel call runs a forward pass per draft token.
 
-        The other arguments are those of :func:`pronk.models.layer_executor.draft_chain`. ``job`` is the
-        input of the first forward pass; ``logits_nodes`` is the last node.
+        The other arguments are those of :func:`pronk.models.layer_executor.draft_chain`. ``job`` is
+        the input of the first forward pass; ``logits_nodes`` is the last node.
         :meth:`PagedCache.prepare` has allocated slots for all rows. Returns the number of forward
         passes. The last one gives no draft token if it allows none or has non-finite logits.
         """
         start_time = self.clock()
         num_passes = self._executor.draft_chain(job, sampler, max_tokens, on_token)
-        rows, seconds = len(job.segment.tree), self.clock() - start_time
+        rows = len(job.segment.tree)
+        seconds = self.clock() - start_time
         one_row = self.cost_model.costs(job.segment.block_table.length)
         if rows <= _MAX_CHAIN_ROWS:
             self.cost_model.learn(1, job.segment.block_table.length, seconds / num_passes)

@@ -21,7 +21,8 @@ class ModelOptions:
     model: Annotated[
         str | Path | None,
         Option(
-            "Name as in pronk pull (smollm2, owner/name, owner/name:Q4_K_M), folder with a checkpoint, or GGUF file.",
+            "Name as in pronk pull (smollm2, owner/name, owner/name:Q4_K_M), folder with a "
+            "checkpoint, or GGUF file.",
             absent="smollm2",
             details="Names are those of :mod:`pronk.checkpoint.hub.names`.",
         ),
@@ -54,7 +55,8 @@ class ModelOptions:
     weights: Annotated[
         str,
         Option(
-            "plain: as stored in the checkpoint. int8, int4: quantized while loading, smaller and faster.",
+            "plain: as stored in the checkpoint. int8, int4: quantized while loading, "
+            "smaller and faster.",
             choices=WEIGHTS,
             details="Quantized, the output changes; the LM head always has 8 bits.",
         ),

@@ -15,7 +15,15 @@ from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.inventory import Inventory
-from pronk.models.linear import AnyWeight, Experts, Linear, LinearFactory, Norm, StackedLinear, WeightLayout
+from pronk.models.linear import (
+    AnyWeight,
+    Experts,
+    Linear,
+    LinearFactory,
+    Norm,
+    StackedLinear,
+    WeightLayout,
+)
 from pronk.models.split import TensorSplit
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
 
@@ -24,16 +32,27 @@ _OUTPUTS_PER_SLICE = 1024  # number of rows of a matrix that are dequantized at 
 
 
 class WeightPlacer:
-    """Builds the parts of a decoder from checkpoint tensors; ``linear`` is a function for linear layers.
+    """Builds the parts of a decoder from checkpoint tensors.
 
-    Unquantized weights are converted to ``dtype``. ``split`` selects the shard of this process in tensor parallelism.
+    ``linear`` is a function for linear layers.
+
+    Unquantized weights are converted to ``dtype``. ``split`` selects the shard of this process in
+    tensor parallelism.
     """
 
     def __init__(
-        self, decoder: Decoder, inventory: Inventory, dtype: DType, linear: LinearFactory, split: TensorSplit | None
+        self,
+        decoder: Decoder,
+        inventory: Inventory,
+        dtype: DType,
+        linear: LinearFactory,
+        split: TensorSplit | None,
     ) -> None:
-        self.decoder, self.inventory, self.split = decoder, inventory, split
-        self.dtype, self.linear = dtype, linear
+        self.decoder = decoder
+        self.inventory = inventory
+        self.split = split
+        self.dtype = dtype
+        self.linear = linear
         self._keep_quantized = decoder.backend.keeps_quantized
         self._num_unfused = 0
 
@@ -49,7 +68,8 @@ class WeightPlacer:
         parent = self.decoder.get(path)
         if part.kind == "table":
             setattr(parent, name, self._table(part.weight[0]))
-        elif not part.weight and self.decoder.table is not None:  # an LM head tied to a quantized embedding
+        elif not part.weight and self.decoder.table is not None:
+            # an LM head tied to a quantized embedding
             setattr(parent, name, self.decoder.table)
         elif isinstance(parent, Experts):
             self._set_expert(parent, int(name), part)
@@ -73,9 +93,11 @@ class WeightPlacer:
     def _norm(self, part: DecoderPart) -> Norm:
         """Load a norm; its numbers are rounded to ``dtype``, except for those of GGUF files.
 
-        GGUF files store ``1 + weight`` for Gemma, in float32; rounding would lose digits of the weight.
+        GGUF files store ``1 + weight`` for Gemma, in float32; rounding would lose digits of the
+        weight.
         """
-        config, arrays = self.decoder.config, [self.inventory.tensor(source) for source in part.tensors]
+        config = self.decoder.config
+        arrays = [self.inventory.tensor(source) for source in part.tensors]
         if not isinstance(self.inventory.checkpoint, GgufCheckpoint):
             arrays = [self._stack([array]) for array in arrays]
         if config.norm_offset:
@@ -83,7 +105,10 @@ class WeightPlacer:
         return Norm.of(config, *arrays)
 
     def _table(self, source: CheckpointTensor) -> Array:
-        """Load an embedding; if it stays quantized, set ``decoder.table`` and return an empty array."""
+        """Load an embedding.
+
+        If it stays quantized, set ``decoder.table`` and return an empty array.
+        """
         if not self.inventory.is_quantized(source):
             return self.inventory.tensor(source)
         blocks = self._blocks([source], WeightLayout(head=True))
@@ -96,7 +121,8 @@ class WeightPlacer:
         return np.empty((0, source.shape[1]), self.dtype)
 
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear | StackedLinear:
-        weights, bias = self._blocks(part.weight, layout) or self._weights(part, layout), self._bias(part, layout)
+        weights = self._blocks(part.weight, layout) or self._weights(part, layout)
+        bias = self._bias(part, layout)
         if part.interleaved:
             weights = [_separate_halves(weight) for weight in weights]
             bias = None if bias is None else _separate_halves(bias)
@@ -104,18 +130,27 @@ class WeightPlacer:
             return self._pack(weights[0], bias, layout)
         rows = [weight.shape[0] for weight in weights]
         biases = [None] * len(rows) if bias is None else split_rows(bias, rows)
-        return StackedLinear([self._pack(*pair, layout) for pair in zip(weights, biases, strict=True)])
+        return StackedLinear(
+            [self._pack(*pair, layout) for pair in zip(weights, biases, strict=True)]
+        )
 
     def _pack(self, weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         """Build a linear layer; raise a CheckpointError if blocks of a file are damaged."""
         if not isinstance(weight, BlockMatrix):
             return self.linear(weight, bias, layout)
-        tensor = f"{self.inventory.checkpoint.folder}: tensor {' or '.join(rows.name for rows in weight.parts)}"
+        tensor = (
+            f"{self.inventory.checkpoint.folder}: tensor "
+            f"{' or '.join(rows.name for rows in weight.parts)}"
+        )
         with locate_error(tensor, ValueError, remedy="; download the file again"):
             return self.linear(weight, bias, layout)
 
-    def _blocks(self, sources: Sequence[CheckpointTensor], layout: WeightLayout) -> list[BlockMatrix] | None:
-        """Return matrices in the blocks of a GGUF file, stacked by type; ``None`` if that is impossible.
+    def _blocks(
+        self, sources: Sequence[CheckpointTensor], layout: WeightLayout
+    ) -> list[BlockMatrix] | None:
+        """Return matrices in the blocks of a GGUF file, stacked by type.
+
+        ``None`` if that is impossible.
 
         The kernels take one matrix of one type, except in qkv layers.
         """
@@ -135,23 +170,38 @@ class WeightPlacer:
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[_Matrix]:
         """Return a linear layer's weight: one stacked matrix, or several if their formats differ."""
         if not any(self.inventory.is_quantized(source) for source in part.weight):
-            plain = [self.inventory.tensor(source) for source in part.weight] or [self.decoder.embedding]
+            plain = [self.inventory.tensor(source) for source in part.weight] or [
+                self.decoder.embedding
+            ]
             shards = [self._shard(part, number, weight) for number, weight in enumerate(plain)]
-            return [self._stack(shards, transposed=part.transposed, dtype=FLOAT32 if layout.exact else None)]
+            return [
+                self._stack(
+                    shards, transposed=part.transposed, dtype=FLOAT32 if layout.exact else None
+                )
+            ]
         sizes = [source.shape[-2:] for source in part.weight]
         shapes = [size[::-1] if part.transposed else size for size in sizes]
-        rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
+        rows = [shape[0] for shape in shapes]
+        inputs = shapes[0][1]
         # All codes are read into one allocation, so that stacking needs no copy.
         codes = mapped_zeros((sum(rows), inputs), UINT8)
         weights = list(map(self._read, part.weight, split_rows(codes, rows)))
         if self.split is not None:
             weights, codes = self._shard_codes(part, weights)
             rows = [weight.shape[0] for weight in weights]
-        # In qkv layers (`unit` is set) the kernels accept several matrices, in all other layers only one.
-        runs = fusible_runs(weights) if self._keep_quantized and layout.unit is not None else [slice(0, len(weights))]
+        # In qkv layers (`unit` is set) the kernels accept several matrices, in all other layers
+        # only one.
+        runs = (
+            fusible_runs(weights)
+            if self._keep_quantized and layout.unit is not None
+            else [slice(0, len(weights))]
+        )
         row_slices = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
         slices = zip(runs, row_slices, strict=True)
-        return [self._fuse(weights[run], codes[rows_of_run], transposed=part.transposed) for run, rows_of_run in slices]
+        return [
+            self._fuse(weights[run], codes[rows_of_run], transposed=part.transposed)
+            for run, rows_of_run in slices
+        ]
 
     def _fuse(self, weights: Sequence[_Matrix], codes: Array, *, transposed: bool) -> _Matrix:
         """Stack weights into one matrix, quantized if all are quantized with the same order of inputs."""
@@ -177,10 +227,14 @@ class WeightPlacer:
             return self.split.shard(part, number, weight.T).T
         return self.split.shard(part, number, weight)
 
-    def _shard_codes(self, part: DecoderPart, weights: Sequence[_Matrix]) -> tuple[list[_Matrix], Array]:
+    def _shard_codes(
+        self, part: DecoderPart, weights: Sequence[_Matrix]
+    ) -> tuple[list[_Matrix], Array]:
         """Return this process's shards of the weights, and one array that holds the codes of these shards."""
         shards = [self._shard(part, number, weight) for number, weight in enumerate(weights)]
-        inputs = next((weight.shape[1] for weight in shards if isinstance(weight, QuantizedMatrix)), 0)
+        inputs = next(
+            (weight.shape[1] for weight in shards if isinstance(weight, QuantizedMatrix)), 0
+        )
         codes = mapped_zeros((sum(weight.shape[0] for weight in shards), inputs), UINT8)
         for number, rows in enumerate(split_rows(codes, [weight.shape[0] for weight in shards])):
             weight = shards[number]
@@ -192,19 +246,32 @@ class WeightPlacer:
     def _bias(self, part: DecoderPart, layout: WeightLayout) -> Array | None:
         biases = [self.inventory.tensor(source) for source in part.bias]
         if self.split is not None:
-            shards = [self.split.shard_bias(part, number, bias) for number, bias in enumerate(biases)]
+            shards = [
+                self.split.shard_bias(part, number, bias) for number, bias in enumerate(biases)
+            ]
             biases = [shard for shard in shards if shard is not None]
         return self._stack(biases, dtype=FLOAT32 if layout.exact else None) if biases else None
 
-    def _stack(self, weights: Sequence[_Matrix], *, transposed: bool = False, dtype: DType | None = None) -> Array:
-        """Stack weights along the outputs, by default in ``self.dtype``; one array of the dtype is not copied."""
-        single, dtype = weights[0] if len(weights) == 1 and not transposed else None, dtype or self.dtype
+    def _stack(
+        self, weights: Sequence[_Matrix], *, transposed: bool = False, dtype: DType | None = None
+    ) -> Array:
+        """Stack weights along the outputs, by default in ``self.dtype``.
+
+        One array of the dtype is not copied.
+        """
+        single = weights[0] if len(weights) == 1 and not transposed else None
+        dtype = dtype or self.dtype
         if isinstance(single, np.ndarray) and single.dtype == dtype:
             return single
-        # Quantized matrices are ``[outputs, inputs]`` even if the checkpoint's other matrices are transposed.
-        weights = [weight.T if transposed and isinstance(weight, np.ndarray) else weight for weight in weights]
+        # Quantized matrices are ``[outputs, inputs]`` even if the checkpoint's other matrices are
+        # transposed.
+        weights = [
+            weight.T if transposed and isinstance(weight, np.ndarray) else weight
+            for weight in weights
+        ]
         rows = [weight.shape[0] for weight in weights]
-        # Each weight is converted directly into its rows of one allocation, without temporary copies.
+        # Each weight is converted directly into its rows of one allocation, without temporary
+        # copies.
         stacked = mapped_zeros((sum(rows), *weights[0].shape[1:]), dtype)
         for target, weight in zip(split_rows(stacked, rows), weights, strict=True):
             _fill(target, weight)
@@ -215,14 +282,20 @@ class WeightPlacer:
 def _separate_halves(weight: Any) -> Any:
     """Reorder outputs from ``gate 0, up 0, gate 1, up 1, …`` to ``gate 0, gate 1, …, up 0, up 1, …``."""
     if isinstance(weight, QuantizedMatrix):
-        return replace(weight, codes=_separate_halves(weight.codes), scale=_separate_halves(weight.scale))
+        return replace(
+            weight, codes=_separate_halves(weight.codes), scale=_separate_halves(weight.scale)
+        )
     return np.concatenate((weight[0::2], weight[1::2]))
 
 
 def _fill(target: Array, weight: _Matrix) -> None:
-    """Copy a weight into ``target``; dequantize a quantized one slice by slice, to save peak memory."""
+    """Copy a weight into ``target``.
+
+    Dequantize a quantized one slice by slice, to save peak memory.
+    """
     if isinstance(weight, np.ndarray):
-        with np.errstate(over="ignore"):  # a weight beyond float16 becomes infinity, and the logits tell
+        # a weight beyond float16 becomes infinity, and the logits tell
+        with np.errstate(over="ignore"):
             target[:] = weight
         return
     for start in range(0, len(target), _OUTPUTS_PER_SLICE):

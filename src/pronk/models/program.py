@@ -1,8 +1,8 @@
 """Programs: the operations of a forward pass, and the rows to compute.
 
-Each layer of a model appends its operations to a program once, with ``layer.compile(program, index)``. A forward pass
-is then one call into the library. A decoder layer has these operations, where ``x`` is the residual stream, and ``A``
-and ``B`` are buffers for intermediate activations ::
+Each layer of a model appends its operations to a program once, with ``layer.compile(program,
+index)``. A forward pass is then one call into the library. A decoder layer has these operations,
+where ``x`` is the residual stream, and ``A`` and ``B`` are buffers for intermediate activations ::
 
     qkv     norm(x) W_qkv          rotates queries and keys, stores keys and values; one operation per matrix
     attend  A = attention
@@ -10,7 +10,8 @@ and ``B`` are buffers for intermediate activations ::
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)
     linear  x = x + B W_down
 
-An attention that reads the keys of another layer (:class:`KVSource`) has only queries in ``qkv``, and stores nothing.
+An attention that reads the keys of another layer (:class:`KVSource`) has only queries in ``qkv``,
+and stores nothing.
 
 A layer with a mixture of experts has these operations in place of the last two ::
 
@@ -26,8 +27,9 @@ A layer with a short convolution has these operations in place of the first thre
     convolve  A = gated convolution of B and the states of the last tokens; stores the states of the rows
     linear    x = x + A W_out
 
-With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With norms of queries
-and keys that span all heads, ``linear`` writes the projections to ``B``, and one ``qkv`` operation reads them.
+With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With
+norms of queries and keys that span all heads, ``linear`` writes the projections to ``B``, and one
+``qkv`` operation reads them.
 """
 
 from __future__ import annotations
@@ -52,12 +54,13 @@ class OutputRange(NamedTuple):
 class KVSource(NamedTuple):
     """The keys and values that an attention reads: a layer of the model's cache, or of another model's.
 
-    A forward pass writes the model's own cache: a layer can read what an earlier layer has stored, also in this pass.
-    Other caches hold what other models have stored; the pass only reads them.
+    A forward pass writes the model's own cache: a layer can read what an earlier layer has stored,
+    also in this pass. Other caches hold what other models have stored; the pass only reads them.
 
-    A row at position ``p`` of its text sees the cached tokens before ``p`` and, in the model's own cache, its ancestors
-    in the token tree and itself. If the source's layer has a sliding window of ``w`` tokens, only positions above
-    ``p - w`` are seen. The queries have the rotations of the source's layer.
+    A row at position ``p`` of its text sees the cached tokens before ``p`` and, in the model's own
+    cache, its ancestors in the token tree and itself. If the source's layer has a sliding window of
+    ``w`` tokens, only positions above ``p - w`` are seen. The queries have the rotations of the
+    source's layer.
     """
 
     layer: int  # from 0
@@ -67,19 +70,28 @@ class KVSource(NamedTuple):
 class Program(ABC):
     """A list of operations that is built once and run any number of times.
 
-    ``hidden`` is the width of the residual stream (the *stream*), and ``dtype`` is its dtype, float32 or bfloat16.
-    ``cache`` is the KV cache of the model. ``other_caches`` are those of other models that layers read
-    (:class:`KVSource`).
+    ``hidden`` is the width of the residual stream (the *stream*), and ``dtype`` is its dtype,
+    float32 or bfloat16. ``cache`` is the KV cache of the model. ``other_caches`` are those of other
+    models that layers read (:class:`KVSource`).
     """
 
-    def __init__(self, hidden: int, dtype: DType, cache: PagedCache | None, other_caches: Sequence[PagedCache]) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None,
+        other_caches: Sequence[PagedCache],
+    ) -> None:
         self.hidden = hidden
         self.dtype = dtype
         self.cache = cache
         self.other_caches = other_caches
 
     def cache_of(self, kv: KVSource) -> PagedCache:
-        """Return the cache with the keys and values of ``kv``; its ``config`` has the sizes of their heads."""
+        """Return the cache with the keys and values of ``kv``.
+
+        Its ``config`` has the sizes of their heads.
+        """
         if kv.cache:
             return self.other_caches[kv.cache - 1]
         assert self.cache is not None, "expected a KV cache for attention, found none"
@@ -88,15 +100,18 @@ class Program(ABC):
     def attention(self, layer: Any, index: int, *, partial: bool = False) -> None:
         """Append an :class:`~pronk.models.decoder.Attention`, with its residual connection.
 
-        The keys and values are stored as those of layer ``index`` (from 0), unless the layer reads others.
+        The keys and values are stored as those of layer ``index`` (from 0), unless the layer reads
+        others.
 
-        With ``partial`` (tensor parallelism), the output for this process's heads is written to the buffer ``logits``
-        instead of being added to the stream.
+        With ``partial`` (tensor parallelism), the output for this process's heads is written to the
+        buffer ``logits`` instead of being added to the stream.
         """
         kv = layer.reads or KVSource(index)
         only_queries = layer.reads is not None
         norms = (layer.q_norm, layer.k_norm)
-        self.project(layer.qkv, layer.attention_norm, layer.config, kv, norms, only_queries=only_queries)
+        self.project(
+            layer.qkv, layer.attention_norm, layer.config, kv, norms, only_queries=only_queries
+        )
         self.attend(layer.config, kv, sinks=layer.sinks)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
@@ -108,7 +123,10 @@ class Program(ABC):
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
-        """Append the MLP of a decoder layer, with its residual connection; for ``partial``, see ``attention``."""
+        """Append the MLP of a decoder layer, with its residual connection.
+
+        For ``partial``, see ``attention``.
+        """
         activation = "clamped" if layer.config.clamped_gate else layer.config.activation
         if layer.router is None:
             self.linear(layer.up, norm=layer.mlp_norm, activation=activation, to="B")
@@ -119,7 +137,9 @@ class Program(ABC):
             self.linear(layer.up, source="A", activation=activation, to="B")
         self._add_branch(layer.down, "B", layer.mlp_output_norm, layer.config, partial=partial)
 
-    def _add_branch(self, linear: Any, source: str, norm: Any, config: ModelConfig, *, partial: bool) -> None:
+    def _add_branch(
+        self, linear: Any, source: str, norm: Any, config: ModelConfig, *, partial: bool
+    ) -> None:
         """Append ``stream += scale · norm(source Wᵀ + b)``; for ``partial``, see ``attention``."""
         scale = config.residual_scale
         if norm is None:
@@ -138,12 +158,18 @@ class Program(ABC):
 
     @abstractmethod
     def embed(
-        self, decoder: Any, *, norm: Any = None, part: tuple[int, int] | None = None, zero_first: bool = False
+        self,
+        decoder: Any,
+        *,
+        norm: Any = None,
+        part: tuple[int, int] | None = None,
+        zero_first: bool = False,
     ) -> None:
         """Append ``stream = norm(scale · token embeddings (+ learned position embeddings))``.
 
-        With ``part=(i, n)``, the result is part ``i``, from 0, of the rows of ``A``, which are ``n`` times as wide as
-        the stream. With ``zero_first``, the row of a text's first token is zero.
+        With ``part=(i, n)``, the result is part ``i``, from 0, of the rows of ``A``, which are
+        ``n`` times as wide as the stream. With ``zero_first``, the row of a text's first token is
+        zero.
         """
 
     @abstractmethod
@@ -158,15 +184,21 @@ class Program(ABC):
         only_queries: bool = False,
         source: str = "stream",
     ) -> None:
-        """Append queries, keys and values: ``norm(source) Wᵀ + b``, rotated; keys and values are stored.
+        """Append queries, keys and values: ``norm(source) Wᵀ + b``, rotated.
+
+        Keys and values are stored.
 
         Args:
-            linear: layer with the outputs of all query heads, then of the key heads, then of the value heads.
-            norm: norm of ``source``, which is then the stream; ``None``: ``source`` is read as it is.
+            linear: layer with the outputs of all query heads, then of the key heads, then of the
+                value heads.
+            norm: norm of ``source``, which is then the stream; ``None``: ``source`` is read as it
+                is.
             config: number, scale and growth of the queries.
-            kv: where keys and values are stored: a layer of the model's own cache, which determines the rotations.
+            kv: where keys and values are stored: a layer of the model's own cache, which determines
+                the rotations.
             head_norms: norms of queries and of keys, or ``None``.
-            only_queries: whether ``linear`` has only queries. An earlier layer or another model has stored ``kv``.
+            only_queries: whether ``linear`` has only queries. An earlier layer or another model has
+                stored ``kv``.
             source: ``"stream"`` or ``"A"``.
         """
 
@@ -174,16 +206,17 @@ class Program(ABC):
     def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
         """Append ``A = attention`` of the queries to ``kv``.
 
-        ``config`` has the number of query heads and the soft cap of scores. ``sinks`` has a score for each head, which
-        takes part in the softmax without a value.
+        ``config`` has the number of query heads and the soft cap of scores. ``sinks`` has a score
+        for each head, which takes part in the softmax without a value.
         """
 
     @abstractmethod
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         """Append ``A = c · (convolution of the states b · x)`` of ``B = [b, c, x]``.
 
-        A row's state is stored in its slot of the layer (from 0) of ``cache``, rounded to ``cache.dtype``; sums take
-        the rounded states. ``weights`` are ``[hidden, …, taps]``, ``bias`` is ``[hidden]``.
+        A row's state is stored in its slot of the layer (from 0) of ``cache``, rounded to
+        ``cache.dtype``; sums take the rounded states. ``weights`` are ``[hidden, …, taps]``,
+        ``bias`` is ``[hidden]``.
         """
 
     @abstractmethod
@@ -201,10 +234,11 @@ class Program(ABC):
     ) -> None:
         """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``, or ``to += …`` with ``residual``.
 
-        ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"``, ``"scores"`` or ``"logits"``. ``linear`` may
-        be :class:`~pronk.models.linear.Experts`, of which each row uses those of the last :meth:`route`. With
-        ``only_logits_rows``, only the rows of :meth:`ProgramRows.select_logits_rows` are computed. A gated layer yields
-        ``activation(gate) · up``. ``scale`` and the soft cap are those of ``output``, by default those of ``linear``.
+        ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"``, ``"scores"`` or
+        ``"logits"``. ``linear`` may be :class:`~pronk.models.linear.Experts`, of which each row
+        uses those of the last :meth:`route`. With ``only_logits_rows``, only the rows of
+        :meth:`ProgramRows.select_logits_rows` are computed. A gated layer yields ``activation(gate)
+        · up``. ``scale`` and the soft cap are those of ``output``, by default those of ``linear``.
         """
 
     @abstractmethod
@@ -221,9 +255,9 @@ class Program(ABC):
     ) -> None:
         """Append a norm of a buffer; ``norm=None`` copies the buffer.
 
-        The operation is ``to = norm(source)``, or ``stream += scale · norm(source)`` with ``residual``. ``to`` is
-        ``"stream"`` or ``"A"``. With ``collected=i``, the source is ``collected[i]``, an argument of :meth:`run`. For
-        ``part``, see :meth:`embed`.
+        The operation is ``to = norm(source)``, or ``stream += scale · norm(source)`` with
+        ``residual``. ``to`` is ``"stream"`` or ``"A"``. With ``collected=i``, the source is
+        ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`.
         """
 
     @abstractmethod
@@ -240,12 +274,17 @@ class Program(ABC):
 
     @abstractmethod
     def run(
-        self, rows: ProgramRows, stream: Array, logits: Array | None = None, collected: Array | None = None
+        self,
+        rows: ProgramRows,
+        stream: Array,
+        logits: Array | None = None,
+        collected: Array | None = None,
     ) -> None:
         """Run the program on ``rows``.
 
-        ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill ``logits``, float32
-        ``[rows, outputs]`` or ``[selected rows, outputs]``, and ``collected`` ``[collected layers, rows, hidden]``.
+        ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill
+        ``logits``, float32 ``[rows, outputs]`` or ``[selected rows, outputs]``, and ``collected``
+        ``[collected layers, rows, hidden]``.
         """
 
 

@@ -31,34 +31,53 @@ def open_prompt_cache(
 ) -> PromptCache | None:
     """Return the prompt cache that the options ask for; ``None`` without one.
 
-    ``model`` is the folder of the checkpoint, or its opened GGUF file. ``split``: whether several processes share the
-    heads, so that no process has whole blocks. ``settings`` are other options on which keys and values depend.
+    ``model`` is the folder of the checkpoint, or its opened GGUF file. ``split``: whether several
+    processes share the heads, so that no process has whole blocks. ``settings`` are other options
+    on which keys and values depend.
 
     Raises:
-        OptionError: an option is malformed, the folder is not writable, or the model's blocks cannot be stored.
+        OptionError: an option is malformed, the folder is not writable, or the model's blocks
+            cannot be stored.
     """
-    folder, size = options.prompt_cache, options.prompt_cache_size
+    folder = options.prompt_cache
+    size = options.prompt_cache_size
     if folder is None:
         if size is not None:
-            msg = f"prompt_cache_size: expected prompt_cache with it, found {size!r} alone; name a folder"
+            msg = (
+                f"prompt_cache_size: expected prompt_cache with it, found {size!r} alone; "
+                "name a folder"
+            )
             raise OptionError(msg)
         return None
     if not (isinstance(folder, str | Path) and str(folder)):
         refuse("prompt_cache", f"expected a folder, found {folder!r}", OptionError)
     num_bytes = parse_memory(_DEFAULT_SIZE if size is None else size, "prompt_cache_size")
     if not backend.exact or split:
-        found = "tensor parallelism" if split else f"{backend.name}, with which keys and values depend on the batch"
-        msg = f"prompt_cache: expected pronk's kernels and no tensor parallelism, found {found}; leave the option out"
+        found = (
+            "tensor parallelism"
+            if split
+            else f"{backend.name}, with which keys and values depend on the batch"
+        )
+        msg = (
+            f"prompt_cache: expected pronk's kernels and no tensor parallelism, found {found}; "
+            "leave the option out"
+        )
         raise OptionError(msg)
     try:
         store = BlockStore(Path(folder).expanduser(), num_bytes)
     except RuntimeError as error:
-        msg = f"prompt_cache: expected a home folder for {str(folder)!r}, found none; name another folder"
+        msg = (
+            f"prompt_cache: expected a home folder for {str(folder)!r}, found none; "
+            "name another folder"
+        )
         raise OptionError(msg) from error
-    # The context changes no block: the divisors of longrope that it selects are in the RoPE configuration.
+    # The context changes no block: the divisors of longrope that it selects are in the RoPE
+    # configuration.
     identity = replace(config, context=0).digest
     parts = {"version": __version__, "config": identity, "arithmetic": backend.digest}
-    return PromptCache(store, repr([_content_digest(store, model), *sorted((parts | settings).items())]))
+    return PromptCache(
+        store, repr([_content_digest(store, model), *sorted((parts | settings).items())])
+    )
 
 
 def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
@@ -68,7 +87,8 @@ def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
     else:  # the files with weights and those that describe them
         paths = sorted([*model.glob("*.safetensors"), *model.glob("*config.json")])
         states = [file_identity(path.resolve()) for path in paths]
-    # Tools can keep the time of modification of a file that they replace, but not the time of its last change (ctime).
+    # Tools can keep the time of modification of a file that they replace, but not the time of its
+    # last change (ctime).
     times = [Path(path).stat().st_ctime_ns for path, *_ in states]
     name = sha256(repr([states, times]).encode()).hexdigest()
     if (known := store.find_note(name)) is not None:
@@ -80,6 +100,9 @@ def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
             while part := file.read(_READ_BYTES):
                 digest.update(part)
     if states != [file_identity(Path(path)) for path, *_ in states]:
-        refuse(states[0][0], "expected files that do not change while they are read, found others; load again")
+        refuse(
+            states[0][0],
+            "expected files that do not change while they are read, found others; load again",
+        )
     store.add_note(name, digest.hexdigest())
     return digest.hexdigest()

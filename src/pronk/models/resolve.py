@@ -31,12 +31,16 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
 
     Raises:
         CheckpointError: there is no such folder, file or model, or the download fails.
-        OptionError: ``name`` is of another type, or ``None`` and ``smollm2`` is not on this machine.
+        OptionError: ``name`` is of another type, or ``None`` and ``smollm2`` is not on this
+            machine.
     """
     if not isinstance(name, str | Path | None) or name == "":
-        refuse("model", f"expected a folder, a GGUF file or a name, found {name!r:.60}", OptionError)
+        refuse(
+            "model", f"expected a folder, a GGUF file or a name, found {name!r:.60}", OptionError
+        )
     text = DEFAULT_MODEL if name is None else str(name)
-    local = clone_model(text) if name is None else _local_model(name)  # a folder ./smollm2 has to be named
+    # a folder ./smollm2 has to be named
+    local = clone_model(text) if name is None else _local_model(name)
     if local is not None:
         return local
     model = None if isinstance(name, Path) else parse_name(text)
@@ -44,7 +48,10 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
         _refuse_name(text)
     found = find_cached(model)
     if found is None and name is None:
-        msg = f"model: found no {text} on this machine; run `pronk pull {text}` (98 MB), or name another"
+        msg = (
+            f"model: found no {text} on this machine; run `pronk pull {text}` (98 MB), "
+            "or name another"
+        )
         raise OptionError(msg)
     if found is not None:
         return found
@@ -54,7 +61,9 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
 
 
 def _local_model(name: str | Path) -> Path | None:
-    """Return a folder or file of this machine, or ``None``; raise CheckpointError if it holds no model.
+    """Return a folder or file of this machine, or ``None``.
+
+    Raise CheckpointError if it holds no model.
 
     Of a folder with GGUF files instead of a checkpoint, the only one is returned.
     """
@@ -78,13 +87,19 @@ def _local_model(name: str | Path) -> Path | None:
         refuse("model", f"{expected}, found the file {text}")
     model = None if isinstance(name, Path) else parse_name(text)
     if path.suffix.lower() == ".gguf" and (model is None or not model.file):
-        refuse("model", f"expected a GGUF file, or a model folder, found no such file: {text!r}; check the path")
+        refuse(
+            "model",
+            f"expected a GGUF file, or a model folder, found no such file: {text!r}; "
+            "check the path",
+        )
     return clone_model(text)
 
 
 def _refuse_name(name: str, cause: Exception | None = None) -> NoReturn:
     """Raise CheckpointError for a name that is neither a folder of this machine nor a name on the Hub."""
-    expected = "expected a model folder, a GGUF file, or owner/name of a model on the Hugging Face Hub"
+    expected = (
+        "expected a model folder, a GGUF file, or owner/name of a model on the Hugging Face Hub"
+    )
     near = close_names(name, *clone_names())
     refuse("model", f"{expected}, found no such folder: {name[:80]!r}{near}", cause=cause)
 
@@ -108,7 +123,10 @@ class Pair(NamedTuple):
 def all_pairs() -> tuple[Pair, ...]:
     """Return the rows of the table."""
     rows = json.loads((Path(__file__).parent / "pairs.json").read_bytes())
-    return tuple(Pair(Fingerprint(row["architecture"], row["weights"]), row["drafter"], row["source"]) for row in rows)
+    return tuple(
+        Pair(Fingerprint(row["architecture"], row["weights"]), row["drafter"], row["source"])
+        for row in rows
+    )
 
 
 def find_pairs(path: Path, config: ModelConfig) -> list[Pair]:

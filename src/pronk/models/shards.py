@@ -17,21 +17,29 @@ from pronk.checkpoint.tensors import DTYPES, INDEX, SINGLE
 from pronk.models.tensor_plan import CheckpointTensor
 
 TOKENIZER_FILES = (
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.model vocab.json "
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json "
+    "tokenizer.model vocab.json "
     "merges.txt chat_template.jinja additional_chat_templates/*.jinja"
 ).split()
-_OTHER_FILES = "chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE".split()
+_OTHER_FILES = (
+    "chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE".split()
+)
 
 
-def copy_companions(source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)) -> None:
+def copy_companions(
+    source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)
+) -> None:
     """Copy tokenizer, licence and similar files (paths or patterns) from folder ``source`` to ``folder``."""
-    for path in [path for pattern in files for path in sorted(source.glob(pattern)) if path.is_file()]:
+    for path in [
+        path for pattern in files for path in sorted(source.glob(pattern)) if path.is_file()
+    ]:
         copy = folder / path.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)
 
 
-Progress = Callable[[int, int], None]  # called with the numbers of bytes written so far and to write in all
+# called with the numbers of bytes written so far and to write in all
+Progress = Callable[[int, int], None]
 
 _SAFETENSORS_TYPES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -39,7 +47,8 @@ _SAFETENSORS_TYPES = {dtype: name for name, dtype in DTYPES.items()}
 class ShardEntry(NamedTuple):
     """A tensor to write to a safetensors file."""
 
-    tensor: CheckpointTensor  # argument of ``build`` in :func:`write_weights`; has the shape of the result
+    # argument of ``build`` in :func:`write_weights`; has the shape of the result
+    tensor: CheckpointTensor
     name: str  # name in the file
     dtype: DType  # data type of the result of ``build``, and in the file
 
@@ -62,14 +71,19 @@ def write_weights(
     """
     shards: list[list[ShardEntry]] = [[]]
     for entry in entries:
-        if shards[-1] and sum(other.num_bytes for other in shards[-1]) + entry.num_bytes > shard_bytes:
+        if (
+            shards[-1]
+            and sum(other.num_bytes for other in shards[-1]) + entry.num_bytes > shard_bytes
+        ):
             shards.append([])
         shards[-1].append(entry)
-    written, total = 0, sum(entry.num_bytes for entry in entries)
+    written = 0
+    total = sum(entry.num_bytes for entry in entries)
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        # Largest item size first: the offset of each tensor is then a multiple of the tensor's item size.
+        # Largest item size first: the offset of each tensor is then a multiple of the tensor's item
+        # size.
         shard.sort(key=lambda entry: -entry.dtype.itemsize)
         weight_map |= {entry.name: file for entry in shard}
         with (folder / file).open("wb") as stream:
@@ -79,7 +93,9 @@ def write_weights(
                 written += entry.num_bytes
                 progress(written, total)
     if len(shards) > 1:
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
+        write_json(
+            folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2
+        )
 
 
 def _header(shard: Iterable[ShardEntry]) -> bytes:
@@ -88,7 +104,8 @@ def _header(shard: Iterable[ShardEntry]) -> bytes:
     start = 0
     for entry in shard:
         end = start + entry.num_bytes
-        dtype, shape = _SAFETENSORS_TYPES[entry.dtype], entry.tensor.shape
+        dtype = _SAFETENSORS_TYPES[entry.dtype]
+        shape = entry.tensor.shape
         header[entry.name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -99,11 +116,17 @@ def _header(shard: Iterable[ShardEntry]) -> bytes:
 def check_output_folder(out: Path, num_bytes: int) -> None:
     """Raise ``OptionError`` unless ``out`` is new or empty and its disk has ``num_bytes`` free bytes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        msg = f"out: expected a new or empty folder, found {out} in use; choose another name or remove it"
+        msg = (
+            f"out: expected a new or empty folder, found {out} in use; "
+            "choose another name or remove it"
+        )
         raise OptionError(msg)
     parent = next(folder for folder in out.absolute().parents if folder.is_dir())
     free = shutil.disk_usage(parent).free
     if free < num_bytes:
         needed, found = size_texts(num_bytes, free)
-        msg = f"out: expected {needed} of free disk space in {parent}, found {found}; make room or choose another disk"
+        msg = (
+            f"out: expected {needed} of free disk space in {parent}, found {found}; make room or "
+            "choose another disk"
+        )
         raise OptionError(msg)

@@ -1,9 +1,10 @@
 """Tree parallelism: the driver's KV pool, and its record of the contents of the workers' KV pools.
 
-All pools are divided into the same numbered blocks, so a token has the same slot in each. A *KV row* is the
-keys and values of one token. A worker's pool holds only the KV rows that the worker computed or received. The
-driver's pool holds all committed tokens: on commit, the driver fetches the KV rows of accepted tokens from the worker
-that computed them. A worker that lacks KV rows receives them from the driver, or recomputes them if that is cheaper.
+All pools are divided into the same numbered blocks, so a token has the same slot in each. A *KV
+row* is the keys and values of one token. A worker's pool holds only the KV rows that the worker
+computed or received. The driver's pool holds all committed tokens: on commit, the driver fetches
+the KV rows of accepted tokens from the worker that computed them. A worker that lacks KV rows
+receives them from the driver, or recomputes them if that is cheaper.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ class RemotePool:
 
     # Bool ``[slots]``: True if the worker's slot has the same contents as the driver's slot.
     valid: NDArray[np.bool_]
-    # (source slot, target slot) of each copy that the worker must make in its pool before its next forward pass.
+    # (source slot, target slot) of each copy that the worker must make in its pool before its next
+    # forward pass.
     moves: list[tuple[int, int]] = field(default_factory=list)
     pool_sent: bool = False  # whether the worker has received the size that its pool must have
 
     def reset(self, num_slots: int) -> None:
         """Note that the worker's KV pool is empty, and that it has to be resized to ``num_slots`` slots."""
-        self.valid, self.moves, self.pool_sent = np.zeros(num_slots, np.bool_), [], False
+        self.valid = np.zeros(num_slots, np.bool_)
+        self.moves = []
+        self.pool_sent = False
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,11 @@ class PartitionedTree:
 
     tree: TokenTree
     # {node: offset} of the nodes that the driver computed: the node's KV row is at the position
-    # ``block_table.length + offset``. ``None``: the driver computed all nodes; the offset of a node is its number.
+    # ``block_table.length + offset``. ``None``: the driver computed all nodes; the offset of a node
+    # is its number.
     driver_offsets: Mapping[int, int] | None = None
-    # For each worker that computed nodes of the tree: its pool, and {node: position of the KV row in the block table}.
+    # For each worker that computed nodes of the tree: its pool, and {node: position of the KV row
+    # in the block table}.
     worker_positions: tuple[tuple[RemotePool, Mapping[int, int]], ...] = ()
 
 
@@ -54,12 +60,16 @@ class MirroredCache(PagedCache):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.remote_pools: list[RemotePool] = []  # one per worker
-        # Weak reference to a function of a worker's pool and slots, which returns the KV rows in these slots, uint8
-        # ``[slots, bytes]``, or ``None`` if the worker is gone.
-        self.fetch: Callable[[], Callable[[RemotePool, NDArray[np.int64]], Array | None] | None] = lambda: None
-        # Trees of the last forward pass, by the ``id`` of the request's block table; removed by :meth:`commit`.
+        # Weak reference to a function of a worker's pool and slots, which returns the KV rows in
+        # these slots, uint8 ``[slots, bytes]``, or ``None`` if the worker is gone.
+        self.fetch: Callable[[], Callable[[RemotePool, NDArray[np.int64]], Array | None] | None] = (
+            lambda: None
+        )
+        # Trees of the last forward pass, by the ``id`` of the request's block table; removed by
+        # :meth:`commit`.
         self.partitioned_trees: dict[int, PartitionedTree] = {}
-        self.tokens = np.zeros(0, np.int64)  # for each slot, the id of its committed token, ``[slots]``
+        # for each slot, the id of its committed token, ``[slots]``
+        self.tokens = np.zeros(0, np.int64)
         super().__init__(*args, **options)
 
     def _on_pool_change(self) -> None:
@@ -102,10 +112,12 @@ class MirroredCache(PagedCache):
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit accepted nodes; fetch the KV rows that only a worker has.
 
-        ``offsets`` are the numbers of the nodes, a path from the root. If the worker is gone, only the nodes that the
-        driver computed are committed; the engine computes the rest of the path again.
+        ``offsets`` are the numbers of the nodes, a path from the root. If the worker is gone, only
+        the nodes that the driver computed are committed; the engine computes the rest of the path
+        again.
         """
-        partitioned_tree, length = self.partitioned_trees.pop(id(block_table), None), block_table.length
+        partitioned_tree = self.partitioned_trees.pop(id(block_table), None)
+        length = block_table.length
         if partitioned_tree is None or partitioned_tree.driver_offsets is None:
             super().commit(block_table, offsets)
         else:
@@ -122,22 +134,36 @@ class MirroredCache(PagedCache):
                 computed = [positions[node] for node in offsets[:count] if node in positions]
                 self._record_moves(remote_pool, block_table, computed, length)
 
-    def _fetch(self, block_table: BlockTable, partitioned_tree: PartitionedTree, missing: Sequence[int]) -> None:
-        """Fetch the KV rows of the nodes ``missing``, the end of a path, from one worker; commit the nodes.
+    def _fetch(
+        self, block_table: BlockTable, partitioned_tree: PartitionedTree, missing: Sequence[int]
+    ) -> None:
+        """Fetch the KV rows of the nodes ``missing``, the end of a path, from one worker.
 
-        The worker that computed the last node also computed the others, its ancestors. If it is gone, do nothing.
+        Commit the nodes.
+
+        The worker that computed the last node also computed the others, its ancestors. If it is
+        gone, do nothing.
         """
         if not missing or (fetch := self.fetch()) is None:
             return
-        remote_pool, positions = next(entry for entry in partitioned_tree.worker_positions if missing[-1] in entry[1])
+        remote_pool, positions = next(
+            entry for entry in partitioned_tree.worker_positions if missing[-1] in entry[1]
+        )
         slots = [self.slots(block_table, positions[node], positions[node] + 1) for node in missing]
         kv_rows = fetch(remote_pool, np.concatenate(slots))
         if kv_rows is not None:
-            self.import_slots(self.slots(block_table, block_table.length, block_table.length + len(missing)), kv_rows)
+            self.import_slots(
+                self.slots(block_table, block_table.length, block_table.length + len(missing)),
+                kv_rows,
+            )
             block_table.length += len(missing)
 
     def _record_moves(
-        self, remote_pool: RemotePool, block_table: BlockTable, positions: Sequence[int], length: int
+        self,
+        remote_pool: RemotePool,
+        block_table: BlockTable,
+        positions: Sequence[int],
+        length: int,
     ) -> None:
         """Record that a worker must move the KV rows at ``positions`` to the positions length, length + 1, …."""
         if not positions:

@@ -28,12 +28,13 @@ _POLL_SECONDS = 0.05  # seconds between two checks whether a worker has loaded t
 class WorkerProcesses:
     """Worker processes, spawned by the driver and ended with it, or launched by ``torchrun``.
 
-    ``torchrun`` monitors the processes that it has launched; each ends when its connection is lost. ``processes`` are
-    the spawned ones in order of their ranks.
+    ``torchrun`` monitors the processes that it has launched; each ends when its connection is lost.
+    ``processes`` are the spawned ones in order of their ranks.
     """
 
     def __init__(self, store: Any, processes: Sequence[subprocess.Popen[bytes]] = ()) -> None:
-        self.store, self.processes = store, processes
+        self.store = store
+        self.processes = processes
         finalize(self, _kill, processes)
 
     def is_alive(self, rank: int) -> bool:
@@ -56,14 +57,21 @@ def spawn_workers(settings: WorkerSettings) -> WorkerProcesses:
 class WorkerGroup:
     """The processes of a model, as seen by the driver (rank 0)."""
 
-    def __init__(self, config: ModelConfig, settings: WorkerSettings, processes: WorkerProcesses) -> None:
-        self.settings, self.processes = settings, processes
-        self.peers = list[PeerConnection]()  # connections to the workers, which :meth:`make_runner` makes
-        # Weak reference to the runner of :meth:`make_runner` under tree parallelism; returns None if there is none.
+    def __init__(
+        self, config: ModelConfig, settings: WorkerSettings, processes: WorkerProcesses
+    ) -> None:
+        self.settings = settings
+        self.processes = processes
+        # connections to the workers, which :meth:`make_runner` makes
+        self.peers = list[PeerConnection]()
+        # Weak reference to the runner of :meth:`make_runner` under tree parallelism; returns None
+        # if there is none.
         self._tree_runner: Callable[[], TreeRunner | None] = lambda: None
-        self.split = settings.split(0, config)  # the driver's shard under tensor parallelism, else ``None``
+        # the driver's shard under tensor parallelism, else ``None``
+        self.split = settings.split(0, config)
         self.shard_config = config if self.split is None else self.split.shard_config
-        self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache  # the driver's
+        # the driver's
+        self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
     def end(self) -> None:
         """End the workers that the driver has spawned; idempotent."""
@@ -75,12 +83,16 @@ class WorkerGroup:
     def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
         """Connect to all workers, and return a model runner that uses them.
 
-        Raises ``OptionError`` if a worker does not connect, cannot load the model, or has another model.
+        Raises ``OptionError`` if a worker does not connect, cannot load the model, or has another
+        model.
         """
-        properties, workers = model_properties(decoder, cache, self.settings), self.settings["workers"]
+        properties = model_properties(decoder, cache, self.settings)
+        workers = self.settings["workers"]
         self.peers += [self._connect(rank, properties) for rank in range(1, workers)]
         if isinstance(cache, MirroredCache):
-            tree_runner = TreeRunner(decoder, cache, self.peers, self.processes.is_alive, self.processes.end)
+            tree_runner = TreeRunner(
+                decoder, cache, self.peers, self.processes.is_alive, self.processes.end
+            )
             self._tree_runner = ref(tree_runner)
             return tree_runner
         assert isinstance(cache, SplitCache)
@@ -106,37 +118,55 @@ class WorkerGroup:
         worker_properties: dict[str, Any] = json.loads(message.text)
         for field, value in properties.items():
             if (found := worker_properties.get(field)) != value:
-                msg = f"workers: expected the same {field} in all, {value}; found {found} in worker {rank}"
+                msg = (
+                    f"workers: expected the same {field} in all, {value}; "
+                    f"found {found} in worker {rank}"
+                )
                 raise OptionError(msg)
         return peer
 
     def _wait_until_loaded(self, rank: int) -> None:
-        """Wait until a worker has loaded the model; poll, because a blocking wait would delay Ctrl-C."""
+        """Wait until a worker has loaded the model.
+
+        Poll, because a blocking wait would delay Ctrl-C.
+        """
         deadline = monotonic() + _LOAD_TIMEOUT
         while not self.processes.store.check([loaded_key(rank)]):
             if not self.processes.is_alive(rank):
                 msg = (
-                    f"workers: worker {rank} ended before it had loaded the model; set fewer workers if memory ran out"
+                    f"workers: worker {rank} ended before it had loaded the model; set fewer "
+                    "workers if memory ran out"
                 )
                 raise OptionError(msg)
             if monotonic() > deadline:
-                msg = f"workers: worker {rank} has not loaded the model in {_LOAD_TIMEOUT:g} seconds; use fewer workers"
+                msg = (
+                    f"workers: worker {rank} has not loaded the model in {_LOAD_TIMEOUT:g} "
+                    "seconds; use fewer workers"
+                )
                 raise OptionError(msg)
             sleep(_POLL_SECONDS)
 
 
 def join_torchrun(settings: WorkerSettings) -> WorkerProcesses:
-    """Join the processes of ``torchrun``: return in rank 0, the driver; in other ranks, serve and exit.
+    """Join the processes of ``torchrun``: return in rank 0, the driver.
+
+    In other ranks, serve and exit.
 
     Raises ``OptionError`` if the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
         store, rank, world_size = join_launched(_LOAD_TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        msg = f"workers: expected the processes that torchrun has started, found none: {describe_error(error)}"
+        msg = (
+            "workers: expected the processes that torchrun has started, found none: "
+            f"{describe_error(error)}"
+        )
         raise OptionError(msg) from error
     if world_size != (workers := settings["workers"]):
-        msg = f"workers: expected {world_size}, as torchrun has started, found {workers}; set workers to {world_size}"
+        msg = (
+            f"workers: expected {world_size}, as torchrun has started, found {workers}; set "
+            f"workers to {world_size}"
+        )
         raise OptionError(msg)
     end_with_parent()
     if rank == 0:
@@ -148,8 +178,8 @@ def join_torchrun(settings: WorkerSettings) -> WorkerProcesses:
     sys.exit(0)
 
 
-# Python program of a spawned worker. It ignores the terminal's Ctrl-C, which the driver handles, and sets sys.path to
-# the driver's, so that the worker imports the same pronk.
+# Python program of a spawned worker. It ignores the terminal's Ctrl-C, which the driver handles,
+# and sets sys.path to the driver's, so that the worker imports the same pronk.
 _PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     f"sys.path[:] = {sys.path!r}; from pronk.parallel.worker import main; main()"

@@ -1,7 +1,7 @@
 """Rows that each process computes under tree parallelism, and the assembly of the processes' results.
 
-*Logits rows* are the rows of a job's logits, one for each node whose logits are needed. For shards of trees see
-:mod:`~pronk.parallel.tree_partition`.
+*Logits rows* are the rows of a job's logits, one for each node whose logits are needed. For shards
+of trees see :mod:`~pronk.parallel.tree_partition`.
 """
 
 from __future__ import annotations
@@ -19,47 +19,65 @@ from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
 from pronk.parallel.wire_format import WorkRows
 
-# ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard of a worker, float32 ``[rows, vocab]``, or
-# returns ``None`` if the worker is gone.
+# ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard of a worker, float32
+# ``[rows, vocab]``, or returns ``None`` if the worker is gone.
 FetchLogits = Callable[[int, Sequence[int]], Array | None]
 
 
 def own_logits_nodes(job: ForwardJob, shard: TreeShard) -> list[int]:
-    """Return the nodes of a tree shard whose logits are needed; recomputed ancestors are left out."""
+    """Return the nodes of a tree shard whose logits are needed.
+
+    Recomputed ancestors are left out.
+    """
     return [node for node in shard.own_nodes if node in job.logits_nodes]
 
 
 def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> WorkRows:
     """Return the rows that a process computes for one tree shard.
 
-    Rows of ``lead``, the last committed tokens, come first: the process recomputes them as a chain above the shard.
+    Rows of ``lead``, the last committed tokens, come first: the process recomputes them as a chain
+    above the shard.
     """
-    segment, num_lead = job.segment, len(lead)
-    tree, block_table = segment.tree, segment.block_table
+    segment = job.segment
+    num_lead = len(lead)
+    tree = segment.tree
+    block_table = segment.block_table
     if shard.nodes == tuple(range(len(tree))) and not shard.num_ancestors and not lead:
         return WorkRows(job, 0)
     new_nodes = {node: new_node for new_node, node in enumerate(shard.nodes, num_lead)}
     tokens = (*lead, *(tree.tokens[node] for node in shard.nodes))
     parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in shard.nodes)
-    verify = (True,) + (False,) * (len(tokens) - 1)  # False below the root: only the driver verifies
+    # False below the root: only the driver verifies
+    verify = (True,) + (False,) * (len(tokens) - 1)
     new_tree = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
     if lead:
-        block_table = BlockTable(list(block_table.blocks), block_table.num_released, block_table.length - num_lead)
+        block_table = BlockTable(
+            list(block_table.blocks), block_table.num_released, block_table.length - num_lead
+        )
         block_table.update_derived()
     logits_nodes = own_logits_nodes(job, shard)
     first = new_nodes[logits_nodes[0]] if logits_nodes else len(tokens)
     assert [*range(first, len(tokens))] == [new_nodes[node] for node in logits_nodes]
-    new_job = job._replace(segment=Segment(block_table, new_tree), logits_nodes=range(first, len(tokens)))
+    new_job = job._replace(
+        segment=Segment(block_table, new_tree), logits_nodes=range(first, len(tokens))
+    )
     return WorkRows(new_job, num_lead + shard.num_ancestors)
 
 
 class ScatteredLogits:
-    """Logits of one job, ``[logits rows, vocab]``; rows in a worker are fetched at the first access."""
+    """Logits of one job, ``[logits rows, vocab]``.
+
+    Rows in a worker are fetched at the first access.
+    """
 
     def __init__(self, rows: Array, recompute: Callable[[], Array]) -> None:
-        """``recompute`` computes all rows in this process; it is called if a worker with rows is lost."""
+        """``recompute`` computes all rows in this process.
+
+        It is called if a worker with rows is lost.
+        """
         self.rows = rows  # undefined in rows that have not been fetched
-        # For these, by the index in ``rows``: ``(fetch, shard_row)``; ``fetch([shard_row])`` fetches the row.
+        # For these, by the index in ``rows``: ``(fetch, shard_row)``; ``fetch([shard_row])``
+        # fetches the row.
         self.remote_rows = dict[int, tuple[partial[Array | None], int]]()
         self._recompute = recompute
 
@@ -99,27 +117,44 @@ class AssembledResult:
         collect: frozenset[int],
         recompute: Callable[[ForwardJob], Array],
     ) -> None:
-        """Allocate the result; ``recompute`` computes a job's logits in this process if a worker is lost."""
-        config, cache = runner.decoder.config, runner.cache
-        self.jobs, self.collect = jobs, sorted(collect)
+        """Allocate the result.
+
+        ``recompute`` computes a job's logits in this process if a worker is lost.
+        """
+        config = runner.decoder.config
+        cache = runner.cache
+        self.jobs = jobs
+        self.collect = sorted(collect)
         self.logits = [
-            ScatteredLogits(np.empty((len(job.logits_nodes), config.vocab_size), np.float32), partial(recompute, job))
+            ScatteredLogits(
+                np.empty((len(job.logits_nodes), config.vocab_size), np.float32),
+                partial(recompute, job),
+            )
             for job in jobs
         ]
         # For each job, {index of the logits row: token}, for the rows whose token a worker sampled.
         self.sampled = [dict[int, int]() for _ in jobs]
         # For each collected layer number, the layer's outputs of each job, ``[nodes, hidden]``.
         sizes = [(len(job.segment.tree), config.hidden_size) for job in jobs]
-        self.hidden = {layer: [np.empty(size, cache.dtype) for size in sizes] for layer in self.collect}
+        self.hidden = {
+            layer: [np.empty(size, cache.dtype) for size in sizes] for layer in self.collect
+        }
         self._offsets = [dict[int, int]() for _ in jobs]
         self._positions = [list[tuple[RemotePool, dict[int, int]]]() for _ in jobs]
 
     @property
     def partitioned_trees(self) -> dict[int, PartitionedTree]:
-        """Each job's tree and the positions of its KV rows; the key is the ``id`` of the job's block table."""
+        """Each job's tree and the positions of its KV rows.
+
+        The key is the ``id`` of the job's block table.
+        """
         return {
-            id(job.segment.block_table): PartitionedTree(job.segment.tree, driver_offsets, tuple(worker_positions))
-            for job, driver_offsets, worker_positions in zip(self.jobs, self._offsets, self._positions, strict=True)
+            id(job.segment.block_table): PartitionedTree(
+                job.segment.tree, driver_offsets, tuple(worker_positions)
+            )
+            for job, driver_offsets, worker_positions in zip(
+                self.jobs, self._offsets, self._positions, strict=True
+            )
         }
 
     def add_driver_result(self, process_shard: ProcessShard, result: ForwardResult) -> None:
@@ -129,22 +164,32 @@ class AssembledResult:
             self._set_logits(shard, result.logits[shard_index][:])
             for layer in self.collect:
                 outputs = self.hidden[layer][shard.job]
-                outputs[list(shard.own_nodes)] = result.hidden[layer][shard_index][shard.num_ancestors :]
+                outputs[list(shard.own_nodes)] = result.hidden[layer][shard_index][
+                    shard.num_ancestors :
+                ]
 
     def add_worker_result(
-        self, pool: RemotePool, process_shard: ProcessShard, sampled: Sequence[int], data: Array, fetch: FetchLogits
+        self,
+        pool: RemotePool,
+        process_shard: ProcessShard,
+        sampled: Sequence[int],
+        data: Array,
+        fetch: FetchLogits,
     ) -> None:
         """Store one worker's logits, sampled tokens and layer outputs in this result.
 
         Args:
             pool: record of the worker's KV pool.
             process_shard: nodes that the worker computed.
-            sampled: a token per logits row of the jobs with a stateless sampler; -1 if the logits are not finite.
-            data: bytes of the logits rows of jobs with ``all_logits``, then of the outputs of each collected layer,
-                both without rows of recomputed ancestors.
-            fetch: function that fetches the logits rows of jobs without ``all_logits`` when these rows are read.
+            sampled: a token per logits row of the jobs with a stateless sampler; -1 if the logits
+                are not finite.
+            data: bytes of the logits rows of jobs with ``all_logits``, then of the outputs of each
+                collected layer, both without rows of recomputed ancestors.
+            fetch: function that fetches the logits rows of jobs without ``all_logits`` when these
+                rows are read.
         """
-        end, tokens = 0, iter(sampled)
+        end = 0
+        tokens = iter(sampled)
 
         def next_rows(like: Array, rows: int) -> Array:
             """Read the next ``rows`` rows of ``data``, with the dtype and width of ``like``."""
@@ -154,17 +199,25 @@ class AssembledResult:
             return data[end - size : end].copy().view(like.dtype).reshape(rows, like.shape[-1])
 
         for shard_index, shard in enumerate(process_shard):
-            job, logits, logits_rows = self.jobs[shard.job], self.logits[shard.job], self._logits_rows(shard)
+            job = self.jobs[shard.job]
+            logits = self.logits[shard.job]
+            logits_rows = self._logits_rows(shard)
             if job.all_logits:
                 self._set_logits(shard, next_rows(logits.rows, len(logits_rows)))
             else:
                 fetch_rows = partial(fetch, shard_index)
-                logits.remote_rows |= {row: (fetch_rows, shard_row) for shard_row, row in enumerate(logits_rows)}
+                logits.remote_rows |= {
+                    row: (fetch_rows, shard_row) for shard_row, row in enumerate(logits_rows)
+                }
             if job.stateless_sampler is not None:
-                # A worker sends -1 for a row with non-finite logits: the driver samples from it itself, and raises.
+                # A worker sends -1 for a row with non-finite logits: the driver samples from it
+                # itself, and raises.
                 row_tokens = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
                 self.sampled[shard.job] |= {row: token for row, token in row_tokens if token >= 0}
-            positions = {node: position for position, node in enumerate(shard.nodes, job.segment.block_table.length)}
+            positions = {
+                node: position
+                for position, node in enumerate(shard.nodes, job.segment.block_table.length)
+            }
             self._positions[shard.job].append((pool, positions))
         for layer in self.collect:
             for shard in process_shard:

@@ -1,7 +1,8 @@
 """Tree parallelism in the driver: forward passes whose token trees are split among processes.
 
-A *step* is one forward pass of the model, in which each process computes its shard of the token trees. An *exchange* is
-the communication with one worker in a step: a request to the worker, and its answer.
+A *step* is one forward pass of the model, in which each process computes its shard of the token
+trees. An *exchange* is the communication with one worker in a step: a request to the worker, and
+its answer.
 """
 
 from __future__ import annotations
@@ -29,18 +30,23 @@ from pronk.parallel.wire_format import WorkRequest, WorkRows
 
 _log = logging.getLogger(__name__)
 
-# Estimate until passes are measured: cost of each row after the first, divided by the cost of a pass of one row.
+# Estimate until passes are measured: cost of each row after the first, divided by the cost of a
+# pass of one row.
 _PRIOR_COST_PER_ROW = 0.1
-# The cost of sending KV rows is spread over this number of steps, because KV rows are sent once and used many times.
+# The cost of sending KV rows is spread over this number of steps, because KV rows are sent once and
+# used many times.
 _AMORTIZATION_STEPS = 8
-# A worker's answer may take _TIMEOUT seconds plus _TIMEOUT_FACTOR times the seconds of the driver's forward pass.
+# A worker's answer may take _TIMEOUT seconds plus _TIMEOUT_FACTOR times the seconds of the driver's
+# forward pass.
 _TIMEOUT = 20.0
 _TIMEOUT_FACTOR = 10.0
 _PRIOR_EXCHANGE_SECONDS = 1e-3  # estimated seconds of an exchange before the first measurement
 _PRIOR_SECONDS_PER_BYTE = 1e-9  # estimated seconds to send a byte before the first measurement
-MIN_TIMED_BYTES = 2**18  # messages with fewer bytes are not measured, because their time is mostly latency
+# messages with fewer bytes are not measured, because their time is mostly latency
+MIN_TIMED_BYTES = 2**18
 NUM_TIMINGS = 9  # an estimate is the median of this number of recent measurements
-# The estimated exchange time of an unused worker halves after this number of steps, so that it is used again.
+# The estimated exchange time of an unused worker halves after this number of steps, so that it is
+# used again.
 IDLE_HALF_LIFE = 256
 
 
@@ -50,11 +56,14 @@ class WorkerHandle:
 
     peer: PeerConnection
     pool: RemotePool  # record of the contents of the worker's KV pool
-    cost_model: CostModel = field(default_factory=CostModel)  # measured durations of the worker's forward passes
-    # Seconds of recent exchanges: seconds of the step minus seconds of the slowest process's computation.
+    # measured durations of the worker's forward passes
+    cost_model: CostModel = field(default_factory=CostModel)
+    # Seconds of recent exchanges: seconds of the step minus seconds of the slowest process's
+    # computation.
     exchange_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
     idle_steps: int = 0  # number of steps since the last one in which this worker computed nodes
-    has_new_pool: bool = True  # whether the pool was resized and not used since; its first step is not measured
+    # whether the pool was resized and not used since; its first step is not measured
+    has_new_pool: bool = True
     # Seconds per byte of recent messages to the worker.
     byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
 
@@ -78,14 +87,16 @@ class WorkerHandle:
         """Record a step with this worker: its seconds, and the computing time of its slowest process."""
         if not self.has_new_pool:
             self.exchange_times.append(max(0.0, seconds - longest_pass))
-        self.has_new_pool, self.idle_steps = False, 0
+        self.has_new_pool = False
+        self.idle_steps = 0
 
 
 class TreeRunner(ModelRunner):
     """A model runner that splits the trees of a forward pass among this process (the driver) and workers.
 
-    Results are bit-identical to those of one process, since the bits of a row depend only on the row's token and the
-    tokens before it. If a worker is lost, the driver repeats the forward pass alone and goes on without that worker.
+    Results are bit-identical to those of one process, since the bits of a row depend only on the
+    row's token and the tokens before it. If a worker is lost, the driver repeats the forward pass
+    alone and goes on without that worker.
     """
 
     def __init__(
@@ -98,20 +109,26 @@ class TreeRunner(ModelRunner):
     ) -> None:
         """Connect a model to its workers.
 
-        ``is_alive`` returns whether the worker of a rank is running, without a message to the worker. ``on_lost`` is
-        called with the rank of a worker that has ended, failed or not answered in time.
+        ``is_alive`` returns whether the worker of a rank is running, without a message to the
+        worker. ``on_lost`` is called with the rank of a worker that has ended, failed or not
+        answered in time.
         """
         super().__init__(decoder, cache)
-        self.mirrored, self.driver_costs = cache, CostModel()
+        self.mirrored = cache
+        self.driver_costs = CostModel()
         self.workers = [WorkerHandle(peer, cache.add_remote_pool()) for peer in peers]
-        self.num_shared_passes = 0  # number of forward passes that were split among several processes
+        # number of forward passes that were split among several processes
+        self.num_shared_passes = 0
         self._message_number = 0
         self._unanswered: list[WorkerHandle] = []
-        self._is_alive, self._on_lost = is_alive, on_lost
+        self._is_alive = is_alive
+        self._on_lost = on_lost
         # A weak reference avoids a cycle, so that the workers end when the runner is deleted.
         cache.fetch = WeakMethod(self._fetch_kv_rows)
 
-    def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
+    def forward(
+        self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()
+    ) -> ForwardResult:
         """Compute the trees of all jobs, split among the processes if that is estimated to be faster."""
         shards = self._partition(jobs)
         if sum(bool(process_shard) for process_shard in shards) > 1:
@@ -134,15 +151,26 @@ class TreeRunner(ModelRunner):
         return result
 
     def _partition(self, jobs: Sequence[ForwardJob]) -> list[ProcessShard]:
-        """Return the shards of all processes, the driver first; no shards if only the driver can compute."""
+        """Return the shards of all processes, the driver first.
+
+        No shards if only the driver can compute.
+        """
         # Only the driver has the KV rows of nodes that an earlier pass computed, and other caches.
         needs_driver = any(job.segment.num_computed > 0 or job.other_tables for job in jobs)
         if not self.workers or needs_driver or _num_rows(jobs) < 2:
             return []
         context = sum(job.segment.block_table.length for job in jobs)
         costs = [_cost_function(self.driver_costs, context)]
-        costs += [_cost_function(worker.cost_model, context, default=costs[0]) for worker in self.workers]
-        communication = [0.0, *(worker.exchange_seconds + self._sync_seconds(worker, jobs) for worker in self.workers)]
+        costs += [
+            _cost_function(worker.cost_model, context, default=costs[0]) for worker in self.workers
+        ]
+        communication = [
+            0.0,
+            *(
+                worker.exchange_seconds + self._sync_seconds(worker, jobs)
+                for worker in self.workers
+            ),
+        ]
         for worker in self.workers:
             worker.idle_steps += 1
         return partition_trees([job.segment.tree for job in jobs], costs, communication)
@@ -161,10 +189,12 @@ class TreeRunner(ModelRunner):
     def _forward_shared(
         self, jobs: Sequence[ForwardJob], shards: Sequence[ProcessShard], collect: frozenset[int]
     ) -> ForwardResult:
-        start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
+        start_time = self.clock()
+        context = sum(job.segment.block_table.length for job in jobs)
         self._message_number += 1
         assembled = AssembledResult(jobs, self, collect, self._recompute)
-        # For each worker with nodes: (worker, process shard, number of committed tokens to recompute per tree shard).
+        # For each worker with nodes: (worker, process shard, number of committed tokens to
+        # recompute per tree shard).
         assignments = []
         for worker, process_shard in zip(self.workers, shards[1:], strict=True):
             if process_shard:
@@ -178,7 +208,9 @@ class TreeRunner(ModelRunner):
         assembled.add_driver_result(shards[0], result)
         longest_pass = result.seconds
         for worker, process_shard, recomputed in assignments:
-            message = self._receive_answer(worker, self._message_number, _TIMEOUT_FACTOR * result.seconds)
+            message = self._receive_answer(
+                worker, self._message_number, _TIMEOUT_FACTOR * result.seconds
+            )
             nanoseconds, worker_context, *sampled = message.values[1:]
             rows = count_rows(process_shard) + sum(recomputed)
             worker.cost_model.learn(rows, worker_context, 1e-9 * nanoseconds, plain=True)
@@ -194,50 +226,75 @@ class TreeRunner(ModelRunner):
         self._executor.communication_seconds += seconds - result.seconds
         self.num_shared_passes += 1
         self.mirrored.partitioned_trees = assembled.partitioned_trees
-        return ForwardResult(assembled.logits, assembled.hidden, seconds, context, assembled.sampled)
+        return ForwardResult(
+            assembled.logits, assembled.hidden, seconds, context, assembled.sampled
+        )
 
     def _recompute(self, job: ForwardJob) -> Array:
-        """Recompute a job in this process after the loss of a worker; return all logits of the job."""
+        """Recompute a job in this process after the loss of a worker.
+
+        Return all logits of the job.
+        """
         result = super().forward([job])
-        self.mirrored.partitioned_trees[id(job.segment.block_table)] = PartitionedTree(job.segment.tree)
+        self.mirrored.partitioned_trees[id(job.segment.block_table)] = PartitionedTree(
+            job.segment.tree
+        )
         return result.logits[0][:]
 
     def _make_request(
-        self, worker: WorkerHandle, jobs: Sequence[ForwardJob], process_shard: ProcessShard, collect: frozenset[int]
+        self,
+        worker: WorkerHandle,
+        jobs: Sequence[ForwardJob],
+        process_shard: ProcessShard,
+        collect: frozenset[int],
     ) -> tuple[WorkRequest, list[int]]:
         """Return the request to a worker, and for each tree shard the number of committed tokens to recompute."""
-        rows, slots, recomputed = list[WorkRows](), list[NDArray[np.int64]](), list[int]()
+        rows = list[WorkRows]()
+        slots = list[NDArray[np.int64]]()
+        recomputed = list[int]()
         costs = _cost_function(worker.cost_model, 0, default=_cost_function(self.driver_costs, 0))
         for shard in process_shard:
             committed_slots = self._committed_slots(jobs[shard.job])
             missing = np.flatnonzero(~worker.pool.valid[committed_slots])
             num_recomputed = len(committed_slots) - int(missing[0]) if len(missing) else 0
-            recompute_seconds = costs(count_rows(process_shard) + num_recomputed) - costs(count_rows(process_shard))
-            # After the release of blocks (sliding window), recomputed tokens cannot attend to the tokens in them.
+            recompute_seconds = costs(count_rows(process_shard) + num_recomputed) - costs(
+                count_rows(process_shard)
+            )
+            # After the release of blocks (sliding window), recomputed tokens cannot attend to the
+            # tokens in them.
             has_released = jobs[shard.job].segment.block_table.num_released > 0
             send_seconds = len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
-            # ``not <=`` includes NaN: costs() is inf beyond the measured numbers of rows, and inf - inf is NaN.
+            # ``not <=`` includes NaN: costs() is inf beyond the measured numbers of rows, and inf -
+            # inf is NaN.
             if has_released or not recompute_seconds <= send_seconds:
                 slots.append(committed_slots[missing])
                 num_recomputed = 0
             recomputed.append(num_recomputed)
-            lead = self.mirrored.tokens[committed_slots[len(committed_slots) - num_recomputed :]].tolist()
+            lead = self.mirrored.tokens[
+                committed_slots[len(committed_slots) - num_recomputed :]
+            ].tolist()
             rows.append(make_work_rows(jobs[shard.job], shard, lead))
         sent = np.concatenate(slots) if slots else np.zeros(0, np.int64)
         kv_rows = self.cache.export_slots(sent) if len(sent) else None
         worker.pool.valid[sent] = True
-        moves, worker.pool.moves = worker.pool.moves, []
+        moves = worker.pool.moves
+        worker.pool.moves = []
         return WorkRequest(self._message_number, rows, moves, sent, kv_rows, collect), recomputed
 
     def _send(self, worker: WorkerHandle, request: WorkRequest) -> None:
         if not self._is_alive(worker.peer.rank):
-            raise _LostWorkerError(worker, ConnectionLostError(f"worker {worker.peer.rank} is gone"))
+            raise _LostWorkerError(
+                worker, ConnectionLostError(f"worker {worker.peer.rank} is gone")
+            )
         try:
             if not worker.pool.pool_sent:
                 num_blocks = self.mirrored.allocator.num_blocks
-                worker.peer.send(MessageKind.POOL, [self._message_number, num_blocks, *self.mirrored.hidden])
+                worker.peer.send(
+                    MessageKind.POOL, [self._message_number, num_blocks, *self.mirrored.hidden]
+                )
                 self._receive_answer(worker, self._message_number, 0.0)
-                worker.pool.pool_sent, worker.has_new_pool = True, True
+                worker.pool.pool_sent = True
+                worker.has_new_pool = True
             start_time = self.clock()
             data = b"" if request.kv_rows is None else request.kv_rows.reshape(-1)
             worker.peer.send(MessageKind.WORK, request.serialize(), data)
@@ -246,15 +303,22 @@ class TreeRunner(ModelRunner):
         if request.kv_rows is not None:
             worker.record_send(request.kv_rows.nbytes, self.clock() - start_time)
 
-    def _receive_answer(self, worker: WorkerHandle, number: int, extra_timeout: float) -> PeerMessage:
-        """Return the answer to request ``number``; discard answers to earlier requests that were aborted."""
+    def _receive_answer(
+        self, worker: WorkerHandle, number: int, extra_timeout: float
+    ) -> PeerMessage:
+        """Return the answer to request ``number``.
+
+        Discard answers to earlier requests that were aborted.
+        """
         while True:
             try:
                 message = worker.peer.receive(_TIMEOUT + extra_timeout)
             except ConnectionLostError as error:
                 raise _LostWorkerError(worker, error) from error
             if message.kind == MessageKind.FAILED:
-                failure = ConnectionLostError(f"worker {worker.peer.rank} has failed: {message.text}")
+                failure = ConnectionLostError(
+                    f"worker {worker.peer.rank} has failed: {message.text}"
+                )
                 raise _LostWorkerError(worker, failure)
             if message.values[:1] == [number]:
                 if worker in self._unanswered:
@@ -262,7 +326,10 @@ class TreeRunner(ModelRunner):
                 return message
 
     def _drain(self) -> None:
-        """Receive and discard the answers to an aborted forward pass; without that, the workers would block."""
+        """Receive and discard the answers to an aborted forward pass.
+
+        Without that, the workers would block.
+        """
         while self._unanswered:
             worker = self._unanswered.pop()
             if worker in self.workers:
@@ -277,13 +344,23 @@ class TreeRunner(ModelRunner):
         data = None if worker is None else self._request(worker, MessageKind.ROWS, slots.tolist())
         return None if data is None else data.reshape(len(slots), -1)
 
-    def _fetch_logits(self, worker: WorkerHandle, number: int, shard_index: int, rows: Sequence[int]) -> Array | None:
-        """Fetch logits rows that a worker computed for request ``number``; ``None`` if the worker is gone."""
+    def _fetch_logits(
+        self, worker: WorkerHandle, number: int, shard_index: int, rows: Sequence[int]
+    ) -> Array | None:
+        """Fetch logits rows that a worker computed for request ``number``.
+
+        ``None`` if the worker is gone.
+        """
         data = self._request(worker, MessageKind.LOGITS, [number, shard_index, *rows])
         return None if data is None else data.view(np.float32).reshape(len(rows), -1)
 
-    def _request(self, worker: WorkerHandle, kind: MessageKind, values: Sequence[int]) -> Array | None:
-        """Send a message to a worker and return the bytes of the answer; ``None`` if the worker is gone."""
+    def _request(
+        self, worker: WorkerHandle, kind: MessageKind, values: Sequence[int]
+    ) -> Array | None:
+        """Send a message to a worker and return the bytes of the answer.
+
+        ``None`` if the worker is gone.
+        """
         if worker not in self.workers:
             return None
         start_time = self.clock()
@@ -328,7 +405,8 @@ def _cost_function(
 ) -> Callable[[int], float]:
     """Return a function from a number of rows to the measured seconds of a forward pass.
 
-    Before the first measurement, return ``default``; if it is ``None``, an estimate relative to a pass of one row.
+    Before the first measurement, return ``default``; if it is ``None``, an estimate relative to a
+    pass of one row.
     """
     curve: CostCurve | None = cost_model.costs(context)
     if curve is not None:

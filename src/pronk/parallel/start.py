@@ -12,8 +12,12 @@ from pronk.parallel.worker import WorkerSettings
 from pronk.serving import LLMOptions, is_launched
 
 
-def start_workers(options: LLMOptions, model: Path, dtype: DType, config: ModelConfig, kernels: Kernels) -> WorkerGroup:
-    """Spawn workers; if ``torchrun`` launched the processes, return in rank 0 and serve in other ranks.
+def start_workers(
+    options: LLMOptions, model: Path, dtype: DType, config: ModelConfig, kernels: Kernels
+) -> WorkerGroup:
+    """Spawn workers.
+
+    If ``torchrun`` launched the processes, return in rank 0 and serve in other ranks.
 
     Implements :func:`pronk.engine.workers.start_workers`.
     """
@@ -29,4 +33,8 @@ def start_workers(options: LLMOptions, model: Path, dtype: DType, config: ModelC
         workers=options.workers,
     )
     settings.split(0, config)  # raises for too many workers, before a worker is started
-    return WorkerGroup(config, settings, (join_torchrun if is_launched(options.workers) else spawn_workers)(settings))
+    return WorkerGroup(
+        config,
+        settings,
+        (join_torchrun if is_launched(options.workers) else spawn_workers)(settings),
+    )

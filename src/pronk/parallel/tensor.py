@@ -1,8 +1,9 @@
 """Tensor parallelism: each process computes some heads and MLP columns; an all-reduce adds results.
 
-Sums are in the order of ranks, independent of timing and of the number of rows. The bits of a row therefore depend only
-on the row's token, the tokens before it and the number of processes: speculation does not change them. A single process
-sums in another order, so its logits differ in the last digits.
+Sums are in the order of ranks, independent of timing and of the number of rows. The bits of a row
+therefore depend only on the row's token, the tokens before it and the number of processes:
+speculation does not change them. A single process sums in another order, so its logits differ in
+the last digits.
 
 All processes hold the hidden states of all rows. One layer in two processes ::
 
@@ -38,28 +39,41 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.parallel.connection import MessageKind, PeerConnection, detect_loss, open_group
 from pronk.parallel.wire_format import LayerCommand, Moves
 
-_TIMEOUT = 20.0  # seconds to wait for the other processes in an all-reduce, or in the transfer of logits
-_ANY_PROCESS = "one of the processes of the model"  # in errors: an all-reduce does not name the lost process
+# seconds to wait for the other processes in an all-reduce, or in the transfer of logits
+_TIMEOUT = 20.0
+# in errors: an all-reduce does not name the lost process
+_ANY_PROCESS = "one of the processes of the model"
 _ERROR_TIMEOUT = 0.5  # seconds to wait for a worker's error message after a failure of any process
 
 
 class SplitCache(PagedCache):
-    """The KV pool of one process's heads. A token has the same slot in the pools of all processes."""
+    """The KV pool of one process's heads.
+
+    A token has the same slot in the pools of all processes.
+    """
 
     can_project = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.num_resizes = 0  # a worker that receives a new number resizes its own pool
-        self.moves = list[Moves]()  # in the driver: copies for the workers to repeat before they compute more layers
+        # in the driver: copies for the workers to repeat before they compute more layers
+        self.moves = list[Moves]()
         super().__init__(*args, **options)
 
     def resize(self, num_blocks: int) -> None:
-        """Resize this process's pool; on the driver's next command, each worker resizes its own pool."""
-        self.num_resizes, self.moves = self.num_resizes + 1, []
+        """Resize this process's pool.
+
+        On the driver's next command, each worker resizes its own pool.
+        """
+        self.num_resizes = self.num_resizes + 1
+        self.moves = []
         super().resize(num_blocks)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy slots of this process's pool; on the driver's next command, each worker does the same."""
+        """Copy slots of this process's pool.
+
+        On the driver's next command, each worker does the same.
+        """
         self.moves.append((source, target))
         super().move(source, target)
 
@@ -72,12 +86,18 @@ class SplitCache(PagedCache):
 class AllReduceGroup:
     """An all-reduce with a fixed order of summation over all processes of a model.
 
-    ``communication_seconds`` is the total time of communication, waiting for other processes included.
+    ``communication_seconds`` is the total time of communication, waiting for other processes
+    included.
     """
 
     def __init__(self, store: Any, rank: int, workers: int, *, timeout: float) -> None:
-        """Connect to all processes; raise ``ConnectionLostError`` if one does not join in ``timeout`` seconds."""
-        self.rank, self.workers, self.communication_seconds = rank, workers, 0.0
+        """Connect to all processes.
+
+        Raise ``ConnectionLostError`` if one does not join in ``timeout`` seconds.
+        """
+        self.rank = rank
+        self.workers = workers
+        self.communication_seconds = 0.0
         with detect_loss(_ANY_PROCESS):
             self._group = open_group(store, "all", rank, workers, timeout=timeout)
 
@@ -116,8 +136,9 @@ class AllReduceGroup:
 class TensorParallelExecutor(LayerExecutor):
     """An executor that computes this process's heads and columns of each layer.
 
-    ``peers`` are the connections to the workers, for the driver's commands; a worker has none. ``on_lost`` is called
-    after the first failure of a process; the executor is unusable from then on.
+    ``peers`` are the connections to the workers, for the driver's commands; a worker has none.
+    ``on_lost`` is called after the first failure of a process; the executor is unusable from then
+    on.
     """
 
     def __init__(
@@ -131,8 +152,11 @@ class TensorParallelExecutor(LayerExecutor):
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(decoder, cache)
-        self.split_cache, self.split, self.all_reduce = cache, split, all_reduce
-        self._peers, self._on_lost = peers, on_lost
+        self.split_cache = cache
+        self.split = split
+        self.all_reduce = all_reduce
+        self._peers = peers
+        self._on_lost = on_lost
         self._error: ConnectionLostError | None = None
 
     @property
@@ -150,8 +174,10 @@ class TensorParallelExecutor(LayerExecutor):
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            with uninterrupted():  # a Ctrl-C in the middle would leave workers waiting for this process
-                start_time, seconds_before = perf_counter(), self.all_reduce.communication_seconds
+            # a Ctrl-C in the middle would leave workers waiting for this process
+            with uninterrupted():
+                start_time = perf_counter()
+                seconds_before = self.all_reduce.communication_seconds
                 self._send_command(jobs, num_layers)
                 self.communication_seconds += perf_counter() - start_time
                 result = self._run(jobs, num_layers, collect)
@@ -176,7 +202,8 @@ class TensorParallelExecutor(LayerExecutor):
         if not self._peers:
             return
         cache = self.split_cache
-        moves, cache.moves = cache.moves, []
+        moves = cache.moves
+        cache.moves = []
         pool = cache.num_resizes, cache.allocator.num_blocks
         values = LayerCommand(pool, moves, jobs, num_layers).serialize()
         for peer in self._peers:
@@ -209,8 +236,12 @@ class TensorParallelExecutor(LayerExecutor):
         return collected, self._gather_logits(own_logits)
 
     def _gather_logits(self, own_logits: Array) -> Array:
-        """Return the logits of all token ids in rank 0; in other ranks, send ``own_logits`` to rank 0."""
-        all_reduce, split = self.all_reduce, self.split
+        """Return the logits of all token ids in rank 0.
+
+        In other ranks, send ``own_logits`` to rank 0.
+        """
+        all_reduce = self.all_reduce
+        split = self.split
         if split.rank:
             if len(own_logits):
                 all_reduce.send(own_logits)
@@ -218,18 +249,25 @@ class TensorParallelExecutor(LayerExecutor):
         logits = np.empty((len(own_logits), split.config.vocab_size), FLOAT32)
         for rank in range(split.workers if len(own_logits) else 0):
             tokens = split.tokens(rank)
-            rank_logits = own_logits if rank == 0 else np.empty((len(own_logits), len(tokens)), FLOAT32)
+            rank_logits = (
+                own_logits if rank == 0 else np.empty((len(own_logits), len(tokens)), FLOAT32)
+            )
             if rank and tokens:
                 all_reduce.receive(rank, rank_logits)
             logits[:, tokens.start : tokens.stop] = rank_logits
         return logits
 
     def _stage_program(self, stage: str, index: int = 0) -> Program:
-        """Return the cached kernel program of a stage; ``index`` is the layer, for stages of a layer."""
+        """Return the cached kernel program of a stage.
+
+        ``index`` is the layer, for stages of a layer.
+        """
 
         def make() -> Program:
             decoder = self.decoder
-            program = decoder.backend.program(decoder.config.hidden_size, self.cache.dtype, self.cache)
+            program = decoder.backend.program(
+                decoder.config.hidden_size, self.cache.dtype, self.cache
+            )
             if stage == "embed":
                 program.embed(decoder)
             elif stage == "attention":
@@ -240,25 +278,37 @@ class TensorParallelExecutor(LayerExecutor):
                 program.store_hidden(index + 1)
             else:
                 output = OutputRange(decoder.config.logits_scale, decoder.config.logits_cap or 0.0)
-                program.linear(self._own_head, norm=decoder.norm, to="logits", only_logits_rows=True, output=output)
+                program.linear(
+                    self._own_head,
+                    norm=decoder.norm,
+                    to="logits",
+                    only_logits_rows=True,
+                    output=output,
+                )
             return program
 
         return self._cached_program((stage, index), make)
 
     @cached_property
     def _own_head(self) -> PackedMatrix:
-        head, tokens = self.decoder.head, self.split.tokens(self.split.rank)
-        assert isinstance(head.packed, PackedMatrix), "expected weights packed for the kernels, found others"
+        head = self.decoder.head
+        tokens = self.split.tokens(self.split.rank)
+        assert isinstance(head.packed, PackedMatrix), (
+            "expected weights packed for the kernels, found others"
+        )
         whole = head.out_features == self.split.config.vocab_size
         return head.packed.slice_outputs(tokens.start, tokens.stop) if whole else head.packed
 
 
 def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor) -> None:
-    """Execute the driver's commands until it stops this worker; on an error, send the error and return.
+    """Execute the driver's commands until it stops this worker.
+
+    On an error, send the error and return.
 
     Raises ``ConnectionLostError`` if the driver or another process has ended.
     """
-    cache, num_resizes = executor.split_cache, 0
+    cache = executor.split_cache
+    num_resizes = 0
     try:
         while (message := peer.receive()).kind == MessageKind.WORK:
             command = LayerCommand.parse(message.values)
@@ -273,4 +323,6 @@ def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor)
         raise
     except Exception as error:  # noqa: BLE001 - the driver receives any error
         executor.all_reduce.close()  # lets other processes that wait for this one fail at once
-        peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {describe_error(error)}".encode())
+        peer.send(
+            MessageKind.FAILED, data=f"{type(error).__name__}: {describe_error(error)}".encode()
+        )

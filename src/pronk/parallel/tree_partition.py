@@ -1,15 +1,16 @@
 """Splitting trees among processes: lookahead parallelism (Fu et al. 2024, section 3.4) for any tree.
 
-A node depends only on its ancestors, not on other branches. All nodes form one sequence, each tree in preorder, and the
-sequence is cut into one *process shard* per process. The nodes of one tree in a process shard are a *tree shard*. A
-process also recomputes the ancestors of a tree shard's first node, here in parentheses. One tree and two processes ::
+A node depends only on its ancestors, not on other branches. All nodes form one sequence, each tree
+in preorder, and the sequence is cut into one *process shard* per process. The nodes of one tree in
+a process shard are a *tree shard*. A process also recomputes the ancestors of a tree shard's first
+node, here in parentheses. One tree and two processes ::
 
     0 ┬ 1 ─ 2 ─ 3        preorder    0 1 2 3 4 5 6        process 0    0 1 2 3
       └ 4 ┬ 5            depth       0 1 2 3 1 2 2        process 1   (0) 4 5 6
           └ 6
 
-For the trees of lookahead decoding this is the paper's split of window columns and candidates. The cuts minimize the
-time of the slowest process, by the measured costs of forward passes.
+For the trees of lookahead decoding this is the paper's split of window columns and candidates. The
+cuts minimize the time of the slowest process, by the measured costs of forward passes.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from typing import NamedTuple
 
 from pronk import TokenTree
 
-_NUM_BISECTIONS = 20  # steps of the search for the shortest time: error 2**-20 of the first upper bound
+# steps of the search for the shortest time: error 2**-20 of the first upper bound
+_NUM_BISECTIONS = 20
 
 
 class TreeShard(NamedTuple):
     """The nodes of one request's tree that one process computes."""
 
     job: int  # index of the request's tree in the forward pass
-    nodes: tuple[int, ...]  # node indices, recomputed ancestors first; parents precede their children
+    # node indices, recomputed ancestors first; parents precede their children
+    nodes: tuple[int, ...]
     num_ancestors: int  # number of recomputed ancestors, the first entries of ``nodes``
 
     @property
@@ -54,7 +57,8 @@ def preorder(tree: TokenTree) -> list[int]:
     children: list[list[int]] = [[] for _ in range(len(tree))]
     for node in range(len(tree) - 1, 0, -1):
         children[tree.parents[node]].append(node)
-    order, stack = list[int](), [0]
+    order = list[int]()
+    stack = [0]
     while stack:
         node = stack.pop()
         order.append(node)
@@ -63,39 +67,56 @@ def preorder(tree: TokenTree) -> list[int]:
 
 
 def partition_trees(
-    trees: Sequence[TokenTree], costs: Sequence[Callable[[int], float]], communication: Sequence[float] | None = None
+    trees: Sequence[TokenTree],
+    costs: Sequence[Callable[[int], float]],
+    communication: Sequence[float] | None = None,
 ) -> list[ProcessShard]:
     """Split trees among processes so that the slowest process finishes as early as possible.
 
-    A process that would not reduce the time gets an empty shard. ``costs`` has a function from a number of rows to the
-    seconds of a forward pass for each process, the driver first. ``communication`` has the seconds of communication of
-    each process if its shard is not empty; by default 0.
+    A process that would not reduce the time gets an empty shard. ``costs`` has a function from a
+    number of rows to the seconds of a forward pass for each process, the driver first.
+    ``communication`` has the seconds of communication of each process if its shard is not empty; by
+    default 0.
     """
-    nodes, communication = _NodeSequence(trees), communication or [0.0] * len(costs)
+    nodes = _NodeSequence(trees)
+    communication = communication or [0.0] * len(costs)
     counts = range(1, min(len(costs), len(nodes)) + 1)  # numbers of processes that compute
-    _, ends = min((_find_cuts(nodes, costs[:count], communication[:count]) for count in counts), key=itemgetter(0))
+    _, ends = min(
+        (_find_cuts(nodes, costs[:count], communication[:count]) for count in counts),
+        key=itemgetter(0),
+    )
     begins = [0, *ends[:-1]]
     shards = [nodes.shard(begin, end) for begin, end in zip(begins, ends, strict=True)]
     return shards + [()] * (len(costs) - len(shards))
 
 
 class _NodeSequence:
-    """All nodes of all trees in one sequence, each tree in preorder; positions are indices in it."""
+    """All nodes of all trees in one sequence, each tree in preorder.
+
+    Positions are indices in it.
+    """
 
     def __init__(self, trees: Sequence[TokenTree]) -> None:
         self.trees = trees
         self.orders = [preorder(tree) for tree in trees]
-        # For each position, the node at that position: index of its tree, and index in the tree's preorder.
-        self.indices = [(job, index) for job, order in enumerate(self.orders) for index in range(len(order))]
-        # For each position, the number of ancestors to recompute if a shard begins there: the depth of the node.
-        self.num_ancestors = [self.trees[job].depths[self.orders[job][index]] for job, index in self.indices]
+        # For each position, the node at that position: index of its tree, and index in the tree's
+        # preorder.
+        self.indices = [
+            (job, index) for job, order in enumerate(self.orders) for index in range(len(order))
+        ]
+        # For each position, the number of ancestors to recompute if a shard begins there: the depth
+        # of the node.
+        self.num_ancestors = [
+            self.trees[job].depths[self.orders[job][index]] for job, index in self.indices
+        ]
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def shard(self, begin: int, end: int) -> ProcessShard:
         """Return the process shard with the nodes at the positions ``begin .. end - 1``."""
-        tree_shards, position = list[TreeShard](), begin
+        tree_shards = list[TreeShard]()
+        position = begin
         while position < end:
             job, index = self.indices[position]
             count = min(end - position, len(self.orders[job]) - index)
@@ -110,28 +131,39 @@ def _find_cuts(
     nodes: _NodeSequence, costs: Sequence[Callable[[int], float]], communication: Sequence[float]
 ) -> tuple[float, list[int]]:
     """Return the seconds of the fastest split, and the end position of each process's shard."""
-    # seconds[p][r - 1]: seconds of process p for r rows, communication included, made non-decreasing in r.
+    # seconds[p][r - 1]: seconds of process p for r rows, communication included, made
+    # non-decreasing in r.
     seconds = [
         [*accumulate((exchange + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
         for cost, exchange in zip(costs, communication, strict=True)
     ]
-    low, high, ends = 0.0, seconds[0][-1], [len(nodes)] * len(costs)  # the driver computes all nodes
+    # the driver computes all nodes
+    low = 0.0
+    high = seconds[0][-1]
+    ends = [len(nodes)] * len(costs)
     for _ in range(_NUM_BISECTIONS if len(costs) > 1 else 0):
         middle = (low + high) / 2
         middle_ends = _fill_shards(nodes, seconds, middle)
         if middle_ends is None:
             low = middle
         else:
-            high, ends = middle, middle_ends
+            high = middle
+            ends = middle_ends
     return high, ends
 
 
-def _fill_shards(nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float) -> list[int] | None:
-    """Give each process in turn as many nodes as it computes in ``max_seconds``; return the shards' ends.
+def _fill_shards(
+    nodes: _NodeSequence, seconds: Sequence[Sequence[float]], max_seconds: float
+) -> list[int] | None:
+    """Give each process in turn as many nodes as it computes in ``max_seconds``.
 
-    Return ``None`` if nodes remain, or if the driver gets no node: each forward pass has to measure the driver's costs.
+    Return the shards' ends.
+
+    Return ``None`` if nodes remain, or if the driver gets no node: each forward pass has to measure
+    the driver's costs.
     """
-    ends, position = list[int](), 0
+    ends = list[int]()
+    position = 0
     if seconds[0][0] > max_seconds:
         return None
     for process_seconds in seconds:

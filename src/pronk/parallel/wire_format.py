@@ -30,7 +30,8 @@ def _parsing(message_name: str) -> Generator[None]:
 
 
 def _serialize_segment(segment: Segment) -> list[Any]:
-    block_table, tree = segment.block_table, segment.tree
+    block_table = segment.block_table
+    tree = segment.tree
     numbers = [block_table.length, block_table.num_released, segment.num_computed]
     return [*numbers, block_table.blocks, tree.tokens, tree.parents]
 
@@ -49,7 +50,8 @@ class WorkRows:
     """The rows that one process computes for one job, the token tree of a generation request."""
 
     job: ForwardJob
-    # Index of the first row whose outputs the driver needs; all rows before it are recomputed tokens and ancestors.
+    # Index of the first row whose outputs the driver needs; all rows before it are recomputed
+    # tokens and ancestors.
     first_own: int
 
 
@@ -59,9 +61,11 @@ class WorkRequest:
 
     number: int  # number of this message; the worker's answer repeats the number
     rows: Sequence[WorkRows]  # one entry per job of the worker
-    moves: Sequence[tuple[int, int]]  # pairs of slots (source, target) to copy before the forward pass
+    # pairs of slots (source, target) to copy before the forward pass
+    moves: Sequence[tuple[int, int]]
     slots: NDArray[np.int64]  # slots to write ``kv_rows`` to, after the copies of ``moves``
-    kv_rows: Array | None  # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``; ``None`` without slots
+    # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``; ``None`` without slots
+    kv_rows: Array | None
     collect: frozenset[int]  # layers (numbers from 1) whose outputs are needed
 
     def serialize(self) -> list[Any]:
@@ -71,12 +75,17 @@ class WorkRequest:
 
     @classmethod
     def parse(cls, values: Sequence[Any], data: Array) -> WorkRequest:
-        """Parse the values of :meth:`serialize`, and ``kv_rows``; raise ``ValueError`` if malformed."""
+        """Parse the values of :meth:`serialize`, and ``kv_rows``.
+
+        Raise ``ValueError`` if malformed.
+        """
         with _parsing("a share of a forward pass"):
             number, collect, moves, slots, rows = values
             kv_rows = data.reshape(len(slots), -1) if slots else None
             parsed = [*map(_parse_rows, rows)]
-            return cls(number, parsed, moves, np.array(slots, np.int64), kv_rows, frozenset(collect))
+            return cls(
+                number, parsed, moves, np.array(slots, np.int64), kv_rows, frozenset(collect)
+            )
 
 
 def _serialize_rows(rows: WorkRows) -> list[Any]:
@@ -90,7 +99,9 @@ def _parse_rows(values: Sequence[Any]) -> WorkRows:
     segment = _parse_segment(segment_values)
     nodes = range(first_logits_node, len(segment.tree))
     stateless_sampler = None if sampler is None else StatelessSampler(*sampler)
-    job = ForwardJob(segment, nodes, prompt_length, all_logits=all_logits, stateless_sampler=stateless_sampler)
+    job = ForwardJob(
+        segment, nodes, prompt_length, all_logits=all_logits, stateless_sampler=stateless_sampler
+    )
     return WorkRows(job, first_own)
 
 
@@ -112,7 +123,9 @@ class LayerCommand(NamedTuple):
         """Parse the values of :meth:`serialize`; raise ``ValueError`` if they are malformed."""
         with _parsing("a command to run layers"):
             (num_resizes, num_blocks), moves, num_layers, jobs = values
-            arrays = [(np.array(source, np.int64), np.array(target, np.int64)) for source, target in moves]
+            arrays = [
+                (np.array(source, np.int64), np.array(target, np.int64)) for source, target in moves
+            ]
             return cls((num_resizes, num_blocks), arrays, [*map(_parse_job, jobs)], num_layers)
 
 

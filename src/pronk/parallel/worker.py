@@ -15,20 +15,33 @@ from typing import Any
 
 import numpy as np
 
-from pronk.backends import BLOCK_SIZE, Decoder, ModelRunner, PagedCache, TensorSplit, choose_backend, set_threads
+from pronk.backends import (
+    BLOCK_SIZE,
+    Decoder,
+    ModelRunner,
+    PagedCache,
+    TensorSplit,
+    choose_backend,
+    set_threads,
+)
 from pronk.base import ConnectionLostError, describe_error
 from pronk.base.arrays import DTYPES, INT8, Array, as_bytes
 from pronk.checkpoint import Fingerprint, ModelConfig, load_decoder, read_config
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage, open_store
-from pronk.parallel.tensor import AllReduceGroup, SplitCache, TensorParallelExecutor, serve_layer_commands
+from pronk.parallel.tensor import (
+    AllReduceGroup,
+    SplitCache,
+    TensorParallelExecutor,
+    serve_layer_commands,
+)
 from pronk.parallel.wire_format import WorkRequest, WorkRows
 
 
 class WorkerSettings(dict[str, Any]):
     """Settings of a worker: options of :class:`~pronk.llm.LLM` as JSON values.
 
-    Keys: ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``context``, ``threads``, ``workers`` and
-    ``parallel``.
+    Keys: ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``context``, ``threads``,
+    ``workers`` and ``parallel``.
     """
 
     def read_config(self) -> ModelConfig:
@@ -36,21 +49,29 @@ class WorkerSettings(dict[str, Any]):
         return read_config(Path(self["model"]), context=self.get("context"))
 
     def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
-        """Return the description of the shard of ``rank``; ``None`` if each process has the whole model.
+        """Return the description of the shard of ``rank``.
 
-        Raises ``OptionError`` if the model cannot be split; see :class:`~pronk.models.split.TensorSplit`.
+        ``None`` if each process has the whole model.
+
+        Raises ``OptionError`` if the model cannot be split; see
+        :class:`~pronk.models.split.TensorSplit`.
         """
         return TensorSplit(config, rank, self["workers"]) if self["parallel"] == "tensor" else None
 
     def load(self, rank: int) -> tuple[Decoder, PagedCache, TensorSplit | None]:
         """Return the model or its shard, a KV pool of one block, and the description of the shard.
 
-        The driver sends the size of the pool later. Raises ``PronkError`` if the model cannot be loaded.
+        The driver sends the size of the pool later. Raises ``PronkError`` if the model cannot be
+        loaded.
         """
-        folder, config, dtype = Path(self["model"]), self.read_config(), DTYPES[self["dtype"]]
+        folder = Path(self["model"])
+        config = self.read_config()
+        dtype = DTYPES[self["dtype"]]
         split = self.split(rank, config)
         backend = choose_backend(self["kernels"], "cpu", config, dtype)
-        decoder = load_decoder(folder, config, dtype=dtype, backend=backend, weights=self["weights"], split=split)
+        decoder = load_decoder(
+            folder, config, dtype=dtype, backend=backend, weights=self["weights"], split=split
+        )
         cache = (PagedCache if split is None else SplitCache)(
             config if split is None else split.shard_config,
             num_blocks=1,
@@ -70,13 +91,18 @@ class WorkerLoop:
     """The message loop of a worker under tree parallelism."""
 
     def __init__(self, peer: PeerConnection, runner: ModelRunner) -> None:
-        self.peer, self.runner, self.cache = peer, runner, runner.cache
+        self.peer = peer
+        self.runner = runner
+        self.cache = runner.cache
         self._hidden_owner = _HiddenOwner()
         self._request_number = 0  # number of the last WORK request
         self._logits = list[Array]()  # logits of the last WORK request, per tree shard
 
     def run(self) -> None:
-        """Answer messages until ``STOP``; raise ``ConnectionLostError`` if the connection is lost."""
+        """Answer messages until ``STOP``.
+
+        Raise ``ConnectionLostError`` if the connection is lost.
+        """
         while True:
             message = self.peer.receive()
             if message.kind == MessageKind.STOP:
@@ -86,20 +112,32 @@ class WorkerLoop:
             except ConnectionLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - the driver receives any error
-                self.peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {describe_error(error)}".encode())
+                self.peer.send(
+                    MessageKind.FAILED,
+                    data=f"{type(error).__name__}: {describe_error(error)}".encode(),
+                )
 
     def _answer(self, message: PeerMessage) -> None:
         if message.kind == MessageKind.WORK:
             self._run_request(WorkRequest.parse(message.values, message.data))
         elif message.kind == MessageKind.ROWS:
             number, *slots = message.values
-            self.peer.send(MessageKind.ROWS, [number], self.cache.export_slots(np.array(slots, np.int64)).reshape(-1))
+            self.peer.send(
+                MessageKind.ROWS,
+                [number],
+                self.cache.export_slots(np.array(slots, np.int64)).reshape(-1),
+            )
         elif message.kind == MessageKind.LOGITS:
             number, request_number, shard_index, *shard_rows = message.values
             if request_number != self._request_number:
-                msg = f"expected a request for logits of request {self._request_number}, found {request_number}"
+                msg = (
+                    f"expected a request for logits of request {self._request_number}, found "
+                    f"{request_number}"
+                )
                 raise ValueError(msg)
-            self.peer.send(MessageKind.LOGITS, [number], as_bytes(self._logits[shard_index][shard_rows]))
+            self.peer.send(
+                MessageKind.LOGITS, [number], as_bytes(self._logits[shard_index][shard_rows])
+            )
         elif message.kind == MessageKind.POOL:
             number, num_blocks, *layers = message.values
             self._resize(num_blocks, layers)
@@ -124,11 +162,19 @@ class WorkerLoop:
             self.cache.import_slots(request.slots, request.kv_rows)
         self._logits.clear()  # free the memory before the forward pass allocates new logits
         result = self.runner.forward([rows.job for rows in request.rows], request.collect)
-        self._request_number, self._logits = request.number, [logits[:] for logits in result.logits]
-        arrays = [logits for rows, logits in zip(request.rows, self._logits, strict=True) if rows.job.all_logits]
+        self._request_number = request.number
+        self._logits = [logits[:] for logits in result.logits]
+        arrays = [
+            logits
+            for rows, logits in zip(request.rows, self._logits, strict=True)
+            if rows.job.all_logits
+        ]
         for layer in sorted(request.collect):
             outputs = result.hidden[layer]
-            arrays += [outputs[shard_index][rows.first_own :] for shard_index, rows in enumerate(request.rows)]
+            arrays += [
+                outputs[shard_index][rows.first_own :]
+                for shard_index, rows in enumerate(request.rows)
+            ]
         sampled = chain.from_iterable(map(self._sample, request.rows, self._logits))
         values = [request.number, round(1e9 * result.seconds), result.context, *sampled]
         data = np.concatenate([as_bytes(array) for array in arrays]) if arrays else b""
@@ -136,12 +182,17 @@ class WorkerLoop:
 
     def _sample(self, rows: WorkRows, logits: Array) -> list[int]:
         """Return a token for each logits row, or an empty list if the driver has to sample the job's tokens."""
-        job, kernels = rows.job, self.runner.decoder.backend.kernels
+        job = rows.job
+        kernels = self.runner.decoder.backend.kernels
         if job.stateless_sampler is None or kernels is None:
             return []
-        first, depths = job.segment.block_table.length + 1, job.segment.tree.depths
+        first = job.segment.block_table.length + 1
+        depths = job.segment.tree.depths
         rows_and_nodes = zip(logits, job.logits_nodes, strict=True)
-        return [job.stateless_sampler.choose(kernels, row, first + depths[node]) for row, node in rows_and_nodes]
+        return [
+            job.stateless_sampler.choose(kernels, row, first + depths[node])
+            for row, node in rows_and_nodes
+        ]
 
 
 def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> None:
@@ -162,7 +213,9 @@ def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> No
         peer.send(MessageKind.FAILED, data=failure)
         return
     with suppress(ConnectionLostError):
-        peer.send(MessageKind.HELLO, data=json.dumps(model_properties(decoder, cache, settings)).encode())
+        peer.send(
+            MessageKind.HELLO, data=json.dumps(model_properties(decoder, cache, settings)).encode()
+        )
         if split is None:
             WorkerLoop(peer, ModelRunner(decoder, cache)).run()
             return
@@ -176,7 +229,9 @@ def loaded_key(rank: int) -> str:
     return f"pronk/loaded/{rank}"
 
 
-def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettings) -> dict[str, str]:
+def model_properties(
+    decoder: Decoder, cache: PagedCache, settings: WorkerSettings
+) -> dict[str, str]:
     """Return the properties, by name, that all processes must share for their results to match."""
     from pronk import __version__  # noqa: PLC0415 - avoids an import cycle
 
@@ -192,19 +247,26 @@ def model_properties(decoder: Decoder, cache: PagedCache, settings: WorkerSettin
 
 
 def main() -> None:
-    """Run a worker; arguments: host and port of the rendezvous store, rank, number of processes, timeout."""
+    """Run a worker.
+
+    Arguments: host and port of the rendezvous store, rank, number of processes, timeout.
+    """
     host, port, rank, num_processes, timeout = sys.argv[1:6]
 
     def exit_with_driver() -> None:
-        # The end of the driver closes the pipe, so that os.read returns. Not sys.stdin.read: while it waits, it holds a
-        # lock that blocks the exit of this process.
+        # The end of the driver closes the pipe, so that os.read returns. Not sys.stdin.read: while
+        # it waits, it holds a lock that blocks the exit of this process.
         os.read(0, 1)
         os._exit(1)
 
     threading.Thread(target=exit_with_driver, daemon=True).start()
     try:
-        store = open_store(host, int(port), int(num_processes), master=False, timeout=float(timeout))
-        serve(store, int(rank), WorkerSettings(json.loads(store.get("pronk/setting"))), float(timeout))
+        store = open_store(
+            host, int(port), int(num_processes), master=False, timeout=float(timeout)
+        )
+        serve(
+            store, int(rank), WorkerSettings(json.loads(store.get("pronk/setting"))), float(timeout)
+        )
     except (ConnectionLostError, RuntimeError) as error:
         sys.exit(f"pronk: {error}")
 

@@ -10,7 +10,8 @@ rejection  with probability min(1, p / q); siblings one by one    :func:`pronk.s
 block      first children as a chain; others as in rejection      :func:`pronk.sampling.verify.block_verify`
 ========== ====================================================== ==============================================
 
-p and q are the target's and the drafter's probability of the draft token. Greedy decoding always takes the argmax.
+p and q are the target's and the drafter's probability of the draft token. Greedy decoding always
+takes the argmax.
 """
 
 from __future__ import annotations
@@ -32,21 +33,28 @@ def acceptance_rule(
     """Return a function from a node to the target's token after it, by the request's acceptance rule.
 
     Args:
-        sampler: request's sampler, positioned after the root; each call of the function appends the chosen token.
+        sampler: request's sampler, positioned after the root; each call of the function appends the
+            chosen token.
         tree: draft tokens; the function is called from the root down, along accepted nodes.
         logits: target's logits after each node, ``[nodes, vocab]``.
-        sampled: node to the target's token after it, if the executor has already sampled it; coupled rule only.
+        sampled: node to the target's token after it, if the executor has already sampled it;
+            coupled rule only.
     """
-    rule, sampled = sampler.params.rule if sampler.params.rejects else "coupled", sampled or {}
+    rule = sampler.params.rule if sampler.params.rejects else "coupled"
+    sampled = sampled or {}
     decided_tokens: list[int] = []  # block rule: tokens for later calls, in reverse order
 
     def choose(node: int) -> int:
         if rule == "coupled":
             token = sampled[node] if node in sampled else sampler.choose(logits[node])
         elif rule == "rejection":
-            token = sampler.rejection_sample(sampler.distribution(logits[node]), tree.draft_samples(node))
+            token = sampler.rejection_sample(
+                sampler.distribution(logits[node]), tree.draft_samples(node)
+            )
         else:
-            decided_tokens.extend([] if decided_tokens else _verify_chain(sampler, tree, logits, node))
+            decided_tokens.extend(
+                [] if decided_tokens else _verify_chain(sampler, tree, logits, node)
+            )
             token = decided_tokens.pop()
         sampler.advance(token)
         return token
@@ -55,7 +63,9 @@ def acceptance_rule(
 
 
 def _verify_chain(sampler: Sampler, tree: TokenTree, logits: Logits, node: int) -> list[int]:
-    """Verify the chain of first children below ``node``; return the decided tokens in reverse order.
+    """Verify the chain of first children below ``node``.
+
+    Return the decided tokens in reverse order.
 
     The final token is chosen among the other children of the node where the chain stops.
     """

@@ -1,8 +1,8 @@
 """Sampling options that are recommended for a model: the defaults of conversations and of the server.
 
-An option is that of the call, or else that of the model's files (:func:`recommended_sampling`), or else that of the
-model's row in the table of short names (:mod:`pronk.checkpoint.hub.recommendations`), or else that
-of ``SamplingParams()``.
+An option is that of the call, or else that of the model's files (:func:`recommended_sampling`), or
+else that of the model's row in the table of short names
+(:mod:`pronk.checkpoint.hub.recommendations`), or else that of ``SamplingParams()``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ RECOMMENDABLE = (*GGUF_KEYS.values(), "presence_penalty")
 def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, float]:
     """Return the options among the values of ``generation_config.json`` or of :data:`GGUF_KEYS`.
 
-    ``do_sample: false`` means greedy decoding, ``true`` without a temperature the temperature 1; ``top_k`` below 0
-    means all tokens. If an option is out of its range, all are ignored with a warning, which names ``file``.
+    ``do_sample: false`` means greedy decoding, ``true`` without a temperature the temperature 1;
+    ``top_k`` below 0 means all tokens. If an option is out of its range, all are ignored with a
+    warning, which names ``file``.
     """
     options = {name: values[name] for name in RECOMMENDABLE if values.get(name) is not None}
     if values.get("do_sample") is not None:
@@ -48,7 +49,10 @@ def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, floa
 
 
 def recommended_params(config: ModelConfig, **options: Any) -> SamplingParams:
-    """Return the parameters recommended for conversations with a model; ``options`` override them."""
+    """Return the parameters recommended for conversations with a model.
+
+    ``options`` override them.
+    """
     return SamplingParams(**{**config.sampling, **options})
 
 

@@ -18,14 +18,16 @@ class DraftToken:
 
     Attributes:
         token: proposed token id.
-        confidence: maximum of softmax(``scores``), in (0, 1]. If ``scores`` has no noise, it is max p, where p is the
-            draft model's distribution. With noise, the confidence varies: for one distribution with max p = 0.59, at
-            T = 0.8, its mean is 0.634 and its standard deviation 0.186.
-        scores: ``[draft vocab]``: log p up to a constant, plus the target's Gumbel noise if the temperature is above 0
-            and the rule is coupled. Higher is likelier to be the target's token. ``-inf`` excludes a token.
+        confidence: maximum of softmax(``scores``), in (0, 1]. If ``scores`` has no noise, it is max
+            p, where p is the draft model's distribution. With noise, the confidence varies: for one
+            distribution with max p = 0.59, at T = 0.8, its mean is 0.634 and its standard deviation
+            0.186.
+        scores: ``[draft vocab]``: log p up to a constant, plus the target's Gumbel noise if the
+            temperature is above 0 and the rule is coupled. Higher is likelier to be the target's
+            token. ``-inf`` excludes a token.
         ids: the target's token of each score; ``None``: 0, 1, ….
-        q: ``[vocab]`` float64 distribution from which ``token`` was drawn; ``None`` if ``token`` is the argmax of
-            ``scores``.
+        q: ``[vocab]`` float64 distribution from which ``token`` was drawn; ``None`` if ``token`` is
+            the argmax of ``scores``.
     """
 
     token: int
@@ -36,13 +38,16 @@ class DraftToken:
 
     def top_tokens(self, count: int) -> list[tuple[int, float]]:
         """Return (token, softmax(``scores``)) of the ``count`` best tokens, best first, without probability 0."""
-        remaining, best = self.scores.copy(), list[tuple[int, float]]()
+        remaining = self.scores.copy()
+        best = list[tuple[int, float]]()
         # Repeated argmax is faster than a partition for up to about a dozen tokens.
         for _ in range(min(count, len(remaining))):
             index = int(remaining.argmax())
             if remaining[index] == -math.inf:
                 break
-            best.append((index if self.ids is None else int(self.ids[index]), float(remaining[index])))
+            best.append(
+                (index if self.ids is None else int(self.ids[index]), float(remaining[index]))
+            )
             remaining[index] = -math.inf
         probs = [self.confidence * math.exp(score - best[0][1]) for _, score in best]
         return [(token, prob) for (token, _), prob in zip(best, probs, strict=True) if prob > 0.0]

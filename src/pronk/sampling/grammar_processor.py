@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 300  # maximum characters of an error message of llguidance
 _EXPECTED = "expected a grammar that can be followed to the end"
 
-_MAX_KEPT = 16  # maximum number of matchers of earlier texts per request; each has up to 150 bytes per token
+# maximum number of matchers of earlier texts per request; each has up to 150 bytes per token
+_MAX_KEPT = 16
 
 T = TypeVar("T")
 
@@ -25,35 +26,44 @@ T = TypeVar("T")
 class GrammarProcessor:
     """Logits processor of a guide: mask the tokens that the grammar forbids in the current context.
 
-    Draft tokens may include a stop token or a forbidden token and tokens after it. Logits after such a token are not
-    masked, because no token sampled from them becomes output.
+    Draft tokens may include a stop token or a forbidden token and tokens after it. Logits after
+    such a token are not masked, because no token sampled from them becomes output.
 
-    llguidance's own rollback is not used: after it, masks may be those of another text. Matchers of earlier texts are
-    kept instead, and :meth:`rollback` copies the nearest one.
+    llguidance's own rollback is not used: after it, masks may be those of another text. Matchers of
+    earlier texts are kept instead, and :meth:`rollback` copies the nearest one.
 
-    ``matcher`` is at the beginning of the text, and is copied. ``stop_token_ids`` are allowed if the text is complete.
-    The context begins with the token ids ``text``. ``one_end``: whether a text that must end ends with the stop token
-    of the smallest id, as where :meth:`forced` tokens are appended without the model.
+    ``matcher`` is at the beginning of the text, and is copied. ``stop_token_ids`` are allowed if
+    the text is complete. The context begins with the token ids ``text``. ``one_end``: whether a
+    text that must end ends with the stop token of the smallest id, as where :meth:`forced` tokens
+    are appended without the model.
     """
 
     def __init__(
-        self, matcher: LLMatcher, stop_token_ids: Sequence[int], text: Sequence[int] = (), *, one_end: bool = False
+        self,
+        matcher: LLMatcher,
+        stop_token_ids: Sequence[int],
+        text: Sequence[int] = (),
+        *,
+        one_end: bool = False,
     ) -> None:
-        self._start, self._matcher = matcher, matcher.deep_copy()
+        self._start = matcher
+        self._matcher = matcher.deep_copy()
         self._stop_token_ids = frozenset(stop_token_ids)
         self._one_end = one_end
         self._consumed: list[int] = []  # context tokens that the matcher has consumed
-        # Number of context tokens that it has not consumed: the first stop or forbidden token, and all later tokens.
+        # Number of context tokens that it has not consumed: the first stop or forbidden token, and
+        # all later tokens.
         self._num_unconsumed = 0
-        self._kept: list[tuple[int, LLMatcher]] = []  # numbers of consumed tokens, ascending, and matchers of that text
+        # numbers of consumed tokens, ascending, and matchers of that text
+        self._kept: list[tuple[int, LLMatcher]] = []
         for token in text:
             self.advance(token)
 
     def mask(self, logits: Array) -> Array:
         """Return the logits with ``-inf`` for forbidden tokens.
 
-        Raises ``GuideError`` if the grammar exceeds its work limit at this point of the text, or requires a character
-        for which the tokenizer has no token.
+        Raises ``GuideError`` if the grammar exceeds its work limit at this point of the text, or
+        requires a character for which the tokenizer has no token.
         """
         if self._num_unconsumed and not self._matcher.is_error():
             return logits
@@ -61,7 +71,11 @@ class GrammarProcessor:
 
     def advance(self, token: int) -> None:
         """Append ``token`` to the context."""
-        if not self._num_unconsumed and token not in self._stop_token_ids and self._matcher.try_consume_tokens([token]):
+        if (
+            not self._num_unconsumed
+            and token not in self._stop_token_ids
+            and self._matcher.try_consume_tokens([token])
+        ):
             self._consumed.append(token)
         else:
             self._num_unconsumed += 1
@@ -72,12 +86,16 @@ class GrammarProcessor:
         self._num_unconsumed -= unconsumed
         consumed = count - unconsumed
         del self._consumed[len(self._consumed) - consumed :]
-        # A matcher that failed at a token which is still in the context has reached a limit there: mask() raises.
+        # A matcher that failed at a token which is still in the context has reached a limit there:
+        # mask() raises.
         if consumed or (self._matcher.is_error() and not self._num_unconsumed):
             self._restore()
 
     def allows(self, token: int) -> bool:
-        """Return whether ``token`` is allowed next; always True after a stop token or a forbidden token."""
+        """Return whether ``token`` is allowed next.
+
+        Always True after a stop token or a forbidden token.
+        """
         if self._num_unconsumed:
             return True
         if token in self._stop_token_ids:
@@ -87,11 +105,14 @@ class GrammarProcessor:
         return bool(self._result_or_restore(self._matcher.validate_tokens([token])))
 
     def forced(self) -> list[int]:
-        """Return the tokens that must come next, as the tokenizer encodes their text; ``[]`` if none must.
+        """Return the tokens that must come next, as the tokenizer encodes their text.
 
-        If the text must end, this is the stop token with the smallest id. Trailing tokens that could merge with later
-        text are left out. :meth:`mask` allows no other token at these positions, not even those of another tokenization
-        of the same text; only other stop tokens are allowed at the end.
+        ``[]`` if none must.
+
+        If the text must end, this is the stop token with the smallest id. Trailing tokens that
+        could merge with later text are left out. :meth:`mask` allows no other token at these
+        positions, not even those of another tokenization of the same text; only other stop tokens
+        are allowed at the end.
         """
         if self._num_unconsumed:
             return []
@@ -108,7 +129,10 @@ class GrammarProcessor:
         return self._stop_token_ids
 
     def _result_or_restore(self, result: T) -> T | None:
-        """Return the ``result`` of a matcher call; if the call failed, restore the matcher, return ``None``."""
+        """Return the ``result`` of a matcher call.
+
+        If the call failed, restore the matcher, return ``None``.
+        """
         if not self._matcher.is_error():
             return result
         self._restore()
@@ -134,14 +158,20 @@ class GrammarProcessor:
             msg = f"guide: {_EXPECTED}, found: {error_message(self._matcher)}; make it simpler"
             raise GuideError(msg)
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
-        # Before the end of the text, forbid stop tokens even where the grammar allows the characters of their names.
+        # Before the end of the text, forbid stop tokens even where the grammar allows the
+        # characters of their names.
         allowed[[*self._stop_token_ids]] = False
         allowed[[*self._allowed_ends()]] = True
         first = int(allowed.argmax())
-        # If no token has a character that the grammar requires, llguidance silently skips that character in its mask,
-        # but rejects the token that the mask allows.
-        if not allowed[first] or (first not in self._stop_token_ids and not self._matcher.validate_tokens([first])):
-            msg = f"guide: {_EXPECTED}, found a required character that the tokenizer has no token for"
+        # If no token has a character that the grammar requires, llguidance silently skips that
+        # character in its mask, but rejects the token that the mask allows.
+        if not allowed[first] or (
+            first not in self._stop_token_ids and not self._matcher.validate_tokens([first])
+        ):
+            msg = (
+                f"guide: {_EXPECTED}, found a required character that the tokenizer has no token "
+                "for"
+            )
             raise GuideError(msg)
         return allowed
 

@@ -9,12 +9,16 @@ from pronk.sampling.tree import TokenTree
 
 
 def visit(
-    tokens: Sequence[int], children: Sequence[Sequence[int]], guide: GuideProcessor, on_node: Callable[[int], bool]
+    tokens: Sequence[int],
+    children: Sequence[Sequence[int]],
+    guide: GuideProcessor,
+    on_node: Callable[[int], bool],
 ) -> None:
     """Visit a draft tree depth-first, and advance a guide's processor to the parent of each visited node.
 
-    ``guide``, which has consumed the text, is rolled back to the text at the end. ``on_node`` is called with each node
-    but the root, whose token in ``tokens`` is the last of the text, and returns whether to visit the node's children.
+    ``guide``, which has consumed the text, is rolled back to the text at the end. ``on_node`` is
+    called with each node but the root, whose token in ``tokens`` is the last of the text, and
+    returns whether to visit the node's children.
     """
     depth = 0
     stack = [(child, 0) for child in reversed(children[0])]
@@ -32,7 +36,10 @@ def visit(
 
 
 def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
-    """Return the tree without draft tokens that the guide forbids; keep nodes that cannot be accepted."""
+    """Return the tree without draft tokens that the guide forbids.
+
+    Keep nodes that cannot be accepted.
+    """
     children = [[*tree.children(node).values()] for node in range(len(tree))]
     kept = {0, *(node for node, acceptable in enumerate(tree.acceptable) if not acceptable)}
 

@@ -1,17 +1,19 @@
 """Guides compiled for one model by llguidance.
 
-A grammar constrains bytes. llguidance computes the allowed tokens for the whole vocabulary at once, with a
-derivative-based lexer, an Earley parser and a trie of the vocabulary. It supports no expression that needs
-backtracking, and limits its work in compilation and in each step.
+A grammar constrains bytes. llguidance computes the allowed tokens for the whole vocabulary at once,
+with a derivative-based lexer, an Earley parser and a trie of the vocabulary. It supports no
+expression that needs backtracking, and limits its work in compilation and in each step.
 
-**JSON schemas** may be of any draft from 4 to 2020-12. Each text of the grammar fits the schema: keywords that cannot
-be checked from left to right (``not``, ``uniqueItems``, ``if``) are refused with an error that names path and keyword,
-and so are invalid keywords and a ``$ref`` that leaves the schema. (Schemas of tools are relaxed instead, before they
-become part of a grammar: see :mod:`pronk.text.json_schema`.) ``format`` is enforced where a regular expression
-describes it, and an annotation otherwise. Properties are written in the order of the schema. White space is that of
+**JSON schemas** may be of any draft from 4 to 2020-12. Each text of the grammar fits the schema:
+keywords that cannot be checked from left to right (``not``, ``uniqueItems``, ``if``) are refused
+with an error that names path and keyword, and so are invalid keywords and a ``$ref`` that leaves
+the schema. (Schemas of tools are relaxed instead, before they become part of a grammar: see
+:mod:`pronk.text.json_schema`.) ``format`` is enforced where a regular expression describes it, and
+an annotation otherwise. Properties are written in the order of the schema. White space is that of
 Python's ``json.dumps``, unless the guide allows more.
 
-**Regular expressions** have Rust's syntax, and match the whole text. **Grammars** use llguidance's dialect of Lark:
+**Regular expressions** have Rust's syntax, and match the whole text. **Grammars** use llguidance's
+  dialect of Lark:
 rules ``a: b "x" c*``, terminals ``A: /[a-z]+/``, ``%json {…}`` for an embedded schema.
 """
 
@@ -44,9 +46,11 @@ from pronk.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_CACHE_SIZE = 64  # maximum number of cached guides; one usually takes a few MB of memory, and at most 40 MB
+# maximum number of cached guides; one usually takes a few MB of memory, and at most 40 MB
+_CACHE_SIZE = 64
 
-# Finds the value of multipleOf in a schema within a grammar, for example "0.25" in '"multipleOf": 0.25'.
+# Finds the value of multipleOf in a schema within a grammar, for example "0.25" in '"multipleOf":
+# 0.25'.
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
@@ -69,20 +73,24 @@ class CompiledGrammar:
 class Grammars:
     """Compile and cache guides for one model with ``vocab_size`` logits; thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
-        self._model_tokenizer, self._vocab_size = tokenizer, vocab_size
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]
+    ) -> None:
+        self._model_tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._stop_token_ids = tuple(
             sorted(end for end in stop_token_ids if tokenizer.backend.id_to_token(end) is not None)
         )
         self._cache: OrderedDict[Guide, CompiledGrammar] = OrderedDict()
-        self._cache_lock, self._compile_lock = Lock(), Lock()
+        self._cache_lock = Lock()
+        self._compile_lock = Lock()
         self._executor = FairExecutor(1, "pronk-guides")
 
     def compile(self, guide: Guide) -> CompiledGrammar:
         """Return the compiled guide, from the cache if possible.
 
-        Raises ``GuideError`` if llguidance is missing or does not support the tokenizer; the model has no stop token;
-        or the guide is invalid, uses an unsupported feature, or allows no text.
+        Raises ``GuideError`` if llguidance is missing or does not support the tokenizer; the model
+        has no stop token; or the guide is invalid, uses an unsupported feature, or allows no text.
         """
         compiled = self._find(guide)
         if compiled is not None:
@@ -104,7 +112,8 @@ class Grammars:
 
         Guides of several tenants are compiled in turns.
         """
-        compiled, future = self._find(guide), Future[CompiledGrammar]()
+        compiled = self._find(guide)
+        future = Future[CompiledGrammar]()
         if compiled is None:
             return self._executor.submit(tenant, lambda: self.compile(guide))
         future.set_result(compiled)
@@ -130,10 +139,13 @@ class Grammars:
             matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
             if matcher.is_error():
                 # llguidance's message about a schema would show parts of its translation.
-                found = "one that is too complex" if guide.kind == "json" else error_message(matcher)
+                found = (
+                    "one that is too complex" if guide.kind == "json" else error_message(matcher)
+                )
                 msg = f"guide: expected one that can be followed, found: {found}"
                 raise GuideError(msg)
-            GrammarProcessor(matcher, self._stop_token_ids).allowed_tokens()  # raises for a grammar that allows no text
+            # raises for a grammar that allows no text
+            GrammarProcessor(matcher, self._stop_token_ids).allowed_tokens()
         return matcher
 
     @cached_property
@@ -144,15 +156,23 @@ class Grammars:
             msg = f"guide: expected llguidance, found it not installed; {install_extra('guided')}"
             raise GuideError(msg) from error
         if not self._stop_token_ids:
-            msg = "guide: expected a model with a token that ends a text, found none in its config.json"
+            msg = (
+                "guide: expected a model with a token that ends a text, "
+                "found none in its config.json"
+            )
             raise GuideError(msg)
         try:
             return LLTokenizer(
-                self._model_tokenizer.vocabulary_json, n_vocab=self._vocab_size, eos_token=[*self._stop_token_ids]
+                self._model_tokenizer.vocabulary_json,
+                n_vocab=self._vocab_size,
+                eos_token=[*self._stop_token_ids],
             )
         except ValueError as error:
             reason = describe_error(error)[:MAX_MESSAGE]
-            msg = f"guide: expected a tokenizer whose tokens are bytes, found a different one ({reason})"
+            msg = (
+                "guide: expected a tokenizer whose tokens are bytes, "
+                f"found a different one ({reason})"
+            )
             raise GuideError(msg) from error
 
 
@@ -166,7 +186,9 @@ def _to_grammar(guide: Guide) -> str:
         return LLMatcher.grammar_from_regex(guide.regex)
     if guide.grammar is not None:
         return LLMatcher.grammar_from_lark(guide.grammar)
-    return LLMatcher.grammar_from_json_schema(json.dumps(check(json.loads(guide.source), whitespace=guide.whitespace)))
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(check(json.loads(guide.source), whitespace=guide.whitespace))
+    )
 
 
 @contextmanager
@@ -182,7 +204,10 @@ def _check_multiples(guide: Guide) -> None:
     """Raise a ``GuideError`` if the common multiple of a grammar's ``multipleOf`` is too large."""
     common_multiple = lcm(*_multiples(guide.source)) if guide.kind == "grammar" else 1
     if common_multiple > MAX_MULTIPLE:
-        msg = f"guide: {guide.kind}: expected digits of multipleOf with a common multiple up to {MAX_MULTIPLE}"
+        msg = (
+            f"guide: {guide.kind}: expected digits of multipleOf with a common multiple up to "
+            f"{MAX_MULTIPLE}"
+        )
         raise GuideError(msg)
 
 

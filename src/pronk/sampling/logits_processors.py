@@ -1,7 +1,7 @@
 """Logits processors: changes that a request's options make to the target's logits before sampling.
 
-A processor follows the context: it is advanced over every tentative token and rolled back over rejected ones, so that
-at every node of a tree it sees the true context of that node.
+A processor follows the context: it is advanced over every tentative token and rolled back over
+rejected ones, so that at every node of a tree it sees the true context of that node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.sampling.params import SamplingParams
 
-# Largest absolute value of a logit after penalties: divided by the lowest temperature, it does not overflow float32.
+# Largest absolute value of a logit after penalties: divided by the lowest temperature, it does not
+# overflow float32.
 _MAX_LOGIT = 1e8
 
 
@@ -32,8 +33,8 @@ NOTHING_BANNED = BannedTokens()
 class TokenContext:
     """A request's committed tokens, followed by tentative tokens.
 
-    ``committed`` is the request's own list, not a copy, so tokens that the request appends are visible here at once.
-    The first ``num_prompt`` committed tokens are the prompt, by default all.
+    ``committed`` is the request's own list, not a copy, so tokens that the request appends are
+    visible here at once. The first ``num_prompt`` committed tokens are the prompt, by default all.
     """
 
     def __init__(self, committed: Sequence[int], num_prompt: int | None = None) -> None:
@@ -52,13 +53,17 @@ class TokenContext:
     def last_tokens(self, count: int) -> list[int]:
         """Return the last ``count`` tokens, or all if there are fewer; ``count`` is at least 1."""
         num_committed = max(0, count - len(self.tentative))
-        return [*self.committed[max(0, len(self.committed) - num_committed) :], *self.tentative[-count:]]
+        return [
+            *self.committed[max(0, len(self.committed) - num_committed) :],
+            *self.tentative[-count:],
+        ]
 
 
 class LogitsProcessor(Protocol):
     """Change the logits of the next token depending on the tokens so far.
 
-    A subclass that reads the tokens from the sampler's context needs neither ``advance`` nor ``rollback``.
+    A subclass that reads the tokens from the sampler's context needs neither ``advance`` nor
+    ``rollback``.
     """
 
     def mask(self, logits: Array) -> Array:
@@ -67,8 +72,9 @@ class LogitsProcessor(Protocol):
     def advance(self, token: int) -> None:  # noqa: ARG002 - for overrides
         """Append ``token`` to the context.
 
-        ``token`` may be one that the mask bans, because drafters need not apply the mask. Draft tokens may also follow
-        a stop token, so the mask must allow at least one token after a stop token.
+        ``token`` may be one that the mask bans, because drafters need not apply the mask. Draft
+        tokens may also follow a stop token, so the mask must allow at least one token after a stop
+        token.
         """
         return
 
@@ -78,30 +84,42 @@ class LogitsProcessor(Protocol):
 
 
 class GuideProcessor(LogitsProcessor, Protocol):
-    """Logits processor of a guide, with queries for drafters; implemented in :mod:`pronk.structured`."""
+    """Logits processor of a guide, with queries for drafters.
+
+    Implemented in :mod:`pronk.structured`.
+    """
 
     def allows(self, token: int) -> bool:
         """Return whether the mask allows ``token`` after the current context."""
 
     def forced(self) -> list[int]:
-        """Return the next tokens up to the first position at which the guide allows several; may be empty."""
+        """Return the next tokens up to the first position at which the guide allows several.
+
+        May be empty.
+        """
 
 
 class Penalties(LogitsProcessor):
-    """Repetition penalty (Keskar et al. 2019, section 4.1); presence and frequency penalties (OpenAI API).
+    """Repetition penalty (Keskar et al. 2019, section 4.1).
 
-    The repetition penalty applies to tokens of prompt and output, the other two penalties to tokens of the output.
+    Presence and frequency penalties (OpenAI API).
+
+    The repetition penalty applies to tokens of prompt and output, the other two penalties to tokens
+    of the output.
     """
 
     def __init__(self, params: SamplingParams, context: TokenContext, vocab_size: int) -> None:
-        self.context, self.params = context, params
+        self.context = context
+        self.params = params
         self.counts = np.zeros(vocab_size, np.int32)
         self.in_prompt = np.zeros(vocab_size, np.bool_)
         self.in_prompt[np.array(context.committed[: context.num_prompt], np.intp)] = True
         np.add.at(self.counts, np.array(context.committed[context.num_prompt :], np.intp), 1)
 
     def mask(self, logits: Array) -> Array:
-        p, logits, in_output = self.params, logits.copy(), self.counts > 0
+        p = self.params
+        logits = logits.copy()
+        in_output = self.counts > 0
         if p.repetition_penalty != 1.0:
             ids = np.flatnonzero(self.in_prompt | in_output)
             x = logits[ids]
@@ -144,15 +162,20 @@ class BadWords(LogitsProcessor):
 
     def mask(self, logits: Array) -> Array:
         last = self.context.last_tokens(self.max_length)
-        banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
+        banned = [
+            word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]
+        ]
         return _ban(logits, banned)
 
 
 class MinTokens(LogitsProcessor):
     """Ban stop tokens until the output has ``min_tokens`` tokens."""
 
-    def __init__(self, min_tokens: int, stop_token_ids: Sequence[int], context: TokenContext) -> None:
-        self.context, self.min_tokens = context, min_tokens
+    def __init__(
+        self, min_tokens: int, stop_token_ids: Sequence[int], context: TokenContext
+    ) -> None:
+        self.context = context
+        self.min_tokens = min_tokens
         self.stop_token_ids = list(stop_token_ids)
 
     def mask(self, logits: Array) -> Array:
@@ -176,7 +199,11 @@ def make_processors(
 ) -> list[LogitsProcessor]:
     """Return the processors for a request's options, in order of application."""
     processors: list[LogitsProcessor] = []
-    if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0):
+    if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (
+        1.0,
+        0.0,
+        0.0,
+    ):
         processors.append(Penalties(params, context, vocab_size))
     if params.logit_bias:
         processors.append(LogitBias(params.logit_bias))

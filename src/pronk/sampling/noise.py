@@ -4,14 +4,14 @@ By the *coupled* rule, the target's token at a position is ::
 
     argmax over tokens v of  log p(v) + Gumbel noise(seed, position, v)
 
-with p the target's distribution after logits processors, temperature and truncation. This token is a sample of p
-(Gumbel 1954; Maddison et al. 2014). Greedy decoding is the same without noise. The noise is a hash of ``(seed,
-position, v)``, so the token depends on the logits, the seed and the position alone: not on the drafter, the batch, or
-earlier computations.
+with p the target's distribution after logits processors, temperature and truncation. This token is
+a sample of p (Gumbel 1954; Maddison et al. 2014). Greedy decoding is the same without noise. The
+noise is a hash of ``(seed, position, v)``, so the token depends on the logits, the seed and the
+position alone: not on the drafter, the batch, or earlier computations.
 
-Proof that the argmax is a sample: with ``u`` uniform, Gumbel noise is ``-log(-log u)``, so the argmax of ``log p(v) +
-noise(v)`` is the argmin of ``-log u(v) / p(v)``. These are exponential variables of rates ``p(v)``, and the smallest of
-them is at ``v`` with probability ``p(v) / Σ p``.
+Proof that the argmax is a sample: with ``u`` uniform, Gumbel noise is ``-log(-log u)``, so the
+argmax of ``log p(v) + noise(v)`` is the argmin of ``-log u(v) / p(v)``. These are exponential
+variables of rates ``p(v)``, and the smallest of them is at ``v`` with probability ``p(v) / Σ p``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def random_seed() -> int:
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """Return the seed of sample number ``sample`` of a request; sample 0 keeps the request's seed."""
+    """Return the seed of sample number ``sample`` of a request.
+
+    Sample 0 keeps the request's seed.
+    """
     return seed if sample == 0 else _mix(_mix(seed) + sample) & 0xFFFFFFFF
 
 
@@ -97,9 +100,10 @@ _CHAINS = 2**32
 def trial_seed(seed: int, prompt: Sequence[int]) -> int:
     """Return the seed of the trials of one request under the rejection and block rules, in [0, 2**63).
 
-    The seed depends on the prompt, so that requests with equal seeds and different prompts have different random
-    numbers. Otherwise two such requests would use the same numbers, and the acceptance in one request, which affects
-    the draft length of the other, would reveal numbers that the other has yet to use.
+    The seed depends on the prompt, so that requests with equal seeds and different prompts have
+    different random numbers. Otherwise two such requests would use the same numbers, and the
+    acceptance in one request, which affects the draft length of the other, would reveal numbers
+    that the other has yet to use.
     """
     digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8).digest()
     return _mix(_mix(seed) ^ int.from_bytes(digest, "little")) & MAX_SEED
@@ -119,20 +123,23 @@ def rejection_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float
 def block_uniform(seed: int, position: int, index: int) -> float:
     """Return the uniform number in [0, 1) for the trial of a chain's first ``index`` draft tokens.
 
-    ``position`` is the position of the chain's first token. Chains of one request never begin at the same position, so
-    no number is used twice. With each draft token's own position, numbers would be used twice: the third token of a
-    chain from position 5 has position 7, where the next chain may begin.
+    ``position`` is the position of the chain's first token. Chains of one request never begin at
+    the same position, so no number is used twice. With each draft token's own position, numbers
+    would be used twice: the third token of a chain from position 5 has position 7, where the next
+    chain may begin.
     """
     return rejection_uniform(seed, position, _CHAINS + index)
 
 
-# Added to the trial seed for the noise with which drafters draw tokens under the rejection and block rules.
+# Added to the trial seed for the noise with which drafters draw tokens under the rejection and
+# block rules.
 _DRAFT = 3 * 2**62
 
 
 def draft_noise(seed: int, root: int, position: int, tokens: Array) -> NDArray[np.float64]:
     """Return :func:`gumbel_noise` for a drafter's own draw under the rejection and block rules.
 
-    ``root``, the position of the last committed token, differs between steps, so each step has its own noise.
+    ``root``, the position of the last committed token, differs between steps, so each step has its
+    own noise.
     """
     return gumbel_noise(_mix(seed + _DRAFT) + root * _INCREMENT, position, tokens)

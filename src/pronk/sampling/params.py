@@ -12,7 +12,8 @@ from pronk.text.guide import Guide, GuideMode
 
 Rule = Literal["coupled", "rejection", "block"]
 
-# Largest seed of a request; larger seeds are for the trials of draft tokens (:mod:`pronk.sampling.noise`).
+# Largest seed of a request; larger seeds are for the trials of draft tokens
+# (:mod:`pronk.sampling.noise`).
 MAX_SEED = 2**63 - 1
 _MAX_LOGPROBS = 64
 
@@ -41,7 +42,9 @@ class SamplingParams:
             details="It divides the logits.",
         ),
     ] = 0.0
-    top_k: Annotated[int, Option("Sample from this many most likely tokens; 0 is all tokens.", low=0)] = 0
+    top_k: Annotated[
+        int, Option("Sample from this many most likely tokens; 0 is all tokens.", low=0)
+    ] = 0
     top_p: Annotated[
         float,
         Option(
@@ -52,7 +55,8 @@ class SamplingParams:
         ),
     ] = 1.0
     min_p: Annotated[
-        float, Option("Drop tokens below this fraction of the highest probability.", low=0.0, high=1.0)
+        float,
+        Option("Drop tokens below this fraction of the highest probability.", low=0.0, high=1.0),
     ] = 0.0
     repetition_penalty: Annotated[
         float,
@@ -65,11 +69,20 @@ class SamplingParams:
         ),
     ] = 1.0
     presence_penalty: Annotated[
-        float, Option("Subtracted once from the logit of each token in the generated text.", low=-2.0, high=2.0)
+        float,
+        Option(
+            "Subtracted once from the logit of each token in the generated text.",
+            low=-2.0,
+            high=2.0,
+        ),
     ] = 0.0
     frequency_penalty: Annotated[
         float,
-        Option("Subtracted from a token's logit for each occurrence in the generated text.", low=-2.0, high=2.0),
+        Option(
+            "Subtracted from a token's logit for each occurrence in the generated text.",
+            low=-2.0,
+            high=2.0,
+        ),
     ] = 0.0
     logit_bias: Annotated[
         Mapping[int, float] | None, Option("Values in -100..100 to add to the logits of token ids.")
@@ -97,7 +110,10 @@ class SamplingParams:
     ] = ()
     stop_token_ids: Annotated[
         Sequence[int],
-        Option("Stop after these token ids.", details="They are part of ``token_ids``, not of the text."),
+        Option(
+            "Stop after these token ids.",
+            details="They are part of ``token_ids``, not of the text.",
+        ),
     ] = ()
     thinking_budget: Annotated[
         int | None,
@@ -154,9 +170,13 @@ class SamplingParams:
     ] = None
     prompt_logprobs: Annotated[
         int | None,
-        Option("Like logprobs, for the tokens of the prompt.", low=0, high=_MAX_LOGPROBS, absent="none"),
+        Option(
+            "Like logprobs, for the tokens of the prompt.", low=0, high=_MAX_LOGPROBS, absent="none"
+        ),
     ] = None
-    logprob_token_ids: Annotated[Sequence[int], Option("With logprobs, report these token ids, too.")] = ()
+    logprob_token_ids: Annotated[
+        Sequence[int], Option("With logprobs, report these token ids, too.")
+    ] = ()
     guide: Annotated[
         Guide | None,
         Option(
@@ -182,18 +202,27 @@ class SamplingParams:
     def __post_init__(self) -> None:
         check_options(self)
         if self.min_tokens > self.max_tokens:
-            msg = f"min_tokens: expected at most max_tokens = {self.max_tokens}, found {self.min_tokens}"
+            msg = (
+                f"min_tokens: expected at most max_tokens = {self.max_tokens}, found "
+                f"{self.min_tokens}"
+            )
             raise OptionError(msg)
         _check_bias(self.logit_bias)
         for name in ("stop_token_ids", "logprob_token_ids"):
             for token in _check_list(name, getattr(self, name)):
                 check_integer(name, token, 0)
         if self.logprob_token_ids and self.logprobs is None:
-            msg = f"logprob_token_ids: expected logprobs with it, found {self.logprob_token_ids!r} alone; set logprobs"
+            msg = (
+                f"logprob_token_ids: expected logprobs with it, found {self.logprob_token_ids!r} "
+                "alone; set logprobs"
+            )
             raise OptionError(msg)
         _check_guide(self)
         _check_list("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
-        for name, texts in (("stop", self.stops), ("bad_words", _check_list("bad_words", self.bad_words))):
+        for name, texts in (
+            ("stop", self.stops),
+            ("bad_words", _check_list("bad_words", self.bad_words)),
+        ):
             if not all(isinstance(text, str) and text for text in texts):
                 msg = f"{name}: expected texts that are not empty, found {getattr(self, name)!r}"
                 raise OptionError(msg)
@@ -212,7 +241,8 @@ class SamplingParams:
     def rejects(self) -> bool:
         """Whether the rejection or block rule applies; False for greedy decoding under any rule.
 
-        If True, sampled tokens depend on the draft tokens, so a retry with the same seed may give other tokens.
+        If True, sampled tokens depend on the draft tokens, so a retry with the same seed may give
+        other tokens.
         """
         return self.rule != "coupled" and not self.greedy
 
@@ -225,7 +255,8 @@ class SamplingParams:
         """Return the options as JSON values."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["guide"] = None if self.guide is None else self.guide.to_dict()
-        values["bad_words"], values["stop"] = list(self.bad_words), list(self.stops)
+        values["bad_words"] = list(self.bad_words)
+        values["stop"] = list(self.stops)
         values["stop_token_ids"] = list(self.stop_token_ids)
         values["logprob_token_ids"] = list(self.logprob_token_ids)
         values["logit_bias"] = None if self.logit_bias is None else dict(self.logit_bias)
@@ -239,11 +270,17 @@ def _check_guide(params: SamplingParams) -> None:
         msg = f"guide: expected a Guide, found {params.guide!r:.60}"
         raise OptionError(msg)
     if params.ignore_eos:
-        msg = "ignore_eos: expected False with a guide, which determines the end of the text, found True"
+        msg = (
+            "ignore_eos: expected False with a guide, which determines the end of the text, "
+            "found True"
+        )
         raise OptionError(msg)
     if params.guide_mode == "jump" and (params.logprobs is not None or params.bad_words):
         name = "bad_words" if params.bad_words else "logprobs"
-        msg = f'{name}: expected another guide_mode with it, found "jump", which skips the model; use "forced"'
+        msg = (
+            f'{name}: expected another guide_mode with it, found "jump", which skips the model; '
+            'use "forced"'
+        )
         raise OptionError(msg)
 
 

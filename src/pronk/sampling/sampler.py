@@ -1,9 +1,10 @@
 """Sample one request's tokens, for the target model and for draft models.
 
-The steps from logits to token are, in this order: logits processors (:mod:`pronk.sampling.logits_processors`:
-penalties; logit bias; bad words; ``min_tokens``; custom processors; the guide's mask), temperature, top-k, top-p,
-min-p, Gumbel noise, argmax. This is the *coupled* rule (:mod:`pronk.sampling.noise`). The *rejection* and *block* rules
-replace the last two steps by random trials of the draft tokens (:mod:`pronk.sampling.verify`).
+The steps from logits to token are, in this order: logits processors
+(:mod:`pronk.sampling.logits_processors`: penalties; logit bias; bad words; ``min_tokens``; custom
+processors; the guide's mask), temperature, top-k, top-p, min-p, Gumbel noise, argmax. This is the
+*coupled* rule (:mod:`pronk.sampling.noise`). The *rejection* and *block* rules replace the last two
+steps by random trials of the draft tokens (:mod:`pronk.sampling.verify`).
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class NotFiniteError(ArithmeticError):
 class Sampler:
     """Sample one request's next token after the context: the committed tokens, then tentative tokens.
 
-    Verification advances the sampler along the target's tokens. Drafters advance it along their draft tokens and roll
-    it back. Logits processors therefore always see the true context of a node.
+    Verification advances the sampler along the target's tokens. Drafters advance it along their
+    draft tokens and roll it back. Logits processors therefore always see the true context of a
+    node.
     """
 
     def __init__(
@@ -72,20 +74,31 @@ class Sampler:
     ) -> None:
         """Create a sampler for the token after the committed tokens of ``context``.
 
-        Logits processors apply in this order: those made from ``params`` and ``banned``, ``processors``, ``guide``.
-        ``guide`` has already consumed the committed tokens. If no processor or truncation applies, ``kernels`` sample
-        the tokens.
+        Logits processors apply in this order: those made from ``params`` and ``banned``,
+        ``processors``, ``guide``. ``guide`` has already consumed the committed tokens. If no
+        processor or truncation applies, ``kernels`` sample the tokens.
         """
-        self.params, self.seed, self._vocab_size = params, seed, vocab_size
+        self.params = params
+        self.seed = seed
+        self._vocab_size = vocab_size
         self.context = context
         made = make_processors(params, context, vocab_size, banned)
         self.guide = guide
-        self.processors: tuple[LogitsProcessor, ...] = (*made, *processors, *([] if guide is None else [guide]))
+        self.processors: tuple[LogitsProcessor, ...] = (
+            *made,
+            *processors,
+            *([] if guide is None else [guide]),
+        )
         self.kernels = None if self.processors or params.truncates else kernels
-        self._stateless = StatelessSampler(0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE), seed)
-        # The equivalent stateless sampler; ``None`` if sampling needs more than logits, seed and position.
+        self._stateless = StatelessSampler(
+            0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE), seed
+        )
+        # The equivalent stateless sampler; ``None`` if sampling needs more than logits, seed and
+        # position.
         self.stateless_sampler = None if self.kernels is None or params.rejects else self._stateless
-        self.trial_seed = trial_seed(seed, context.committed[: context.num_prompt]) if params.rejects else seed
+        self.trial_seed = (
+            trial_seed(seed, context.committed[: context.num_prompt]) if params.rejects else seed
+        )
         self._failure: Exception | None = None
 
     def advance(self, token: int) -> None:
@@ -110,7 +123,10 @@ class Sampler:
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Append ``tokens`` to the context; at the end of the ``with`` block, restore the present context."""
+        """Append ``tokens`` to the context.
+
+        At the end of the ``with`` block, restore the present context.
+        """
         start = len(self.context.tentative)
         try:
             for token in tokens:
@@ -125,13 +141,19 @@ class Sampler:
         self.context.tentative.clear()
 
     def recover(self) -> None:
-        """Roll back all tentative tokens after an exception; later sampling raises an error of a processor."""
+        """Roll back all tentative tokens after an exception.
+
+        Later sampling raises an error of a processor.
+        """
         if self.context.tentative:
             with suppress(Exception):
                 self.rollback(len(self.context.tentative))
 
     def _update_processors(self, update: Callable[[LogitsProcessor], None]) -> None:
-        """Call ``update`` with each processor; after an error, all later sampling raises this error."""
+        """Call ``update`` with each processor.
+
+        After an error, all later sampling raises this error.
+        """
         if self._failure is None:
             try:
                 for processor in self.processors:
@@ -143,7 +165,8 @@ class Sampler:
     def choose(self, logits: Array) -> int:
         """Return the target's next token: argmax of processed ``logits`` ``[vocab]`` plus the seed's noise.
 
-        Raises ``NotFiniteError`` if a logit is not finite, ``OptionError`` if every token is banned.
+        Raises ``NotFiniteError`` if a logit is not finite, ``OptionError`` if every token is
+        banned.
         """
         logits = np.asarray(logits, np.float32)
         if self.kernels is not None:
@@ -159,7 +182,10 @@ class Sampler:
         return int(ids[scores.argmax()])
 
     def scores(self, logits: Array) -> NDArray[np.float64]:
-        """Return float64 scores ``[vocab]`` whose argmax :meth:`choose` returns; ``-inf`` excludes a token."""
+        """Return float64 scores ``[vocab]`` whose argmax :meth:`choose` returns.
+
+        ``-inf`` excludes a token.
+        """
         logits = np.asarray(logits, np.float32)
         if self.params.greedy:
             return self._process(logits).astype(np.float64)
@@ -173,47 +199,65 @@ class Sampler:
         scores += kept
         return scores, ids
 
-    def draft_token_at(self, logits: Array, position: int, ids: DraftIds | None = None) -> DraftToken | None:
+    def draft_token_at(
+        self, logits: Array, position: int, ids: DraftIds | None = None
+    ) -> DraftToken | None:
         """Return :meth:`draft_token` for another index of the text, if draft tokens are drawn statelessly."""
         assert self.kernels is not None, "expected a sampler that drafts statelessly"
         return self._stateless.draft(self.kernels, np.asarray(logits, np.float32), position, ids)
 
     def rejection_sample(self, p: Array, draft_tokens: Sequence[DraftSample]) -> int:
-        """Return the next token by the rejection rule; see :func:`pronk.sampling.verify.rejection_sample`."""
-        seed, position = self.trial_seed, len(self.context)
+        """Return the next token by the rejection rule.
+
+        See :func:`pronk.sampling.verify.rejection_sample`.
+        """
+        seed = self.trial_seed
+        position = len(self.context)
 
         def draw(p: Array) -> int:
             ids = np.flatnonzero(p)
             return int(ids[(np.log(p[ids]) + rejection_noise(seed, position, ids)).argmax()])
 
-        return rejection_sample(p, draft_tokens, lambda i, chance: rejection_uniform(seed, position, i) < chance, draw)
+        return rejection_sample(
+            p, draft_tokens, lambda i, chance: rejection_uniform(seed, position, i) < chance, draw
+        )
 
-    def block_verify(self, p: Callable[[int], Array], chain: Sequence[DraftSample]) -> tuple[int, Array]:
+    def block_verify(
+        self, p: Callable[[int], Array], chain: Sequence[DraftSample]
+    ) -> tuple[int, Array]:
         """Return the number of accepted draft tokens of ``chain`` and the distribution of the next token.
 
-        ``p(i)`` is the target's distribution after ``i`` draft tokens; see :func:`pronk.sampling.verify.block_verify`.
+        ``p(i)`` is the target's distribution after ``i`` draft tokens; see
+        :func:`pronk.sampling.verify.block_verify`.
         """
         position = len(self.context)
-        return block_verify(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)
+        return block_verify(
+            p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance
+        )
 
     def draft_token(
         self, logits: Array, root: int, *, draw: bool = True, ids: DraftIds | None = None
     ) -> DraftToken | None:
         """Return the draft token that a draft model with these logits proposes after the context.
 
-        Under the coupled rule this is :meth:`choose` on the draft's logits, with the target's own noise: if draft and
-        target have the same distribution, they pick the same token. Under the other rules it is a draw with separate
-        noise. Each step has new noise, because the accepted tokens may depend on all draft tokens of their step.
+        Under the coupled rule this is :meth:`choose` on the draft's logits, with the target's own
+        noise: if draft and target have the same distribution, they pick the same token. Under the
+        other rules it is a draw with separate noise. Each step has new noise, because the accepted
+        tokens may depend on all draft tokens of their step.
 
         Args:
-            logits: ``[draft vocab]``, any float dtype, not modified; ``-inf`` marks a token that may not be proposed.
+            logits: ``[draft vocab]``, any float dtype, not modified; ``-inf`` marks a token that
+                may not be proposed.
             root: position of the last committed token; selects the noise of this step.
-            draw: under the rejection and block rules, whether to draw the token at random instead of the argmax.
+            draw: under the rejection and block rules, whether to draw the token at random instead
+                of the argmax.
             ids: the target's token of each logit; ``None``: 0, 1, ….
 
-        ``None`` is returned if all tokens are banned, logits overflow, or the guide exceeds its work limit.
+        ``None`` is returned if all tokens are banned, logits overflow, or the guide exceeds its
+        work limit.
         """
-        logits, position = np.asarray(logits, np.float32), len(self.context)
+        logits = np.asarray(logits, np.float32)
+        position = len(self.context)
         if self.kernels is not None and not self.params.rejects:
             return self._stateless.draft(self.kernels, logits, position, ids)
         if ids is not None:  # processors and distributions are those of the whole vocabulary
@@ -222,8 +266,8 @@ class Sampler:
         try:
             processed = self._process(logits, allow_none=True)
         except GuideError:
-            # An exception would discard the whole proposal, but whether a proposal is discarded must not depend on
-            # randomly drawn tokens.
+            # An exception would discard the whole proposal, but whether a proposal is discarded
+            # must not depend on randomly drawn tokens.
             return None
         if not math.isfinite(float(processed.max())):
             return None
@@ -233,12 +277,18 @@ class Sampler:
         noisy = kept.astype(np.float64)
         if not self.params.rejects:
             noisy += gumbel_noise(self.seed, position, kept_ids)
-        probs, best = _softmax(noisy), noisy.argmax()
-        token, q = int(kept_ids[best]), None
+        probs = _softmax(noisy)
+        best = noisy.argmax()
+        token = int(kept_ids[best])
+        q = None
         if self.params.rejects and draw:
-            token = int(kept_ids[(noisy + draft_noise(self.trial_seed, root, position, kept_ids)).argmax()])
+            token = int(
+                kept_ids[(noisy + draft_noise(self.trial_seed, root, position, kept_ids)).argmax()]
+            )
             q = _scatter(probs, kept_ids, len(logits), 0.0)
-        return DraftToken(token, float(probs[best]), _scatter(noisy, kept_ids, len(logits), -math.inf), q=q)
+        return DraftToken(
+            token, float(probs[best]), _scatter(noisy, kept_ids, len(logits), -math.inf), q=q
+        )
 
     def distribution(self, logits: Array) -> NDArray[np.float64]:
         """Return the float64 distribution ``[vocab]`` of the next token, for a temperature above 0."""
@@ -259,13 +309,24 @@ class Sampler:
 
     def _all_banned_error(self) -> OptionError:
         """Return the error for a context in which the options of the request leave no token to choose."""
-        by = "min_tokens, stop_token_ids or bad_words" + ("" if self.guide is None else " together with the guide")
+        by = "min_tokens, stop_token_ids or bad_words" + (
+            "" if self.guide is None else " together with the guide"
+        )
         for processor in self.processors:
-            if isinstance(processor, ThinkingBudget) and (token := processor.forced_token) is not None:
-                expected = "expected the end marker of thoughts to be allowed when the budget is used up"
+            if (
+                isinstance(processor, ThinkingBudget)
+                and (token := processor.forced_token) is not None
+            ):
+                expected = (
+                    "expected the end marker of thoughts to be allowed when the budget is used up"
+                )
                 advice = "allow the token, or leave thinking_budget out"
-                return OptionError(f"thinking_budget: {expected}, found its token {token} banned by {by}; {advice}")
-        return OptionError(f"expected an allowed token, found every token banned by {by}; allow a token")
+                return OptionError(
+                    f"thinking_budget: {expected}, found its token {token} banned by {by}; {advice}"
+                )
+        return OptionError(
+            f"expected an allowed token, found every token banned by {by}; allow a token"
+        )
 
 
 def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -274,7 +335,9 @@ def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return weights
 
 
-def _scatter(values: NDArray[np.float64], ids: Ids, size: int, others: float) -> NDArray[np.float64]:
+def _scatter(
+    values: NDArray[np.float64], ids: Ids, size: int, others: float
+) -> NDArray[np.float64]:
     """Return ``size`` numbers: ``values`` at the indices ``ids``, and ``others`` elsewhere."""
     scattered = np.full(size, others)
     scattered[ids] = values
@@ -294,8 +357,9 @@ def token_logprobs(
 ) -> list[dict[int, float]]:
     """Return one ``{token id: log-probability}`` per row of unprocessed ``logits`` ``[rows, vocab]``.
 
-    The dict of row ``i`` has ``tokens[i]`` first, then the ``top`` likeliest tokens, then the ids in ``extra_ids``. Of
-    equally likely tokens, the smallest ids come first. A row's log-probabilities do not depend on other rows.
+    The dict of row ``i`` has ``tokens[i]`` first, then the ``top`` likeliest tokens, then the ids
+    in ``extra_ids``. Of equally likely tokens, the smallest ids come first. A row's
+    log-probabilities do not depend on other rows.
     """
     reports = []
     for row, token in zip(logits, tokens, strict=False):  # rows without a token have no report

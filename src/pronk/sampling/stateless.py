@@ -23,13 +23,17 @@ class StatelessSampler(NamedTuple):
         key = 0 if self.temperature == 0.0 else noise_key(self.seed, position)
         return kernels.choose(np.ascontiguousarray(logits), self.temperature, key)
 
-    def draft(self, kernels: Kernels, logits: Array, position: int, ids: DraftIds | None = None) -> DraftToken | None:
+    def draft(
+        self, kernels: Kernels, logits: Array, position: int, ids: DraftIds | None = None
+    ) -> DraftToken | None:
         """Return the token that a draft model with these logits proposes for text index ``position``.
 
         ``ids`` has the token of each logit; ``None``: 0, 1, ….
         """
         key = None if self.temperature == 0.0 else noise_key(self.seed, position)
-        token, confidence, scores = kernels.draft_token(np.ascontiguousarray(logits), self.temperature, key, ids)
+        token, confidence, scores = kernels.draft_token(
+            np.ascontiguousarray(logits), self.temperature, key, ids
+        )
         return None if token < 0 else DraftToken(token, confidence, scores, ids)
 
 

@@ -1,7 +1,8 @@
 """The token tree: one request's draft tokens for one forward pass.
 
-The root is the last committed token; the other nodes are draft tokens. Each node attends to the committed tokens, its
-ancestors and itself. Its position is the root's position plus its depth. For the tree ::
+The root is the last committed token; the other nodes are draft tokens. Each node attends to the
+committed tokens, its ancestors and itself. Its position is the root's position plus its depth. For
+the tree ::
 
     0 ─ 1 ─ 2          tokens   [the, cat, sat, dog, ran]
     └── 3 ─ 4          parents  [ -1,   0,   1,   0,   3]
@@ -31,7 +32,8 @@ from pronk.base.arrays import Array
 # Source of a draft token: drafter name, and a number with a drafter-specific meaning.
 Origin = tuple[str, int]
 
-# Token id of a node, and the distribution that it was drawn from; ``None`` if it was not drawn at random.
+# Token id of a node, and the distribution that it was drawn from; ``None`` if it was not drawn at
+# random.
 DraftSample = tuple[int, Array | None]
 
 
@@ -39,26 +41,33 @@ DraftSample = tuple[int, Array | None]
 class TokenTree:
     """Draft tokens of one request for one forward pass, parents before children.
 
-    The *main chain* is the longest run of nodes ``0, 1, 2, …`` in which each node is the child of the previous one; put
-    the most likely path there. Its KV rows are already consecutive, so accepting them moves no rows.
+    The *main chain* is the longest run of nodes ``0, 1, 2, …`` in which each node is the child of
+    the previous one; put the most likely path there. Its KV rows are already consecutive, so
+    accepting them moves no rows.
 
     Attributes:
         tokens: token ids; node 0 is the last committed token.
-        parents: index of each node's parent: -1 for node 0, and ``0 <= parents[i] < i`` for every other node.
-        verify: for each node, whether it may be accepted; ``None`` means all. False marks nodes that are computed but
-            never accepted, like the window of the drafter ``lookahead``; their descendants are not accepted either.
-        probs: for each node, the distribution ``[vocab]`` (float64, target's vocabulary) that its token was drawn from,
-            given all earlier nodes. Of siblings drawn without replacement, the earlier ones have probability 0 and the
-            other probabilities sum to 1. An entry is ``None`` if the token was not drawn at random; ``None`` instead of
-            the tuple means that no token was. A node must not be dropped because of the token drawn for it: the
+        parents: index of each node's parent: -1 for node 0, and ``0 <= parents[i] < i`` for every
+            other node.
+        verify: for each node, whether it may be accepted; ``None`` means all. False marks nodes
+            that are computed but never accepted, like the window of the drafter ``lookahead``;
+            their descendants are not accepted either.
+        probs: for each node, the distribution ``[vocab]`` (float64, target's vocabulary) that its
+            token was drawn from, given all earlier nodes. Of siblings drawn without replacement,
+            the earlier ones have probability 0 and the other probabilities sum to 1. An entry is
+            ``None`` if the token was not drawn at random; ``None`` instead of the tuple means that
+            no token was. A node must not be dropped because of the token drawn for it: the
             remaining tokens would not be distributed as ``probs``.
-        gain: for each node, the estimated probability of acceptance, at most that of its parent; ``None`` if unknown.
-        origin: for each node, the drafter that proposed it, as a key of acceptance statistics; ``None`` if unknown.
-        acceptable: for each node, whether the node and all its ancestors may be accepted; derived from ``verify``.
+        gain: for each node, the estimated probability of acceptance, at most that of its parent;
+            ``None`` if unknown.
+        origin: for each node, the drafter that proposed it, as a key of acceptance statistics;
+            ``None`` if unknown.
+        acceptable: for each node, whether the node and all its ancestors may be accepted; derived
+            from ``verify``.
 
     Raises:
-        ValueError: the parents are not a tree in this order, lengths differ, or two acceptable siblings carry the same
-            token.
+        ValueError: the parents are not a tree in this order, lengths differ, or two acceptable
+            siblings carry the same token.
     """
 
     tokens: tuple[int, ...]
@@ -71,10 +80,15 @@ class TokenTree:
     _children: tuple[dict[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        tokens, parents, verify = self.tokens, self.parents, self.verify
+        tokens = self.tokens
+        parents = self.parents
+        verify = self.verify
         size = len(tokens)
         if size == 0 or len(parents) != size or parents[0] != -1:
-            msg = f"expected one parent per token, the first -1; found {size} tokens, parents {parents}"
+            msg = (
+                f"expected one parent per token, the first -1; found {size} tokens, "
+                f"parents {parents}"
+            )
             raise ValueError(msg)
         for name in ("verify", "gain", "probs", "origin"):
             values = getattr(self, name)
@@ -84,16 +98,21 @@ class TokenTree:
         children: list[dict[int, int]] = [{} for _ in tokens]
         acceptable = [True] * size
         for node in range(1, size):
-            parent, token = parents[node], tokens[node]
+            parent = parents[node]
+            token = tokens[node]
             if not 0 <= parent < node:
                 msg = (
-                    f"expected parents before their children, found node {node} with parent {parent}; reorder the nodes"
+                    f"expected parents before their children, found node {node} with parent "
+                    f"{parent}; reorder the nodes"
                 )
                 raise ValueError(msg)
             if not acceptable[parent] or (verify is not None and not verify[node]):
                 acceptable[node] = False
             elif token in children[parent]:
-                msg = f"expected distinct children, found token {token} twice below node {parent}; merge them"
+                msg = (
+                    f"expected distinct children, found token {token} twice below node {parent}; "
+                    "merge them"
+                )
                 raise ValueError(msg)
             else:
                 children[parent][token] = node
@@ -169,12 +188,15 @@ class TokenTree:
     @cached_property
     def main_chain(self) -> int:
         """Number of nodes of the main chain (see the class), the root included."""
-        return next((node for node, parent in enumerate(self.parents) if parent != node - 1), len(self))
+        return next(
+            (node for node, parent in enumerate(self.parents) if parent != node - 1), len(self)
+        )
 
     @cached_property
     def visible(self) -> NDArray[np.bool_]:
         """Attention mask ``[nodes, nodes]``: ``[i, j]`` is True if ``j`` is ``i`` or an ancestor of ``i``."""
-        size, main = len(self), self.main_chain
+        size = len(self)
+        main = self.main_chain
         seen = np.zeros((size, size), dtype=np.bool_)
         seen[:main, :main] = np.tri(main, dtype=np.bool_)
         for node in range(main, size):
@@ -191,7 +213,10 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """Return a tree of the tokens ``chain``, with this tree below; drop ``gain`` and ``origin``."""
+        """Return a tree of the tokens ``chain``, with this tree below.
+
+        Drop ``gain`` and ``origin``.
+        """
         num_above = len(chain)
         if not num_above:
             return self
@@ -206,8 +231,9 @@ class TokenTree:
     def with_unacceptable(self, other: TokenTree) -> TokenTree:
         """Return this tree with unacceptable nodes of ``other`` added.
 
-        A node of ``other`` is added if the node and all its ancestors below the root are unacceptable. Children of the
-        other root become children of this root. Neither tree may have ``probs``.
+        A node of ``other`` is added if the node and all its ancestors below the root are
+        unacceptable. Children of the other root become children of this root. Neither tree may have
+        ``probs``.
         """
         new_index = {0: 0}
         for node, parent in enumerate(other.parents):
@@ -220,7 +246,10 @@ class TokenTree:
             (*self.parents, *(new_index[other.parents[node]] for node in nodes)),
             (*(self.verify or (True,) * len(self)), *(False,) * len(nodes)),
             gain=None if self.gain is None else (*self.gain, *(0.0,) * len(nodes)),
-            origin=(*(self.origin or (("", 0),) * len(self)), *(other_origins[node] for node in nodes)),
+            origin=(
+                *(self.origin or (("", 0),) * len(self)),
+                *(other_origins[node] for node in nodes),
+            ),
         )
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:
@@ -241,7 +270,10 @@ class TokenTree:
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
-        """Return this tree without nodes deeper than ``max_depth``; keep the first ``max_nodes`` draft tokens."""
+        """Return this tree without nodes deeper than ``max_depth``.
+
+        Keep the first ``max_nodes`` draft tokens.
+        """
         if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
@@ -255,7 +287,9 @@ class TokenView(Sequence[int]):
     """
 
     def __init__(self, text: Sequence[int], more: Sequence[int]) -> None:
-        self._text, self._more, self._size = text, more, len(text)
+        self._text = text
+        self._more = more
+        self._size = len(text)
 
     def __len__(self) -> int:
         return self._size + len(self._more)
@@ -271,7 +305,10 @@ class TokenView(Sequence[int]):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 return [self[i] for i in range(start, stop, step)]
-            return [*self._text[start:stop], *self._more[max(0, start - size) : max(0, stop - size)]]
+            return [
+                *self._text[start:stop],
+                *self._more[max(0, start - size) : max(0, stop - size)],
+            ]
         place = index if index >= 0 else index + len(self)
         if not 0 <= place < len(self):
             raise IndexError(index)

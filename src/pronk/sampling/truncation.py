@@ -12,7 +12,8 @@ from pronk.sampling.params import SamplingParams
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-# Number of likeliest tokens that top-p sorts first: faster than a sort of the vocabulary, and nearly always enough.
+# Number of likeliest tokens that top-p sorts first: faster than a sort of the vocabulary, and
+# nearly always enough.
 _NUM_CANDIDATES = 512
 
 
@@ -21,16 +22,19 @@ def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids]:
 
     Of equal scores, the smallest ids are kept.
     """
-    kept, ids = scores, np.arange(len(scores))
+    kept = scores
+    ids = np.arange(len(scores))
     if 0 < params.top_k < len(scores):
         ids = _highest(scores, params.top_k)
         kept = scores[ids]
     if params.top_p < 1.0:
         chosen = _reach_top_p(kept, params.top_p)
-        kept, ids = kept[chosen], ids[chosen]
+        kept = kept[chosen]
+        ids = ids[chosen]
     if params.min_p > 0.0:
         keep = kept >= kept.max() + math.log(params.min_p)
-        kept, ids = kept[keep], ids[keep]
+        kept = kept[keep]
+        ids = ids[keep]
     return kept, ids
 
 
@@ -56,7 +60,8 @@ def _above(scores: Floats, lowest: np.float32, count: int) -> Ids:
 
 def _reach_top_p(scores: Floats, top_p: float) -> Ids:
     """Return the ids, ascending, of the likeliest tokens whose probabilities together reach ``top_p``."""
-    largest, size = scores.max(), len(scores)
+    largest = scores.max()
+    size = len(scores)
     total = float(np.exp(scores - largest).sum(dtype=np.float64))
     for count in (min(_NUM_CANDIDATES, size), size):
         top = scores if count == size else np.partition(scores, size - count)[size - count :]
@@ -65,5 +70,6 @@ def _reach_top_p(scores: Floats, top_p: float) -> Ids:
         sums = probs.astype(np.float64).cumsum().astype(np.float32)
         if sums[-1] > top_p:
             break
-    num_kept = max(1, int(np.count_nonzero(sums - probs < top_p)))  # top_p may round to 0 in float32
+    # top_p may round to 0 in float32
+    num_kept = max(1, int(np.count_nonzero(sums - probs < top_p)))
     return _above(scores, top[num_kept - 1], num_kept)

@@ -2,8 +2,8 @@
 
 The extra ``serve`` installs its dependencies.
 
-A request passes four modules: ``guard`` checks its headers and reads its body, ``protocol`` validates the body,
-``service`` runs it on the engine thread, and ``app`` sends the response.
+A request passes four modules: ``guard`` checks its headers and reads its body, ``protocol``
+validates the body, ``service`` runs it on the engine thread, and ``app`` sends the response.
 """
 
 from pronk.base.lazy import export

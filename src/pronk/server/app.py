@@ -22,7 +22,13 @@ from starlette.exceptions import HTTPException
 from pronk import ClosedError, PronkError, __version__
 from pronk.base import SMALL_JOB
 from pronk.server.bodies import BodyReader, BodyRoute
-from pronk.server.errors import ANTHROPIC_PATHS, ApiError, shutting_down, to_api_error, validation_to_api_error
+from pronk.server.errors import (
+    ANTHROPIC_PATHS,
+    ApiError,
+    shutting_down,
+    to_api_error,
+    validation_to_api_error,
+)
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
 from pronk.server.model_pool import ModelPool
 from pronk.server.paths import unknown_path_message
@@ -32,7 +38,12 @@ from pronk.server.protocol.fields import IGNORED_HEADER, report_header
 from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
 from pronk.server.protocol.request import RequestBody, TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
-from pronk.server.protocol.small_routes import DetokenizeRequest, EmbeddingRequest, ModerationRequest, TokenizeRequest
+from pronk.server.protocol.small_routes import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    ModerationRequest,
+    TokenizeRequest,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +53,12 @@ _VALUE_SIZE = 4  # size of one of the values of a reply, for the executor
 # Characters of an event that are written on the event loop before other requests go on.
 _WRITTEN_AT_ONCE = 2**14
 
-# The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and sends no Referer.
+# The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and
+# sends no Referer.
 PAGE_HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
+        "'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "Referrer-Policy": "no-referrer",
@@ -76,7 +89,8 @@ class ErrorBody(BaseModel):
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
+    status: {"model": ErrorBody}
+    for status in (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
 }
 
 
@@ -115,7 +129,9 @@ def _add_status_routes(app: FastAPI, models: ModelPool) -> None:
         """Report whether the server accepts requests; the status is 503 if it does not."""
         if await models.is_ready():
             return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "ending" if models.draining else "not ready"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return JSONResponse(
+            {"status": "ending" if models.draining else "not ready"}, HTTPStatus.SERVICE_UNAVAILABLE
+        )
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
@@ -125,7 +141,10 @@ def _add_status_routes(app: FastAPI, models: ModelPool) -> None:
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """List the models of this server and their adapters, with the states of the models."""
-        return {"object": "list", "data": [entry for model in models.models for entry in model.describe()]}
+        return {
+            "object": "list",
+            "data": [entry for model in models.models for entry in model.describe()],
+        }
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -211,11 +230,17 @@ def _add_page(app: FastAPI) -> None:
         page = Response((folder / name).read_bytes(), media_type=media_type, headers=PAGE_HEADERS)
         # Clients ask with HEAD / whether the server is there.
         app.add_api_route(
-            path, lambda page=page: page, methods=["GET", "HEAD"], response_model=None, include_in_schema=False
+            path,
+            lambda page=page: page,
+            methods=["GET", "HEAD"],
+            response_model=None,
+            include_in_schema=False,
         )
 
 
-async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with_event_names: bool = False) -> Response:
+async def _reply(
+    models: ModelPool, request: Request, body: TextRequest, *, with_event_names: bool = False
+) -> Response:
     """Return one JSON body, or a stream of events, with a line ``event: TYPE`` if ``with_event_names``."""
     tenant = tenant_of(request.scope)
     if not body.stream:
@@ -226,7 +251,8 @@ async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with
     try:
         first = await anext(chunks)  # raises an error of the request before the HTTP status is sent
         report = await models.executor.run(tenant, _report_header, body, size=body.num_bytes)
-    except BaseException:  # also the cancellation: the response that would close the chunks is not made
+    except BaseException:
+        # also the cancellation: the response that would close the chunks is not made
         await chunks.aclose()
         raise
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
@@ -234,7 +260,9 @@ async def _reply(models: ModelPool, request: Request, body: TextRequest, *, with
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-async def _respond(models: ModelPool, tenant: str, reply: Mapping[str, Any], body: RequestBody) -> Response:
+async def _respond(
+    models: ModelPool, tenant: str, reply: Mapping[str, Any], body: RequestBody
+) -> Response:
     """Return the response with the reply to a body; a large one is written in a thread."""
     size = max(body.num_bytes, _VALUE_SIZE * _num_values(reply, SMALL_JOB // _VALUE_SIZE))
     return await models.executor.run(tenant, _json_response, reply, body, size=size)
@@ -295,7 +323,11 @@ def _report_header(body: RequestBody) -> dict[str, str]:
 
 
 async def _events(
-    chunks: AsyncGenerator[list[dict[str, Any]]], first: list[dict[str, Any]], path: str, *, with_event_names: bool
+    chunks: AsyncGenerator[list[dict[str, Any]]],
+    first: list[dict[str, Any]],
+    path: str,
+    *,
+    with_event_names: bool,
 ) -> AsyncGenerator[str]:
     """Encode chunks as server-sent events; if an error occurs, encode it as the last event."""
     sent = len(first)
@@ -307,10 +339,14 @@ async def _events(
                     yield await _encode(chunk, with_event_names=with_event_names)
                     sent += len(chunk)
         except asyncio.CancelledError:  # the server shuts down, or the client has disconnected
-            yield await _encode_error(shutting_down(), path, sent, with_event_names=with_event_names)
+            yield await _encode_error(
+                shutting_down(), path, sent, with_event_names=with_event_names
+            )
             return
         except Exception as error:  # noqa: BLE001 - the status is already sent, so an event reports the error
-            yield await _encode_error(_logged_error(error), path, sent, with_event_names=with_event_names)
+            yield await _encode_error(
+                _logged_error(error), path, sent, with_event_names=with_event_names
+            )
             return
         if not with_event_names:
             yield "data: [DONE]\n\n"
@@ -325,7 +361,10 @@ async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_nam
 
 
 async def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
-    """Return the text of server-sent events; the last event of a stream may have the whole answer."""
+    """Return the text of server-sent events.
+
+    The last event of a stream may have the whole answer.
+    """
     parts = list[str]()
     written = 0  # number of characters since other requests went on
     for event in events:
@@ -344,7 +383,9 @@ async def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> st
 async def _error_response(request: Request, error: Exception) -> Response:
     unknown_path = isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND
     api_error = _unknown_path(request.url.path) if unknown_path else _logged_error(error)
-    return JSONResponse(api_error.body(request.url.path), api_error.status, headers=api_error.headers)
+    return JSONResponse(
+        api_error.body(request.url.path), api_error.status, headers=api_error.headers
+    )
 
 
 def _unknown_path(path: str) -> ApiError:
@@ -359,9 +400,13 @@ def _logged_error(error: Exception) -> ApiError:
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
     api_error = to_api_error(error)
-    is_expected = isinstance(error, (ApiError, ClosedError))  # a ClosedError: the operator ends the server
+    # a ClosedError: the operator ends the server
+    is_expected = isinstance(error, (ApiError, ClosedError))
     if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not is_expected:
-        # The log omits the exception's message, which may quote a prompt. What pronk raises on purpose needs no place.
-        place = "" if isinstance(error, PronkError) else "\n" + "".join(format_tb(error.__traceback__))
+        # The log omits the exception's message, which may quote a prompt. What pronk raises on
+        # purpose needs no place.
+        place = (
+            "" if isinstance(error, PronkError) else "\n" + "".join(format_tb(error.__traceback__))
+        )
         _log.error("request failed with %s%s", type(error).__name__, place)
     return api_error

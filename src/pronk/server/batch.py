@@ -48,7 +48,10 @@ class BatchLine(NamedTuple):
 
 
 def read_batch(path: Path) -> Iterator[BatchLine]:
-    """Yield the requests of a file; raise ``OptionError`` if the file or one of its lines is malformed."""
+    """Yield the requests of a file.
+
+    Raise ``OptionError`` if the file or one of its lines is malformed.
+    """
     try:
         check_regular(path)  # an open pipe can be read only once
     except OSError as error:
@@ -60,7 +63,10 @@ def read_batch(path: Path) -> Iterator[BatchLine]:
         where = f"{path}, line {number}"
         line = _parse_line(row, where)
         if line.custom_id in seen:
-            msg = f"{where}: expected a unique custom_id, found {line.custom_id!r} for the second time; rename one"
+            msg = (
+                f"{where}: expected a unique custom_id, found {line.custom_id!r} for the second "
+                "time; rename one"
+            )
             raise OptionError(msg)
         seen.add(line.custom_id)
         yield line
@@ -81,7 +87,11 @@ def _parse_line(row: Mapping[str, Any], where: str) -> BatchLine:
 
 def _is_id(value: object) -> bool:
     """Return whether ``value`` is a non-empty string without lone surrogates, which UTF-8 cannot encode."""
-    return isinstance(value, str) and value != "" and not any("\ud800" <= character <= "\udfff" for character in value)
+    return (
+        isinstance(value, str)
+        and value != ""
+        and not any("\ud800" <= character <= "\udfff" for character in value)
+    )
 
 
 class BatchOutput:
@@ -93,21 +103,30 @@ class BatchOutput:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file; remove an incomplete last line, which an interrupted run may have left.
+        """Open or create the file.
+
+        Remove an incomplete last line, which an interrupted run may have left.
 
         Raises:
-            OptionError: the file has lines that are no answers (it is left unchanged), cannot be written, or is locked
-                by another run.
+            OptionError: the file has lines that are no answers (it is left unchanged), cannot be
+                written, or is locked by another run.
         """
-        self.path, self.answered_ids = path, set[str]()
+        self.path = path
+        self.answered_ids = set[str]()
         if path.suffix == ".gz":
-            msg = f"{path}: expected a plain file for the answers, found a name that ends with .gz; choose another name"
+            msg = (
+                f"{path}: expected a plain file for the answers, found a name that ends with .gz; "
+                "choose another name"
+            )
             raise OptionError(msg)
         try:
             check_regular(path)
             self._file = path.open("a+b")
         except OSError as error:
-            msg = f"{path}: expected a file to write to, found {describe_reason(error)}; choose another path"
+            msg = (
+                f"{path}: expected a file to write to, found {describe_reason(error)}; choose "
+                "another path"
+            )
             raise OptionError(msg) from error
         try:
             self._lock()
@@ -117,7 +136,10 @@ class BatchOutput:
             raise
 
     def write(self, custom_id: str, status: int, body: Mapping[str, Any]) -> None:
-        """Append an answer and flush it to the disk; raise ``PronkError`` if the disk is full or fails."""
+        """Append an answer and flush it to the disk.
+
+        Raise ``PronkError`` if the disk is full or fails.
+        """
         request = f"batch_req_{uuid4().hex}"
         response = {"status_code": int(status), "request_id": request, "body": body}
         line = {"id": request, "custom_id": custom_id, "response": response, "error": None}
@@ -132,7 +154,8 @@ class BatchOutput:
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        with suppress(OSError):  # on a full disk, closing fails; write() has already raised an error
+        # on a full disk, closing fails; write() has already raised an error
+        with suppress(OSError):
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -147,13 +170,19 @@ class BatchOutput:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            msg = f"{self.path}: expected one run per file, found another run that writes to it; wait for its end"
+            msg = (
+                f"{self.path}: expected one run per file, found another run that writes to it; "
+                "wait for its end"
+            )
             raise OptionError(msg) from error
         except OSError:
             return  # the file system does not support locks
 
     def _read_answers(self) -> None:
-        """Read the ``custom_id`` of each answer in the file; truncate the file after the last complete answer."""
+        """Read the ``custom_id`` of each answer in the file.
+
+        Truncate the file after the last complete answer.
+        """
         end = 0
         self._file.seek(0)
         for number, line in enumerate(self._file, 1):
@@ -165,7 +194,10 @@ class BatchOutput:
 
 
 def _custom_id(line: bytes, path: Path, number: int) -> str:
-    """Return the ``custom_id`` of a line of the output file; raise ``OptionError`` if it is no answer."""
+    """Return the ``custom_id`` of a line of the output file.
+
+    Raise ``OptionError`` if it is no answer.
+    """
     found = "something else"
     name = None
     try:
@@ -176,7 +208,10 @@ def _custom_id(line: bytes, path: Path, number: int) -> str:
     except (TypeError, KeyError):
         pass
     if not isinstance(name, str):
-        msg = f"{path}, line {number}: expected answers of a batch, found {found}; choose another file"
+        msg = (
+            f"{path}, line {number}: expected answers of a batch, found {found}; "
+            "choose another file"
+        )
         raise OptionError(msg)
     return name
 
@@ -184,7 +219,9 @@ def _custom_id(line: bytes, path: Path, number: int) -> str:
 def batch_service(llm: LLM, name: str) -> Service:
     """Return a service for trusted requests: its limits, which it needs, refuse nothing."""
     limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)
-    return Service(AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits))
+    return Service(
+        AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits)
+    )
 
 
 async def run_batch(
@@ -197,8 +234,8 @@ async def run_batch(
 ) -> int:
     """Answer the requests that have no answer yet, and call ``progress`` after each new answer.
 
-    Returns the number of new answers with an HTTP status other than 200. Raises ``PronkError`` if an answer cannot be
-    written, or the service fails (see :func:`answer_line`).
+    Returns the number of new answers with an HTTP status other than 200. Raises ``PronkError`` if
+    an answer cannot be written, or the service fails (see :func:`answer_line`).
     """
     num_failed = 0
     unanswered = (line for line in read_batch(source) if line.custom_id not in answers.answered_ids)
@@ -224,11 +261,12 @@ async def run_batch(
 async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:
     """Run one request; return the HTTP status and the body that the server would send.
 
-    A file has no headers, so that the field ``x_pronk_ignored`` of the body lists what the server's header
-    ``X-Pronk-Ignored`` names.
+    A file has no headers, so that the field ``x_pronk_ignored`` of the body lists what the server's
+    header ``X-Pronk-Ignored`` names.
 
     Raises:
-        PronkError: the service is closed, overloaded, or has lost a worker or replica; a retry may succeed.
+        PronkError: the service is closed, overloaded, or has lost a worker or replica; a retry may
+            succeed.
     """
     try:
         return HTTPStatus.OK, await _reply(service, line)

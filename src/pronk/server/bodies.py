@@ -69,7 +69,10 @@ class BodyReader:
         self._executor = executor
 
     async def read(self, kind: type[B], data: bytes, tenant: str = "") -> B:
-        """Parse and validate a body of a tenant; raise ``ApiError`` if it is malformed or beyond the limits."""
+        """Parse and validate a body of a tenant.
+
+        Raise ``ApiError`` if it is malformed or beyond the limits.
+        """
         body = await self._executor.run(tenant, self._read, kind, data, size=len(data))
         body.num_bytes = len(data)
         return body

@@ -10,8 +10,10 @@ from typing import Any
 from pronk.base import count_text, describe_json_error, errors
 from pronk.base.checks import close_choices
 
-ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")  # routes with errors in Anthropic's format
-# HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid requests.
+# routes with errors in Anthropic's format
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+# HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid
+# requests.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -19,17 +21,24 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
 }
 
-_MAX_MESSAGE = 300  # maximum characters of a message; longer ones, which quote a long value of the request, are cut
+# maximum characters of a message; longer ones, which quote a long value of the request, are cut
+_MAX_MESSAGE = 300
 
 
 class ApiError(Exception):
     """Error response; ``param`` names the invalid field of the request, ``code`` the cause."""
 
     def __init__(
-        self, status: int, message: str, code: str, param: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code = int(status), code
+        self.status = int(status)
+        self.code = code
         # A request may quote half of a surrogate pair, which no response can have.
         self.param = None if param is None else _encodable(param)
         line = _encodable(" ".join(message.split()))
@@ -39,20 +48,39 @@ class ApiError(Exception):
     def body(self, path: str = "") -> dict[str, Any]:
         """Return the body of the response to a request for ``path`` as JSON values."""
         if path in ANTHROPIC_PATHS:
-            other = "api_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+            other = (
+                "api_error"
+                if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+                else "invalid_request_error"
+            )
             # Claude Code shortens a conversation when a message says this.
             too_long = "prompt is too long: " if self.code == "context_length_exceeded" else ""
-            error = {"type": _ANTHROPIC_TYPES.get(self.status, other), "message": f"{too_long}{self.message}"}
+            error = {
+                "type": _ANTHROPIC_TYPES.get(self.status, other),
+                "message": f"{too_long}{self.message}",
+            }
             return {"type": "error", "error": error}
-        error_type = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+        error_type = (
+            "server_error"
+            if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            else "invalid_request_error"
+        )
+        return {
+            "error": {
+                "message": self.message,
+                "type": error_type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
 
 def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# (class, HTTP status, code). The first match counts, so a class is before its base class: ContextError, PromptError.
+# (class, HTTP status, code). The first match counts, so a class is before its base class:
+# ContextError, PromptError.
 _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (errors.ResumeError, HTTPStatus.SERVICE_UNAVAILABLE, "not_resumed"),
     (errors.ConnectionLostError, HTTPStatus.SERVICE_UNAVAILABLE, "worker_lost"),
@@ -74,8 +102,8 @@ _MESSAGES = {
     "string_too_short": "expected at least {minimum}, found fewer",
     "string_too_long": "expected at most {maximum}, found more",
 }
-# Extra headers by status. OpenAI's clients retry after HTTP 408 unless X-Should-Retry forbids it, though a retry would
-# time out, too.
+# Extra headers by status. OpenAI's clients retry after HTTP 408 unless X-Should-Retry forbids it,
+# though a retry would time out, too.
 _EXTRA_HEADERS = {
     HTTPStatus.TOO_MANY_REQUESTS: {"Retry-After": "1"},
     HTTPStatus.REQUEST_TIMEOUT: {"X-Should-Retry": "false"},
@@ -94,7 +122,8 @@ def to_api_error(error: BaseException) -> ApiError:
         return too_deep()
     for error_class, status, code in _RESPONSES:
         if isinstance(error, error_class):
-            # By convention, the message of an OptionError begins with the name of the option: ``top_k: expected …``.
+            # By convention, the message of an OptionError begins with the name of the option:
+            # ``top_k: expected …``.
             option = str(error).partition(":")[0] if error_class is errors.OptionError else ""
             param = option if option.isidentifier() else None
             return ApiError(status, str(error), code, param, _EXTRA_HEADERS.get(status))
@@ -131,15 +160,20 @@ def malformed_body(error: Exception) -> ApiError:
 def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     """Convert pydantic's errors about a request body to one ``ApiError``.
 
-    For a field with a union type, pydantic returns the errors of every member. The error at the most deeply nested
-    field is used, because it belongs to the member that fits best.
+    For a field with a union type, pydantic returns the errors of every member. The error at the
+    most deeply nested field is used, because it belongs to the member that fits best.
     """
-    paths = [_field_path(_location(problem), body, is_missing=problem["type"] == "missing") for problem in problems]
+    paths = [
+        _field_path(_location(problem), body, is_missing=problem["type"] == "missing")
+        for problem in problems
+    ]
     problem, path = max(zip(problems, paths, strict=True), key=lambda pair: len(pair[1]))
     param = ".".join(path) or None
-    error_type, code = str(problem["type"]), "invalid_value"
+    error_type = str(problem["type"])
+    code = "invalid_value"
     if error_type in ("unknown_field", "unsupported"):  # of pronk.server.protocol.fields
-        code, message = error_type, problem["msg"]
+        code = error_type
+        message = problem["msg"]
     elif not path and error_type in ("missing", "model_attributes_type", "dict_type", "model_type"):
         found = "none" if body is None and error_type == "missing" else describe_value(body)
         message = f"body: expected a JSON object, found {found}; send one"
@@ -150,10 +184,16 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     elif error_type in _MESSAGES:
         message = _message_of(problem)
     else:
-        message = problem["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+        message = (
+            problem["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+        )
         message = message.replace("String should match pattern ", "expected a string that matches ")
-        message += f", found {describe_value(problem['input'])}" if ", found " not in message else ""
-    return ApiError(HTTPStatus.BAD_REQUEST, name_once(param, message) if param else message, code, param)
+        message += (
+            f", found {describe_value(problem['input'])}" if ", found " not in message else ""
+        )
+    return ApiError(
+        HTTPStatus.BAD_REQUEST, name_once(param, message) if param else message, code, param
+    )
 
 
 def _message_of(problem: Mapping[str, Any]) -> str:
@@ -178,7 +218,8 @@ def name_once(param: str, message: str) -> str:
 def _location(problem: Mapping[str, Any]) -> list[str | int]:
     """Return the location of a problem in the body.
 
-    An error about a field of pronk's own checks has the names from the object to the field in its context.
+    An error about a field of pronk's own checks has the names from the object to the field in its
+    context.
     """
     location = [*problem["loc"]]
     if location and location[0] == "body":  # FastAPI's name for the body
@@ -189,12 +230,14 @@ def _location(problem: Mapping[str, Any]) -> list[str | int]:
 def _field_path(location: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str]:
     """Return ``["input", "0", "role"]`` for pydantic's location ``("input", "list[Message]", 0, "role")``.
 
-    The path only has names and indices of the body that the client sent, and the name of a missing field at its end.
-    Pydantic's location also has the names of members of unions.
+    The path only has names and indices of the body that the client sent, and the name of a missing
+    field at its end. Pydantic's location also has the names of members of unions.
     """
-    names, value = list[str](), body
+    names = list[str]()
+    value = body
     for part in location:
-        # `part in range(len(value))` would compare a name with each number, without letting other threads run.
+        # `part in range(len(value))` would compare a name with each number, without letting other
+        # threads run.
         is_index = isinstance(value, list) and isinstance(part, int) and 0 <= part < len(value)
         if is_index or (isinstance(value, dict) and part in value):
             value = value[part]

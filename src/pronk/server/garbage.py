@@ -36,7 +36,10 @@ def calm_collections() -> Iterator[None]:
 
 
 class Bodies:
-    """Counts large bodies in memory; when one leaves, runs a due collection if no large one is left."""
+    """Counts large bodies in memory.
+
+    When one leaves, runs a due collection if no large one is left.
+    """
 
     def __init__(self) -> None:
         self._num_large = 0

@@ -22,14 +22,18 @@ from pronk.server.settings import ServerSettings
 
 # Browsers send at least one of these headers with a request that a page of another origin makes.
 _BROWSER_HEADERS = frozenset({"origin", "referer", "sec-fetch-site"})
-# Media types that clients set for a body without being asked: none, curl's default, the default of fetch() in Node.js.
-# Browsers let a page of another origin send them without a preflight request, unlike application/json.
+# Media types that clients set for a body without being asked: none, curl's default, the default of
+# fetch() in Node.js. Browsers let a page of another origin send them without a preflight request,
+# unlike application/json.
 _DEFAULT_TYPES = frozenset({b"", b"application/x-www-form-urlencoded", b"text/plain"})
 
 # Paths of the JavaScript modules of the chat page.
 SCRIPT_PATHS = tuple(
     f"/{name}.js"
-    for name in ("page answer candidates dom figures inline markdown settings sources stream turn verdict".split())
+    for name in (
+        "page answer candidates dom figures inline markdown settings sources stream turn "
+        "verdict".split()
+    )
 )
 PROBE_PATHS = ("/health", "/ready")  # accept every Host header, because load balancers call them
 # Paths that need no API key, because their responses contain neither texts nor keys.
@@ -39,11 +43,12 @@ PUBLIC_PATHS = frozenset({*PROBE_PATHS, "/", "/page.css", *SCRIPT_PATHS})
 class Guard:
     """Check each request before the application runs.
 
-    The guard reads the whole body, within a time limit, before it calls the application. If the client disconnects
-    while the application runs, the guard cancels the application's task. A tenant is all clients with the same API key.
+    The guard reads the whole body, within a time limit, before it calls the application. If the
+    client disconnects while the application runs, the guard cancels the application's task. A
+    tenant is all clients with the same API key.
 
-    Pages of ``settings.origins``, and of no other origin, may read the responses (CORS). Without origins, no header of
-    CORS is sent.
+    Pages of ``settings.origins``, and of no other origin, may read the responses (CORS). Without
+    origins, no header of CORS is sent.
     """
 
     def __init__(
@@ -56,8 +61,8 @@ class Guard:
     ) -> None:
         """Wrap an ASGI application.
 
-        ``num_connections`` returns the number of open connections. ``on_response`` is called with the scope of each
-        request and the HTTP status of its response.
+        ``num_connections`` returns the number of open connections. ``on_response`` is called with
+        the scope of each request and the HTTP status of its response.
         """
         self._settings = settings
         self._app = self._with_cors(app)
@@ -102,7 +107,8 @@ class Guard:
             app,
             allow_origins=[*self._settings.origins],
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # those that the page asks for, as clients send headers of their own
+            # those that the page asks for, as clients send headers of their own
+            allow_headers=["*"],
             expose_headers=[IGNORED_HEADER, "Retry-After"],
         )
 
@@ -117,15 +123,30 @@ class Guard:
         limits = self._settings.limits
         headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
         if self._num_connections() > limits.connections and scope["path"] not in PROBE_PATHS:
-            msg = f"expected at most {count_text(limits.connections, 'open connection')}, found more; try again later"
-            raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, msg, "too_many_connections", headers={"Retry-After": "1"})
+            msg = (
+                f"expected at most {count_text(limits.connections, 'open connection')}, found "
+                "more; try again later"
+            )
+            raise ApiError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                msg,
+                "too_many_connections",
+                headers={"Retry-After": "1"},
+            )
         size = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
         size += len(scope["raw_path"]) + len(scope["query_string"])
         if size > limits.headers:
-            msg = f"headers: expected at most {count_text(limits.headers, 'byte')}, found {size}; shorten them"
+            msg = (
+                f"headers: expected at most {count_text(limits.headers, 'byte')}, found {size}; "
+                "shorten them"
+            )
             raise ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, msg, "headers_too_large")
         host = _host(headers.get("host", b""))
-        if self._settings.hosts is not None and host not in self._settings.hosts and scope["path"] not in PROBE_PATHS:
+        if (
+            self._settings.hosts is not None
+            and host not in self._settings.hosts
+            and scope["path"] not in PROBE_PATHS
+        ):
             msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
         _check_framing(headers, scope["http_version"])
@@ -140,20 +161,33 @@ class Guard:
         if not self._keys:
             return ""
         digest = _digest((given or b"").decode("latin-1"))
-        # Compare with all keys, each in constant time, so that the duration reveals nothing about a key.
-        valid = sum(hmac.compare_digest(digest, key) for key in self._keys) > 0 and given is not None
+        # Compare with all keys, each in constant time, so that the duration reveals nothing about a
+        # key.
+        valid = (
+            sum(hmac.compare_digest(digest, key) for key in self._keys) > 0 and given is not None
+        )
         if not valid and path not in PUBLIC_PATHS:
-            msg = "Authorization: expected 'Bearer KEY' with a key of this server, found none or another; send a key"
-            raise ApiError(HTTPStatus.UNAUTHORIZED, msg, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            msg = (
+                "Authorization: expected 'Bearer KEY' with a key of this server, found none or "
+                "another; send a key"
+            )
+            raise ApiError(
+                HTTPStatus.UNAUTHORIZED,
+                msg,
+                "invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
         return digest.hex() if valid else ""
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body, or ``None`` if the client has disconnected."""
         limit = self._settings.limits.body
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > limit:  # 20 digits are enough; int() refuses very long numbers
+        # 20 digits are enough; int() refuses very long numbers
+        if length.isdigit() and int(length[:20]) > limit:
             raise _too_large(limit)
-        chunks, size = [], 0
+        chunks = []
+        size = 0
         try:
             async with asyncio.timeout(self._settings.limits.receive_seconds):
                 while True:
@@ -168,7 +202,9 @@ class Guard:
                         return b"".join(chunks)
         except TimeoutError:
             seconds = self._settings.limits.receive_seconds
-            msg = f"body: expected all of it within {seconds:g} s, found only a part; send it faster"
+            msg = (
+                f"body: expected all of it within {seconds:g} s, found only a part; send it faster"
+            )
             raise ApiError(HTTPStatus.REQUEST_TIMEOUT, msg, "slow_body") from None
 
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
@@ -178,7 +214,8 @@ class Guard:
         async def receive_body() -> Message:
             if messages:
                 return messages.pop()
-            await asyncio.Event().wait()  # forever: if the client disconnects, _run() cancels the application
+            # forever: if the client disconnects, _run() cancels the application
+            await asyncio.Event().wait()
             raise AssertionError  # not reached: the event is never set
 
         application = asyncio.ensure_future(self._app(scope, receive_body, send))
@@ -192,7 +229,8 @@ class Guard:
         if application.cancelled() and disconnect.cancelled():  # by the service, which is closed
             raise asyncio.CancelledError
         if not application.cancelled():
-            application.exception()  # retrieve it, or asyncio logs the message, which may quote a prompt
+            # retrieve it, or asyncio logs the message, which may quote a prompt
+            application.exception()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -211,18 +249,23 @@ def tenant_of(scope: Scope) -> str:
     return str(scope.get("pronk.tenant", ""))
 
 
-def _json_headers(pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, bytes]) -> Iterator[tuple[bytes, bytes]]:
+def _json_headers(
+    pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, bytes]
+) -> Iterator[tuple[bytes, bytes]]:
     """Yield ``pairs``, the headers of a request with a JSON body, with the media type of JSON.
 
-    ``headers`` are the same headers by name in small letters. Raises ``ApiError`` if the body has another media type,
-    or a page of another origin may have sent the request.
+    ``headers`` are the same headers by name in small letters. Raises ``ApiError`` if the body has
+    another media type, or a page of another origin may have sent the request.
     """
     media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":
         sender = "a browser" if headers.keys() & _BROWSER_HEADERS else "the client"
         if sender == "a browser" or media_type not in _DEFAULT_TYPES:
             found = media_type.decode("latin-1") or "no type"
-            msg = f"Content-Type: expected application/json from {sender}, found {found!r:.60}; set the header"
+            msg = (
+                f"Content-Type: expected application/json from {sender}, found {found!r:.60}; "
+                "set the header"
+            )
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
     yield from ((name, value) for name, value in pairs if name.lower() != b"content-type")
     yield b"content-type", b"application/json"
@@ -231,7 +274,8 @@ def _json_headers(pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, by
 def _check_framing(headers: Mapping[str, bytes], http_version: str) -> None:
     """Raise ``ApiError`` if a proxy may see another end of the body than this server.
 
-    Such requests are parts of attacks (request smuggling), and servers may refuse them (RFC 9112, section 6.1).
+    Such requests are parts of attacks (request smuggling), and servers may refuse them (RFC 9112,
+    section 6.1).
     """
     if "transfer-encoding" not in headers:
         return
@@ -241,7 +285,10 @@ def _check_framing(headers: Mapping[str, bytes], http_version: str) -> None:
         found = "the second one with HTTP/1.0"
     else:
         return
-    msg = f"headers: expected either Content-Length or Transfer-Encoding, found {found}; send the first one alone"
+    msg = (
+        f"headers: expected either Content-Length or Transfer-Encoding, found {found}; send the "
+        "first one alone"
+    )
     raise ApiError(HTTPStatus.BAD_REQUEST, msg, "invalid_http")
 
 

@@ -35,10 +35,14 @@ class HttpProtocol(H11Protocol):
     """
 
     limits: ClassVar[RequestLimits]
-    count_response: ClassVar[Callable[[str, str, int], None]]  # called with method, route and HTTP status
+    # called with method, route and HTTP status
+    count_response: ClassVar[Callable[[str, str, int], None]]
 
     def connection_made(self, transport: Any) -> None:
-        """Set up a connection; abort it, or one on which no request has begun, if there are too many."""
+        """Set up a connection.
+
+        Abort it, or one on which no request has begun, if there are too many.
+        """
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             self._end_idle_connection()
@@ -48,7 +52,8 @@ class HttpProtocol(H11Protocol):
         # Timers by name: "head" of a request, blocked "write", "end" of the last response,
         # "linger", "probe".
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._chunk_overhead = 0  # bytes of the current body that are not content: chunk sizes of the chunked encoding
+        # bytes of the current body that are not content: chunk sizes of the chunked encoding
+        self._chunk_overhead = 0
         self._half_closed = False  # whether the client sends no more, but still reads
         self._num_dropped = 0  # bytes that arrived while the connection lingered
         self._linger_until = 0.0  # time of the event loop
@@ -59,7 +64,9 @@ class HttpProtocol(H11Protocol):
 
     def _end_idle_connection(self) -> None:
         """Abort the oldest connection on which no whole request has arrived, so that these shut no other out."""
-        others = [each for each in self.connections if isinstance(each, HttpProtocol) and each is not self]
+        others = [
+            each for each in self.connections if isinstance(each, HttpProtocol) and each is not self
+        ]
         idle = [each for each in others if each.cycle is None]
         oldest = min(idle, key=lambda each: each.opened, default=None)
         if oldest is not None:
@@ -82,7 +89,10 @@ class HttpProtocol(H11Protocol):
                 self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
-        """Parse ``data``; abort the connection if its body consists of tiny chunks, which are slow to parse."""
+        """Parse ``data``.
+
+        Abort the connection if its body consists of tiny chunks, which are slow to parse.
+        """
         cycle = self.cycle
         if cycle is None or not cycle.more_body:
             self._chunk_overhead = 0
@@ -100,15 +110,24 @@ class HttpProtocol(H11Protocol):
             self.transport.abort()
             return
         status = HTTPStatus(getattr(sys.exception(), "error_status_hint", HTTPStatus.BAD_REQUEST))
-        if self.cycle is not None and self.cycle.more_body:  # h11 hints at the headers where a chunk's size is too long
+        # h11 hints at the headers where a chunk's size is too long
+        if self.cycle is not None and self.cycle.more_body:
             status = HTTPStatus.BAD_REQUEST
         large = status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        message = f"headers: expected at most {self.limits.headers} bytes, found more" if large else msg
+        message = (
+            f"headers: expected at most {self.limits.headers} bytes, found more" if large else msg
+        )
         error = ApiError(status, message, "headers_too_large" if large else "invalid_http")
         body = json.dumps(error.body()).encode()
-        head = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        head = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        }
         for event in (
-            h11.Response(status_code=status, headers=[*head.items()], reason=status.phrase.encode()),
+            h11.Response(
+                status_code=status, headers=[*head.items()], reason=status.phrase.encode()
+            ),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ):
@@ -202,7 +221,10 @@ class HttpProtocol(H11Protocol):
             self._start_timer("linger", _LINGER_SECONDS, self._socket_transport.close)
 
     def _update_head_timer(self) -> None:
-        """Start the ``head`` timer if a request's head has arrived in part; stop it while a request runs."""
+        """Start the ``head`` timer if a request's head has arrived in part.
+
+        Stop it while a request runs.
+        """
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer("head")
         elif self.conn.trailing_data[0] and "head" not in self._timers:

@@ -30,7 +30,9 @@ def has_more_values(data: bytes, limit: int) -> bool:
 
 
 def parse_json(text: str, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Return the value of JSON text; raise ``ValueError`` or ``RecursionError`` as ``json.loads`` does.
+    """Return the value of JSON text.
+
+    Raise ``ValueError`` or ``RecursionError`` as ``json.loads`` does.
 
     The parser calls a function of Python for each object and number, before which other threads may
     run. Lists and texts have no such function; their number is to be limited by

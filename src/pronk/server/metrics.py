@@ -19,8 +19,27 @@ from pronk.server.errors import to_api_error
 from pronk.server.replicas.dispatcher import Dispatcher
 from pronk.serving import Stats
 
-# Upper bounds of the buckets of histograms over seconds of a request, seconds per token, and numbers of tokens.
-_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+# Upper bounds of the buckets of histograms over seconds of a request, seconds per token, and
+# numbers of tokens.
+_SECONDS = (
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.16,
+    0.3,
+    0.6,
+    1.2,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    320.0,
+    640.0,
+)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
 _TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -30,14 +49,38 @@ _GAUGES = {
     "vllm:num_requests_waiting": ("Queued requests.", "waiting"),
     "vllm:kv_cache_usage_perc": ("Fraction of KV blocks in use, 0..1.", "kv_used"),
     "pronk:kv_cache_idle_blocks": ("KV blocks that only the prefix cache holds.", "kv_idle"),
-    "pronk:prompt_cache_hits": ("Texts of which blocks were read from the prompt cache on disk.", "disk_hits"),
-    "pronk:prompt_cache_blocks_read": ("KV blocks read from the prompt cache on disk.", "disk_blocks_read"),
-    "pronk:prompt_cache_bytes_read": ("Bytes read from the prompt cache on disk.", "disk_bytes_read"),
-    "pronk:prompt_cache_blocks_written": ("KV blocks written to the prompt cache on disk.", "disk_blocks_written"),
-    "pronk:prompt_cache_bytes_written": ("Bytes written to the prompt cache on disk.", "disk_bytes_written"),
-    "pronk:prompt_cache_blocks_evicted": ("KV blocks deleted to keep the size limit.", "disk_blocks_evicted"),
-    "pronk:prompt_cache_blocks_damaged": ("Damaged KV blocks found in the prompt cache.", "disk_blocks_damaged"),
-    "pronk:requests_resumed": ("Requests resumed on another replica after theirs had ended.", "resumed"),
+    "pronk:prompt_cache_hits": (
+        "Texts of which blocks were read from the prompt cache on disk.",
+        "disk_hits",
+    ),
+    "pronk:prompt_cache_blocks_read": (
+        "KV blocks read from the prompt cache on disk.",
+        "disk_blocks_read",
+    ),
+    "pronk:prompt_cache_bytes_read": (
+        "Bytes read from the prompt cache on disk.",
+        "disk_bytes_read",
+    ),
+    "pronk:prompt_cache_blocks_written": (
+        "KV blocks written to the prompt cache on disk.",
+        "disk_blocks_written",
+    ),
+    "pronk:prompt_cache_bytes_written": (
+        "Bytes written to the prompt cache on disk.",
+        "disk_bytes_written",
+    ),
+    "pronk:prompt_cache_blocks_evicted": (
+        "KV blocks deleted to keep the size limit.",
+        "disk_blocks_evicted",
+    ),
+    "pronk:prompt_cache_blocks_damaged": (
+        "Damaged KV blocks found in the prompt cache.",
+        "disk_blocks_damaged",
+    ),
+    "pronk:requests_resumed": (
+        "Requests resumed on another replica after theirs had ended.",
+        "resumed",
+    ),
 }
 
 
@@ -50,41 +93,78 @@ class Metrics:
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Generated tokens.")
         self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of requests.")
-        self._prefix_queries = self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.")
-        self._prefix_hits = self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.")
-        self._success = self._counter("vllm:request_success", "Finished samples by reason.", "finished_reason")
-        self._failure = self._counter("pronk:request_failure", "Failed requests by reason.", "reason")
+        self._prefix_queries = self._counter(
+            "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."
+        )
+        self._prefix_hits = self._counter(
+            "vllm:prefix_cache_hits", "Tokens found in the prefix cache."
+        )
+        self._success = self._counter(
+            "vllm:request_success", "Finished samples by reason.", "finished_reason"
+        )
+        self._failure = self._counter(
+            "pronk:request_failure", "Failed requests by reason.", "reason"
+        )
         # Metric and labels are named as in prometheus-fastapi-instrumentator, which vLLM uses.
         labels = ["handler", "method", "status"]
-        self._responses = Counter("http_requests", "HTTP responses.", labels, registry=self.registry)
-        self._steps = self._counter("pronk:steps", "Decoding steps, summed over samples.")
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Decoding steps with draft tokens.")
-        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Verified draft tokens.")
-        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.")
-        self._accepted_per_pos = self._counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.", "position"
+        self._responses = Counter(
+            "http_requests", "HTTP responses.", labels, registry=self.registry
         )
-        self._drafted_by = self._counter("pronk:draft_tokens", "Verified draft tokens by drafter.", "source")
-        self._accepted_by = self._counter("pronk:accepted_tokens", "Accepted draft tokens by drafter.", "source")
+        self._steps = self._counter("pronk:steps", "Decoding steps, summed over samples.")
+        self._drafts = self._counter(
+            "vllm:spec_decode_num_drafts", "Decoding steps with draft tokens."
+        )
+        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Verified draft tokens.")
+        self._accepted = self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens."
+        )
+        self._accepted_per_pos = self._counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens by position.",
+            "position",
+        )
+        self._drafted_by = self._counter(
+            "pronk:draft_tokens", "Verified draft tokens by drafter.", "source"
+        )
+        self._accepted_by = self._counter(
+            "pronk:accepted_tokens", "Accepted draft tokens by drafter.", "source"
+        )
         self._hindsight = self._gauge(
             "pronk:speed_in_hindsight",
-            "Estimated speed of another choice of drafters, known in hindsight, divided by the speed reached.",
+            "Estimated speed of another choice of drafters, known in hindsight, divided by the "
+            "speed reached.",
             "choice",
         )
-        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to the first token.", _SECONDS)
+        self._ttft = self._histogram(
+            "vllm:time_to_first_token_seconds", "Arrival to the first token.", _SECONDS
+        )
         self._inter_token = self._histogram(
-            "vllm:inter_token_latency_seconds", "Time between steps with new tokens of a sample.", _TOKEN_SECONDS
+            "vllm:inter_token_latency_seconds",
+            "Time between steps with new tokens of a sample.",
+            _TOKEN_SECONDS,
         )
         self._per_token = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first one.", _TOKEN_SECONDS
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time per token after the first one.",
+            _TOKEN_SECONDS,
         )
-        self._latency = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to the last token.", _SECONDS)
-        self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKEN_COUNTS)
-        self._output_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of an output.", _TOKEN_COUNTS)
-        self._max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", _TOKEN_COUNTS)
+        self._latency = self._histogram(
+            "vllm:e2e_request_latency_seconds", "Arrival to the last token.", _SECONDS
+        )
+        self._prompt_lengths = self._histogram(
+            "vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKEN_COUNTS
+        )
+        self._output_lengths = self._histogram(
+            "vllm:request_generation_tokens", "Tokens of an output.", _TOKEN_COUNTS
+        )
+        self._max_tokens = self._histogram(
+            "vllm:request_params_max_tokens", "max_tokens of a request.", _TOKEN_COUNTS
+        )
         self._n = self._histogram("vllm:request_params_n", "n of a request.", (1, 2, 4, 8, 16))
         self._loaded = self._gauge("pronk:model_loaded", "1 if the model is in memory, else 0.")
-        self._loads = self._counter("pronk:model_loads", "Attempts to load the model by result.", "result")
+        self._loads = self._counter(
+            "pronk:model_loads", "Attempts to load the model by result.", "result"
+        )
         self._set_model(model)
 
     def for_model(self, model: str) -> Metrics:
@@ -96,13 +176,21 @@ class Metrics:
     def _set_model(self, model: str) -> None:
         self._model = model
         self._regret = regret = Regret()
-        self._hindsight.labels(model, "best_source").set_function(lambda: 1.0 / (regret.against_source or 1.0))
-        self._hindsight.labels(model, "best_of_every_step").set_function(lambda: 1.0 / (regret.against_steps or 1.0))
+        self._hindsight.labels(model, "best_source").set_function(
+            lambda: 1.0 / (regret.against_source or 1.0)
+        )
+        self._hindsight.labels(model, "best_of_every_step").set_function(
+            lambda: 1.0 / (regret.against_steps or 1.0)
+        )
         self.count_load(None)
 
     def count_load(self, engine: AsyncLLM | Dispatcher | None, result: str | None = None) -> None:
-        """Read the gauges from another engine, or from none; count the result of a load, if given."""
-        find = (lambda: None) if engine is None else weakref.ref(engine)  # no reference that keeps the model in memory
+        """Read the gauges from another engine, or from none.
+
+        Count the result of a load, if given.
+        """
+        # no reference that keeps the model in memory
+        find = (lambda: None) if engine is None else weakref.ref(engine)
         for gauge, field in self._gauges:
             gauge.labels(self._model).set_function(partial(_read_load, find, field))
         self._loaded.labels(self._model).set(engine is not None)
@@ -115,7 +203,10 @@ class Metrics:
 
     @contextmanager
     def request(self, arrived: float | None = None) -> Iterator[float]:
-        """Yield ``arrived``, by default now (``perf_counter``); count a failure if the block raises an error."""
+        """Yield ``arrived``, by default now (``perf_counter``).
+
+        Count a failure if the block raises an error.
+        """
         try:
             yield perf_counter() if arrived is None else arrived
         except (GeneratorExit, asyncio.CancelledError):
@@ -128,7 +219,10 @@ class Metrics:
     def observer(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, arrived: float
     ) -> Callable[[Sequence[Piece]], None]:
-        """Return a function that records the new tokens of each step; ``arrived`` comes from :meth:`request`."""
+        """Return a function that records the new tokens of each step.
+
+        ``arrived`` comes from :meth:`request`.
+        """
         self._max_tokens.labels(self._model).observe(params.max_tokens)
         self._n.labels(self._model).observe(params.n)
         last_times: dict[int, float] = {}  # sample index to the time of the last new tokens
@@ -140,10 +234,12 @@ class Metrics:
                 if index in last_times:
                     self._inter_token.labels(self._model).observe(now - last_times[index])
                 else:
-                    prompt, is_first = prompts[index // params.n], index % params.n == 0
+                    prompt = prompts[index // params.n]
+                    is_first = index % params.n == 0
                     self._ttft.labels(self._model).observe(now - arrived)
                     self._prompt_lengths.labels(self._model).observe(len(prompt))
-                    self._add(self._prompt_tokens, len(prompt) if is_first else 0)  # once for all samples of a prompt
+                    # once for all samples of a prompt
+                    self._add(self._prompt_tokens, len(prompt) if is_first else 0)
                 last_times[index] = now
             for piece in pieces:
                 if piece.completion is not None:
@@ -154,7 +250,10 @@ class Metrics:
         return observe
 
     def count_embeddings(self, prompts: Sequence[Sequence[int]], arrived: float) -> None:
-        """Count the texts of a request for embeddings that was answered; ``arrived`` as for :meth:`observer`."""
+        """Count the texts of a request for embeddings that was answered.
+
+        ``arrived`` as for :meth:`observer`.
+        """
         for prompt in prompts:
             self._prompt_lengths.labels(self._model).observe(len(prompt))
             self._success.labels(self._model, "embedding").inc()

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pronk import LLM, AsyncLLM, OptionError
-from pronk.backends import BLOCK_SIZE, full_context_blocks, kv_bytes_per_token, parse_memory, state_bytes
+from pronk.backends import (
+    BLOCK_SIZE,
+    full_context_blocks,
+    kv_bytes_per_token,
+    parse_memory,
+    state_bytes,
+)
 from pronk.base import FairExecutor, size_texts
 from pronk.base.arrays import INT8
 from pronk.checkpoint import is_gguf, open_checkpoint, parse_dtype, read_config
@@ -23,10 +29,11 @@ from pronk.server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
 
-# Bytes per token of the vocabulary: the tokenizer and its tables. SmolLM2 (49,152 tokens) and Qwen2.5 (151,936) need
-# 450 to 550.
+# Bytes per token of the vocabulary: the tokenizer and its tables. SmolLM2 (49,152 tokens) and
+# Qwen2.5 (151,936) need 450 to 550.
 _VOCABULARY_BYTES = 512
-_MAX_KV_FRACTION = 0.25  # largest share of the memory of all models for a KV cache of the default size
+# largest share of the memory of all models for a KV cache of the default size
+_MAX_KV_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -76,13 +83,16 @@ class ModelLoader:
         dtype = parse_dtype(self.options["dtype"], config)
         checkpoint = open_checkpoint(self.path)
         weights = sum(map(checkpoint.nbytes, checkpoint))
-        if not is_gguf(self.path) and config.quantization is None:  # the loader converts such weights to ``dtype``
+        # the loader converts such weights to ``dtype``
+        if not is_gguf(self.path) and config.quantization is None:
             weights = weights * dtype.itemsize // parse_dtype("auto", config).itemsize
         kv_dtype = INT8 if self.options["kv_dtype"] == "int8" else dtype
         if self.options["kv_memory"] is not None:
             kv = parse_memory(self.options["kv_memory"])
         else:
-            per_block = BLOCK_SIZE * (kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype))
+            per_block = BLOCK_SIZE * (
+                kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype)
+            )
             kv = full_context_blocks(config, self.options["max_batch"]) * per_block
             if self.memory is not None:
                 kv = max(per_block, min(kv, int(self.memory * _MAX_KV_FRACTION)))
@@ -130,7 +140,8 @@ class ModelLoader:
         assert isinstance(llm, LLM), "expected the LLM of load(), found another model"
         try:
             llm.calibration.save()
-        except (OptionError, OSError) as error:  # the disk may be full; the next model needs the memory anyway
+        except (OptionError, OSError) as error:
+            # the disk may be full; the next model needs the memory anyway
             _log.warning("%s", error)
         finally:
             llm.close()

@@ -25,7 +25,8 @@ from pronk.server.settings import ServerSettings
 from pronk.serving import REQUEST_THREADS, AdmissionLimit, recommended_params, sampling_values
 
 _log = logging.getLogger(__name__)
-_RETRY_SECONDS = 30.0  # pause after a failed load, in which requests of the model get the error at once
+# pause after a failed load, in which requests of the model get the error at once
+_RETRY_SECONDS = 30.0
 
 
 @dataclass(eq=False)
@@ -39,12 +40,14 @@ class PooledModel:
     service: Service | None = None  # set if the state is ``loaded``
     num_running: int = 0  # number of requests that use ``service``
     num_waiting: int = 0  # number of requests that wait for it
-    retiring: bool = False  # whether new requests wait, because the memory is needed for another model
+    # whether new requests wait, because the memory is needed for another model
+    retiring: bool = False
     last_use: float = 0.0  # time of the end of the last request, or of the load (``monotonic``)
     num_bytes: int = 0  # estimated memory, from the start of the load to the end of the unloading
     error: ApiError | None = None  # reason of the state ``failed``
     retry_at: float = 0.0  # time of the end of the pause after a failure (``monotonic``)
-    details: dict[str, Any] = field(default_factory=dict)  # properties that are known after the first load
+    # properties that are known after the first load
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -53,9 +56,17 @@ class PooledModel:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the entries of ``/v1/models``: that of the model, and those of its adapters."""
-        described = {"object": "model", "created": 0, "owned_by": "pronk", "state": self.state} | self.details
+        described = {
+            "object": "model",
+            "created": 0,
+            "owned_by": "pronk",
+            "state": self.state,
+        } | self.details
         described |= {} if self.error is None else {"error": self.error.message}
-        return [{"id": each, "parent": None if each == self.name else self.name} | described for each in self.names.all]
+        return [
+            {"id": each, "parent": None if each == self.name else self.name} | described
+            for each in self.names.all
+        ]
 
 
 class ModelPool:
@@ -95,12 +106,19 @@ class ModelPool:
         ``idle_seconds`` without a request. ``metrics`` and ``executor`` are those of the first
         model, if it was loaded elsewhere.
         """
-        self.models, self.settings, self.memory = [*models], settings, memory
+        self.models = [*models]
+        self.settings = settings
+        self.memory = memory
         self.metrics = metrics or Metrics(models[0].name)
-        self.executor = executor or FairExecutor(REQUEST_THREADS, "pronk-requests", shared=settings.is_shared)
+        self.executor = executor or FairExecutor(
+            REQUEST_THREADS, "pronk-requests", shared=settings.is_shared
+        )
         self.draining = False
-        self._loading = FairExecutor(1, "pronk-models")  # of which the end of the process does not wait for a job
-        self._metrics = {model: self.metrics.for_model(model.name) for model in models[1:]} | {models[0]: self.metrics}
+        # of which the end of the process does not wait for a job
+        self._loading = FairExecutor(1, "pronk-models")
+        self._metrics = {model: self.metrics.for_model(model.name) for model in models[1:]} | {
+            models[0]: self.metrics
+        }
         self._idle_seconds = idle_seconds
         # A single model is not reloaded after its engine has ended; /ready reports it to the
         # supervisor.
@@ -112,14 +130,17 @@ class ModelPool:
         # others.
         self._queue: dict[str, list[PooledModel]] = {}
         self._lock = asyncio.Lock()  # held while a model is loaded or unloaded
-        self._changed = asyncio.Event()  # set, and replaced, when the state of a model or a count has changed
+        # set, and replaced, when the state of a model or a count has changed
+        self._changed = asyncio.Event()
         self._tasks = dict[str, asyncio.Task[None]]()
 
     @classmethod
     def of(cls, service: Service) -> ModelPool:
         """Return the pool of a single loaded model."""
         model = PooledModel(service.names, None, pinned=True)
-        pool = cls([model], service.settings, metrics=service.metrics, executor=service.engine.executor)
+        pool = cls(
+            [model], service.settings, metrics=service.metrics, executor=service.engine.executor
+        )
         pool._set_loaded(pool.models[0], service)
         return pool
 
@@ -132,12 +153,17 @@ class ModelPool:
     def is_busy(self) -> bool:
         """Whether a request waits or runs."""
         return any(
-            model.num_running or model.num_waiting or (model.service is not None and model.service.is_busy)
+            model.num_running
+            or model.num_waiting
+            or (model.service is not None and model.service.is_busy)
             for model in self.models
         )
 
     def find(self, name: str | None) -> PooledModel:
-        """Return the model with a name or adapter, the first one for ``None``; raise ``ApiError`` without one."""
+        """Return the model with a name or adapter, the first one for ``None``.
+
+        Raise ``ApiError`` without one.
+        """
         for model in self.models:
             if name is None or name in model.names:
                 return model
@@ -155,7 +181,9 @@ class ModelPool:
                 return True
         return False
 
-    async def stream(self, request: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
+    async def stream(
+        self, request: TextRequest, tenant: str = ""
+    ) -> AsyncGenerator[list[dict[str, Any]]]:
         """Yield the chunks of the reply; see :meth:`Service.stream`."""
         async with (
             self.use(request.model, tenant) as (service, arrived),
@@ -165,7 +193,9 @@ class ModelPool:
                 yield chunks
 
     @asynccontextmanager
-    async def use(self, name: str | None, tenant: str = "") -> AsyncGenerator[tuple[Service, float]]:
+    async def use(
+        self, name: str | None, tenant: str = ""
+    ) -> AsyncGenerator[tuple[Service, float]]:
         """Yield the service of a model for a request, and the time of the call (``perf_counter``).
 
         The model stays loaded within the ``async with`` block.
@@ -176,8 +206,13 @@ class ModelPool:
             OverloadedError: too many requests wait, of all tenants or of this one.
         """
         if self.draining:
-            msg = "expected a running server, found one that is shutting down; send the request to another server"
-            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, msg, "draining", headers={"Retry-After": "5"})
+            msg = (
+                "expected a running server, found one that is shutting down; send the request to "
+                "another server"
+            )
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE, msg, "draining", headers={"Retry-After": "5"}
+            )
         model = self.find(name)
         with self._metrics[model].request() as arrived:
             service = await self._service_of(model, tenant, arrived + self.settings.limits.seconds)
@@ -189,7 +224,9 @@ class ModelPool:
             model.last_use = monotonic()
             self._notify()
 
-    def preload(self, model: PooledModel, progress: Callable[[int, int], None] | None = None) -> None:
+    def preload(
+        self, model: PooledModel, progress: Callable[[int, int], None] | None = None
+    ) -> None:
         """Load a model before the server starts.
 
         Raises:
@@ -199,9 +236,13 @@ class ModelPool:
         assert model.loader is not None, "expected a model that is not loaded, found a loaded one"
         if self.memory is not None:
             estimate = model.loader.estimate()
-            estimate.check_fits(model.name, self.memory, sum(each.num_bytes for each in self.models), "loaded")
+            estimate.check_fits(
+                model.name, self.memory, sum(each.num_bytes for each in self.models), "loaded"
+            )
             model.num_bytes = estimate.total
-        self._set_loaded(model, model.loader.load(self._metrics[model], progress, executor=self.executor))
+        self._set_loaded(
+            model, model.loader.load(self._metrics[model], progress, executor=self.executor)
+        )
 
     def start(self) -> None:
         """Start to unload idle models; called in the event loop."""
@@ -209,7 +250,10 @@ class ModelPool:
             self._tasks["idle"] = asyncio.ensure_future(self._unload_idle(self._idle_seconds))
 
     def stop(self) -> None:
-        """Start no more loads; stop all engines after their current step, and the threads after their jobs."""
+        """Start no more loads.
+
+        Stop all engines after their current step, and the threads after their jobs.
+        """
         for task in self._tasks.values():
             task.cancel()
         self.executor.shutdown()
@@ -229,7 +273,10 @@ class ModelPool:
                 await model.service.engine.close()
 
     def finish(self) -> None:
-        """Save what the loaded models have learned, and close them; called after the end of the event loop."""
+        """Save what the loaded models have learned, and close them.
+
+        Called after the end of the event loop.
+        """
         for model in self.models:
             if model.service is not None and model.loader is not None:
                 model.loader.finish(model.service)
@@ -254,12 +301,17 @@ class ModelPool:
                 while not self._is_usable(model):
                     if model.error is not None and monotonic() < model.retry_at:
                         seconds = max(1, ceil(model.retry_at - monotonic()))
-                        status, text, code = model.error.status, model.error.message, model.error.code
+                        status = model.error.status
+                        text = model.error.message
+                        code = model.error.code
                         raise ApiError(status, text, code, "model", {"Retry-After": str(seconds)})
                     self._queue_load(model, tenant)
                     await self._changed.wait()
         except TimeoutError as error:
-            msg = f"the model {model.name} was not loaded by the deadline of the request; try again later"
+            msg = (
+                f"the model {model.name} was not loaded by the deadline of the request; "
+                "try again later"
+            )
             raise DeadlineError(msg) from error
         finally:
             model.num_waiting -= 1
@@ -291,14 +343,18 @@ class ModelPool:
                     wanted.remove(model)
             self._queue = {each: wanted for each, wanted in self._queue.items() if wanted}
             self._notify()
-            await asyncio.sleep(0)  # let the waiting requests of this model start before memory is needed again
+            # let the waiting requests of this model start before memory is needed again
+            await asyncio.sleep(0)
 
     async def _load(self, model: PooledModel) -> None:
         loader = model.loader
-        assert loader is not None, "expected a model that can be loaded, found one that was loaded elsewhere"
+        assert loader is not None, (
+            "expected a model that can be loaded, found one that was loaded elsewhere"
+        )
         try:
             await self._unload(model)  # without effect unless its engine has ended
-            model.state, model.error = "loading", None
+            model.state = "loading"
+            model.error = None
             estimate = await self._loading.run("", loader.estimate)
             if not await self._make_room(model, estimate):
                 model.state = "unloaded"
@@ -313,7 +369,9 @@ class ModelPool:
                 each.retiring = False
 
     async def _make_room(self, model: PooledModel, estimate: MemoryEstimate) -> bool:
-        """Unload other models until ``model`` fits; return False if no request waits for it any more.
+        """Unload other models until ``model`` fits.
+
+        Return False if no request waits for it any more.
 
         Raises ``OptionError`` if the model does not even fit beside the pinned models alone.
         """
@@ -321,7 +379,9 @@ class ModelPool:
             return True
         pinned = sum(each.num_bytes for each in self.models if each.pinned)
         estimate.check_fits(model.name, self.memory, pinned, "pinned")
-        while (missing := sum(each.num_bytes for each in self.models) + estimate.total - self.memory) > 0:
+        while (
+            missing := sum(each.num_bytes for each in self.models) + estimate.total - self.memory
+        ) > 0:
             if not model.num_waiting:
                 return False
             others = [each for each in self.models if each.service is not None and not each.pinned]
@@ -338,7 +398,9 @@ class ModelPool:
     async def _unload(self, model: PooledModel) -> None:
         if model.service is None:
             return
-        service, model.service, model.state = model.service, None, "unloaded"
+        service = model.service
+        model.service = None
+        model.state = "unloaded"
         self._metrics[model].count_load(None)
         service.close()
         await service.engine.close()
@@ -350,18 +412,29 @@ class ModelPool:
         self._notify()
 
     def _set_loaded(self, model: PooledModel, service: Service) -> None:
-        llm, drafters = service.engine.llm, [*service.settings.allowed_drafters]
+        llm = service.engine.llm
+        drafters = [*service.settings.allowed_drafters]
         names = {"drafter": llm.get_proposer().name, "drafters": drafters}
         sampling = {"sampling": sampling_values(recommended_params(llm.config))}
         model.details = {"max_model_len": llm.config.context} | names | sampling
-        model.service, model.state, model.error, model.last_use = service, "loaded", None, monotonic()
+        model.service = service
+        model.state = "loaded"
+        model.error = None
+        model.last_use = monotonic()
 
     def _set_failed(self, model: PooledModel, error: Exception) -> None:
-        """Keep the cause for the model's own requests; they may see the message, which quotes no prompt."""
+        """Keep the cause for the model's own requests.
+
+        They may see the message, which quotes no prompt.
+        """
         cause = str(error) if isinstance(error, PronkError) else describe_error(error)
         _log.error("the model %s was not loaded: %s", model.name, cause)
-        model.error = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {model.name}: {cause}", "model_not_loaded")
-        model.state, model.num_bytes, model.retry_at = "failed", 0, monotonic() + _RETRY_SECONDS
+        model.error = ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE, f"model {model.name}: {cause}", "model_not_loaded"
+        )
+        model.state = "failed"
+        model.num_bytes = 0
+        model.retry_at = monotonic() + _RETRY_SECONDS
         self._metrics[model].count_load(None, "failed")
 
     async def _unload_idle(self, seconds: float) -> None:
@@ -370,6 +443,12 @@ class ModelPool:
             async with self._lock:
                 for model in self.models:
                     idle = not (model.pinned or model.num_running or model.num_waiting)
-                    if idle and model.service is not None and monotonic() - model.last_use >= seconds:
+                    if (
+                        idle
+                        and model.service is not None
+                        and monotonic() - model.last_use >= seconds
+                    ):
                         await self._unload(model)
-                        _log.info("the model %s was unloaded after %.0f idle seconds", model.name, seconds)
+                        _log.info(
+                            "the model %s was unloaded after %.0f idle seconds", model.name, seconds
+                        )

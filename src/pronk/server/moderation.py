@@ -1,8 +1,9 @@
 """Guardrails of Mistral 7B (section 5): a system prompt, and classification of texts by the model.
 
-The system prompt asks for careful answers (section 5.1). To classify a text (section 5.2, self-reflection), the paper's
-model writes the name of a category. Here each category has a letter, and the score of a category is the probability of
-its letter as the first token of the answer, so that no text is parsed.
+The system prompt asks for careful answers (section 5.1). To classify a text (section 5.2,
+self-reflection), the paper's model writes the name of a category. Here each category has a letter,
+and the score of a category is the probability of its letter as the first token of the answer, so
+that no text is parsed.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from pronk.text import Tokenizer, thinking_options
 
 # System prompt of section 5.1 of the paper, word for word.
 MISTRAL_PROMPT = (
-    "Always assist with care, respect, and truth. Respond with utmost utility yet securely. Avoid harmful, unethical, "
+    "Always assist with care, respect, and truth. Respond with utmost utility yet securely. Avoid "
+    "harmful, unethical, "
     "prejudiced, or negative content. Ensure replies promote fairness and positivity."
 )
 
-# Category to its description: the categories of section 5.2, and a last category for acceptable texts.
+# Category to its description: the categories of section 5.2, and a last category for acceptable
+# texts.
 CATEGORIES = {
     "illegal": "illegal activities, such as terrorism, child abuse or fraud",
     "hateful": "hate, harassment or violence, such as discrimination, bullying or self-harm",
-    "unqualified_advice": "advice that only a qualified person may give, for instance in law, medicine or finance",
+    "unqualified_advice": (
+        "advice that only a qualified person may give, for instance in law, medicine or finance"
+    ),
     "acceptable": "none of these: the text is acceptable",
 }
 
@@ -50,14 +55,18 @@ class ModerationPrompt:
     """Prompt that asks the model for the category of a text, and the scores from its answer."""
 
     tokenizer: Tokenizer
-    prompt: str = MODERATION_TEMPLATE  # template with {text}, {categories} and optionally {kind} (prompt or answer)
+    # template with {text}, {categories} and optionally {kind} (prompt or answer)
+    prompt: str = MODERATION_TEMPLATE
     # Category to its description; the last category means that the text is acceptable.
     categories: Mapping[str, str] = field(default_factory=lambda: CATEGORIES)
 
     def __post_init__(self) -> None:
         missing = [name for name in ("{text}", "{categories}") if name not in self.prompt]
         if missing:
-            msg = f"moderation-prompt: expected {' and '.join(missing)} in it, found no such placeholder; add it"
+            msg = (
+                f"moderation-prompt: expected {' and '.join(missing)} in it, found no such "
+                "placeholder; add it"
+            )
             raise OptionError(msg)
 
     @property
@@ -69,34 +78,49 @@ class ModerationPrompt:
     def params(self) -> SamplingParams:
         """Sampling parameters of a request whose log-probabilities :meth:`scores` reads."""
         letter_ids = tuple(self.letter_ids().values())
-        return SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True)
+        return SamplingParams(
+            max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True
+        )
 
     def letter_ids(self) -> dict[str, int]:
-        """Map categories to the token ids of their letters A, B, …; raise TokenizerError if two are equal."""
+        """Map categories to the token ids of their letters A, B, ….
+
+        Raise TokenizerError if two are equal.
+        """
         ids = {
             name: self.tokenizer.encode(letter, add_special_tokens=False)[-1]
             for name, letter in zip(self.categories, ascii_uppercase, strict=False)
         }
         if len(set(ids.values())) < len(ids):
-            msg = "moderation: expected a token for each of the letters A, B, …, found a shared one; use another model"
+            msg = (
+                "moderation: expected a token for each of the letters A, B, …, found a shared one; "
+                "use another model"
+            )
             raise TokenizerError(msg)
         return ids
 
     def messages(self, text: str, kind: str) -> list[dict[str, str]]:
-        """Return the conversation that asks for the category of a text; ``kind`` is ``prompt`` or ``answer``."""
+        """Return the conversation that asks for the category of a text.
+
+        ``kind`` is ``prompt`` or ``answer``.
+        """
         pairs = zip(ascii_uppercase, self.categories.values(), strict=False)
         listed = "\n".join(f"{letter}. {meaning}" for letter, meaning in pairs)
         described = "a message of the user" if kind == "prompt" else "an answer of the assistant"
         values = {"{text}": text, "{categories}": listed, "{kind}": described}
         # Replace all placeholders at once, so that placeholders within a value stay as they are.
-        content = re.sub("|".join(map(re.escape, values)), lambda placeholder: values[placeholder[0]], self.prompt)
+        content = re.sub(
+            "|".join(map(re.escape, values)),
+            lambda placeholder: values[placeholder[0]],
+            self.prompt,
+        )
         return [{"role": "user", "content": content}]
 
     def scores(self, report: Mapping[int, float]) -> tuple[dict[str, float], bool]:
         """Return the probability of each category but "acceptable", and whether one exceeds "acceptable".
 
-        ``report`` maps token ids, among them all :meth:`letter_ids`, to log-probabilities of the answer's first token.
-        The probabilities of all categories, "acceptable" included, sum to 1.
+        ``report`` maps token ids, among them all :meth:`letter_ids`, to log-probabilities of the
+        answer's first token. The probabilities of all categories, "acceptable" included, sum to 1.
         """
         letter_ids = self.letter_ids()
         choice = Choice(tuple(letter_ids), tuple(report[token] for token in letter_ids.values()))
@@ -104,8 +128,12 @@ class ModerationPrompt:
         return dict(scores), any(score > acceptable for _, score in scores)
 
 
-def add_system_prompt(messages: Sequence[Mapping[str, Any]], prompt: str | None) -> list[dict[str, Any]]:
-    """Return a copy of the conversation with ``prompt`` as first system message; ``None`` adds nothing.
+def add_system_prompt(
+    messages: Sequence[Mapping[str, Any]], prompt: str | None
+) -> list[dict[str, Any]]:
+    """Return a copy of the conversation with ``prompt`` as first system message.
+
+    ``None`` adds nothing.
 
     The client's own system message follows, if it is the first message of the conversation.
     """
@@ -116,5 +144,7 @@ def add_system_prompt(messages: Sequence[Mapping[str, Any]], prompt: str | None)
         return [{"role": "system", "content": prompt}, *plain]
     content = plain[0]["content"]
     is_text = isinstance(content, str)
-    plain[0]["content"] = f"{prompt}\n\n{content}" if is_text else [{"type": "text", "text": prompt}, *content]
+    plain[0]["content"] = (
+        f"{prompt}\n\n{content}" if is_text else [{"type": "text", "text": prompt}, *content]
+    )
     return plain

@@ -28,7 +28,10 @@ def check_origin(origin: str) -> None:
         return
     if browsers_form is None:
         expected = "an exact origin such as https://example.org or http://localhost:3000"
-        msg = f"allow-origin: expected {expected}, found {origin!r:.60}; name each origin, without a path"
+        msg = (
+            f"allow-origin: expected {expected}, found {origin!r:.60}; name each origin, "
+            "without a path"
+        )
     else:
         expected = "an exact origin as browsers send it"
         msg = f"allow-origin: expected {expected}, found {origin!r:.60}; write {browsers_form}"

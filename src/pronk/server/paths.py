@@ -34,8 +34,12 @@ def canonical_path(path: str) -> str:
     return path
 
 
-# Paths of other servers that pronk does not have, each with the path that does the nearest thing; None: no path does.
-_CHAT, _TEXT, _VECTORS, _LIST = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+# Paths of other servers that pronk does not have, each with the path that does the nearest thing;
+# None: no path does.
+_CHAT = "/v1/chat/completions"
+_TEXT = "/v1/completions"
+_VECTORS = "/v1/embeddings"
+_LIST = "/v1/models"
 _FOREIGN: Mapping[str, str | None] = {
     # Ollama
     "/api/chat": _CHAT,
@@ -46,7 +50,9 @@ _FOREIGN: Mapping[str, str | None] = {
     "/api/ps": _LIST,
     "/api/show": _LIST,
     "/api/version": "/health",
-    **dict.fromkeys(("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs"), None),
+    **dict.fromkeys(
+        ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs"), None
+    ),
     # llama-server
     "/completion": _TEXT,
     "/embedding": _VECTORS,
@@ -72,7 +78,9 @@ _FOREIGN: Mapping[str, str | None] = {
     "/server_info": _LIST,
     "/inference/v1/generate": _TEXT,
     "/get_tokenizer_info": "/tokenizer_info",
-    **dict.fromkeys(("/rerank", "/score", "/pooling", "/classify", "/invocations", "/sleep", "/wake_up"), None),
+    **dict.fromkeys(
+        ("/rerank", "/score", "/pooling", "/classify", "/invocations", "/sleep", "/wake_up"), None
+    ),
     **dict.fromkeys(("/load_lora_adapter", "/unload_lora_adapter", "/reset_prefix_cache"), None),
     # OpenAI and Anthropic
     "/engines": _TEXT,
@@ -82,8 +90,13 @@ _FOREIGN: Mapping[str, str | None] = {
     "/messages/batches": "/v1/messages",
     "/batches": _CHAT,
     "/conversations": "/v1/responses",
-    **dict.fromkeys(("/audio", "/images", "/videos", "/files", "/uploads", "/fine_tuning", "/vector_stores"), None),
-    **dict.fromkeys(("/assistants", "/threads", "/realtime", "/evals", "/containers", "/organization"), None),
+    **dict.fromkeys(
+        ("/audio", "/images", "/videos", "/files", "/uploads", "/fine_tuning", "/vector_stores"),
+        None,
+    ),
+    **dict.fromkeys(
+        ("/assistants", "/threads", "/realtime", "/evals", "/containers", "/organization"), None
+    ),
     **dict.fromkeys(("/skills", "/chatkit", "/graders"), None),
 }
 _VERSIONS = re.compile(r"^(/(v\d+|openai))+(?=/)")  # versions before the name of a route
@@ -92,8 +105,8 @@ _VERSIONS = re.compile(r"^(/(v\d+|openai))+(?=/)")  # versions before the name o
 def near_path(path: str) -> str | None:
     """Return the path of this server that does the nearest to what an unknown path asks for, if any does.
 
-    The path may be one of another server, such as ``/api/chat``, have another base (``/openai/v1/responses``), or a
-    typing error.
+    The path may be one of another server, such as ``/api/chat``, have another base
+    (``/openai/v1/responses``), or a typing error.
     """
     foreign = foreign_path(path)
     if foreign is not None:
@@ -118,5 +131,7 @@ def unknown_path_message(path: str) -> str:
     if foreign_path(path) is None:
         hint = f"did you mean {near}?" if near else "see /openapi.json"
         return f"path: expected one of this server, found {path!r:.80}; {hint}"
-    advice = f"use {near} for the nearest" if near else "no other route does the same, see /openapi.json"
+    advice = (
+        f"use {near} for the nearest" if near else "no other route does the same, see /openapi.json"
+    )
     return f"path: pronk has no route {path!r:.80}; {advice}"

@@ -25,13 +25,15 @@ from pronk.server.model_pool import ModelPool
 
 _log = logging.getLogger("pronk.server.access")
 
-_METHODS = ("GET", "HEAD", "POST")  # labels of the response counter; any other method counts as "other"
+# labels of the response counter; any other method counts as "other"
+_METHODS = ("GET", "HEAD", "POST")
 _POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests are still running
 # Time after which a thread that runs Python code lets another one run; 0.005 by default. The event
 # loop waits as long for each of the threads that read requests, several times for one response.
 _SWITCH_SECONDS = 0.001
 _FLUSH_SECONDS = 1.0  # time limit for clients to read the ends of their responses
-_STOP_SECONDS = 1.0  # time limit for requests of a stopped engine, which ends its step first, to send an error
+# time limit for requests of a stopped engine, which ends its step first, to send an error
+_STOP_SECONDS = 1.0
 _CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error
 
 _LOG: dict[str, Any] = {
@@ -50,8 +52,8 @@ _LOG: dict[str, Any] = {
 class Server(uvicorn.Server):
     """HTTP server of the models of a pool.
 
-    After the first SIGINT or SIGTERM, running requests finish and new ones are refused. The second signal ends them:
-    those without a response get an error, and streams an event with the error.
+    After the first SIGINT or SIGTERM, running requests finish and new ones are refused. The second
+    signal ends them: those without a response get an error, and streams an event with the error.
     """
 
     def __init__(
@@ -74,14 +76,16 @@ class Server(uvicorn.Server):
             drain_seconds: time limit for running requests after the first signal.
             access_log: log client, route and status of each request; texts are never logged.
             on_start: called with the address and the port as soon as connections are accepted.
-            on_wait: called after the first signal with the number of running requests, if there are any.
+            on_wait: called after the first signal with the number of running requests, if there are
+                any.
         """
         self.models = models
         self._on_start = on_start
         self._on_wait = on_wait
         self._access_log = access_log
         self._drain_seconds = drain_seconds
-        limits, count_response = models.settings.limits, models.metrics.count_response
+        limits = models.settings.limits
+        count_response = models.metrics.count_response
         config = uvicorn.Config(
             Guard(
                 make_app(models),
@@ -91,7 +95,11 @@ class Server(uvicorn.Server):
             ),
             host=host,
             port=port,
-            http=type("HttpProtocol", (HttpProtocol,), {"limits": limits, "count_response": count_response}),
+            http=type(
+                "HttpProtocol",
+                (HttpProtocol,),
+                {"limits": limits, "count_response": count_response},
+            ),
             ws="none",
             lifespan="off",
             server_header=False,
@@ -109,7 +117,10 @@ class Server(uvicorn.Server):
             await super().serve(sockets)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Start to accept connections; raise ``OptionError`` if the server cannot listen at the address."""
+        """Start to accept connections.
+
+        Raise ``OptionError`` if the server cannot listen at the address.
+        """
         await super().startup(sockets or _listen(self.config.host, self.config.port))
         if self.started:
             self.models.start()
@@ -164,14 +175,19 @@ class Server(uvicorn.Server):
             await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
 
     def _on_response(self, scope: Scope, status: int) -> None:
-        method, route = scope["method"], getattr(scope.get("route"), "path", "none")
+        method = scope["method"]
+        route = getattr(scope.get("route"), "path", "none")
         self.models.metrics.count_response(method if method in _METHODS else "other", route, status)
         if self._access_log:
-            client, path = (scope["client"] or ("?",))[0], scope["raw_path"].decode("latin-1")
+            client = (scope["client"] or ("?",))[0]
+            path = scope["raw_path"].decode("latin-1")
             _log.info('%s "%s %s" %d', client, method, path, status)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown at the first signal; at the second one, end it without waiting for requests."""
+        """Start the shutdown at the first signal.
+
+        At the second one, end it without waiting for requests.
+        """
         del sig, frame
         self.force_exit = self.should_exit
         self.models.draining = self.should_exit = True
@@ -193,7 +209,10 @@ def _short_turns() -> Iterator[None]:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise ``OptionError`` if a server cannot listen at the address; called before a model is loaded."""
+    """Raise ``OptionError`` if a server cannot listen at the address.
+
+    Called before a model is loaded.
+    """
     for sock in _listen(host, port):
         sock.close()
 
@@ -204,6 +223,9 @@ def _listen(host: str, port: int) -> list[socket]:
         addresses = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
         return [create_server(address, family=family) for family, *_, address in addresses]
     except OSError as error:
-        cause = str(error.strerror).partition(" (while")[0]  # cut off the address, which Python appends
-        msg = f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"
+        # cut off the address, which Python appends
+        cause = str(error.strerror).partition(" (while")[0]
+        msg = (
+            f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"
+        )
         raise OptionError(msg) from error

@@ -80,8 +80,8 @@ class _Run(Protocol):
 
 _log = logging.getLogger(__name__)
 
-# Special tokens that ``/tokenizer_info`` publishes. A model's files may have further entries named ``…_token``, even
-# an access token.
+# Special tokens that ``/tokenizer_info`` publishes. A model's files may have further entries named
+# ``…_token``, even an access token.
 _PUBLISHED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk pad sep cls mask".split())
 # Time after which a request that is being read gives others their turn, before its next text.
 _TURN_SECONDS = 0.1
@@ -103,7 +103,10 @@ class Service:
         moderation_prompt: ModerationPrompt | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """Serve the model of ``engine``; ``metrics`` may be those of an earlier load of the model."""
+        """Serve the model of ``engine``.
+
+        ``metrics`` may be those of an earlier load of the model.
+        """
         self.engine = engine
         self.settings = settings
         self.metrics = metrics or Metrics(settings.name)
@@ -138,22 +141,30 @@ class Service:
         with naming_fields_of(request):
             return await self._read_in_turns(tenant, self._prepare, request)
 
-    async def complete(self, request: TextRequest, tenant: str = "", *, arrived: float | None = None) -> dict[str, Any]:
+    async def complete(
+        self, request: TextRequest, tenant: str = "", *, arrived: float | None = None
+    ) -> dict[str, Any]:
         """Return the whole reply to a request.
 
-        ``tenant`` is the digest of the client's API key; cached KV blocks are shared within a tenant only. ``arrived``
-        is the time of the request's arrival (``perf_counter``), by default now.
+        ``tenant`` is the digest of the client's API key; cached KV blocks are shared within a
+        tenant only. ``arrived`` is the time of the request's arrival (``perf_counter``), by default
+        now.
 
         Raises:
             ApiError: see :meth:`prepare`.
             PronkError: see :meth:`prepare`, or the request failed.
         """
         with self.metrics.request(arrived) as start:
-            (prompts, params, reply), done = await self.prepare(request, tenant), dict[int, Completion]()
+            (prompts, params, reply) = await self.prepare(request, tenant)
+            done = dict[int, Completion]()
             async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
                     reply.record(pieces)
-                    done |= {piece.index: piece.completion for piece in pieces if piece.completion is not None}
+                    done |= {
+                        piece.index: piece.completion
+                        for piece in pieces
+                        if piece.completion is not None
+                    }
             completions = _sort_by_index(done)
             size = _size_of(completions)
             return await self.engine.executor.run(tenant, reply.whole, completions, size=size)
@@ -161,16 +172,25 @@ class Service:
     async def stream(
         self, request: TextRequest, tenant: str = "", *, arrived: float | None = None
     ) -> AsyncGenerator[list[dict[str, Any]]]:
-        """Yield the chunks of the reply, one list per step; arguments and errors as for :meth:`complete`.
+        """Yield the chunks of the reply, one list per step.
 
-        The first item comes after the first step, so that errors of the request are raised before any chunk.
+        Arguments and errors as for :meth:`complete`.
+
+        The first item comes after the first step, so that errors of the request are raised before
+        any chunk.
         """
         with self.metrics.request(arrived) as start:
-            (prompts, params, reply), done = await self.prepare(request, tenant), dict[int, Completion]()
-            first, running = reply.start(), RunningUsage(prompts, request.n or 1)
+            (prompts, params, reply) = await self.prepare(request, tenant)
+            done = dict[int, Completion]()
+            first = reply.start()
+            running = RunningUsage(prompts, request.n or 1)
             async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
-                    done |= {piece.index: piece.completion for piece in pieces if piece.completion is not None}
+                    done |= {
+                        piece.index: piece.completion
+                        for piece in pieces
+                        if piece.completion is not None
+                    }
                     chunks = reply.step(pieces)
                     if request.continuous_usage:
                         running.add(pieces, chunks)
@@ -183,17 +203,25 @@ class Service:
     async def moderate(
         self, request: ModerationRequest, tenant: str = "", *, arrived: float | None = None
     ) -> dict[str, Any]:
-        """Return the probability of each moderation category; see :mod:`pronk.server.moderation`."""
+        """Return the probability of each moderation category.
+
+        See :mod:`pronk.server.moderation`.
+        """
         reports: dict[int, dict[int, float]] = {}
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
             prompts = await self._read_in_turns(tenant, self._moderation_prompts, request)
             params = self.moderation_prompt.params
             texts_request = TextRequest.model_validate({"model": request.model})
-            async with aclosing(self._steps(prompts, params, texts_request, tenant, start)) as steps:
+            async with aclosing(
+                self._steps(prompts, params, texts_request, tenant, start)
+            ) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
-        return moderation(self.settings.name, [self.moderation_prompt.scores(each) for each in _sort_by_index(reports)])
+        return moderation(
+            self.settings.name,
+            [self.moderation_prompt.scores(each) for each in _sort_by_index(reports)],
+        )
 
     async def embed(
         self, request: EmbeddingRequest, tenant: str = "", *, arrived: float | None = None
@@ -202,7 +230,10 @@ class Service:
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
             prompts = await self._read_in_turns(tenant, self._input_ids, request)
-            options: dict[str, Any] = {"pooling": request.pooling or "mean", "dimensions": request.dimensions}
+            options: dict[str, Any] = {
+                "pooling": request.pooling or "mean",
+                "dimensions": request.dimensions,
+            }
             options["normalize"] = request.normalize is not False
             options["adapter"] = self.names.adapter(request.model)
             vectors = await self.engine.embed(prompts, **options, **self._schedule(tenant, start))
@@ -236,9 +267,17 @@ class Service:
         }
 
     async def _steps(
-        self, prompts: Sequence[list[int]], params: SamplingParams, request: TextRequest, tenant: str, arrived: float
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        request: TextRequest,
+        tenant: str,
+        arrived: float,
     ) -> AsyncGenerator[list[Piece]]:
-        """Run prompts on the engine and update the metrics; convert a ``GuideError`` to an ``ApiError``."""
+        """Run prompts on the engine and update the metrics.
+
+        Convert a ``GuideError`` to an ``ApiError``.
+        """
         observe = self.metrics.observer(prompts, params, arrived)
         steps = self.engine.steps(
             prompts,
@@ -261,7 +300,9 @@ class Service:
                 raise
             raise api_error from error
 
-    async def _error_of_form(self, error: GuideError, request: TextRequest, guide: Guide, tenant: str) -> GuideError:
+    async def _error_of_form(
+        self, error: GuideError, request: TextRequest, guide: Guide, tenant: str
+    ) -> GuideError:
         """Return the error of the guide that the client gave, instead of that of the engine's guide.
 
         The client gives a form of the answer: a JSON schema, regular expression, grammar or list of
@@ -276,7 +317,8 @@ class Service:
         except GuideError as own:
             return own
         msg = (
-            "guide: expected a form that can be followed beside thoughts and calls, found one too complex; simplify it"
+            "guide: expected a form that can be followed beside thoughts and calls, found one too "
+            "complex; simplify it"
         )
         return GuideError(msg)
 
@@ -292,7 +334,8 @@ class Service:
         """Do the work of :meth:`prepare`; called in a thread, as it grows with the request."""
         request.check(self.settings.limits)
         if request.drafter is not None:
-            self._select_drafter(request.drafter)  # raises an error before the prompts are tokenized
+            # raises an error before the prompts are tokenized
+            self._select_drafter(request.drafter)
         prepared = yield from self._tokenize_prompts(request)
         if ignored := request.ignored():
             self._log_ignored(report_header(ignored))
@@ -322,7 +365,9 @@ class Service:
             encode = self.engine.llm.request_factory.encode_prompt
             return (yield from _encode_in_turns(texts, encode))
         except PromptError as error:
-            raise refuse("input", str(error).removeprefix("prompt: "), to_api_error(error).code) from error
+            raise refuse(
+                "input", str(error).removeprefix("prompt: "), to_api_error(error).code
+            ) from error
 
     def _tokenize_prompts(self, request: TextRequest) -> Turns[PreparedRequest]:
         """Check the lengths of the prompts, tokenize the prompts, and prepare the engine's input."""
@@ -347,8 +392,12 @@ class Service:
         answers = llm.request_factory.answer_format
         request.note_ignored(request.unfollowed(answers))
         prompt = self._conversation_ids(request)
-        max_tokens = self._max_tokens(request.requested_max_tokens, len(prompt), request.limit_field)
-        return request.model_copy(update=missing).prepare(prompt, max_tokens, answers, shared_fields)
+        max_tokens = self._max_tokens(
+            request.requested_max_tokens, len(prompt), request.limit_field
+        )
+        return request.model_copy(update=missing).prepare(
+            prompt, max_tokens, answers, shared_fields
+        )
 
     def _count_tokens(self, request: ConversationRequest) -> int:
         with naming_fields_of(request):
@@ -361,15 +410,20 @@ class Service:
             raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
         return self.engine.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)
 
-    def _conversation_ids(self, request: ConversationRequest, *, begins_answer: bool = True) -> list[int]:
+    def _conversation_ids(
+        self, request: ConversationRequest, *, begins_answer: bool = True
+    ) -> list[int]:
         """Return the token ids of a request's conversation, with the server's system prompt and the tools.
 
         The ids end with the header of an answer if ``begins_answer``.
         """
-        # Check the tools before the template is rendered, so that an unsupported format raises its own error.
+        # Check the tools before the template is rendered, so that an unsupported format raises its
+        # own error.
         request.check_tools(self.engine.llm.request_factory.answer_format)
         tools = request.tool_use.template_tools()
-        messages = self._place_system(add_system_prompt(request.checked_conversation(), self.settings.guardrails))
+        messages = self._place_system(
+            add_system_prompt(request.checked_conversation(), self.settings.guardrails)
+        )
         if not request.continues_answer:
             options = request.template_options()
             return self._chat_ids(messages, tools, options, begins_answer=begins_answer)
@@ -379,7 +433,8 @@ class Service:
 
     def _continue(self, prompt: list[int], begun: str) -> list[int]:
         """Return a prompt with the beginning of the answer; it has no more thoughts."""
-        tokenizer, answers = self.engine.llm.tokenizer, self.engine.llm.request_factory.answer_format
+        tokenizer = self.engine.llm.tokenizer
+        answers = self.engine.llm.request_factory.answer_format
         closing = list[int]()
         if answers.opened_by(prompt) and answers.reasoning is not None:
             closing = tokenizer.encode(f"{answers.reasoning.end}\n\n", add_special_tokens=False)
@@ -398,7 +453,11 @@ class Service:
         self._check_conversation(messages)
         self._check_length(*(tool["function"].get("description") for tool in tools or ()))
         ids = self.engine.llm.tokenizer.chat_ids(
-            messages, add_generation_prompt=begins_answer, trusted=False, tools=tools, options=options
+            messages,
+            add_generation_prompt=begins_answer,
+            trusted=False,
+            tools=tools,
+            options=options,
         )
         return self.engine.llm.request_factory.encode_prompt(ids)
 
@@ -408,20 +467,37 @@ class Service:
         tokenizer = self.engine.llm.tokenizer
         self._check_length(request.prompt)
         if request.prompt is not None:
-            return tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
-        return self._conversation_ids(request, begins_answer=request.add_generation_prompt is not False)
+            return tokenizer.encode(
+                request.prompt, add_special_tokens=request.add_special_tokens is not False
+            )
+        return self._conversation_ids(
+            request, begins_answer=request.add_generation_prompt is not False
+        )
 
     def _check_conversation(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Refuse conversations too long for the context, whatever the chat template adds."""
         context = self.engine.llm.config.context
         if len(messages) > context:  # each message has a token at least, that of its role
-            message = f"messages: expected at most {context}, the tokens of the context, found {len(messages)}"
-            raise ApiError(HTTPStatus.BAD_REQUEST, f"{message}; shorten them", "context_length_exceeded")
+            message = (
+                f"messages: expected at most {context}, the tokens of the context, found "
+                f"{len(messages)}"
+            )
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST, f"{message}; shorten them", "context_length_exceeded"
+            )
         contents = [message["content"] for message in messages]
-        parts = [part["text"] for content in contents if isinstance(content, list) for part in content]
+        parts = [
+            part["text"] for content in contents if isinstance(content, list) for part in content
+        ]
         texts = [content for content in contents if isinstance(content, str)]
-        calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
-        thoughts = [message["reasoning_content"] for message in messages if "reasoning_content" in message]
+        calls = [
+            call["function"]["arguments"]
+            for message in messages
+            for call in message.get("tool_calls", ())
+        ]
+        thoughts = [
+            message["reasoning_content"] for message in messages if "reasoning_content" in message
+        ]
         self._check_length(*parts, *texts, *calls, *thoughts)
 
     def _check_length(self, *texts: str | list[int] | None) -> None:
@@ -429,7 +505,10 @@ class Service:
         limit = self.engine.llm.config.context * self._longest_token_length
         length = sum(len(text) for text in texts if text is not None)
         if length > limit:
-            message = f"prompt: expected at most {limit} characters or token ids, found {length}; shorten it"
+            message = (
+                f"prompt: expected at most {limit} characters or token ids, found {length}; "
+                "shorten it"
+            )
             raise ApiError(HTTPStatus.BAD_REQUEST, message, "context_length_exceeded")
 
     def _place_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -454,8 +533,9 @@ class Service:
     def _max_tokens(self, requested: int | None, num_prompt: int, field: str = "max_tokens") -> int:
         """Return ``requested``, at most the number of tokens that fit after the prompt, its default.
 
-        A text ends where the context is full, so that a larger maximum means the same; agents send one large number to
-        all models. Raises ``ApiError`` if the number is beyond the limit of the server.
+        A text ends where the context is full, so that a larger maximum means the same; agents send
+        one large number to all models. Raises ``ApiError`` if the number is beyond the limit of the
+        server.
         """
         limit = self.settings.limits.max_tokens
         if limit is not None and requested not in (None, NO_LIMIT) and requested > limit:
@@ -500,8 +580,12 @@ class Service:
                 raise DeadlineError(msg) from error
 
 
-def _encode_in_turns(texts: Sequence[Prompt], encode: Callable[[Prompt], list[int]]) -> Turns[list[list[int]]]:
-    """Return the token ids of each text; a turn has a group of texts at most, and ends after a time.
+def _encode_in_turns(
+    texts: Sequence[Prompt], encode: Callable[[Prompt], list[int]]
+) -> Turns[list[list[int]]]:
+    """Return the token ids of each text.
+
+    A turn has a group of texts at most, and ends after a time.
 
     A tokenizer in a child process has one limit of time for all texts.
     """

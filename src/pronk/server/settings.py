@@ -14,25 +14,33 @@ from pronk.server.origins import check_origin
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Maximum values. The comment of a limit has the HTTP status of the response to a request beyond it."""
+    """Maximum values.
+
+    The comment of a limit has the HTTP status of the response to a request beyond it.
+    """
 
     body: int = 4 * 2**20  # bytes of the body (HTTP 413)
     values: int = 2**18  # number of texts, lists and objects in a body, keys included (HTTP 400)
     headers: int = 16 * 2**10  # bytes of path, query and headers together (HTTP 431)
     prompts: int = 64  # number of prompts in one request (HTTP 400)
     embeddings: int = 2048  # number of texts in one request for embeddings (HTTP 400)
-    max_tokens: int | None = None  # number of tokens to generate per sample; None is the model's context (HTTP 400)
+    # number of tokens to generate per sample; None is the model's context (HTTP 400)
+    max_tokens: int | None = None
     n: int = 16  # number of samples per prompt (HTTP 400)
     stop: int = 16  # number of stop strings, of stop token ids, and of bad words, each (HTTP 400)
     stop_length: int = 256  # characters of a stop string or bad word (HTTP 400)
     logprobs: int = 20  # number of likeliest tokens to report for each token (HTTP 400)
     logit_bias: int = 1024  # number of tokens with a bias (HTTP 400)
-    # Number of running and waiting samples of all clients; of several keys, each has a share (HTTP 429).
+    # Number of running and waiting samples of all clients; of several keys, each has a share (HTTP
+    # 429).
     requests: int = 256
-    connections: int = 512  # number of open connections (HTTP 429); beyond twice this, new ones are closed at once
+    # number of open connections (HTTP 429); beyond twice this, new ones are closed at once
+    connections: int = 512
     seconds: float = 600.0  # seconds from the arrival of a request to its end (HTTP 408)
-    receive_seconds: float = 30.0  # seconds for a request's head, else the connection ends, and its body (HTTP 408)
-    send_seconds: float = 60.0  # seconds that a client may read nothing before its connection is closed
+    # seconds for a request's head, else the connection ends, and its body (HTTP 408)
+    receive_seconds: float = 30.0
+    # seconds that a client may read nothing before its connection is closed
+    send_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -48,13 +56,17 @@ class ServerSettings:
     """Name, API keys, limits and features of a server."""
 
     name: str  # name of the model in requests and replies
-    keys: Collection[str] = field(default=(), repr=False)  # accepted API keys; empty accepts every client
-    # Accepted names in the Host header; None accepts every name. The check stops DNS rebinding: if the name of another
-    # site resolves to this server's address, requests from the site's pages have that name in the header.
+    # accepted API keys; empty accepts every client
+    keys: Collection[str] = field(default=(), repr=False)
+    # Accepted names in the Host header; None accepts every name. The check stops DNS rebinding: if
+    # the name of another site resolves to this server's address, requests from the site's pages
+    # have that name in the header.
     hosts: Collection[str] | None = None
-    origins: Collection[str] = ()  # origins of web pages that may use the server, such as https://example.org
+    # origins of web pages that may use the server, such as https://example.org
+    origins: Collection[str] = ()
     limits: RequestLimits = RequestLimits()
-    allowed_drafters: Collection[str] = ()  # drafters that read files, but that requests may nevertheless select
+    # drafters that read files, but that requests may nevertheless select
+    allowed_drafters: Collection[str] = ()
     guardrails: str | None = None  # system prompt to add to every conversation
     serve_chat_page: bool = True  # whether to serve the chat page at /
 
@@ -76,7 +88,10 @@ class ServerSettings:
 
 
 def model_key(name: str) -> str:
-    """Return a model's name in small letters, without ``.gguf``; models with equal keys are the same."""
+    """Return a model's name in small letters, without ``.gguf``.
+
+    Models with equal keys are the same.
+    """
     return name.casefold().removesuffix(".gguf")
 
 

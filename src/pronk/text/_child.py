@@ -1,7 +1,7 @@
 """Encoding and decoding of texts in a limited child process.
 
-This is the program of :mod:`pronk.text.guarded`. It imports no module of pronk. Requests and replies are
-lines of JSON::
+This is the program of :mod:`pronk.text.guarded`. It imports no module of pronk. Requests and
+replies are lines of JSON::
 
     {"load": "{…}"}                                                       ->  {}
     {"encode": "ab", "special": true, "plain": false, "offsets": false}   ->  {"ids": [5], "offsets": [], "mask": []}
@@ -54,7 +54,10 @@ def _load(text: str) -> dict[str, Any]:
 
 
 def _try(call: Callable[[], object]) -> None:
-    """Call a function; an Exception means that the tokenizer refuses a text, other ones that it fails."""
+    """Call a function.
+
+    An Exception means that the tokenizer refuses a text, other ones that it fails.
+    """
     with suppress(Exception):  # a tokenizer may lack a token for unknown characters
         call()
 

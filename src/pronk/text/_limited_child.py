@@ -1,9 +1,10 @@
 """Loop of a limited child process: a line for each request, and a line for its reply.
 
-:mod:`pronk.text.limited_process` starts it. The arguments are the file of a program, which has a function
-``answer``; the maximum time of a request in seconds, waiting included; and the maximum size of the address space in
-bytes. The first line of the output is ``ready``. A request begins with its number and its maximum processor time in
-seconds, a reply with the same number and the processor time of the answer::
+:mod:`pronk.text.limited_process` starts it. The arguments are the file of a program, which has a
+function ``answer``; the maximum time of a request in seconds, waiting included; and the maximum
+size of the address space in bytes. The first line of the output is ``ready``. A request begins with
+its number and its maximum processor time in seconds, a reply with the same number and the processor
+time of the answer::
 
     7 4.0 {"x": 1}  ->  7 0.002 {"y": 2}
 

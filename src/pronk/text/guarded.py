@@ -116,31 +116,51 @@ class GuardedTokenizer:
         """Return the tokens of a text."""
         return self._encode(sequence, add_special_tokens, has_offsets=True)
 
-    def encode_batch(self, sequences: Sequence[str], *, add_special_tokens: bool = True) -> list[GuardedEncoding]:
+    def encode_batch(
+        self, sequences: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[GuardedEncoding]:
         """Return the tokens of each text; the texts share one limit of time."""
         with shared_time():
-            return [self._encode(sequence, add_special_tokens, has_offsets=True) for sequence in sequences]
+            return [
+                self._encode(sequence, add_special_tokens, has_offsets=True)
+                for sequence in sequences
+            ]
 
-    def encode_batch_fast(self, sequences: Sequence[str], *, add_special_tokens: bool = True) -> list[GuardedEncoding]:
-        """Return the tokens of each text without offsets and masks; the texts share one limit of time."""
+    def encode_batch_fast(
+        self, sequences: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[GuardedEncoding]:
+        """Return the tokens of each text without offsets and masks.
+
+        The texts share one limit of time.
+        """
         with shared_time():
-            return [self._encode(sequence, add_special_tokens, has_offsets=False) for sequence in sequences]
+            return [
+                self._encode(sequence, add_special_tokens, has_offsets=False)
+                for sequence in sequences
+            ]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         if self._decodes_here:
             return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         try:
-            reply = _ask(self._decoder, {"decode": list(ids), "skip": skip_special_tokens}, len(ids))
+            reply = _ask(
+                self._decoder, {"decode": list(ids), "skip": skip_special_tokens}, len(ids)
+            )
         except RuntimeError as error:
-            msg = f"the model's tokenizer: expected one that decodes all tokens, found that it fails ({error})"
+            msg = (
+                "the model's tokenizer: expected one that decodes all tokens, "
+                f"found that it fails ({error})"
+            )
             raise TokenizerError(msg) from error
         if reply is None:
             msg = f"the model's tokenizer: {_SLOW} as it decodes tokens; use a model that you trust"
             raise TokenizerError(msg)
         return reply["text"]
 
-    def decode_batch(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+    def decode_batch(
+        self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
         """Return the text of each list of token ids; the lists share one limit of time."""
         with shared_time():
             return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
@@ -157,14 +177,19 @@ class GuardedTokenizer:
         except RuntimeError as error:
             raise encoding_error(text, error) from error
         if reply is None:
-            msg = f"the model's tokenizer: {_SLOW} with this prompt; use a shorter prompt, or a model that you trust"
+            msg = (
+                f"the model's tokenizer: {_SLOW} with this prompt; use a shorter prompt, or a "
+                "model that you trust"
+            )
             raise PromptError(msg)
         offsets = [(begin, end) for begin, end in reply["offsets"]]
         return GuardedEncoding(reply["ids"], offsets, reply["mask"])
 
 
 def load_backend(text: str) -> tokenizers.Tokenizer | GuardedTokenizer:
-    """Load the text of a ``tokenizer.json``; in this process only if all of its components are known.
+    """Load the text of a ``tokenizer.json``.
+
+    In this process only if all of its components are known.
 
     Raises:
         TokenizerError: the child process does not load it within the limits.
@@ -193,7 +218,9 @@ def load_here(text: str) -> tokenizers.Tokenizer:
 def encoding_error(text: str, error: Exception) -> PromptError:
     """Return the error for a text that a tokenizer cannot encode."""
     reason = describe_error(error)
-    return PromptError(f"expected text that the tokenizer can encode, found {text[:40]!r} ({reason})")
+    return PromptError(
+        f"expected text that the tokenizer can encode, found {text[:40]!r} ({reason})"
+    )
 
 
 @contextmanager

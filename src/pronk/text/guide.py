@@ -16,7 +16,8 @@ GuideKind = Literal["json", "regex", "choice", "grammar"]
 # Values of ``SamplingParams.guide_mode``, which explains them.
 GuideMode = Literal["forced", "plain", "jump"]
 
-# llguidance options: white space as in ``json.dumps``; unsupported keywords of a schema are errors (not lenient).
+# llguidance options: white space as in ``json.dumps``; unsupported keywords of a schema are errors
+# (not lenient).
 JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -25,7 +26,8 @@ JSON_DUMPS_STYLE: Mapping[str, Any] = {
 }
 WHITESPACE_STYLE: Mapping[str, Any] = {"whitespace_flexible": True, "lenient": False}
 
-MAX_SIZE = 2**18  # maximum characters of a schema, expression or grammar, or of all texts of a choice together
+# maximum characters of a schema, expression or grammar, or of all texts of a choice together
+MAX_SIZE = 2**18
 MAX_CHOICES = 1024
 _MAX_DEPTH = 64  # maximum number of nested levels of a schema
 
@@ -35,17 +37,19 @@ _MAX_DEPTH = 64  # maximum number of nested levels of a schema
 class Guide:
     """Required form of the generated text, given by one of ``json``, ``regex``, ``choice``, ``grammar``.
 
-    Equal guides are compiled once per model. :mod:`pronk.sampling.grammars` lists the supported JSON schemas and
-    grammars.
+    Equal guides are compiled once per model. :mod:`pronk.sampling.grammars` lists the supported
+    JSON schemas and grammars.
 
     Attributes:
-        json: JSON schema as a mapping or as text; the constructor converts a mapping to text. ``True`` allows any JSON
-            value, and ``{"type": "object"}`` any object.
-        regex: regular expression that the whole text matches, in Rust's syntax, without look-around.
+        json: JSON schema as a mapping or as text; the constructor converts a mapping to text.
+            ``True`` allows any JSON value, and ``{"type": "object"}`` any object.
+        regex: regular expression that the whole text matches, in Rust's syntax, without
+            look-around.
         choice: allowed texts; 1..1024, distinct, not empty.
         grammar: grammar in llguidance's dialect of Lark; the text matches its rule ``start``.
-        whitespace: whether JSON may have white space wherever the standard allows it. Otherwise JSON is written
-            on one line, as by Python's ``json.dumps``, which leaves fewer tokens to the model.
+        whitespace: whether JSON may have white space wherever the standard allows it. Otherwise
+            JSON is written on one line, as by Python's ``json.dumps``, which leaves fewer tokens to
+            the model.
 
     Raises:
         GuideError: the number of given forms is not 1, or a value is invalid.
@@ -65,7 +69,10 @@ class Guide:
             raise GuideError(msg)
         check_flag("guide: whitespace", self.whitespace)
         if self.whitespace and self.json is None:
-            msg = f"guide: whitespace: expected it with json only, found it with {given[0]}; remove it"
+            msg = (
+                f"guide: whitespace: expected it with json only, found it with {given[0]}; "
+                "remove it"
+            )
             raise GuideError(msg)
         if self.json is not None:
             object.__setattr__(self, "json", _checked_schema(self.json))
@@ -78,11 +85,17 @@ class Guide:
             self.source.encode()
         except UnicodeEncodeError as error:
             half = self.source[error.start]
-            msg = f"guide: {given[0]}: expected valid Unicode, found half a character (lone surrogate): {half!r}"
+            msg = (
+                f"guide: {given[0]}: expected valid Unicode, found half a character (lone "
+                f"surrogate): {half!r}"
+            )
             raise GuideError(msg) from error
         size = sum(map(len, self.choice)) if self.choice is not None else len(self.source)
         if size > MAX_SIZE:
-            msg = f"guide: {given[0]}: expected at most {MAX_SIZE} characters, found {size}; make it smaller"
+            msg = (
+                f"guide: {given[0]}: expected at most {MAX_SIZE} characters, found {size}; "
+                "make it smaller"
+            )
             raise GuideError(msg)
 
     @property
@@ -99,12 +112,17 @@ class Guide:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the constructor as JSON values."""
-        values: dict[str, Any] = {self.kind: list(self.choice) if self.choice is not None else self.source}
+        values: dict[str, Any] = {
+            self.kind: list(self.choice) if self.choice is not None else self.source
+        }
         return values | ({"whitespace": True} if self.whitespace else {})
 
 
 def _checked_schema(schema: object) -> str:
-    """Return a schema as JSON text; keep the order of the properties, which is the order of generation."""
+    """Return a schema as JSON text.
+
+    Keep the order of the properties, which is the order of generation.
+    """
     if isinstance(schema, str) and len(schema) > MAX_SIZE:
         return schema  # refused by its size
     try:
@@ -136,7 +154,10 @@ def schema_text(schema: Mapping[str, Any] | bool) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         half = text[error.start]
-        msg = f"guide: json: expected valid Unicode, found half a character (lone surrogate): {half!r}"
+        msg = (
+            "guide: json: expected valid Unicode, found half a character (lone surrogate): "
+            f"{half!r}"
+        )
         raise GuideError(msg) from error
     except (TypeError, ValueError) as error:
         msg = f"guide: json: expected a schema of JSON values, found other values ({error})"
@@ -150,7 +171,9 @@ def schema_text(schema: Mapping[str, Any] | bool) -> str:
 def _to_json_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _to_json_values(inner) for key, inner in value.items()}
-    return [_to_json_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [_to_json_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    )
 
 
 def _depth(value: object) -> int:

@@ -20,7 +20,8 @@ from pronk.text.patterns import PATTERNS
 
 Component = Mapping[str, Any]
 
-_MAX_PARTS = 16  # components of a sequence, pieces of a template, ids of a special token in a template
+# components of a sequence, pieces of a template, ids of a special token in a template
+_MAX_PARTS = 16
 # Limits of added tokens, for which an automaton is built; those of well-known models are 6,500 with
 # 60,000 characters.
 _MAX_ADDED = 2**14
@@ -47,10 +48,14 @@ def encodes_as_known(file: Component) -> bool:
 
 def decodes_as_known(file: Component) -> bool:
     """Return whether the decoder is known, and no token is very long."""
-    return _has_usual_tokens(file.get("model")) and _is_known(file.get("decoder"), "decoders", _DECODERS)
+    return _has_usual_tokens(file.get("model")) and _is_known(
+        file.get("decoder"), "decoders", _DECODERS
+    )
 
 
-def _is_known(component: object, members: str, known: Mapping[str, Callable[[Component], bool]]) -> bool:
+def _is_known(
+    component: object, members: str, known: Mapping[str, Callable[[Component], bool]]
+) -> bool:
     """Return whether a component is absent, known, or a sequence of known ones, which are no sequences."""
     if component is None:
         return True
@@ -59,7 +64,10 @@ def _is_known(component: object, members: str, known: Mapping[str, Callable[[Com
 
 
 def _parts(component: object, members: str) -> list[Any] | None:
-    """Return a component or the members of a sequence; ``None`` for other values and many members."""
+    """Return a component or the members of a sequence.
+
+    ``None`` for other values and many members.
+    """
     if not isinstance(component, Mapping):
         return None
     parts = component.get(members) if component.get("type") == "Sequence" else [component]
@@ -126,7 +134,11 @@ def _is_known_template(part: Component) -> bool:
     for token in special_tokens.values():
         ids = token.get("ids") if isinstance(token, Mapping) else None
         tokens = token.get("tokens") if isinstance(token, Mapping) else None
-        if not isinstance(ids, list) or not isinstance(tokens, list) or not len(ids) == len(tokens) <= _MAX_PARTS:
+        if (
+            not isinstance(ids, list)
+            or not isinstance(tokens, list)
+            or not len(ids) == len(tokens) <= _MAX_PARTS
+        ):
             return False
     single = _texts_of(part.get("single"), special_tokens)
     pair = _texts_of(part.get("pair"), special_tokens)
@@ -134,7 +146,10 @@ def _is_known_template(part: Component) -> bool:
 
 
 def _texts_of(pieces: object, special_tokens: Mapping[str, Any]) -> list[str] | None:
-    """Return the names of the texts in the pieces of a template; ``None`` if a piece is not known."""
+    """Return the names of the texts in the pieces of a template.
+
+    ``None`` if a piece is not known.
+    """
     if not isinstance(pieces, list) or len(pieces) > _MAX_PARTS:
         return None
     texts = list[str]()
@@ -200,7 +215,9 @@ def _are_known_tokens(tokens: object) -> bool:
         return True
     if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED:
         return False
-    if not all(isinstance(token, Mapping) and isinstance(token.get("content"), str) for token in tokens):
+    if not all(
+        isinstance(token, Mapping) and isinstance(token.get("content"), str) for token in tokens
+    ):
         return False
     characters = sum(len(token["content"]) for token in tokens)
     looks_back = any(token.get("lstrip") or token.get("single_word") for token in tokens)

@@ -21,7 +21,8 @@ from weakref import WeakSet
 
 from pronk.base.errors import ClosedError, TokenizerError, refuse
 
-_WAIT = 60.0  # maximum seconds of a request, also on a machine that gives the child process little processor time
+# maximum seconds of a request, also on a machine that gives the child process little processor time
+_WAIT = 60.0
 _TRIES = 2  # child processes that get a request, if the first one is ended from outside
 # Values of ``Popen.returncode`` of a child process that ends at a limit: ``_WAIT`` or a MemoryError
 # (1), memory that native code cannot allocate (SIGABRT), a full stack (SIGSEGV), processor time
@@ -55,7 +56,14 @@ class LimitedProcess:
     _child: subprocess.Popen[bytes] | None = None
 
     def __init__(
-        self, program: Path, *, purpose: str, needs: str, seconds: float, memory: int, setup: bytes = b""
+        self,
+        program: Path,
+        *,
+        purpose: str,
+        needs: str,
+        seconds: float,
+        memory: int,
+        setup: bytes = b"",
     ) -> None:
         self._program = program
         self._purpose = purpose
@@ -80,7 +88,9 @@ class LimitedProcess:
         return create, (self._program,)
 
     def ask(self, request: bytes, seconds: float | None = None) -> ChildReply | None:
-        """Return the reply to a request without a line break; ``None`` if the process ended at a limit.
+        """Return the reply to a request without a line break.
+
+        ``None`` if the process ended at a limit.
 
         ``seconds`` replaces the limit of the processor time.
 
@@ -106,7 +116,8 @@ class LimitedProcess:
         child = self._child
         if child is not None:
             child.kill()
-        if self._lock.acquire(blocking=False):  # otherwise, the thread with a request sees the end of its process
+        # otherwise, the thread with a request sees the end of its process
+        if self._lock.acquire(blocking=False):
             try:
                 self._end()
             finally:
@@ -132,7 +143,9 @@ class LimitedProcess:
                 self._end()
                 self._child = self._start()
                 self._check_stops(num_stops)
-                is_set_up = not self._setup or self._exchange(self._setup, self._seconds) is not None
+                is_set_up = (
+                    not self._setup or self._exchange(self._setup, self._seconds) is not None
+                )
             self._check_stops(num_stops)
             reply = self._exchange(request, seconds) if is_set_up else None
             self._check_stops(num_stops)
@@ -142,10 +155,13 @@ class LimitedProcess:
             if code in _AT_LIMIT and is_set_up:
                 return None
             if code in _AT_LIMIT:
-                problem = "expected one that needs little time and memory, found one that exceeds a limit"
+                problem = (
+                    "expected one that needs little time and memory, found one that exceeds a limit"
+                )
                 refuse(self._purpose, f"{problem} as it is loaded", TokenizerError)
         msg = (
-            f"{self._purpose}: expected the child process to answer, found that it was ended with code {code}; "
+            f"{self._purpose}: expected the child process to answer, found that it was ended with "
+            f"code {code}; "
             "check that no other program ends it"
         )
         raise TokenizerError(msg)
@@ -156,7 +172,10 @@ class LimitedProcess:
             raise ClosedError(msg)
 
     def _exchange(self, request: bytes, seconds: float) -> ChildReply | None:
-        """Send a request and return the reply; ``None`` if the child process has ended or sent another reply."""
+        """Send a request and return the reply.
+
+        ``None`` if the child process has ended or sent another reply.
+        """
         child = self._child
         assert child is not None
         assert child.stdin is not None
@@ -190,7 +209,8 @@ class LimitedProcess:
             raise
         if not is_ready:
             problem = (
-                f"expected the child process {sys.executable} {self._program.name} to start, found that it ended "
+                f"expected the child process {sys.executable} {self._program.name} to start, found "
+                "that it ended "
                 f"with code {_kill(child)}; check that this Python has {self._needs}"
             )
             refuse(self._purpose, problem, TokenizerError)

@@ -19,7 +19,8 @@ _CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?
 _CASED_OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN_PATTERN = rf"{_CASED_WORD}|\p{{N}}|{_CASED_OTHER_TEXT}"
 _GPT4O_PATTERN = (
-    "|".join(f"{word}{_CONTRACTIONS}?" for word in _CASED_WORD.split("|")) + rf"|\p{{N}}{{1,3}}|{_CASED_OTHER_TEXT}"
+    "|".join(f"{word}{_CONTRACTIONS}?" for word in _CASED_WORD.split("|"))
+    + rf"|\p{{N}}{{1,3}}|{_CASED_OTHER_TEXT}"
 )
 
 
@@ -29,7 +30,8 @@ class PreTokenizer(NamedTuple):
     # Regular expressions, applied in order: each splits every piece into its matches and the texts
     # between matches.
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # whether a word that is in the vocabulary becomes one token, without applying merges
+    # whether a word that is in the vocabulary becomes one token, without applying merges
+    ignore_merges: bool = False
     add_bos: bool = False  # whether BOS is added if the file lacks ``tokenizer.ggml.add_bos_token``
     nfc: bool = False  # whether the text is first normalized to Unicode NFC
 
@@ -58,7 +60,8 @@ PRE_TOKENIZERS = {
 # Pattern of Qwen 3.5: that of Qwen 2, in which combining marks (``\p{M}``) belong to words like
 # letters.
 _QWEN35_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| "
+    r"?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DEEPSEEK3_PATTERN = (
@@ -78,10 +81,12 @@ _OTHER_PATTERNS = {
     _POSSESSIVE_PATTERN,
     r"\p{N}{1,3}",  # DeepSeek V3
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # DeepSeek V3: Chinese characters and kana
-    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2 as tiktoken writes it
+    # GPT-2 as tiktoken writes it
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"\s?\p{L}+",  # DeepSeek Coder
     r"\s?\p{P}+",
-    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",  # DeepSeek Coder: Chinese, Japanese, Korean and others
+    # DeepSeek Coder: Chinese, Japanese, Korean and others
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
     r"[0-9]",
     r"\d",
     r"[\r\n]",

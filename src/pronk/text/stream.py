@@ -1,6 +1,7 @@
 """The text of a request: whole characters only, cut at the first stop string.
 
-The complete text is a function of the token sequence alone, however the sequence is divided into steps.
+The complete text is a function of the token sequence alone, however the sequence is divided into
+steps.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from pronk.base.errors import OptionError, refuse
 from pronk.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-_CONTEXT = 5  # number of tokens at the prompt's end that are decoded together with the first output tokens
+# number of tokens at the prompt's end that are decoded together with the first output tokens
+_CONTEXT = 5
 _PATIENCE = 16  # number of tokens after which an incomplete character counts as invalid bytes
 
 
 class IncrementalDecoder:
     r"""Text of a growing token sequence, at a constant cost per token.
 
-    The text of a token depends on its neighbours: a character may span tokens, and SentencePiece drops the space at the
-    very start. Each new token is therefore decoded in a window: the tokens of the text returned last (at first, the end
-    of the prompt) and all later tokens. The new text is the window's text without the part already returned, and
-    without replacement characters at the end, which may be an incomplete character. With byte-level tokens, a token of
-    whole characters after whole characters needs no window: its text is always the same.
+    The text of a token depends on its neighbours: a character may span tokens, and SentencePiece
+    drops the space at the very start. Each new token is therefore decoded in a window: the tokens
+    of the text returned last (at first, the end of the prompt) and all later tokens. The new text
+    is the window's text without the part already returned, and without replacement characters at
+    the end, which may be an incomplete character. With byte-level tokens, a token of whole
+    characters after whole characters needs no window: its text is always the same.
 
     Byte-level tokens ``F0 9F``, ``99``, ``82``, ``!`` after a prompt ``ab``::
 
@@ -34,13 +37,21 @@ class IncrementalDecoder:
         F0 9F 99 82 !   🙂!         !
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, shows_names: bool = False) -> None:
-        """Decode what follows ``prompt``; ``shows_names``: whether special tokens have their names as texts."""
-        self._tokenizer, self._shows_names = tokenizer, shows_names
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, shows_names: bool = False
+    ) -> None:
+        """Decode what follows ``prompt``.
+
+        ``shows_names``: whether special tokens have their names as texts.
+        """
+        self._tokenizer = tokenizer
+        self._shows_names = shows_names
         with_text = (token for token in reversed(prompt) if self._text_of(token) is not None)
         self._window = [*islice(with_text, _CONTEXT)][::-1]
-        self._returned = self._decode(self._window)  # beginning of the window's text that was returned already
-        self._num_done = len(self._window)  # number of tokens at the window's start whose whole text was returned
+        # beginning of the window's text that was returned already
+        self._returned = self._decode(self._window)
+        # number of tokens at the window's start whose whole text was returned
+        self._num_done = len(self._window)
 
     def push(self, token_id: int) -> str:
         """Return the text that becomes final with this token; unassigned ids have no text.
@@ -50,9 +61,13 @@ class IncrementalDecoder:
         own = self._text_of(token_id)
         if own is None:
             return ""
-        is_all_returned = self._num_done == len(self._window) and not self._returned.endswith(_REPLACEMENT)
+        is_all_returned = self._num_done == len(self._window) and not self._returned.endswith(
+            _REPLACEMENT
+        )
         if is_all_returned and self._tokenizer.joins_texts and _REPLACEMENT not in own:
-            self._window, self._num_done, self._returned = [token_id], 1, own
+            self._window = [token_id]
+            self._num_done = 1
+            self._returned = own
             return own
         self._window.append(token_id)
         text = self._decode(self._window)
@@ -77,7 +92,11 @@ class IncrementalDecoder:
     def _text_of(self, token_id: int) -> str | None:
         """Return the text of one token alone; ``None`` for a token without text."""
         text = self._tokenizer.token_text(token_id)
-        return (self._tokenizer.token_name(token_id) or None) if text is None and self._shows_names else text
+        return (
+            (self._tokenizer.token_name(token_id) or None)
+            if text is None and self._shows_names
+            else text
+        )
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=not self._shows_names)
@@ -85,10 +104,14 @@ class IncrementalDecoder:
     def _start(self, text: str) -> int:
         """Return the offset in ``text``, the text of the window, at which the new part begins.
 
-        If the prompt ends inside a character, ``_returned`` ends with U+FFFD, and ``text`` may have the whole character
-        instead.
+        If the prompt ends inside a character, ``_returned`` ends with U+FFFD, and ``text`` may have
+        the whole character instead.
         """
-        return len(self._returned if text.startswith(self._returned) else self._returned.rstrip(_REPLACEMENT))
+        return len(
+            self._returned
+            if text.startswith(self._returned)
+            else self._returned.rstrip(_REPLACEMENT)
+        )
 
     def _slide(self, start: int) -> None:
         del self._window[:start]
@@ -96,7 +119,9 @@ class IncrementalDecoder:
         self._returned = self._decode(self._window)
 
     def _skip_invalid_bytes(self, text: str) -> str:
-        """Cut the window at the last token boundary that splits no character; return new text before the cut.
+        """Cut the window at the last token boundary that splits no character.
+
+        Return new text before the cut.
 
         Without this, the window would grow without bound while a text consists of invalid bytes.
         """
@@ -105,34 +130,41 @@ class IncrementalDecoder:
             if before + self._decode(self._window[cut:]) == text:
                 new = before[self._start(text) :]
                 del self._window[:cut]
-                self._num_done, self._returned = 0, ""
+                self._num_done = 0
+                self._returned = ""
                 return new
         return ""
 
 
 def prefix_at_end(text: str, marker: str) -> str:
     """Return the longest proper prefix of ``marker`` at the end of ``text``."""
-    largest = min(len(marker) - 1, len(text))  # callers look for markers of 4,000 characters at the end of a token
-    return next((marker[:size] for size in range(largest, 0, -1) if text.endswith(marker[:size])), "")
+    # callers look for markers of 4,000 characters at the end of a token
+    largest = min(len(marker) - 1, len(text))
+    return next(
+        (marker[:size] for size in range(largest, 0, -1) if text.endswith(marker[:size])), ""
+    )
 
 
 class StopScanner:
     """Cuts a stream of text at the first stop string; an empty stop string raises an OptionError.
 
-    The stop string that is complete first counts; of several that end at the same character, the longest. Text is
-    withheld as long as it may be the beginning of a stop string.
+    The stop string that is complete first counts; of several that end at the same character, the
+    longest. Text is withheld as long as it may be the beginning of a stop string.
 
-    Stop strings may contain names of special tokens, such as ``<|im_end|>``. These tokens have no text, so the scanner
-    searches a *scanned text*, in which their names stand between the texts of the other tokens. The output lacks them.
-    A name counts as a whole: a stop string does not begin or end inside it, so ``<`` does not stop at ``<|im_end|>``.
+    Stop strings may contain names of special tokens, such as ``<|im_end|>``. These tokens have no
+    text, so the scanner searches a *scanned text*, in which their names stand between the texts of
+    the other tokens. The output lacks them. A name counts as a whole: a stop string does not begin
+    or end inside it, so ``<`` does not stop at ``<|im_end|>``.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             refuse("stop", f"expected non-empty strings, found {list(stops)!r}", OptionError)
         self._stops = [*stops]
-        self._held = ""  # end of the scanned text; the text before it cannot be a part of a stop string any more
-        self._names: list[tuple[int, int]] = []  # where the names in ``_held`` begin, perhaps before it, and end
+        # end of the scanned text; the text before it cannot be a part of a stop string any more
+        self._held = ""
+        # where the names in ``_held`` begin, perhaps before it, and end
+        self._names: list[tuple[int, int]] = []
         self._stop: str | None = None  # the first complete stop string
 
     def push(self, text: str) -> tuple[str, str | None]:
@@ -140,7 +172,10 @@ class StopScanner:
         return self._scan(text)
 
     def push_name(self, name: str) -> tuple[str, str | None]:
-        """Scan the name of a special token; the result is that of :meth:`push`, without the name."""
+        """Scan the name of a special token.
+
+        The result is that of :meth:`push`, without the name.
+        """
         if self._stops:
             self._names.append((len(self._held), len(self._held) + len(name)))
             return self._scan(name)
@@ -151,15 +186,24 @@ class StopScanner:
         return "" if self._stop else self._take(len(self._held))
 
     def _scan(self, text: str) -> tuple[str, str | None]:
-        """Append to the scanned text; return the output that becomes final, and the stop string found."""
+        """Append to the scanned text.
+
+        Return the output that becomes final, and the stop string found.
+        """
         if self._stop is not None:
             return "", self._stop
         self._held += text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._find(stop)) is not None]
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if (at := self._find(stop)) is not None
+        ]
         if found:
             _, cut, self._stop = min(found)
         else:
-            withheld = max((len(prefix_at_end(self._held, stop)) for stop in self._stops), default=0)
+            withheld = max(
+                (len(prefix_at_end(self._held, stop)) for stop in self._stops), default=0
+            )
             cut = len(self._held) - withheld
         return self._take(cut), self._stop
 
@@ -175,7 +219,8 @@ class StopScanner:
 
     def _take(self, cut: int) -> str:
         """Remove the first ``cut`` characters of the held text; return them without names."""
-        parts, start = list[str](), 0
+        parts = list[str]()
+        start = 0
         for begin, end in self._names:
             parts.append(self._held[start : min(max(begin, 0), cut)])
             start = min(end, cut)
@@ -188,12 +233,15 @@ class StopScanner:
 class TextStream:
     """Detokenization and stop strings of one request.
 
-    Stop strings are searched from token number ``min_tokens`` on, so the text has at least ``min_tokens`` tokens.
-    Text before a special token becomes final with that token at the latest, unless a stop string contains both and
-    text after them: parsers of answers need it before that token.
+    Stop strings are searched from token number ``min_tokens`` on, so the text has at least
+    ``min_tokens`` tokens. Text before a special token becomes final with that token at the latest,
+    unless a stop string contains both and text after them: parsers of answers need it before that
+    token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0
+    ) -> None:
         self._tokenizer = tokenizer
         self._decoder = IncrementalDecoder(tokenizer, prompt)
         self._scanner = StopScanner(stops)
@@ -202,7 +250,8 @@ class TextStream:
     def push(self, token: int, *, is_end: bool = False) -> tuple[str, str | None]:
         """Return the text that becomes final, and the stop string that it completes, if any.
 
-        ``is_end``: whether the token ends the text, so that the output lacks its text, as if it were special.
+        ``is_end``: whether the token ends the text, so that the output lacks its text, as if it
+        were special.
         """
         text = self._decoder.flush() if is_end else self._decoder.push(token)
         if self._unscanned:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-Symbols = str  # text of tokens in which one character, which no decoded text contains, stands for each special token
+# text of tokens in which one character, which no decoded text contains, stands for each special
+# token
+Symbols = str
 _PROMPT_TAIL = 16  # tokens at the end of a prompt in which an open begin marker is searched
 
 
@@ -17,7 +19,8 @@ class ThinkingMarkers:
     end: Symbols
     forced: tuple[int, ...]  # tokens of the end marker
     symbols: Callable[[int], Symbols]
-    repeats: bool = False  # whether thoughts may begin anywhere; otherwise only at the beginning of a text
+    # whether thoughts may begin anywhere; otherwise only at the beginning of a text
+    repeats: bool = False
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the begin marker, so that the first generated token is a thought."""

@@ -40,20 +40,22 @@ from pronk.text.guarded import (
     shared_time,
 )
 
-_TEMPLATE_FILE, _TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
+_TEMPLATE_FILE = "chat_template.jinja"
+_TEMPLATE_FOLDER = "additional_chat_templates"
 
-# Characters or tokens from which on other threads must not wait: the tokenizers package reads a million of them in a
-# second, and holds Python's lock meanwhile, but for batches.
+# Characters or tokens from which on other threads must not wait: the tokenizers package reads a
+# million of them in a second, and holds Python's lock meanwhile, but for batches.
 _LONG = 2**12
 
 
 class Tokenizer:
     """A tokenizer with its chat template.
 
-    ``special_tokens`` are the texts of special tokens by the names that templates use (``bos_token``, …).
-    ``chat_template`` is the Jinja source of the chat template; ``None`` if the model has none, and no :meth:`chat`.
-    ``tool_template`` replaces ``chat_template`` in conversations with tools. ``template_key`` is the place of the
-    template in the model's files, for error messages.
+    ``special_tokens`` are the texts of special tokens by the names that templates use
+    (``bos_token``, …). ``chat_template`` is the Jinja source of the chat template; ``None`` if the
+    model has none, and no :meth:`chat`. ``tool_template`` replaces ``chat_template`` in
+    conversations with tools. ``template_key`` is the place of the template in the model's files,
+    for error messages.
     """
 
     def __init__(
@@ -71,31 +73,39 @@ class Tokenizer:
         self.backend = backend
         self.chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
-        self._tool_template, self._template_key = tool_template, template_key
+        self._tool_template = tool_template
+        self._template_key = template_key
         self._templates: dict[str, ChatTemplate] = {}  # compiled templates by their sources
         self._token_texts: dict[int, str | None] = {}  # results of :meth:`token_text`
 
     @classmethod
-    def load(cls, folder: Path, vocab_size: int | None = None, opened: GgufCheckpoint | None = None) -> Tokenizer:
+    def load(
+        cls, folder: Path, vocab_size: int | None = None, opened: GgufCheckpoint | None = None
+    ) -> Tokenizer:
         """Load the tokenizer of a model folder or a GGUF file.
 
-        Files that are missing, damaged, or have ids beyond the model's ``vocab_size`` raise a TokenizerError.
-        ``opened``: the GGUF file, if it is open.
+        Files that are missing, damaged, or have ids beyond the model's ``vocab_size`` raise a
+        TokenizerError. ``opened``: the GGUF file, if it is open.
         """
         backend: tokenizers.Tokenizer | GuardedTokenizer
         if is_gguf(folder):
-            backend, largest_id, special, templates = read_tokenizer(opened or GgufCheckpoint(folder))
+            backend, largest_id, special, templates = read_tokenizer(
+                opened or GgufCheckpoint(folder)
+            )
             key = "tokenizer.chat_template in the metadata of the GGUF file"
         else:
             config = _read_optional(folder / "tokenizer_config.json")
             special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
-            backend, templates = _read_backend(folder / "tokenizer.json"), _find_templates(folder, config)
+            backend = _read_backend(folder / "tokenizer.json")
+            templates = _find_templates(folder, config)
             largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
             key = "chat_template in tokenizer_config.json"
         if vocab_size is not None and largest_id >= vocab_size:
             msg = (
-                f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary has {vocab_size}, "
-                f"so ids up to {vocab_size - 1} were expected; use the tokenizer that belongs to this model"
+                f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary "
+                f"has {vocab_size}, "
+                f"so ids up to {vocab_size - 1} were expected; use the tokenizer that belongs to "
+                "this model"
             )
             raise TokenizerError(msg)
         return cls(
@@ -109,8 +119,8 @@ class Tokenizer:
     def stop(self) -> None:
         """End child processes of the tokenizer at once, from any thread.
 
-        Texts in progress fail with a ClosedError. Later texts start new processes. A tokenizer that runs in this
-        process has none: its texts take little time.
+        Texts in progress fail with a ClosedError. Later texts start new processes. A tokenizer that
+        runs in this process has none: its texts take little time.
         """
         if isinstance(self.backend, GuardedTokenizer):
             self.backend.stop()
@@ -118,11 +128,18 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json``, which :meth:`load` and transformers read."""
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
-        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special_tokens}
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **self._special_tokens,
+        }
         templates = {"default": self.chat_template, "tool_use": self._tool_template}
-        given = [{"name": name, "template": text} for name, text in templates.items() if text is not None]
+        given = [
+            {"name": name, "template": text} for name, text in templates.items() if text is not None
+        ]
         if given:
-            config["chat_template"] = self.chat_template if len(given) == 1 and self.chat_template else given
+            config["chat_template"] = (
+                self.chat_template if len(given) == 1 and self.chat_template else given
+            )
         write_json(folder / "tokenizer_config.json", config, indent=2)
 
     @property
@@ -137,8 +154,14 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the tokens with their ids, 32 hexadecimal digits; stored in files of token ids."""
-        tokens = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+        """Hash of the tokens with their ids, 32 hexadecimal digits.
+
+        Stored in files of token ids.
+        """
+        tokens = sorted(
+            self.backend.get_vocab(with_added_tokens=True).items(),
+            key=lambda item: (item[1], item[0]),
+        )
         return hashlib.sha256(json.dumps(tokens).encode("ascii")).hexdigest()[:32]
 
     @cached_property
@@ -154,17 +177,25 @@ class Tokenizer:
         text = self.backend.to_str()
         if not isinstance(self.backend, GuardedTokenizer):
             return text
-        return json.dumps(json.loads(text) | dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor")))
+        return json.dumps(
+            json.loads(text) | dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor"))
+        )
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Id of the tokenizer's end-of-text token, or nothing; the model's config may list further ids."""
+        """Id of the tokenizer's end-of-text token, or nothing.
+
+        The model's config may list further ids.
+        """
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 
     def add_end_tokens(self, config: ModelConfig) -> ModelConfig:
         """Return the config with all end tokens, those with well-known names too."""
-        added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+        added = {
+            token_id: token.content
+            for token_id, token in self.backend.get_added_tokens_decoder().items()
+        }
         return replace(config, eos_ids=find_end_tokens(added, config.eos_ids))
 
     @cached_property
@@ -175,7 +206,9 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens, which have no text."""
-        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(
+            i for i, token in self.backend.get_added_tokens_decoder().items() if token.special
+        )
 
     @cached_property
     def joins_texts(self) -> bool:
@@ -183,7 +216,10 @@ class Tokenizer:
         return isinstance(self.backend.decoder, decoders.ByteLevel)
 
     def token_text(self, token_id: int) -> str | None:
-        """Return the text of one token; ``None`` for special tokens and unassigned ids of a padded vocabulary."""
+        """Return the text of one token.
+
+        ``None`` for special tokens and unassigned ids of a padded vocabulary.
+        """
         if token_id not in self._token_texts:
             is_silent = token_id in self.special_ids or self.backend.id_to_token(token_id) is None
             self._token_texts[token_id] = None if is_silent else self.decode([token_id])
@@ -198,18 +234,25 @@ class Tokenizer:
         try:
             with rust_panics_as_errors():
                 if len(text) > _LONG:
-                    return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+                    return self.backend.encode_batch_fast(
+                        [text], add_special_tokens=add_special_tokens
+                    )[0].ids
                 return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except PronkError:
             raise
-        except Exception as error:  # the tokenizers package raises Exception itself; TypeError for lone surrogates
+        except Exception as error:
+            # the tokenizers package raises Exception itself; TypeError for lone surrogates
             raise encoding_error(text, error) from error
 
-    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
         """Return the token ids of each text as :meth:`encode` does, on several threads."""
         try:
             with rust_panics_as_errors():
-                encodings = self.backend.encode_batch_fast([*texts], add_special_tokens=add_special_tokens)
+                encodings = self.backend.encode_batch_fast(
+                    [*texts], add_special_tokens=add_special_tokens
+                )
         except PronkError:
             raise
         except Exception:  # noqa: BLE001 - raise the error of the text that cannot be encoded
@@ -219,7 +262,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
         if len(ids) > _LONG:
-            return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
+            return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[
+                0
+            ]
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def chat(
@@ -232,21 +277,32 @@ class Tokenizer:
     ) -> str:
         """Render a conversation as text, to be encoded with ``add_special_tokens=False``.
 
-        For ``messages``, see :mod:`pronk.text.chat.messages`. ``add_generation_prompt``: append the beginning
-        of the assistant's turn. ``tools`` are those that the model may call, in OpenAI's format. ``options`` are
-        further variables of the template, such as ``{"enable_thinking": False}``.
+        For ``messages``, see :mod:`pronk.text.chat.messages`. ``add_generation_prompt``: append the
+        beginning of the assistant's turn. ``tools`` are those that the model may call, in OpenAI's
+        format. ``options`` are further variables of the template, such as ``{"enable_thinking":
+        False}``.
 
         Raises:
             TokenizerError: the chat template is missing or damaged.
             PromptError: the messages are malformed, rejected by the template, or exceed a limit.
         """
-        source = self.chat_template if tools is None or self._tool_template is None else self._tool_template
+        source = (
+            self.chat_template
+            if tools is None or self._tool_template is None
+            else self._tool_template
+        )
         if source is None:
-            refuse("the model has no chat template", f"expected {self._template_key}, found none", TokenizerError)
+            refuse(
+                "the model has no chat template",
+                f"expected {self._template_key}, found none",
+                TokenizerError,
+            )
         if source not in self._templates:
             self._templates[source] = ChatTemplate(source, self._special_tokens)
         template = self._templates[source]
-        return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options)
+        return template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options
+        )
 
     def chat_ids(
         self,
@@ -259,24 +315,32 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of a conversation; arguments and errors as in :meth:`chat`.
 
-        If ``trusted``, texts of special tokens (such as ``<|im_end|>``) in messages and tools become these tokens, as
-        in transformers. Otherwise they stay text (:mod:`pronk.text.chat.messages`). An empty result raises a
-        PromptError.
+        If ``trusted``, texts of special tokens (such as ``<|im_end|>``) in messages and tools
+        become these tokens, as in transformers. Otherwise they stay text
+        (:mod:`pronk.text.chat.messages`). An empty result raises a PromptError.
         """
-        placeholders: dict[str, str] = {}  # character to the text of the special token that it stands for
+        # character to the text of the special token that it stands for
+        placeholders: dict[str, str] = {}
         if not trusted:
             checked = check_messages(messages)
             try:
                 disguised, placeholders = disguise([*checked, *(tools or ())], self._special_names)
             except RecursionError as error:
-                msg = "messages, tools: expected values of a few hundred levels at most, found more; make them flatter"
+                msg = (
+                    "messages, tools: expected values of a few hundred levels at most, found more; "
+                    "make them flatter"
+                )
                 raise PromptError(msg) from error
-            messages, tools = disguised[: len(checked)], None if tools is None else disguised[len(checked) :]
-        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options)
+            messages = disguised[: len(checked)]
+            tools = None if tools is None else disguised[len(checked) :]
+        text = self.chat(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options
+        )
         ids = self._encode_revealed(text, placeholders)
         if not ids:
             msg = (
-                "the model's chat template: expected a text made of these messages, found an empty text; "
+                "the model's chat template: expected a text made of these messages, found an empty "
+                "text; "
                 "use another template, or pass a prompt instead of messages"
             )
             raise PromptError(msg)
@@ -312,9 +376,14 @@ def _read_optional(path: Path) -> dict[str, Any]:
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
     if not path.is_file():
-        others = [name for name in ("tokenizer.model", "vocab.json", "merges.txt") if path.with_name(name).is_file()]
+        others = [
+            name
+            for name in ("tokenizer.model", "vocab.json", "merges.txt")
+            if path.with_name(name).is_file()
+        ]
         msg = (
-            f"{path.parent}: expected tokenizer.json, found {' and '.join(others) or 'no tokenizer file'}; "
+            f"{path.parent}: expected tokenizer.json, found "
+            f"{' and '.join(others) or 'no tokenizer file'}; "
             "write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
         raise TokenizerError(msg)
@@ -326,7 +395,10 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
         raise TokenizerError(msg) from error
     except Exception as error:  # the tokenizers package raises Exception itself
         reason = describe_error(error)
-        msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
+        msg = (
+            f"{path}: expected a tokenizer, found an unreadable file ({reason}); "
+            "restore it from its source"
+        )
         raise TokenizerError(msg) from error
 
 
@@ -342,12 +414,17 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the sources of chat templates by their names, as transformers does.
 
-    Files have the templates ``chat_template.jinja`` (the default) and ``additional_chat_templates/NAME.jinja``. With a
-    file for the default, the templates in ``tokenizer_config.json`` are not read.
+    Files have the templates ``chat_template.jinja`` (the default) and
+    ``additional_chat_templates/NAME.jinja``. With a file for the default, the templates in
+    ``tokenizer_config.json`` are not read.
     """
     files = {"default": folder / _TEMPLATE_FILE}
     files |= {path.stem: path for path in sorted((folder / _TEMPLATE_FOLDER).glob("*.jinja"))}
-    found = {name: read_text(path, error=TokenizerError) for name, path in files.items() if path.is_file()}
+    found = {
+        name: read_text(path, error=TokenizerError)
+        for name, path in files.items()
+        if path.is_file()
+    }
     return found if "default" in found else {**_templates_of_config(folder, config), **found}
 
 
@@ -358,5 +435,8 @@ def _templates_of_config(folder: Path, config: Mapping[str, Any]) -> dict[str, s
     try:
         return {entry["name"]: entry["template"] for entry in source}
     except (TypeError, KeyError) as error:
-        msg = f"{folder}: expected chat_template to be a string or a list of names and templates, found {source!r:.60}"
+        msg = (
+            f"{folder}: expected chat_template to be a string or a list of names and templates, "
+            f"found {source!r:.60}"
+        )
         raise TokenizerError(msg) from error

@@ -1,6 +1,7 @@
 """Backend of torch (the extra ``torch``), for accelerators and processors without pronk's kernels.
 
-Training and benchmarks use its conversions between arrays and tensors, its operations, and the memory of its devices.
+Training and benchmarks use its conversions between arrays and tensors, its operations, and the
+memory of its devices.
 """
 
 from pronk.base.lazy import export

@@ -56,7 +56,9 @@ class TorchMatrix:
 
 
 class TorchBackend:
-    """Computes with torch on ``device``, with weights in ``dtype``; quantized weights are dequantized.
+    """Computes with torch on ``device``, with weights in ``dtype``.
+
+    Quantized weights are dequantized.
 
     A device that torch does not have here raises an OptionError.
     """
@@ -69,13 +71,17 @@ class TorchBackend:
     drafts_chains = False
 
     def __init__(self, device: str, dtype: DType) -> None:
-        self.device, self.dtype = device, dtype
+        self.device = device
+        self.dtype = dtype
         try:
             torch.empty(1, device=device).item()
         except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
             near = close_choices(str(device), ("cpu", "cuda", "mps", "xpu"))
             remedy = f"did you mean {near}?" if near else "use cpu"
-            msg = f'device: expected "cpu" or an accelerator that torch has here, found {device!r}; {remedy}'
+            msg = (
+                f'device: expected "cpu" or an accelerator that torch has here, found {device!r}; '
+                f"{remedy}"
+            )
             raise OptionError(msg) from error
         torch.set_num_threads(num_threads())
 
@@ -109,23 +115,38 @@ class TorchBackend:
 
         return read
 
-    def pack(self, weight: AnyMatrix, bias: Array | None = None, *, gated: bool = False, **layout: Any) -> TorchMatrix:
+    def pack(
+        self, weight: AnyMatrix, bias: Array | None = None, *, gated: bool = False, **layout: Any
+    ) -> TorchMatrix:
         """Copy a matrix to the device; ``layout`` is for the kernels only."""
         del layout
         values = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
-        assert isinstance(values, np.ndarray), "expected weights that torch can read, found blocks of a file"
+        assert isinstance(values, np.ndarray), (
+            "expected weights that torch can read, found blocks of a file"
+        )
         tensors = [
-            to_tensor(array).to(self.device, torch_dtype(self.dtype)) for array in (values, bias) if array is not None
+            to_tensor(array).to(self.device, torch_dtype(self.dtype))
+            for array in (values, bias)
+            if array is not None
         ]
         return TorchMatrix(tensors[0], tensors[1] if len(tensors) > 1 else None, gated)
 
-    def pack_adapter(self, matrix: TorchMatrix, parts: Sequence[LowRank]) -> list[tuple[int, Tensor, Tensor]]:
+    def pack_adapter(
+        self, matrix: TorchMatrix, parts: Sequence[LowRank]
+    ) -> list[tuple[int, Tensor, Tensor]]:
         """Copy the parts of an adapter to the device, in float32."""
         del matrix
-        return [(start, to_tensor(down).to(self.device), to_tensor(up).to(self.device)) for start, down, up in parts]
+        return [
+            (start, to_tensor(down).to(self.device), to_tensor(up).to(self.device))
+            for start, down, up in parts
+        ]
 
     def program(
-        self, hidden: int, dtype: DType, cache: PagedCache | None = None, other_caches: Sequence[PagedCache] = ()
+        self,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None = None,
+        other_caches: Sequence[PagedCache] = (),
     ) -> Program:
         return TorchProgram(self.device, hidden, dtype, cache, other_caches)
 

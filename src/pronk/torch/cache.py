@@ -1,7 +1,7 @@
 """KV cache of the torch backend, attention from packed rows to it, and the state of a pass.
 
-The class :class:`~pronk.backends.KVSource` states which keys a row sees; the kernels follow the same rule without
-building a mask (``kernels/README.md``).
+The class :class:`~pronk.backends.KVSource` states which keys a row sees; the kernels follow the
+same rule without building a mask (``kernels/README.md``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk import OptionError
-from pronk.backends import ROWS, BlockTable, Kept, ModelConfig, PagedCache, PoolLayout, ProgramRows, Projection
+from pronk.backends import (
+    ROWS,
+    BlockTable,
+    Kept,
+    ModelConfig,
+    PagedCache,
+    PoolLayout,
+    ProgramRows,
+    Projection,
+)
 from pronk.base.arrays import Array
 from pronk.checkpoint import RopeConfig
 from pronk.torch.convert import to_array, to_tensor, torch_dtype
@@ -32,7 +41,10 @@ class TorchCache(PagedCache):
     def __init__(self, config: ModelConfig, *, device: str, **options: Any) -> None:
         self.device = torch.device(device)
         if options.get("kv_dtype") not in (None, options["dtype"]):
-            msg = f"kv_dtype: expected auto with torch, found {options['kv_dtype']}, which needs pronk's kernels"
+            msg = (
+                f"kv_dtype: expected auto with torch, found {options['kv_dtype']}, which needs "
+                "pronk's kernels"
+            )
             raise OptionError(msg)
         super().__init__(config, kernels=None, **options)
 
@@ -49,8 +61,9 @@ class TorchCache(PagedCache):
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values ``[rows, kv_heads, head_dim]`` of a forward pass at ``slots`` ``[rows]``.
 
-        Infinities and NaN are stored as 0: torch multiplies masked values by 0, and 0 times infinity would be NaN in
-        the rows of other requests. The request itself fails, as its logits are not finite.
+        Infinities and NaN are stored as 0: torch multiplies masked values by 0, and 0 times
+        infinity would be NaN in the rows of other requests. The request itself fails, as its logits
+        are not finite.
         """
         for pool, rows in ((self.keys[layer], k), (self.values[layer], v)):
             pool[:, slots] = rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1)
@@ -62,12 +75,15 @@ class TorchCache(PagedCache):
     def read_hidden(self, kept: Kept, block_table: BlockTable, start: int, stop: int) -> Array:
         return to_array(self.hidden[kept][0, self.to_index(self.slots(block_table, start, stop))])
 
-    def write_projection(self, projection: Projection, slots: NDArray[np.int64], values: Array) -> None:
+    def write_projection(
+        self, projection: Projection, slots: NDArray[np.int64], values: Array
+    ) -> None:
         rows = to_tensor(values).to(self.device).nan_to_num(0.0, 0.0, 0.0)
         self.hidden[projection][0, self.to_index(slots)] = rows
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        source_index, target_index = self.to_index(source), self.to_index(target)
+        source_index = self.to_index(source)
+        target_index = self.to_index(target)
         for pool in self._pools:
             pool[:, target_index] = pool[:, source_index]
 
@@ -77,24 +93,31 @@ class VisibleKeys(NamedTuple):
 
     num_rows: int
     slots: Tensor  # int64 ``[keys]``
-    # Bool ``[rows, keys]``: whether a row sees a key. A row that sees none has only True here: a softmax over no keys
-    # is NaN, so its output over all keys is computed and set to zero.
+    # Bool ``[rows, keys]``: whether a row sees a key. A row that sees none has only True here: a
+    # softmax over no keys is NaN, so its output over all keys is computed and set to zero.
     mask: Tensor
     sees_any: Tensor | None  # bool ``[rows, 1]``: whether a row sees a key; ``None`` if all do
 
 
-def visible_keys(rows: ProgramRows, cache: TorchCache, number: int, window: int | None) -> list[VisibleKeys]:
-    """Return the visible keys of each segment of ``rows``; the layers have a window of ``window`` tokens.
+def visible_keys(
+    rows: ProgramRows, cache: TorchCache, number: int, window: int | None
+) -> list[VisibleKeys]:
+    """Return the visible keys of each segment of ``rows``.
 
-    ``cache`` has this ``number`` in :class:`KVSource`. The keys of a segment are its cached tokens from ``start`` on,
-    then the nodes of its tree if the pass writes the cache.
+    The layers have a window of ``window`` tokens.
+
+    ``cache`` has this ``number`` in :class:`KVSource`. The keys of a segment are its cached tokens
+    from ``start`` on, then the nodes of its tree if the pass writes the cache.
     """
     found = []
     for index, (table, tree, computed) in enumerate(rows.segments):
         cached = rows.other_tables[number - 1][index] if number else table
         node_positions = table.length + np.asarray(tree.depths)
         positions = node_positions[computed:, None]
-        start = max(0 if window is None else int(positions.min()) - window + 1, cached.num_released * cache.block_size)
+        start = max(
+            0 if window is None else int(positions.min()) - window + 1,
+            cached.num_released * cache.block_size,
+        )
         start = min(start, cached.length)
         keys = np.arange(start, cached.length)
         mask = keys < positions
@@ -114,14 +137,17 @@ def visible_keys(rows: ProgramRows, cache: TorchCache, number: int, window: int 
 def path_slots(rows: ProgramRows, cache: TorchCache, count: int) -> tuple[Tensor, Tensor]:
     """Return the slots of the last ``count`` tokens of each row's path, and which of them exist.
 
-    Both are ``[rows, count]``. The row's own token is the last one. A token before the text has the slot 0.
+    Both are ``[rows, count]``. The row's own token is the last one. A token before the text has the
+    slot 0.
     """
     found = []
     for table, tree, computed in rows.segments:
         first = max(0, table.length - count + 1)
         slots = cache.slots(table, first, table.length + len(tree))
-        committed, own = slots[: table.length - first], slots[table.length - first :]
-        start = np.concatenate((np.full(count, -1), committed))[-count:]  # the path of a root's parent
+        committed = slots[: table.length - first]
+        own = slots[table.length - first :]
+        # the path of a root's parent
+        start = np.concatenate((np.full(count, -1), committed))[-count:]
         paths = np.empty((len(tree), count), np.int64)
         for node, parent in enumerate(tree.parents):
             before = start if parent < 0 else paths[parent]
@@ -143,34 +169,58 @@ def attend_rows(
 ) -> Tensor:
     """Attend from queries ``[rows, heads, d]`` to a layer (from 0); return ``[rows, heads * d]``.
 
-    ``scale`` is the factor of the scores, and ``cap`` their soft cap. ``sinks`` ``[heads]`` are scores without a value.
-    The query heads of each key/value head are stacked as rows, so that one matrix product serves all. A row that sees
-    no key (in a text of one token, or if the tokens of its window have been released) gets zeros.
+    ``scale`` is the factor of the scores, and ``cap`` their soft cap. ``sinks`` ``[heads]`` are
+    scores without a value. The query heads of each key/value head are stacked as rows, so that one
+    matrix product serves all. A row that sees no key (in a text of one token, or if the tokens of
+    its window have been released) gets zeros.
     """
     keys: Any = cache.keys[layer]  # tensors ``[kv_heads, slots, head_dim]``, as the values
     values: Any = cache.values[layer]
-    (_, heads, size), kv_heads, outputs = queries.shape, len(keys), []
+    (_, heads, size) = queries.shape
+    kv_heads = len(keys)
+    outputs = []
     for q, seen in zip(queries.split([each.num_rows for each in visible]), visible, strict=True):
-        k, v = keys[:, seen.slots], values[:, seen.slots]
+        k = keys[:, seen.slots]
+        v = values[:, seen.slots]
         if not k.shape[1]:
             outputs.append(q.new_zeros(len(q), heads * size))
             continue
         grouped = q.to(k.dtype).view(len(q), kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
-        folded, mask = grouped.reshape(kv_heads, -1, size), seen.mask.repeat(heads // kv_heads, 1)
+        folded = grouped.reshape(kv_heads, -1, size)
+        mask = seen.mask.repeat(heads // kv_heads, 1)
         if cap is None and sinks is None:
-            out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=mask, scale=scale)
+            out = F.scaled_dot_product_attention(
+                folded[None], k[None], v[None], attn_mask=mask, scale=scale
+            )
         else:
-            by_row = None if sinks is None else sinks.view(kv_heads, -1, 1).repeat_interleave(len(q), dim=1).float()
+            by_row = (
+                None
+                if sinks is None
+                else sinks.view(kv_heads, -1, 1).repeat_interleave(len(q), dim=1).float()
+            )
             out = capped_attention(folded, k, v, mask, scale, cap, sinks=by_row)
-        out = out.view(kv_heads, heads // kv_heads, len(q), size).permute(2, 0, 1, 3).reshape(len(q), -1)
+        out = (
+            out.view(kv_heads, heads // kv_heads, len(q), size)
+            .permute(2, 0, 1, 3)
+            .reshape(len(q), -1)
+        )
         outputs.append((out if seen.sees_any is None else out * seen.sees_any).to(queries.dtype))
     return torch.cat(outputs)
 
 
 def capped_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None, *, sinks: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+    cap: float | None,
+    *,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return attention ``[…, rows, d]`` whose scores have a soft cap; ``mask``: bool ``[rows, keys]``.
+    """Return attention ``[…, rows, d]`` whose scores have a soft cap.
+
+    ``mask``: bool ``[rows, keys]``.
 
     ``sinks`` ``[…, rows, 1]`` are scores that take part in the softmax without a value.
     """
@@ -186,15 +236,26 @@ class TorchPass:
     """The buffers of one run of a program, by name, and its rows."""
 
     def __init__(
-        self, rows: ProgramRows, stream: Tensor, cache: PagedCache | None, collected: Array | None, device: str
+        self,
+        rows: ProgramRows,
+        stream: Tensor,
+        cache: PagedCache | None,
+        collected: Array | None,
+        device: str,
     ) -> None:
-        self.rows, self.cache, self.collected, self.device = rows, cache, collected, device
+        self.rows = rows
+        self.cache = cache
+        self.collected = collected
+        self.device = device
         self._made: dict[object, Any] = {}  # what all layers share
         self.buffers: dict[str, Tensor] = {"stream": stream}
         self._parts: dict[int, Tensor] = {}  # parts of the rows of ``A``, until all are written
         self.pairs_per_expert: list[int] = []
         # Text position of each row; the rows of a segment follow its committed tokens.
-        depths = [np.asarray(tree.depths[first:], np.int64) + table.length for table, tree, first in rows.segments]
+        depths = [
+            np.asarray(tree.depths[first:], np.int64) + table.length
+            for table, tree, first in rows.segments
+        ]
         self.positions = np.concatenate(depths) if depths else np.arange(rows.count)
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:
@@ -210,13 +271,17 @@ class TorchPass:
             return
         self._parts[part[0]] = x
         if len(self._parts) == part[1]:
-            self.buffers["A"] = torch.cat([self._parts.pop(index) for index in range(part[1])], dim=-1)
+            self.buffers["A"] = torch.cat(
+                [self._parts.pop(index) for index in range(part[1])], dim=-1
+            )
 
     def rotate(self, x: Tensor, rope: RopeConfig) -> Tensor:
         """Apply a rotation to ``x`` ``[rows, heads, head_dim]``."""
         table, by_row = self.rows.rope_tables[rope]
         places = np.arange(self.rows.count) if by_row else self.positions
-        entries = self.once(("rope", rope), lambda: to_tensor(table[places]).to(self.device, x.dtype))
+        entries = self.once(
+            ("rope", rope), lambda: to_tensor(table[places]).to(self.device, x.dtype)
+        )
         cos, sin = entries.unsqueeze(2).unbind(1)
         half = cos.shape[-1]
         first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
@@ -225,14 +290,22 @@ class TorchPass:
     @cached_property
     def adapted_rows(self) -> list[tuple[int, Tensor]]:
         """The number of each adapter in this pass, and the indices of its rows."""
-        numbers = [table.adapter for table, tree, computed in self.rows.segments for _ in tree.tokens[computed:]]
+        numbers = [
+            table.adapter
+            for table, tree, computed in self.rows.segments
+            for _ in tree.tokens[computed:]
+        ]
         by_row = torch.tensor(numbers, device=self.device)
-        return [(number, (by_row == number).nonzero()[:, 0]) for number in sorted({*numbers} - {-1})]
+        return [
+            (number, (by_row == number).nonzero()[:, 0]) for number in sorted({*numbers} - {-1})
+        ]
 
     def growth(self, growth: float, period: int) -> Tensor:
         """Return the factor of each row's queries, ``[rows, 1, 1]``: ``ModelConfig.query_growth``."""
         factors = 1.0 + growth * np.log1p(self.positions // period)
-        return torch.from_numpy(factors).to(self.device, self.buffers["stream"].dtype)[:, None, None]
+        return torch.from_numpy(factors).to(self.device, self.buffers["stream"].dtype)[
+            :, None, None
+        ]
 
     @cached_property
     def slots(self) -> Tensor:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from pronk.base.arrays import BFLOAT16, FLOAT8, Array, DType
 
-# NumPy has these types from ml_dtypes, which torch does not know. Their bits are passed as integers.
+# NumPy has these types from ml_dtypes, which torch does not know. Their bits are passed as
+# integers.
 _AS_INTEGERS: dict[DType, DType] = {BFLOAT16: np.dtype(np.int16), FLOAT8: np.dtype(np.uint8)}
 
 

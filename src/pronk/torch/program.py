@@ -29,11 +29,16 @@ from pronk.torch.convert import to_array, to_tensor
 def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tensor]:
     """Return the experts of each row, in rising order, and their float32 weights: ``[rows, per_row]``.
 
-    ``scores`` ``[rows, experts]`` are those of the router. Of equal scores, the smaller number is chosen.
+    ``scores`` ``[rows, experts]`` are those of the router. Of equal scores, the smaller number is
+    chosen.
     """
     scores = scores.float()
     # A stable sort keeps the order of equal scores.
-    chosen = scores.argsort(dim=-1, descending=True, stable=True)[:, : mixture.per_row].sort(dim=-1).values
+    chosen = (
+        scores.argsort(dim=-1, descending=True, stable=True)[:, : mixture.per_row]
+        .sort(dim=-1)
+        .values
+    )
     taken = scores.gather(-1, chosen)
     total = (taken if mixture.normalized else scores).logsumexp(-1, keepdim=True)
     return chosen, torch.exp(taken - total)
@@ -57,14 +62,24 @@ class TorchProgram(Program):
     """A program whose operations run one after the other on torch's device."""
 
     def __init__(
-        self, device: str, hidden: int, dtype: DType, cache: PagedCache | None, other_caches: Sequence[PagedCache]
+        self,
+        device: str,
+        hidden: int,
+        dtype: DType,
+        cache: PagedCache | None,
+        other_caches: Sequence[PagedCache],
     ) -> None:
         super().__init__(hidden, dtype, cache, other_caches)
         self.device = device
         self._ops: list[Callable[[TorchPass], None]] = []
 
     def embed(
-        self, decoder: Any, *, norm: Any = None, part: tuple[int, int] | None = None, zero_first: bool = False
+        self,
+        decoder: Any,
+        *,
+        norm: Any = None,
+        part: tuple[int, int] | None = None,
+        zero_first: bool = False,
     ) -> None:
         """Implement :meth:`Program.embed`; the tables stay in the main memory."""
         scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
@@ -94,47 +109,63 @@ class TorchProgram(Program):
         source: str = "stream",
     ) -> None:
         """Implement :meth:`Program.project`; the queries stay in a buffer."""
-        normalize, cache = self._norm(norm), self.cache_of(kv)
+        normalize = self._norm(norm)
+        cache = self.cache_of(kv)
         assert isinstance(cache, TorchCache)
         norms = [self._norm(each) for each in head_norms]
-        rope, sizes = cache.config.rope_of(kv.layer), config.qkv_sizes[: 1 if only_queries else 3]
-        whole, growth = config.whole_qk_norm, config.query_growth
+        rope = cache.config.rope_of(kv.layer)
+        sizes = config.qkv_sizes[: 1 if only_queries else 3]
+        whole = config.whole_qk_norm
+        growth = config.query_growth
 
         def run(state: TorchPass) -> None:
             x = normalize(state.buffers[source])
-            projected = torch.cat([_multiply(part, x, state) for part in linear.parts], dim=-1).split(sizes, dim=-1)
+            projected = torch.cat(
+                [_multiply(part, x, state) for part in linear.parts], dim=-1
+            ).split(sizes, dim=-1)
             parts = list(projected) if whole else [_heads(part, config) for part in projected]
             for part, normalize_heads in enumerate(norms[: len(parts)]):
                 parts[part] = _heads(normalize_heads(parts[part]), config)
             rotated = [part if rope is None else state.rotate(part, rope) for part in parts[:2]]
             if not only_queries:
                 cache.write(kv.layer, state.slots, rotated[1], _heads(parts[2], config))
-            state.buffers["queries"] = rotated[0] if growth is None else rotated[0] * state.growth(*growth)
+            state.buffers["queries"] = (
+                rotated[0] if growth is None else rotated[0] * state.growth(*growth)
+            )
 
         self._ops.append(run)
 
     def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
         cache = self.cache_of(kv)
         assert isinstance(cache, TorchCache)
-        scale, cap = config.query_scale, config.attention_cap
+        scale = config.query_scale
+        cap = config.attention_cap
         windows = cache.config.windows
         window = windows[kv.layer] if windows else None
         scores = None if sinks is None else to_tensor(sinks).to(self.device)
 
         def run(state: TorchPass) -> None:
-            keys = state.once((window, kv.cache), lambda: visible_keys(state.rows, cache, kv.cache, window))
-            state.buffers["A"] = attend_rows(state.buffers["queries"], keys, cache, kv.layer, scale, cap, sinks=scores)
+            keys = state.once(
+                (window, kv.cache), lambda: visible_keys(state.rows, cache, kv.cache, window)
+            )
+            state.buffers["A"] = attend_rows(
+                state.buffers["queries"], keys, cache, kv.layer, scale, cap, sinks=scores
+            )
 
         self._ops.append(run)
 
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         assert isinstance(cache, TorchCache)
         taps = to_tensor(weights.reshape(len(weights), -1).T.astype(np.float32)).to(self.device)
-        start = to_tensor(np.zeros(1, np.float32) if bias is None else bias.astype(np.float32)).to(self.device)
+        start = to_tensor(np.zeros(1, np.float32) if bias is None else bias.astype(np.float32)).to(
+            self.device
+        )
 
         def run(state: TorchPass) -> None:
             b, c, x = state.buffers["B"].chunk(3, dim=-1)
-            slots, exists = state.once(("path", len(taps)), lambda: path_slots(state.rows, cache, len(taps)))
+            slots, exists = state.once(
+                ("path", len(taps)), lambda: path_slots(state.rows, cache, len(taps))
+            )
             states = cache.keys[layer][0]
             states[state.slots] = (b * x).to(states.dtype)
             total = start
@@ -202,7 +233,8 @@ class TorchProgram(Program):
             chosen, state.buffers["shares"] = choose_experts(state.buffers["scores"], mixture)
             # Pairs of a row and an expert, in the order of the experts.
             expert, order = chosen.flatten().sort(stable=True)
-            state.buffers["pair_rows"], state.buffers["pairs"] = order // mixture.per_row, order
+            state.buffers["pair_rows"] = order // mixture.per_row
+            state.buffers["pairs"] = order
             state.pairs_per_expert = torch.bincount(expert, minlength=mixture.experts).tolist()
             state.rows.touched.value += sum(count > 0 for count in state.pairs_per_expert)
 
@@ -211,7 +243,9 @@ class TorchProgram(Program):
     def store_hidden(self, layer: int) -> None:
         cache = self.cache
         assert isinstance(cache, TorchCache)
-        self._ops.append(lambda state: cache.write_hidden(layer, state.slots, state.buffers["stream"]))
+        self._ops.append(
+            lambda state: cache.write_hidden(layer, state.slots, state.buffers["stream"])
+        )
 
     def collect_hidden(self, index: int) -> None:
         def run(state: TorchPass) -> None:
@@ -222,10 +256,16 @@ class TorchProgram(Program):
 
     @torch.inference_mode()
     def run(
-        self, rows: ProgramRows, stream: Array, logits: Array | None = None, collected: Array | None = None
+        self,
+        rows: ProgramRows,
+        stream: Array,
+        logits: Array | None = None,
+        collected: Array | None = None,
     ) -> None:
         """Run the operations; the results are copied to the arrays; see :meth:`Program.run`."""
-        state = TorchPass(rows, to_tensor(stream).to(self.device), self.cache, collected, self.device)
+        state = TorchPass(
+            rows, to_tensor(stream).to(self.device), self.cache, collected, self.device
+        )
         for operation in self._ops:
             operation(state)
         stream[...] = to_array(state.buffers["stream"])
@@ -233,9 +273,12 @@ class TorchProgram(Program):
             logits[...] = to_array(state.buffers["logits"].float())
 
     @staticmethod
-    def _mix(experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass) -> Tensor:
+    def _mix(
+        experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass
+    ) -> Tensor:
         """Return the outputs of each row's experts: one row per pair, or the weighted sum of each row's pairs."""
-        rows, shares = state.buffers["pair_rows"], state.buffers["shares"]
+        rows = state.buffers["pair_rows"]
+        shares = state.buffers["shares"]
         pairs = (x if experts.gathers else x[rows]).split(state.pairs_per_expert)
         outputs = [
             _multiply_activated(linear, part, activate, state)
@@ -254,7 +297,10 @@ class TorchProgram(Program):
         return total.to(y.dtype)
 
     def _norm(self, norm: Any) -> Callable[[Tensor], Tensor]:
-        """Return a function that applies a norm to rows; ``None``: a function that returns the rows."""
+        """Return a function that applies a norm to rows.
+
+        ``None``: a function that returns the rows.
+        """
         if norm is None:
             return ACTIVATIONS[None]
         weight = to_tensor(norm.weight).to(self.device)
@@ -274,7 +320,9 @@ def _heads(x: Tensor, config: ModelConfig) -> Tensor:
     return x if x.dim() == 3 else x.unflatten(-1, (-1, config.head_dim))
 
 
-def _multiply_activated(linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass) -> Tensor:
+def _multiply_activated(
+    linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass
+) -> Tensor:
     """Return ``activate(x Wᵀ + b)``, or ``activate(gate) · up`` of a gated matrix."""
     y = _multiply(linear, x, state)
     if not linear.packed.gated:

@@ -31,8 +31,9 @@ class Batches(Protocol):
 class Sequences:
     """Training sequences of ``length`` tokens: a part of a token file, cut up and shuffled by ``seed``.
 
-    ``start`` and ``stop`` are the borders of the part as fractions of the file. The targets of a sequence are its
-    tokens shifted by one, so the token after the sequence is read, too. After the last sequence, the first one follows.
+    ``start`` and ``stop`` are the borders of the part as fractions of the file. The targets of a
+    sequence are its tokens shifted by one, so the token after the sequence is read, too. After the
+    last sequence, the first one follows.
     """
 
     def __init__(
@@ -46,11 +47,16 @@ class Sequences:
     ) -> None:
         dtype = token_dtype(vocab_size)
         # An empty file cannot be mapped.
-        self._tokens = np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.empty(0, dtype)
+        self._tokens = (
+            np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.empty(0, dtype)
+        )
         self.length = length
-        first, last = int(start * (len(self._tokens) - 1)), int(stop * (len(self._tokens) - 1))
+        first = int(start * (len(self._tokens) - 1))
+        last = int(stop * (len(self._tokens) - 1))
         self.num_tokens = max(0, last - first)
-        self._starts = first + length * np.random.default_rng(seed).permutation(self.num_tokens // length)
+        self._starts = first + length * np.random.default_rng(seed).permutation(
+            self.num_tokens // length
+        )
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -59,19 +65,26 @@ class Sequences:
         """Raise :class:`~pronk.base.errors.OptionError` if the part is shorter than one sequence."""
         if not len(self):
             msg = (
-                f"text: expected at least {self.length + 1} tokens for sequences of {self.length}, found "
-                f"{self.num_tokens}; give more --steps, a smaller --length and --final-length, or more text "
+                f"text: expected at least {self.length + 1} tokens for sequences of {self.length}, "
+                "found "
+                f"{self.num_tokens}; give more --steps, a smaller --length and --final-length, or "
+                "more text "
                 "(--on-policy: the target's own)"
             )
             raise OptionError(msg)
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
         begins = self._starts[np.arange(start, start + count) % len(self._starts)]
-        rows = torch.from_numpy(self._tokens[begins[:, None] + np.arange(self.length + 1)].astype(np.int64))
+        rows = torch.from_numpy(
+            self._tokens[begins[:, None] + np.arange(self.length + 1)].astype(np.int64)
+        )
         return rows[:, :-1], rows[:, 1:]
 
     def batches(self, tokens: int, seconds: float = inf) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each sequence once, in batches of ``tokens`` tokens; begin no further batch after ``seconds``."""
+        """Yield each sequence once, in batches of ``tokens`` tokens.
+
+        Begin no further batch after ``seconds``.
+        """
         count = max(1, tokens // self.length)
         for start in limit_time(seconds, range(0, len(self), count)):
             yield self.batch(start, min(count, len(self) - start))
@@ -92,9 +105,11 @@ class Mixture:
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
         """Return sequences ``start`` to ``start + count - 1`` of the mixture, those from ``first`` first.
 
-        For every ``n``, ``floor(n * share)`` of the sequences with numbers below ``n`` are from ``second``.
+        For every ``n``, ``floor(n * share)`` of the sequences with numbers below ``n`` are from
+        ``second``.
         """
-        before, after = int(start * self.share), int((start + count) * self.share)
+        before = int(start * self.share)
+        after = int((start + count) * self.share)
         first = self.first.batch(start - before, count - (after - before))
         second = self.second.batch(before, after - before)
         return torch.cat((first[0], second[0])), torch.cat((first[1], second[1]))

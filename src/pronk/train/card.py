@@ -1,4 +1,7 @@
-"""Model cards with training, text, measurements and limits of a model; templates are in ``cards/``."""
+"""Model cards with training, text, measurements and limits of a model.
+
+Templates are in ``cards/``.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ from pronk.train.students import Student
 def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, Any]) -> str:
     """Return the ``README.md`` of a language model, called ``name``, of the run ``trainer``.
 
-    ``facts`` has ``figures`` (validation losses), the ``length`` of the sequences that they were measured on, and the
-    ``command`` of the run, without paths of the machine.
+    ``facts`` has ``figures`` (validation losses), the ``length`` of the sequences that they were
+    measured on, and the ``command`` of the run, without paths of the machine.
     """
-    config, heads = trainer.objective.config, trainer.objective.options.heads
+    config = trainer.objective.config
+    heads = trainer.objective.options.heads
     return render_card(
         "pronk.train",
         "model",
@@ -47,10 +51,17 @@ def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, 
 
 def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, Any]) -> str:
     """Return the ``README.md`` of a drafter; the arguments are those of :func:`model_card`."""
-    objective, figures = trainer.objective, facts["figures"]
-    # Names of figures: "TEXT KL" and "TEXT same", with several branches also "TEXT KL 2" and "TEXT same 2".
-    pairs = [(name_of_kl, name_of_kl.replace(" KL", " same", 1)) for name_of_kl in figures if " KL" in name_of_kl]
-    own_text, uses_own_text = objective.data / "on-policy.json", objective.options.share > 0
+    objective = trainer.objective
+    figures = facts["figures"]
+    # Names of figures: "TEXT KL" and "TEXT same", with several branches also "TEXT KL 2" and "TEXT
+    # same 2".
+    pairs = [
+        (name_of_kl, name_of_kl.replace(" KL", " same", 1))
+        for name_of_kl in figures
+        if " KL" in name_of_kl
+    ]
+    own_text = objective.data / "on-policy.json"
+    uses_own_text = objective.options.share > 0
     return render_card(
         "pronk.train",
         "student",
@@ -64,21 +75,31 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
         served=_served(figures),
         num_tokens=objective.options.num_tokens,
         share=objective.options.share,
-        own_text=json.loads(own_text.read_text("utf-8"))["tokens"] if uses_own_text and own_text.exists() else 0,
+        own_text=json.loads(own_text.read_text("utf-8"))["tokens"]
+        if uses_own_text and own_text.exists()
+        else 0,
     )
 
 
 def head_card(trainer: Trainer[Any], name: str, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of an EAGLE-3 or MTP head; the arguments are those of :func:`model_card`."""
+    """Return the ``README.md`` of an EAGLE-3 or MTP head.
+
+    The arguments are those of :func:`model_card`.
+    """
     objective = trainer.objective
     own = {"head": objective, "figures": facts["figures"], "command": facts["command"]}
-    return render_card("pronk.train", "eagle", name=name, trainer=trainer, options=trainer.options, **own)
+    return render_card(
+        "pronk.train", "eagle", name=name, trainer=trainer, options=trainer.options, **own
+    )
 
 
-def heads_card(name: str, shape: HeadsShape, fingerprint: Fingerprint, facts: Mapping[str, Any]) -> str:
+def heads_card(
+    name: str, shape: HeadsShape, fingerprint: Fingerprint, facts: Mapping[str, Any]
+) -> str:
     """Return the ``README.md`` of the multi-token heads of the language model ``name``.
 
-    ``fingerprint`` is that of the model. ``facts`` are as for :func:`model_card`, or empty for an evaluation.
+    ``fingerprint`` is that of the model. ``facts`` are as for :func:`model_card`, or empty for an
+    evaluation.
     """
     figures = facts.get("figures", {})
     return render_card(
@@ -96,8 +117,12 @@ def heads_card(name: str, shape: HeadsShape, fingerprint: Fingerprint, facts: Ma
 
 def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
     summary = json.loads((trainer.folder / "data" / "sources.json").read_text(encoding="utf-8"))
-    total = sum(summary["weights"].values())  # less than 1 if the text has no dialogues: their pool is dropped
-    packages = [f"{package} {version(package)}" for package in ("torch", "tokenizers", "safetensors", "numpy")]
+    # less than 1 if the text has no dialogues: their pool is dropped
+    total = sum(summary["weights"].values())
+    packages = [
+        f"{package} {version(package)}"
+        for package in ("torch", "tokenizers", "safetensors", "numpy")
+    ]
     return {
         "name": name,
         "command": command,
@@ -114,8 +139,12 @@ def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, 
 
 def _losses(figures: Mapping[str, float], length: int) -> str:
     """Return a language model's losses as one line, or an empty text without losses."""
-    losses = ", ".join(f"{name} {loss:.3f}" for name, loss in figures.items() if not is_served(name))
-    return f"validation loss in nats per token, on sequences of {length}: {losses}" if losses else ""
+    losses = ", ".join(
+        f"{name} {loss:.3f}" for name, loss in figures.items() if not is_served(name)
+    )
+    return (
+        f"validation loss in nats per token, on sequences of {length}: {losses}" if losses else ""
+    )
 
 
 def _served(figures: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -124,8 +153,12 @@ def _served(figures: Mapping[str, float]) -> list[dict[str, Any]]:
         {
             "decoding": method,
             "alpha": figures[f"{method} alpha"],
-            "ctar": [share for name, share in figures.items() if name.startswith(f"{method} CTAR(")],
+            "ctar": [
+                share for name, share in figures.items() if name.startswith(f"{method} CTAR(")
+            ],
             "S": figures[f"{method} S"],
         }
-        for method in (name.removesuffix(" S") for name in figures if is_served(name) and name.endswith(" S"))
+        for method in (
+            name.removesuffix(" S") for name in figures if is_served(name) and name.endswith(" S")
+        )
     ]

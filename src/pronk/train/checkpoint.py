@@ -18,7 +18,9 @@ _FORMAT = "pronk-train-1"
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint at ``path``; raise a CheckpointError, with the old one intact, if that fails.
+    """Replace the checkpoint at ``path``.
+
+    Raise a CheckpointError, with the old one intact, if that fails.
 
     ``state`` has tensors, numbers, strings, lists and dictionaries.
     """
@@ -29,11 +31,17 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Read a checkpoint, with memory-mapped tensors if ``mapped``; a damaged one raises a CheckpointError."""
+    """Read a checkpoint, with memory-mapped tensors if ``mapped``.
+
+    A damaged one raises a CheckpointError.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises exceptions of many types
-        msg = f"{path}: expected a training checkpoint, found a file that cannot be read ({describe_error(error)})"
+        msg = (
+            f"{path}: expected a training checkpoint, found a file that cannot be read "
+            f"({describe_error(error)})"
+        )
         raise CheckpointError(msg) from error
     found = state.get("format") if isinstance(state, dict) else type(state).__name__
     if found != _FORMAT:
@@ -42,11 +50,15 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Call :func:`check_unchanged`; another ``kind`` (such as ``draft_model``) has its own error message."""
+    """Call :func:`check_unchanged`.
+
+    Another ``kind`` (such as ``draft_model``) has its own error message.
+    """
     kind = now.get("kind")
     if before.get("kind", kind) != kind:  # old checkpoints have no kind
         msg = (
-            f"cannot resume {folder}: expected a run of kind {before['kind']} as before, found {kind}; use another "
+            f"cannot resume {folder}: expected a run of kind {before['kind']} as before, found "
+            f"{kind}; use another "
             "--out folder for a new run"
         )
         raise OptionError(msg)
@@ -61,14 +73,22 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
         for name, old, new in _differences(option_name(key), before.get(key), value)
     ]
     if changed:
-        msg = f"cannot resume {folder}: expected {', and '.join(changed)}; use another --out folder for a new run"
+        msg = (
+            f"cannot resume {folder}: expected {', and '.join(changed)}; use another --out folder "
+            "for a new run"
+        )
         raise OptionError(msg)
 
 
 def _differences(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
-    """Yield ``(option, old value, new value)`` of each difference; mappings are compared key by key."""
+    """Yield ``(option, old value, new value)`` of each difference.
+
+    Mappings are compared key by key.
+    """
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in {**before, **now}:
-            yield from _differences(f"{name} {option_name(str(key))}", before.get(key), now.get(key))
+            yield from _differences(
+                f"{name} {option_name(str(key))}", before.get(key), now.get(key)
+            )
     elif before != now:
         yield name, before, now

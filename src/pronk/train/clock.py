@@ -5,8 +5,8 @@ The limit ``--minutes`` is divided among the phases of a run::
     0 ───── 1/6 ───── 1/3 ──────────────────────────────────── 9/10 ──────── 1
     tokenizing   own text    training, with evaluations as it goes    the last evaluations
 
-Unused time goes to the next phases. Each phase does its minimum even if the time is over: text for one sequence, one
-step, one batch of each evaluation. The reading of the sources has no limit.
+Unused time goes to the next phases. Each phase does its minimum even if the time is over: text for
+one sequence, one step, one batch of each evaluation. The reading of the sources has no limit.
 """
 
 from __future__ import annotations
@@ -21,17 +21,24 @@ from typing import TypeVar
 from pronk.base import write_json
 
 # Ends of the phases tokenizing, own text and training, as fractions of the limit.
-TOKENS_BY, TEXT_BY, TRAINED_BY = 1 / 6, 1 / 3, 0.9
+TOKENS_BY = 1 / 6
+TEXT_BY = 1 / 3
+TRAINED_BY = 0.9
 EVALUATION = 0.05  # duration of one evaluation during training, as a fraction of the limit
 
 T = TypeVar("T")
 
 
 class Clock:
-    """Duration of a run from the creation of this object; its limit is ``minutes`` (``None``: none)."""
+    """Duration of a run from the creation of this object.
+
+    Its limit is ``minutes`` (``None``: none).
+    """
 
     def __init__(self, minutes: float | None) -> None:
-        self.limit, self.has_limit = inf if minutes is None else 60 * minutes, minutes is not None  # limit in seconds
+        # limit in seconds
+        self.limit = inf if minutes is None else 60 * minutes
+        self.has_limit = minutes is not None
         self.earlier = 0.0  # duration in seconds before the run was resumed
         self._began = time.monotonic()
 
@@ -41,7 +48,10 @@ class Clock:
         return self.earlier + time.monotonic() - self._began
 
     def seconds_left(self, share: float = 1.0) -> float:
-        """Return the seconds until the fraction ``share`` of the limit has passed; negative after that."""
+        """Return the seconds until the fraction ``share`` of the limit has passed.
+
+        Negative after that.
+        """
         return share * self.limit - self.seconds
 
     def save(self, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Token files of a run: collect the documents, mix the sources by weight, tokenize.
 
-The result is a folder with the whole text of a run in a fixed order, so that a checkpoint stores only a position::
+The result is a folder with the whole text of a run in a fixed order, so that a checkpoint stores
+only a position::
 
     train.bin          token ids (uint16, or uint32 for large vocabularies), documents separated by end-of-text
     valid-NAME.bin     the held-out text of one source
@@ -20,11 +21,27 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pronk import OptionError, TokenizerError
-from pronk.base import convert_write_errors, describe_error, refuse, size_texts, write_json, write_text, write_tokens
+from pronk.base import (
+    convert_write_errors,
+    describe_error,
+    refuse,
+    size_texts,
+    write_json,
+    write_text,
+    write_tokens,
+)
 from pronk.base.checks import check_integer
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.corpus.collection import Collection, Pool, collect, pack
-from pronk.train.corpus.encoder import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER, Encoder
+from pronk.train.corpus.encoder import (
+    ASSISTANT,
+    CHAT_TEMPLATE,
+    END,
+    END_OF_TEXT,
+    SPECIAL_TOKENS,
+    USER,
+    Encoder,
+)
 from pronk.train.corpus.sources import SourceSpec, json_lines_name, read_source
 from pronk.train.options import DataOptions
 
@@ -35,8 +52,8 @@ BYTE_VOCAB = len(SPECIAL_TOKENS) + 256
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn a byte-level BPE as of GPT-2; ids 0..3 are the special tokens, then the 256 bytes.
 
-    An OptionError is raised if ``vocab_size`` is below ``BYTE_VOCAB`` or above 65,536 (16-bit ids), or the text has too
-    few different pairs to merge.
+    An OptionError is raised if ``vocab_size`` is below ``BYTE_VOCAB`` or above 65,536 (16-bit ids),
+    or the text has too few different pairs to merge.
     """
     check_integer("vocabulary size", vocab_size, BYTE_VOCAB, 65536)
     tokenizer = Tokenizer(models.BPE())
@@ -51,9 +68,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     size = tokenizer.get_vocab_size()
     if size != vocab_size:
-        msg = f"vocabulary size: the text yields only {size} tokens, expected {vocab_size}; ask for fewer or add text"
+        msg = (
+            f"vocabulary size: the text yields only {size} tokens, expected {vocab_size}; ask for "
+            "fewer or add text"
+        )
         raise OptionError(msg)
-    # Encode text that spells a special token, such as "<|end|>", as ordinary text, never as the special token.
+    # Encode text that spells a special token, such as "<|end|>", as ordinary text, never as the
+    # special token.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -63,20 +84,30 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
     extra = [USER, ASSISTANT, END]
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    flags = {
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+    }
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "add_bos_token": False,
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-        "added_tokens_decoder": {str(i): {"content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)},
+        "added_tokens_decoder": {
+            str(i): {"content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)
+        },
         "extra_special_tokens": extra,
         "chat_template": CHAT_TEMPLATE,
         **names,
     }
     write_json(folder / "tokenizer_config.json", config, indent=2)
-    write_json(folder / "special_tokens_map.json", {**names, "additional_special_tokens": extra}, indent=2)
+    write_json(
+        folder / "special_tokens_map.json", {**names, "additional_special_tokens": extra}, indent=2
+    )
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -96,8 +127,8 @@ def mix(
 ) -> Iterator[str]:
     """Yield documents without end, each from the pool with the smallest ``size yielded so far / weight``.
 
-    ``size`` returns the size of a document; by default in bytes, which need no tokenizer. When all documents of a pool
-    have been yielded, they are shuffled and repeated.
+    ``size`` returns the size of a document; by default in bytes, which need no tokenizer. When all
+    documents of a pool have been yielded, they are shuffled and repeated.
     """
     streams = [_shuffled(pool.documents, f"{seed}/{pool.name}") for pool in pools]
     sizes = [0.0] * len(pools)
@@ -127,14 +158,15 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
 ) -> None:
     """Write the token files of a run into ``folder``, unless they exist: ``tokens`` tokens of text.
 
-    ``context`` is the model's context length, and ``say`` prints a line of progress. Without ``encoder``, a tokenizer
-    is trained and saved in ``folder``. ``also`` is called with the collection after the training text is written, to
-    write further files. All sources together, each read once, must have ``min_source_tokens`` tokens. The training text
-    ends early when ``enough``, called with the number of tokens so far, returns True.
+    ``context`` is the model's context length, and ``say`` prints a line of progress. Without
+    ``encoder``, a tokenizer is trained and saved in ``folder``. ``also`` is called with the
+    collection after the training text is written, to write further files. All sources together,
+    each read once, must have ``min_source_tokens`` tokens. The training text ends early when
+    ``enough``, called with the number of tokens so far, returns True.
 
     Raises:
-        OptionError: ``folder`` was made with other options, or the text is too short; see also :func:`collect` and
-            :func:`train_tokenizer`.
+        OptionError: ``folder`` was made with other options, or the text is too short; see also
+            :func:`collect` and :func:`train_tokenizer`.
         CheckpointError: the files cannot be written.
     """
     recipe = _recipe(options, tokens, context, encoder)
@@ -146,13 +178,19 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     collection = collect(options.sources, dialogues=options.dialogues, exclude=options.exclude)
     num_bytes = sum(record.bytes for record in collection.origins)
     (size,) = size_texts(num_bytes)
-    say(f"read {size}; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
+    say(
+        f"read {size}; dropped {collection.duplicates} copies, "
+        f"{collection.excluded} excluded documents"
+    )
     with convert_write_errors(folder, "the training text"):
         folder.mkdir(parents=True, exist_ok=True)
     if encoder is None:
-        beginning = _until(mix(collection.pools, options.seed), min(options.tokenizer_bytes, num_bytes))
+        beginning = _until(
+            mix(collection.pools, options.seed), min(options.tokenizer_bytes, num_bytes)
+        )
         tokenizer = train_tokenizer(beginning, options.vocab_size)
-        with convert_write_errors(folder, "the tokenizer", Exception):  # tokenizers raises bare Exception
+        # tokenizers raises bare Exception
+        with convert_write_errors(folder, "the tokenizer", Exception):
             save_tokenizer(tokenizer, folder, context)
         encoder = Encoder.of_run(tokenizer)
         say("trained the tokenizer")
@@ -172,7 +210,8 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         "excluded": collection.excluded,
         "origins": [asdict(record) for record in collection.origins],
     }
-    write_json(folder / "sources.json", summary, indent=1)  # the last file: its presence marks the folder as complete
+    # the last file: its presence marks the folder as complete
+    write_json(folder / "sources.json", summary, indent=1)
 
 
 def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: int) -> None:
@@ -180,17 +219,22 @@ def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: i
     found = len(pack(encoder, texts, min_source_tokens))
     if found < min_source_tokens:
         msg = (
-            f"text: expected at least {min_source_tokens} tokens, for one sequence and the token after it, "
+            f"text: expected at least {min_source_tokens} tokens, for one sequence and the token "
+            "after it, "
             f"found {found}; give more text, or a smaller --length and --final-length"
         )
         raise OptionError(msg)
 
 
-def _write_held_out(collection: Collection, options: DataOptions, encoder: Encoder, folder: Path) -> None:
+def _write_held_out(
+    collection: Collection, options: DataOptions, encoder: Encoder, folder: Path
+) -> None:
     held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
     for file in options.valid:
         name = json_lines_name(file)
-        held_out[name] = (document.text for document in read_source(SourceSpec(name, "jsonl", file, 1.0)))
+        held_out[name] = (
+            document.text for document in read_source(SourceSpec(name, "jsonl", file, 1.0))
+        )
     for name, texts in held_out.items():
         tokens = pack(encoder, texts, options.valid_tokens)
         if len(tokens) < 2:
@@ -198,10 +242,17 @@ def _write_held_out(collection: Collection, options: DataOptions, encoder: Encod
         write_tokens(folder / f"valid-{name}.bin", tokens)
 
 
-def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | None) -> dict[str, Any]:
-    """Return the options that determine the token files, by name; contents of sources are not included."""
+def _recipe(
+    options: DataOptions, tokens: int, context: int, encoder: Encoder | None
+) -> dict[str, Any]:
+    """Return the options that determine the token files, by name.
+
+    Contents of sources are not included.
+    """
     return {
-        **({"vocab": options.vocab_size} if encoder is None else {"tokenizer": encoder.fingerprint}),
+        **(
+            {"vocab": options.vocab_size} if encoder is None else {"tokenizer": encoder.fingerprint}
+        ),
         "sources": [[spec.name, spec.weight] for spec in options.sources],
         "valid": [file.name for file in options.valid],
         "exclude": [file.name for file in options.exclude],
@@ -213,7 +264,10 @@ def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | 
 
 
 def _readable(recipe: dict[str, Any]) -> dict[str, Any]:
-    return {"tokens of text (steps times batch)" if key == "tokens" else key: value for key, value in recipe.items()}
+    return {
+        "tokens of text (steps times batch)" if key == "tokens" else key: value
+        for key, value in recipe.items()
+    }
 
 
 def _until(texts: Iterator[str], size: int) -> Iterator[str]:

@@ -39,16 +39,21 @@ class Mark(IntEnum):
 class Dialogues:
     """Endless series of sequences of ``length`` tokens: whole dialogues side by side, then padding.
 
-    Each epoch has every dialogue once, in a new order. The second tensor of a batch has the :class:`Mark` of each
-    token.
+    Each epoch has every dialogue once, in a new order. The second tensor of a batch has the
+    :class:`Mark` of each token.
     """
 
     def __init__(self, dialogues: Sequence[Dialogue], length: int, seed: int) -> None:
-        self._dialogues, self.length, self._seed = dialogues, length, seed
+        self._dialogues = dialogues
+        self.length = length
+        self._seed = seed
         self._sequences: list[list[int]] = []  # of the epochs so far: numbers of dialogues
         self._epochs = 0
         if not any(dialogue.answers for dialogue in dialogues):
-            msg = "data: expected dialogues with answers, found none; write more with pronk train texts"
+            msg = (
+                "data: expected dialogues with answers, found none; "
+                "write more with pronk train texts"
+            )
             raise OptionError(msg)
 
     @property
@@ -75,12 +80,18 @@ class Dialogues:
             yield self._tensors(sequences[start : start + count])
 
     def _pack(self, epoch: int) -> list[list[int]]:
-        waiting = np.random.default_rng((self._seed, epoch)).permutation(len(self._dialogues)).tolist()
+        waiting = (
+            np.random.default_rng((self._seed, epoch)).permutation(len(self._dialogues)).tolist()
+        )
         sequences: list[list[int]] = []
         while waiting:
-            sequence, room = [], self.length
+            sequence = []
+            room = self.length
             while waiting:
-                sizes = [min(len(self._dialogues[number].ids), self.length) for number in waiting[:_LOOK_AHEAD]]
+                sizes = [
+                    min(len(self._dialogues[number].ids), self.length)
+                    for number in waiting[:_LOOK_AHEAD]
+                ]
                 fitting = next((i for i, size in enumerate(sizes) if size <= room), None)
                 if fitting is None:
                     break
@@ -95,7 +106,8 @@ class Dialogues:
         for row, sequence in enumerate(sequences):
             end = 0
             for dialogue in (self._dialogues[number] for number in sequence):
-                start, end = end, min(end + len(dialogue.ids), self.length)
+                start = end
+                end = min(end + len(dialogue.ids), self.length)
                 ids[row, start:end] = dialogue.ids[: end - start]
                 own = marks[row, start:end]
                 own[:] = Mark.PROMPT
@@ -107,8 +119,11 @@ class Dialogues:
 
 def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return token ids and marks of each dialogue in a batch."""
-    ids, marks = ids[marks != Mark.PADDING], marks[marks != Mark.PADDING]
-    lengths = torch.diff(torch.nonzero(marks == Mark.START).flatten(), append=torch.tensor([len(marks)])).tolist()
+    ids = ids[marks != Mark.PADDING]
+    marks = marks[marks != Mark.PADDING]
+    lengths = torch.diff(
+        torch.nonzero(marks == Mark.START).flatten(), append=torch.tensor([len(marks)])
+    ).tolist()
     return list(zip(ids.split(lengths), marks.split(lengths), strict=True))
 
 
@@ -119,19 +134,28 @@ def hold_out(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialog
 
 
 def has_answers(sources: Sequence[SourceSpec]) -> bool:
-    """Return whether the sources are files of answers; raise an OptionError if only some of them are."""
+    """Return whether the sources are files of answers.
+
+    Raise an OptionError if only some of them are.
+    """
     kinds = [spec.kind == "answers" for spec in sources]
     if any(kinds) and not all(kinds):
-        refuse("source", "expected files of answers alone, or none, found both; train on one or the other", OptionError)
+        refuse(
+            "source",
+            "expected files of answers alone, or none, found both; train on one or the other",
+            OptionError,
+        )
     return any(kinds)
 
 
-def write_answers_text(sources: Sequence[SourceSpec], teacher: Teacher, folder: Path, held_out: int) -> None:
+def write_answers_text(
+    sources: Sequence[SourceSpec], teacher: Teacher, folder: Path, held_out: int
+) -> None:
     """Write files of :mod:`pronk.train.on_policy` from files of answers to ``folder``, unless they exist.
 
-    The dialogues are the target's own text. The first prompts of ``held_out`` of the held-out dialogues are those with
-    which the engine measures the drafter. Answers of another model raise an OptionError; a text that cannot be written
-    raises a CheckpointError.
+    The dialogues are the target's own text. The first prompts of ``held_out`` of the held-out
+    dialogues are those with which the engine measures the drafter. Answers of another model raise
+    an OptionError; a text that cannot be written raises a CheckpointError.
     """
     if (folder / "sources.json").exists():
         return
@@ -149,13 +173,24 @@ def write_answers_text(sources: Sequence[SourceSpec], teacher: Teacher, folder: 
     answered = sum(each.num_answered for each in training)
     write_json(folder / "on-policy.json", {"tokens": answered, "dialogues": len(training)})
     questions = f"{header.target} to questions from {', '.join(header.sources)}"
-    origin = OriginRecord("answers", questions, "of these documents", len(training), copy.stat().st_size)
-    summary = {"recipe": asdict(header), "weights": {"answers": 1.0}, "duplicates": 0, "excluded": 0}
+    origin = OriginRecord(
+        "answers", questions, "of these documents", len(training), copy.stat().st_size
+    )
+    summary = {
+        "recipe": asdict(header),
+        "weights": {"answers": 1.0},
+        "duplicates": 0,
+        "excluded": 0,
+    }
     write_json(folder / "sources.json", {**summary, "origins": [asdict(origin)]}, indent=1)
 
 
-def steps_of(folder: Path, answers: Sequence[Path], epochs: float, batch: int, length: int, seed: int) -> int:
-    """Return the number of steps for ``epochs``; first copy the files of answers into the run's folder.
+def steps_of(
+    folder: Path, answers: Sequence[Path], epochs: float, batch: int, length: int, seed: int
+) -> int:
+    """Return the number of steps for ``epochs``.
+
+    First copy the files of answers into the run's folder.
 
     A run that is resumed keeps its copy, so that more answers in the files do not change it.
     """

@@ -16,7 +16,8 @@ from pronk.train.clock import TEXT_BY, Clock
 from pronk.train.loop import Report
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-# Names of figures: "on-policy KL 2" has the subject "on-policy" (a text), "greedy CTAR(1)" the subject "greedy".
+# Names of figures: "on-policy KL 2" has the subject "on-policy" (a text), "greedy CTAR(1)" the
+# subject "greedy".
 _FIGURE = re.compile(r"(?P<subject>.+?) (?P<measure>(KL|same|alpha|CTAR|S)\b.*)")
 
 
@@ -26,7 +27,12 @@ class _Bar(Progress):
     what = "training"
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn(self.what), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+        columns = (
+            TextColumn(self.what),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
         super().__init__(*columns, console=console, disable=not console.is_terminal)
         self._task = self.add_task(self.what, total=1.0, left="")
 
@@ -43,7 +49,8 @@ class WritingDisplay(_Bar):
 
     def __init__(self, console: Console, total: int, clock: Clock | None = None) -> None:
         super().__init__(console)
-        self._total, self._clock = total, clock
+        self._total = total
+        self._clock = clock
         self._start = self._began = time.monotonic()
         self._first: int | None = None
         self._twentieths = 0
@@ -53,12 +60,15 @@ class WritingDisplay(_Bar):
         now = time.monotonic()
         if self._first is None:
             # Tokens generated before the run was resumed do not count for the speed.
-            self._first, self._began = done, now
+            self._first = done
+            self._began = now
         speed = (done - self._first) / max(now - self._began, 1e-9)
         seconds = (self._total - done) / speed if speed else inf
-        share, of = done / max(1, self._total), f" of {self._total}"
+        share = done / max(1, self._total)
+        of = f" of {self._total}"
         if self._clock is not None and self._clock.has_limit:
-            seconds, of = min(seconds, max(0.0, self._clock.seconds_left(TEXT_BY))), ""
+            seconds = min(seconds, max(0.0, self._clock.seconds_left(TEXT_BY)))
+            of = ""
             share = max(share, (now - self._start) / max(now - self._start + seconds, 1e-9))
         left = f"{_duration(seconds)} left" if speed and 0 < seconds < inf else ""
         line = f"written {done}{of} tokens" + (f"  {speed:.0f} tokens/s  {left}" if left else "")
@@ -75,8 +85,13 @@ class TrainingDisplay(_Bar):
     def __init__(self, console: Console, steps: int, minutes: float | None = None) -> None:
         """``steps`` is the number of steps to make, at most those of ``minutes``."""
         super().__init__(console)
-        shorter = "--minutes 10, --steps 100" if minutes is None else f"--minutes below {minutes:g}, --steps 100"
-        self._steps, self._first_step = steps, 0
+        shorter = (
+            "--minutes 10, --steps 100"
+            if minutes is None
+            else f"--minutes below {minutes:g}, --steps 100"
+        )
+        self._steps = steps
+        self._first_step = 0
         self._estimate = TimeEstimate(self._say, f"{steps} steps", shorter)
 
     def _say(self, line: str) -> None:
@@ -86,7 +101,11 @@ class TrainingDisplay(_Bar):
         left = f"{_duration(news.seconds * (1 - news.progress) / max(news.progress, 1e-9))} left"
         parts = [f"step {news.step}", f"{news.progress:6.1%}", f"loss {news.loss:.4f}"]
         parts += ["same " + " ".join(f"{each:.2f}" for each in news.same)] if news.same else []
-        parts += [f"lr {news.rate:.2e}", f"norm {news.norm:.2f}", f"{news.tokens / 1e6:.2f} M tokens"]
+        parts += [
+            f"lr {news.rate:.2e}",
+            f"norm {news.norm:.2f}",
+            f"{news.tokens / 1e6:.2f} M tokens",
+        ]
         parts += [f"{news.speed:.0f} tokens/s", left]
         self._show(news.progress, ["  ".join(parts), *figure_lines(news.valid)], left)
         self._left = left

@@ -4,8 +4,9 @@
 
     torchrun --nproc-per-node 4 --no-python pronk train …
 
-Each process has the whole module and optimizer, and computes every ``count``-th forward pass of a step. Gradients are
-summed, so each process makes the step of a single process. Only the first process prints, evaluates and writes.
+Each process has the whole module and optimizer, and computes every ``count``-th forward pass of a
+step. Gradients are summed, so each process makes the step of a single process. Only the first
+process prints, evaluates and writes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from torch import nn
 
 from pronk.base import end_with_parent
 
-# All other processes wait while the first one generates the target's own text, which may take days. If a process
-# dies, torchrun ends all processes; if torchrun dies, each process ends itself.
+# All other processes wait while the first one generates the target's own text, which may take days.
+# If a process dies, torchrun ends all processes; if torchrun dies, each process ends itself.
 _TIMEOUT = timedelta(days=7)
 
 T = TypeVar("T")
@@ -66,7 +67,10 @@ class ProcessGroup:
         return range(self.rank, passes, self.count)
 
     def gather(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """Return one row of figures per forward pass of the step; ``rows`` has the rows of this process."""
+        """Return one row of figures per forward pass of the step.
+
+        ``rows`` has the rows of this process.
+        """
         if self.count == 1:
             return [list(row) for row in rows]
         own = torch.tensor(rows, dtype=torch.float64)
@@ -75,7 +79,10 @@ class ProcessGroup:
         return torch.stack(parts, dim=1).flatten(0, 1).tolist()
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Replace each gradient by its sum over the processes; keep ``None`` if no process has a gradient."""
+        """Replace each gradient by its sum over the processes.
+
+        Keep ``None`` if no process has a gradient.
+        """
         if self.count == 1:
             return
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -88,12 +95,17 @@ class ProcessGroup:
         # One large message is much faster than many small ones.
         all_grads = torch.cat([grad.flatten() for grad in grads])
         dist.all_reduce(all_grads)
-        for parameter, grad in zip(parameters, all_grads.split([p.numel() for p in parameters]), strict=True):
+        for parameter, grad in zip(
+            parameters, all_grads.split([p.numel() for p in parameters]), strict=True
+        ):
             parameter.grad = grad.view_as(parameter).clone()
 
 
 def local_device(name: str) -> str:
-    """Return the name of this process's GPU for ``cuda``; return any other device name unchanged."""
+    """Return the name of this process's GPU for ``cuda``.
+
+    Return any other device name unchanged.
+    """
     several = name == "cuda" and dist.is_available() and dist.is_torchelastic_launched()
     return f"cuda:{dist.get_node_local_rank()}" if several else name
 
@@ -111,7 +123,9 @@ def join_processes(device: str) -> Iterator[ProcessGroup]:
     gpu = torch.device(local_device(device))
     if gpu.type == "cuda":
         torch.cuda.set_device(gpu)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu.type == "cuda" else "gloo", timeout=_TIMEOUT)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if gpu.type == "cuda" else "gloo", timeout=_TIMEOUT
+    )
     try:
         yield ProcessGroup(dist.get_rank(), dist.get_world_size())
     finally:

@@ -1,15 +1,17 @@
 """Training of an EAGLE-3 or MTP head on the target's own dialogues, with training-time test.
 
-The rows of a text with tokens ``t`` and the target's features ``f``: row ``i`` of step 0 has ``f[i]`` and the embedding
-of ``t[i + 1]``, and learns the target's distribution after ``t[i + 1]``. Row ``i`` of step ``s`` has the head's own
-output of row ``i`` in step ``s - 1`` and the embedding of ``t[i + 1 + s]``, and learns the distribution after that
-token, as when the head drafts its token number ``s + 1`` (:mod:`pronk.train.attention`). Only rows whose drafts
-are within an answer are trained; the other rows serve as keys and values only.
+The rows of a text with tokens ``t`` and the target's features ``f``: row ``i`` of step 0 has
+``f[i]`` and the embedding of ``t[i + 1]``, and learns the target's distribution after ``t[i + 1]``.
+Row ``i`` of step ``s`` has the head's own output of row ``i`` in step ``s - 1`` and the embedding
+of ``t[i + 1 + s]``, and learns the distribution after that token, as when the head drafts its token
+number ``s + 1`` (:mod:`pronk.train.attention`). Only rows whose drafts are within an answer are
+trained; the other rows serve as keys and values only.
 
-The loss of a step is the divergence from the target's distribution, restricted to the draft vocabulary, where the
-target's likeliest token is in it. An MTP head proposes all tokens by the target's own LM head, which is not trained, so
-the restriction only makes its training cheaper. The deployed target computes features and distributions
-(:mod:`pronk.train.teacher`); the distributions are those of its last output and of its dequantized LM head.
+The loss of a step is the divergence from the target's distribution, restricted to the draft
+vocabulary, where the target's likeliest token is in it. An MTP head proposes all tokens by the
+target's own LM head, which is not trained, so the restriction only makes its training cheaper. The
+deployed target computes features and distributions (:mod:`pronk.train.teacher`); the distributions
+are those of its last output and of its dequantized LM head.
 """
 
 from __future__ import annotations
@@ -83,12 +85,17 @@ class _Step(NamedTuple):
 
 
 class EagleTraining(Objective[EagleModule]):
-    """Training objective of a head; dialogues of another model, or no answers, raise an OptionError."""
+    """Training objective of a head.
+
+    Dialogues of another model, or no answers, raise an OptionError.
+    """
 
     options: EagleOptions
 
     def __init__(self, folder: Path, options: EagleOptions, teacher: Teacher) -> None:
-        self.folder, self.options, self.teacher = folder, options, teacher
+        self.folder = folder
+        self.options = options
+        self.teacher = teacher
         self.device = find_device(options.device)
         self.header, dialogues = read_answers(folder / ANSWERS)
         check_answers(folder / ANSWERS, self.header.weights, teacher.fingerprint)
@@ -99,13 +106,17 @@ class EagleTraining(Objective[EagleModule]):
         config = teacher.llm.config
         self.config = head_config(config, options, teacher.name, teacher.fingerprint)
         self.sources = self.config.sources_of(config.num_layers)
-        draft_ids, self.coverage = draft_vocabulary(training, options.draft_vocab, config.vocab_size)
+        draft_ids, self.coverage = draft_vocabulary(
+            training, options.draft_vocab, config.vocab_size
+        )
         self.module = EagleModule(self.config, len(self.sources), draft_ids, options.depth)
         target = load_module(teacher.folder, config, torch.bfloat16, torch.device("cpu"))
         self._embedding = target.embedding.detach().to(self.device)
         self._head = target.head.get_parameter("weight").detach()[draft_ids].to(self.device)
         norm = target.norm.float()
-        self.states = StateSource(teacher.llm.target, self.sources, norm, teacher.fingerprint.weights, options.states)
+        self.states = StateSource(
+            teacher.llm.target, self.sources, norm, teacher.fingerprint.weights, options.states
+        )
         generator = torch.Generator().manual_seed(options.seed)
         self.module.initialize(target, generator)
         if not (folder / CHECKPOINT).exists():  # a resumed run has its weights
@@ -115,18 +126,27 @@ class EagleTraining(Objective[EagleModule]):
         self.identity = {"target": teacher.fingerprints}
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Add ``scale`` times the gradient; ``targets`` are the marks of :class:`~pronk.train.dialogues.Mark`."""
+        """Add ``scale`` times the gradient.
+
+        ``targets`` are the marks of :class:`~pronk.train.dialogues.Mark`.
+        """
         batch = self._prepare(inputs, targets)
         if batch is None:
             return PassResult(0.0, (0.0,) * self.options.depth)
-        module, dpace = self.module, self.options.weighting == "dpace"
-        factors = position_weights(self.options.weighting, self.options.decay, module.acceptance.tolist())
+        module = self.module
+        dpace = self.options.weighting == "dpace"
+        factors = position_weights(
+            self.options.weighting, self.options.decay, module.acceptance.tolist()
+        )
         reached = torch.ones(len(batch.active), device=self.device)
-        losses, same = list[Tensor](), list[float]()
+        losses = list[Tensor]()
+        same = list[float]()
         for step in self._steps(batch):
             rows = _Rows() if dpace else Comparison()
             weights = reached[step.selected]
-            losses.append(factors[step.number] * self._loss(batch, step, rows, weights if dpace else None))
+            losses.append(
+                factors[step.number] * self._loss(batch, step, rows, weights if dpace else None)
+            )
             if isinstance(rows, _Rows) and rows.rows:
                 overlap = torch.cat(rows.overlaps)
                 module.acceptance[step.number].lerp_(overlap.mean(), 1 - _MEMORY)
@@ -136,14 +156,21 @@ class EagleTraining(Objective[EagleModule]):
         (loss * scale).backward()
         return PassResult(float(loss.detach()), tuple(same))
 
-    def _loss(self, batch: _Batch, step: _Step, into: Comparison, weights: Tensor | None = None) -> Tensor:
+    def _loss(
+        self, batch: _Batch, step: _Step, into: Comparison, weights: Tensor | None = None
+    ) -> Tensor:
         """Return the divergence of a step, mean over the active rows of the batch."""
         if not len(step.selected):
             return step.normed.sum()
         head = self._head if self.module.lm_head is None else self.module.lm_head.weight
         labels = torch.zeros_like(step.selected)  # the text itself is not learned
         loss = distillation_loss(
-            step.normed, head, lambda rows: batch.logits[step.teacher[rows]], labels, into=into, row_weights=weights
+            step.normed,
+            head,
+            lambda rows: batch.logits[step.teacher[rows]],
+            labels,
+            into=into,
+            row_weights=weights,
         )
         return loss * (len(step.selected) / len(batch.active))
 
@@ -151,14 +178,19 @@ class EagleTraining(Objective[EagleModule]):
         module = self.module
         with autocast(self.device):
             feature = module.fuse(batch.hidden)
-        tokens, positions, active = batch.tokens, batch.positions, batch.active
+        tokens = batch.tokens
+        positions = batch.positions
+        active = batch.active
         for number in range(self.options.depth):
             if number == 1:  # later steps have only the rows that draft
-                tokens, positions = tokens[active], positions[active]
+                tokens = tokens[active]
+                positions = positions[active]
             ids = batch.ids[(tokens + number).clamp(max=len(batch.ids) - 1)]
             embedding = F.embedding(ids, self._embedding).float()
             with autocast(self.device):
-                out = module(embedding, feature, positions + number, batch.attend, None if number else active)
+                out = module(
+                    embedding, feature, positions + number, batch.attend, None if number else active
+                )
             normed, feature = module.read_out(out)
             within = (number < batch.rest).nonzero().flatten()
             selected = within[batch.inside[batch.teacher[within] + number]]
@@ -167,7 +199,8 @@ class EagleTraining(Objective[EagleModule]):
     def _prepare(self, inputs: Tensor, marks: Tensor) -> _Batch | None:
         """Run the target over the dialogues of a batch; ``None`` if no row of them drafts."""
         parts: dict[str, list[Tensor]] = {}
-        lengths, active_rows = list[int](), list[Tensor]()
+        lengths = list[int]()
+        active_rows = list[Tensor]()
         rows = num_ids = num_logits = 0
         t2d = self.module.t2d.cpu()
         for ids, kinds in split_dialogues(inputs, marks):
@@ -175,7 +208,8 @@ class EagleTraining(Objective[EagleModule]):
             active = answered[2:].nonzero().flatten()  # row i drafts token i + 2
             if not len(active):
                 continue
-            first, count = int(active[0]) + 1, len(ids) - 2
+            first = int(active[0]) + 1
+            count = len(ids) - 2
             states = self.states(ids.tolist(), first)
             positions = torch.arange(count)
             pieces = {
@@ -194,7 +228,9 @@ class EagleTraining(Objective[EagleModule]):
                 parts.setdefault(name, []).append(piece.to(self.device))
             lengths.append(count)
             active_rows.append(active)
-            rows, num_ids, num_logits = rows + count, num_ids + len(ids), num_logits + len(states.last)
+            rows = rows + count
+            num_ids = num_ids + len(ids)
+            num_logits = num_logits + len(states.last)
         if not rows:
             return None
         tensors = {name: torch.cat(pieces) for name, pieces in parts.items()}
@@ -207,16 +243,19 @@ class EagleTraining(Objective[EagleModule]):
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
         """Measure the head on held-out dialogues, then in the engine; each takes half the time.
 
-        Figures, given the true text before each draft token: for each draft position ``KL`` and ``same`` (see
-        :class:`Comparison`); ``S``, the tokens per forward pass of a chain of ``depth`` tokens at every position of
-        greedy answers, and ``sampled S`` of sampled ones. Figures of the engine: see ``served.py``.
+        Figures, given the true text before each draft token: for each draft position ``KL`` and
+        ``same`` (see :class:`Comparison`); ``S``, the tokens per forward pass of a chain of
+        ``depth`` tokens at every position of greedy answers, and ``sampled S`` of sampled ones.
+        Figures of the engine: see ``served.py``.
         """
         if not self.held_out:
             return {}
         held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)
         rows = [_Rows() for _ in range(self.options.depth)]
         chains = {"S": [0.0, 0], "sampled S": [0.0, 0]}
-        for inputs, marks in limit_time(seconds / 2, held_out.batches(max(1, self.options.micro // held_out.length))):
+        for inputs, marks in limit_time(
+            seconds / 2, held_out.batches(max(1, self.options.micro // held_out.length))
+        ):
             batch = self._prepare(inputs, marks)
             if batch is not None:
                 self._add_figures(batch, rows, chains)
@@ -225,28 +264,40 @@ class EagleTraining(Objective[EagleModule]):
             if compared.rows:
                 figures[f"held-out KL {number}"] = compared.divergence / compared.rows
                 figures[f"held-out same {number}"] = compared.same / compared.rows
-        figures |= {f"held-out {name}": 1 + total / count for name, (total, count) in chains.items() if count}
+        figures |= {
+            f"held-out {name}": 1 + total / count
+            for name, (total, count) in chains.items()
+            if count
+        }
         if not self.options.num_tokens:
             return figures
-        questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in self.held_out if dialogue.answers]
+        questions = [
+            dialogue.ids[: dialogue.answers[0][0]] for dialogue in self.held_out if dialogue.answers
+        ]
         spec = f"{self.options.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
         return figures | self.serve(self.teacher.llm, spec, questions[:_QUESTIONS], seconds / 2)
 
-    def _add_figures(self, batch: _Batch, rows: Sequence[_Rows], chains: dict[str, list[Any]]) -> None:
+    def _add_figures(
+        self, batch: _Batch, rows: Sequence[_Rows], chains: dict[str, list[Any]]
+    ) -> None:
         reached = torch.ones(len(batch.active), device=self.device)
         total = torch.zeros_like(reached)
         first_tokens = batch.tokens[batch.active] + 1
         for step in self._steps(batch):
-            compared, before = rows[step.number], len(rows[step.number].overlaps)
+            compared = rows[step.number]
+            before = len(rows[step.number].overlaps)
             self._loss(batch, step, compared)
             if len(compared.overlaps) == before:
                 break
-            overlap, likeliest = torch.cat(compared.overlaps[before:]), torch.cat(compared.likeliest[before:])
+            overlap = torch.cat(compared.overlaps[before:])
+            likeliest = torch.cat(compared.likeliest[before:])
             del compared.overlaps[before:], compared.likeliest[before:]
             text = batch.ids[first_tokens[step.selected] + step.number]
             hit = self.module.draft_ids.to(likeliest.device)[likeliest] == text
             accepted = torch.where(batch.greedy[step.selected], hit.float(), overlap)
-            reached = torch.zeros_like(reached).index_copy(0, step.selected, reached[step.selected] * accepted)
+            reached = torch.zeros_like(reached).index_copy(
+                0, step.selected, reached[step.selected] * accepted
+            )
             total += reached
         for name, chosen in (("S", batch.greedy), ("sampled S", ~batch.greedy)):
             chains[name][0] += float(total[chosen].sum())
@@ -261,13 +312,14 @@ class EagleTraining(Objective[EagleModule]):
 def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) -> list[float]:
     """Return the factor of the loss of each draft position.
 
-    ``decay``: ``decay ** s``. ``dpace``: what the log-probability at ``s`` adds to the expected accepted length, the
-    sum over ``k >= s`` of the product of the acceptance at ``s .. k`` (arXiv 2605.18810); the acceptance of the
-    positions before ``s`` is a factor of each row.
+    ``decay``: ``decay ** s``. ``dpace``: what the log-probability at ``s`` adds to the expected
+    accepted length, the sum over ``k >= s`` of the product of the acceptance at ``s .. k`` (arXiv
+    2605.18810); the acceptance of the positions before ``s`` is a factor of each row.
     """
     if weighting == "decay":
         return [decay**step for step in range(len(acceptance))]
-    weights, rest = list[float](), 0.0
+    weights = list[float]()
+    rest = 0.0
     for accepted in reversed(acceptance):
         rest = accepted * (1 + rest)
         weights.insert(0, rest)

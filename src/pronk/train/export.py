@@ -1,7 +1,8 @@
 """Export of trained models, and the checkpoints that ``pronk train lm --init`` trains further.
 
 transformers loads the exported checkpoints as ``LlamaForCausalLM``; drafters are read by
-:mod:`pronk.lab.drafters.modules.files`. Weights are bfloat16. The output folder is replaced atomically.
+:mod:`pronk.lab.drafters.modules.files`. Weights are bfloat16. The output folder is replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pronk import OptionError
-from pronk.base import TOKENIZER_FILES, convert_write_errors, copy_companions, replace_folder, write_json, write_text
+from pronk.base import (
+    TOKENIZER_FILES,
+    convert_write_errors,
+    copy_companions,
+    replace_folder,
+    write_json,
+    write_text,
+)
 from pronk.checkpoint import (
     Checkpoint,
     Fingerprint,
@@ -37,7 +45,8 @@ from pronk.train.modules.decoder import DecoderModule, load_module
 from pronk.train.modules.drafters import HeadsModule
 from pronk.train.options import ModelShape
 
-# Fields of a configuration that the export may change: names, ids of special tokens, and how weights are stored.
+# Fields of a configuration that the export may change: names, ids of special tokens, and how
+# weights are stored.
 _NOT_COMPUTED = {"family", "bos_id", "eos_ids", "dtype", "quantization"}
 
 
@@ -50,17 +59,25 @@ def export_model(
 ) -> None:
     """Write ``folder``, replacing its contents, as a checkpoint in the Hugging Face layout.
 
-    ``decoder`` is a Llama with unquantized weights. The folder or GGUF file ``tokenizer_of`` has the tokenizer,
-    ``card`` is the content of ``README.md``, and ``documents`` has the contents of further JSON files, by file name.
+    ``decoder`` is a Llama with unquantized weights. The folder or GGUF file ``tokenizer_of`` has
+    the tokenizer, ``card`` is the content of ``README.md``, and ``documents`` has the contents of
+    further JSON files, by file name.
     """
     config = hugging_face_config(decoder.config)
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
-    files = {"config.json": config, "generation_config.json": {**special, "do_sample": False}, **(documents or {})}
+    files = {
+        "config.json": config,
+        "generation_config.json": {**special, "do_sample": False},
+        **(documents or {}),
+    }
     export_tensors(folder, hugging_face_tensors(decoder), files, card, tokenizer_of)
 
 
 def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
-    """Write ``module`` to ``folder``, replacing its contents; ``document`` becomes ``drafter.json``."""
+    """Write ``module`` to ``folder``, replacing its contents.
+
+    ``document`` becomes ``drafter.json``.
+    """
     export_tensors(folder, module.state_dict(), {"drafter.json": document}, card)
 
 
@@ -73,10 +90,15 @@ def export_tensors(
 ) -> None:
     """Write tensors, JSON ``files`` by name, the ``card``, and the tokenizer of a model, if one is given."""
     stored = {
-        name: tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None).contiguous()
+        name: tensor.detach()
+        .to("cpu", torch.bfloat16 if tensor.is_floating_point() else None)
+        .contiguous()
         for name, tensor in tensors.items()
     }
-    with convert_write_errors(folder, "the model", SafetensorError), replace_folder(folder) as partial:
+    with (
+        convert_write_errors(folder, "the model", SafetensorError),
+        replace_folder(folder) as partial,
+    ):
         save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
         if tokenizer_of is not None and is_gguf(tokenizer_of):
             Tokenizer.load(tokenizer_of).save(partial)
@@ -89,13 +111,19 @@ def export_tensors(
 
 def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
     """Return the weights under their Hugging Face names, with the fused projections split."""
-    names, tensors = get_family("llama").names, dict[str, Tensor]()
+    names = get_family("llama").names
+    tensors = dict[str, Tensor]()
     for part in plan_tensors(decoder.config, names):
         if part.weight:  # empty for a tied head
-            weight = decoder.get_parameter(part.target if part.kind == "table" else f"{part.target}.weight")
+            weight = decoder.get_parameter(
+                part.target if part.kind == "table" else f"{part.target}.weight"
+            )
             rows = weight.split([stored.shape[0] for stored in part.weight])
             prefix = "" if part.target == "head" else names.prefix
-            tensors |= {f"{prefix}{stored.name}": each for stored, each in zip(part.weight, rows, strict=True)}
+            tensors |= {
+                f"{prefix}{stored.name}": each
+                for stored, each in zip(part.weight, rows, strict=True)
+            }
     return tensors
 
 
@@ -123,11 +151,14 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class InitialModel:
-    """A checkpoint to train further; ``heads`` is the shape of its heads besides the model's own, if any.
+    """A checkpoint to train further.
 
-    Gloeckle et al. 2024, section 3.6, fine-tune a model that predicts ``n`` tokens to predict ``n'`` tokens. Heads in
-    the checkpoint's folder ``heads`` are kept as far as ``n'`` reaches. Missing heads are added with new layers, the
-    final norm and, if they have unembeddings of their own, copies of the model's one. ``n' = 1`` strips the heads off.
+    ``heads`` is the shape of its heads besides the model's own, if any.
+
+    Gloeckle et al. 2024, section 3.6, fine-tune a model that predicts ``n`` tokens to predict
+    ``n'`` tokens. Heads in the checkpoint's folder ``heads`` are kept as far as ``n'`` reaches.
+    Missing heads are added with new layers, the final norm and, if they have unembeddings of their
+    own, copies of the model's one. ``n' = 1`` strips the heads off.
     """
 
     name: str
@@ -150,12 +181,22 @@ class InitialModel:
         _check_exportable(name, config)
         tokenizer = Tokenizer.load(folder, config.vocab_size)
         fingerprint = Fingerprint.of(folder)
-        return cls(name, folder, config, tokenizer, fingerprint, _read_heads(folder / "heads", fingerprint))
+        return cls(
+            name, folder, config, tokenizer, fingerprint, _read_heads(folder / "heads", fingerprint)
+        )
 
     @property
     def shape(self) -> ModelShape:
         c = self.config
-        sizes = (c.hidden_size, c.num_layers, c.num_heads, c.num_kv_heads, c.intermediate_size, c.vocab_size, c.context)
+        sizes = (
+            c.hidden_size,
+            c.num_layers,
+            c.num_heads,
+            c.num_kv_heads,
+            c.intermediate_size,
+            c.vocab_size,
+            c.context,
+        )
         return ModelShape(*sizes)
 
     @property
@@ -177,7 +218,8 @@ class InitialModel:
             return None
         if self.heads.order == "anticausal" and tokens != self.tokens:
             msg = (
-                f"future-tokens: expected {self.tokens} as in the checkpoint, or 1, since anticausal heads are the "
+                f"future-tokens: expected {self.tokens} as in the checkpoint, or 1, since "
+                "anticausal heads are the "
                 f"model's last layers; found {tokens}"
             )
             raise OptionError(msg)
@@ -185,7 +227,9 @@ class InitialModel:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of the decoder by their names in ``DecoderModule``, dequantized to float32."""
-        return dict(load_module(self.folder, self.config, torch.float32, torch.device("cpu")).state_dict())
+        return dict(
+            load_module(self.folder, self.config, torch.float32, torch.device("cpu")).state_dict()
+        )
 
     def load_heads(self, heads: HeadsModule) -> None:
         """Copy the checkpoint's heads into ``heads``, up to the smaller number of both."""
@@ -193,11 +237,18 @@ class InitialModel:
             return
         kept = min(self.heads.num_heads, heads.shape.num_heads)
         stored = Checkpoint(self.folder / "heads", remedy="train it again")
-        tensors = {name: to_tensor(stored.tensor(name)).float() for name in stored if int(name.split(".")[1]) < kept}
+        tensors = {
+            name: to_tensor(stored.tensor(name)).float()
+            for name in stored
+            if int(name.split(".")[1]) < kept
+        }
         expected = {name for name in heads.state_dict() if int(name.split(".")[1]) < kept}
         if tensors.keys() != expected:
             odd = ", ".join(sorted(tensors.keys() ^ expected))
-            msg = f"init: expected the tensors of {kept} heads in {self.folder / 'heads'}, found other ones: {odd}"
+            msg = (
+                f"init: expected the tensors of {kept} heads in {self.folder / 'heads'}, found "
+                f"other ones: {odd}"
+            )
             raise OptionError(msg)
         heads.load_state_dict(tensors, strict=False)
 
@@ -205,12 +256,19 @@ class InitialModel:
 def _check_exportable(name: str, config: ModelConfig) -> None:
     """Raise unless a checkpoint in the layout of the export computes the same function."""
     written = parse_config(hugging_face_config(config))
-    names = [field.name for field in fields(ModelConfig) if field.compare and field.name not in _NOT_COMPUTED]
+    names = [
+        field.name
+        for field in fields(ModelConfig)
+        if field.compare and field.name not in _NOT_COMPUTED
+    ]
     values = ((name, getattr(config, name), getattr(written, name)) for name in names)
-    differences = [f"{name} {found!r} instead of {other!r}" for name, found, other in values if found != other]
+    differences = [
+        f"{name} {found!r} instead of {other!r}" for name, found, other in values if found != other
+    ]
     if differences:
         msg = (
-            f"init: expected a model of a Llama's kind, which the export can write; found {name}, {config.family} with "
+            f"init: expected a model of a Llama's kind, which the export can write; found {name}, "
+            f"{config.family} with "
             f"{', '.join(differences)}"
         )
         raise OptionError(msg)

@@ -1,13 +1,15 @@
 """Training of a language model that predicts several tokens at once (Gloeckle et al. 2024).
 
-The loss is equation 2 over ``n`` heads. Head ``i`` predicts the token ``i`` positions further on; head 1 is the model's
-own. For each head, the sum over rows is replaced by the mean over the rows ``t`` whose sequence has a token ``t + i``::
+The loss is equation 2 over ``n`` heads. Head ``i`` predicts the token ``i`` positions further on;
+head 1 is the model's own. For each head, the sum over rows is replaced by the mean over the rows
+``t`` whose sequence has a token ``t + i``::
 
     L = - Σ_t Σ_(i=1..n) log P(x[t+i] | x[..t])
 
-The export is an ordinary checkpoint, whose own head predicts the next token, with the other heads in its folder
-``heads``, for the drafter ``multi_token``. The layers below all heads are the *trunk*. The trunk of a model with ``L``
-layers ends with the following layer, by the order of transformer heads (first three lines) or for linear heads::
+The export is an ordinary checkpoint, whose own head predicts the next token, with the other heads
+in its folder ``heads``, for the drafter ``multi_token``. The layers below all heads are the
+*trunk*. The trunk of a model with ``L`` layers ends with the following layer, by the order of
+transformer heads (first three lines) or for linear heads::
 
     parallel       layer L - 1; layer L is head 1
     causal         layer L; head 1 is the final norm and the unembedding alone
@@ -50,9 +52,10 @@ def future_shape(
 ) -> HeadsShape | None:
     """Return the shape of the heads besides the model's own one; ``None`` if ``tokens`` is 1.
 
-    The model predicts ``tokens`` tokens at a time. ``kind``, ``order``, ``unembeddings`` and ``mlp`` are those of
-    :class:`~pronk.lab.drafters.modules.heads.HeadsShape`; the default ``mlp`` is the model's. An OptionError is
-    raised if a value is out of range, the layers are too few, or the heads cannot be layers of the model.
+    The model predicts ``tokens`` tokens at a time. ``kind``, ``order``, ``unembeddings`` and
+    ``mlp`` are those of :class:`~pronk.lab.drafters.modules.heads.HeadsShape`; the default ``mlp``
+    is the model's. An OptionError is raised if a value is out of range, the layers are too few, or
+    the heads cannot be layers of the model.
     """
     if tokens == 1:
         return None
@@ -60,14 +63,28 @@ def future_shape(
     check_choice("head-kind", kind, HEAD_LAYERS)
     check_choice("head-order", order, HEAD_ORDERS)
     width = check_integer("head-mlp", model.mlp if mlp is None else mlp, 1)
-    inside = {"parallel": 1, "causal": 0, "anticausal": tokens}.get(order, 0) if kind == "transformer" else 0
+    inside = (
+        {"parallel": 1, "causal": 0, "anticausal": tokens}.get(order, 0)
+        if kind == "transformer"
+        else 0
+    )
     if order == "anticausal" and kind != "transformer":
-        refuse("head-order", f"expected parallel or causal for {kind} heads, found {order}", OptionError)
+        refuse(
+            "head-order",
+            f"expected parallel or causal for {kind} heads, found {order}",
+            OptionError,
+        )
     if order == "anticausal" and width != model.mlp:
-        msg = f"head-mlp: expected {model.mlp} for anticausal heads, the last layers of the model, found {width}"
+        msg = (
+            f"head-mlp: expected {model.mlp} for anticausal heads, the last layers of the model, "
+            f"found {width}"
+        )
         raise OptionError(msg)
     if model.layers <= inside:
-        msg = f"layers: expected more than {inside} for {order} heads of {tokens} tokens, found {model.layers}"
+        msg = (
+            f"layers: expected more than {inside} for {order} heads of {tokens} tokens, found "
+            f"{model.layers}"
+        )
         raise OptionError(msg)
     return HeadsShape(tokens - 1, model.layers - inside, width, kind, order, unembeddings)
 
@@ -75,17 +92,23 @@ def future_shape(
 def without_head_layers(model: ModelShape, tokens: int, kind: str, order: str) -> ModelShape:
     """Return ``model`` with one layer less for each further head, which has a layer of its own.
 
-    The model that predicts ``tokens`` tokens then has as many weights as ``model``, but for the norm of each further
-    head (table S4, "+Layers 0"; section 3.1). Heads that add no transformer layers, and too few layers, raise an
-    OptionError.
+    The model that predicts ``tokens`` tokens then has as many weights as ``model``, but for the
+    norm of each further head (table S4, "+Layers 0"; section 3.1). Heads that add no transformer
+    layers, and too few layers, raise an OptionError.
     """
     if kind != "transformer" or order == "anticausal":
         found = "anticausal" if order == "anticausal" else kind
-        msg = f"equal-parameters: expected parallel or causal transformer heads, which add layers; found {found} heads"
+        msg = (
+            "equal-parameters: expected parallel or causal transformer heads, which add layers; "
+            f"found {found} heads"
+        )
         raise OptionError(msg)
     least = tokens - 1 + (2 if order == "parallel" else 1)
     if model.layers < least:
-        msg = f"layers: expected at least {least} to remove {tokens - 1} with --equal-parameters, found {model.layers}"
+        msg = (
+            f"layers: expected at least {least} to remove {tokens - 1} with --equal-parameters, "
+            f"found {model.layers}"
+        )
         raise OptionError(msg)
     return replace(model, layers=model.layers - (tokens - 1))
 
@@ -96,11 +119,18 @@ class FutureModel(nn.Module):
     def __init__(self, config: ModelConfig, shape: HeadsShape) -> None:
         super().__init__()
         self.decoder = DecoderModule(config)
-        inner = list(self.decoder.layers)[shape.layer : -1][::-1] if shape.order == "anticausal" else None
+        inner = (
+            list(self.decoder.layers)[shape.layer : -1][::-1]
+            if shape.order == "anticausal"
+            else None
+        )
         self.heads = HeadsModule(shape, config, inner)
 
     def initialize(self, seed: int, initial: InitialModel | None = None) -> None:
-        """Initialize the weights, or copy those of ``initial``; heads do not change the decoder's weights."""
+        """Initialize the weights, or copy those of ``initial``.
+
+        Heads do not change the decoder's weights.
+        """
         generator = torch.Generator().manual_seed(seed + 1)
         if initial is None:
             self.heads.initialize(generator)
@@ -108,8 +138,11 @@ class FutureModel(nn.Module):
             return
         weights = initial.weights()
         self.decoder.load_state_dict(weights)
-        self.heads.initialize(generator, self.decoder.norm, self.decoder.head.get_parameter("weight"))
-        self.decoder.load_state_dict(weights)  # once more, because anticausal heads are layers of the decoder
+        self.heads.initialize(
+            generator, self.decoder.norm, self.decoder.head.get_parameter("weight")
+        )
+        # once more, because anticausal heads are layers of the decoder
+        self.decoder.load_state_dict(weights)
         initial.load_heads(self.heads)
 
     def trunk(self, tokens: Tensor) -> Tensor:
@@ -117,15 +150,24 @@ class FutureModel(nn.Module):
         return dense_hidden(self.decoder, tokens, stop=self.heads.shape.layer)
 
     def stages(self, tokens: Tensor) -> list[Stage]:
-        """Return number and function of each head, in order of execution; number 0 is the model's own head."""
+        """Return number and function of each head, in order of execution.
+
+        Number 0 is the model's own head.
+        """
         batch, length = tokens.shape
         rope = dense_rope(self.decoder, batch, length, torch.float32, tokens.device)
-        attend, shape, last = DenseAttention(batch, length), self.heads.shape, len(self.decoder.layers) - 1
-        stages: list[Stage] = [(index + 1, apply) for index, apply in head_stages(self.heads, rope, attend)]
+        attend = DenseAttention(batch, length)
+        shape = self.heads.shape
+        last = len(self.decoder.layers) - 1
+        stages: list[Stage] = [
+            (index + 1, apply) for index, apply in head_stages(self.heads, rope, attend)
+        ]
 
         def first(x: Tensor) -> Tensor:
             # If the trunk has all layers of the model, the model's own head has none.
-            out: Tensor = x if shape.layer > last else self.decoder.layers[last](x, rope, last, attend)
+            out: Tensor = (
+                x if shape.layer > last else self.decoder.layers[last](x, rope, last, attend)
+            )
             return out
 
         return [*stages, (0, first)] if shape.order == "anticausal" else [(0, first), *stages]
@@ -152,15 +194,21 @@ class FutureTokens(TextModel[FutureModel]):
         return self.module.decoder
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Return the mean loss of the heads; add ``scale`` times the gradient of the sum of their losses.
+        """Return the mean loss of the heads.
 
-        ``same``: fraction of rows in which a further head and the model's own head have the same most likely token.
+        Add ``scale`` times the gradient of the sum of their losses.
+
+        ``same``: fraction of rows in which a further head and the model's own head have the same
+        most likely token.
         """
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
+        inputs = inputs.to(self.device)
+        targets = targets.to(self.device)
         with autocast(self.device):
             trunk = self._trunk(inputs)
         z = trunk.detach().requires_grad_()
-        losses, same, own_tokens = list[float](), list[float](), targets.reshape(-1)
+        losses = list[float]()
+        same = list[float]()
+        own_tokens = targets.reshape(-1)
         for number, loss, likeliest, own_rows in self._losses(inputs, targets, z):
             (loss * scale).backward()
             losses.append(float(loss.detach()))
@@ -189,35 +237,59 @@ class FutureTokens(TextModel[FutureModel]):
 
     @torch.no_grad()
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
+        inputs = inputs.to(self.device)
+        targets = targets.to(self.device)
         with autocast(self.device):
             z = self._trunk(inputs)
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """Return the losses, and alpha, CTAR and S in the engine; each of the two takes about ``seconds / 2``.
+        """Return the losses, and alpha, CTAR and S in the engine.
+
+        Each of the two takes about ``seconds / 2``.
 
         The engine measures the current weights, which are exported to ``RUN/latest``.
         """
-        config, latest, figures = self.config, self.folder / "latest", super().evaluate(length, seconds / 2)
+        config = self.config
+        latest = self.folder / "latest"
+        figures = super().evaluate(length, seconds / 2)
         prompts = beginnings(self.data, config.vocab_size, self.end_id, config.context)
         if not prompts:
             return figures
         self.export(latest, "", {})
-        llm = LLM(latest, drafter="autoregressive", device=str(self.device), max_batch=len(prompts), budget="all")
+        llm = LLM(
+            latest,
+            drafter="autoregressive",
+            device=str(self.device),
+            max_batch=len(prompts),
+            budget="all",
+        )
         return figures | measure(
-            llm, f"multi_token(model={str(latest / 'heads')!r})", prompts, SERVED_TOKENS, seconds / 2
+            llm,
+            f"multi_token(model={str(latest / 'heads')!r})",
+            prompts,
+            SERVED_TOKENS,
+            seconds / 2,
         )
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        return super().judge({name: value for name, value in figures.items() if not is_served(name)})
+        return super().judge(
+            {name: value for name, value in figures.items() if not is_served(name)}
+        )
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
         """Write the model to ``folder``, replacing its contents, and the heads to ``folder / "heads"``."""
         super().export(folder, card, facts)
-        shape, fingerprint = self.options.heads, Fingerprint.of(folder)
+        shape = self.options.heads
+        fingerprint = Fingerprint.of(folder)
         rest = {"name": folder.name, **facts}
         target = {"name": rest.pop("name"), **asdict(fingerprint)}
-        document = {"format": TRAINED_FORMAT, "kind": "multi_token", "shape": asdict(shape), **rest, "target": target}
+        document = {
+            "format": TRAINED_FORMAT,
+            "kind": "multi_token",
+            "shape": asdict(shape),
+            **rest,
+            "target": target,
+        }
         text = heads_card(target["name"], shape, fingerprint, rest)
         export_drafter(folder / "heads", self.module.heads, document, text)

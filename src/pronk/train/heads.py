@@ -1,7 +1,8 @@
 """Training of multi-token heads (Gloeckle et al. 2024) and of Medusa heads on a frozen target.
 
-The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each step runs every
-head forward and backward before the next one, by :func:`head_by_head` (section 2, figures 2 and S11).
+The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each
+step runs every head forward and backward before the next one, by :func:`head_by_head` (section 2,
+figures 2 and S11).
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
 from pronk.train.students import Branch, Student
 
-# Number of a head, and the function that maps ``[rows, hidden]`` to its output before its norm, of the same shape.
+# Number of a head, and the function that maps ``[rows, hidden]`` to its output before its norm, of
+# the same shape.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
-_NUM_RANKS = 16  # number of a head's most likely tokens whose accuracy is measured; useful trees have no others
+# number of a head's most likely tokens whose accuracy is measured; useful trees have no others
+_NUM_RANKS = 16
 
 
 class HeadsStudent(Student[HeadsModule]):
@@ -48,12 +51,18 @@ class HeadsStudent(Student[HeadsModule]):
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield one branch per head, nearest token first; the last rows of a sequence have fewer branches."""
-        heads, (batch, length) = self.module, tokens.shape
+        """Yield one branch per head, nearest token first.
+
+        The last rows of a sequence have fewer branches.
+        """
+        heads = self.module
+        (batch, length) = tokens.shape
         z = features.hidden[heads.shape.layer].float()
         rope = dense_rope(self.teacher.decoder, batch, length, z.dtype, z.device)
         attend = DenseAttention(batch, length, heads.config.windows)
-        for index, out in head_by_head(head_stages(heads, rope, attend), z, chained=heads.shape.is_chained):
+        for index, out in head_by_head(
+            head_stages(heads, rope, attend), z, chained=heads.shape.is_chained
+        ):
             rows, target_rows = shifted_rows(batch, length, index + 1, tokens.device)
             if len(rows):  # empty if a held-out sequence is too short for this head
                 weight = head_weight(heads, index, self.teacher.unembedding)
@@ -66,10 +75,16 @@ class HeadsStudent(Student[HeadsModule]):
 
 def describe(shape: HeadsShape) -> str:
     """Return the heads' sizes in words, for a model card."""
-    layer = f"a transformer layer with an MLP of {shape.mlp}" if shape.kind == "transformer" else "a linear layer"
+    layer = (
+        f"a transformer layer with an MLP of {shape.mlp}"
+        if shape.kind == "transformer"
+        else "a linear layer"
+    )
     return (
-        f"{shape.num_heads} heads for the tokens 2 to {shape.num_heads + 1} places ahead, {shape.order}, over the "
-        f"output of the target's layer {shape.layer}; each is {layer} and a norm, with {shape.unembeddings} "
+        f"{shape.num_heads} heads for the tokens 2 to {shape.num_heads + 1} places ahead, "
+        f"{shape.order}, over the "
+        f"output of the target's layer {shape.layer}; each is {layer} and a norm, with "
+        f"{shape.unembeddings} "
         "unembeddings."
     )
 
@@ -80,17 +95,26 @@ def head_weight(heads: HeadsModule | MedusaModule, index: int, shared: Tensor) -
 
 
 def head_stages(heads: HeadsModule, rope: Rope, attend: DenseAttention) -> list[Stage]:
-    """Return index and function of each head, in order of execution; ``rope``: rotations of the rows."""
-    return [(index, partial(heads.run_part, index, rope=rope, attend=attend)) for index in heads.shape.execution_order]
+    """Return index and function of each head, in order of execution.
+
+    ``rope``: rotations of the rows.
+    """
+    return [
+        (index, partial(heads.run_part, index, rope=rope, attend=attend))
+        for index in heads.shape.execution_order
+    ]
 
 
-def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterator[tuple[int, Tensor]]:
+def head_by_head(
+    stages: Sequence[Stage], z: Tensor, *, chained: bool
+) -> Iterator[tuple[int, Tensor]]:
     """Yield number and output ``[rows, hidden]`` of each head, by ascending number.
 
-    The caller runs backward from each output before it takes the next one. ``stages`` are the heads in order of
-    execution, and ``z`` ``[rows, hidden]``, a leaf of the autograd graph, is the input of the first. If ``chained``,
-    each stage reads the output of the stage before it, and the iterator finally passes the gradients back through the
-    stages, and to ``z`` if it requires a gradient; otherwise all stages read ``z``.
+    The caller runs backward from each output before it takes the next one. ``stages`` are the heads
+    in order of execution, and ``z`` ``[rows, hidden]``, a leaf of the autograd graph, is the input
+    of the first. If ``chained``, each stage reads the output of the stage before it, and the
+    iterator finally passes the gradients back through the stages, and to ``z`` if it requires a
+    gradient; otherwise all stages read ``z``.
     """
     if not chained:
         for number, apply in sorted(stages, key=lambda stage: stage[0]):
@@ -109,7 +133,9 @@ def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterat
             out.backward(leaf.grad)
 
 
-def shifted_rows(batch: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def shifted_rows(
+    batch: int, length: int, places: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return the indices of rows that have a row ``places`` later in their sequence, and of these rows.
 
     For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
@@ -135,16 +161,18 @@ class MedusaOptions(HeadsOptions):
 class MedusaStudent(Student[MedusaModule]):
     """Training of Medusa heads: head ``i`` at position ``t`` learns the target's choice at ``t + i``.
 
-    The target itself chooses token ``t + 1``, so head 1 predicts token ``t + 2``. Each export chooses the token tree by
-    accuracies on held-out text: how often a head's token of a given rank is the target's most likely token. This text
-    is the target's own, from one half of the held-out prompts; the engine measures the drafter with the other half.
+    The target itself chooses token ``t + 1``, so head 1 predicts token ``t + 2``. Each export
+    chooses the token tree by accuracies on held-out text: how often a head's token of a given rank
+    is the target's most likely token. This text is the target's own, from one half of the held-out
+    prompts; the engine measures the drafter with the other half.
     """
 
     kind = "medusa"
     title = "Medusa heads"
 
     options: MedusaOptions
-    _accuracies: tuple[tuple[float, ...], ...] | None = None  # of the current weights; ``None``: not measured
+    # of the current weights; ``None``: not measured
+    _accuracies: tuple[tuple[float, ...], ...] | None = None
 
     def build(self, generator: torch.Generator) -> MedusaModule:  # noqa: ARG002 - nothing is random
         """Build heads that predict the target's next token before training."""
@@ -165,14 +193,21 @@ class MedusaStudent(Student[MedusaModule]):
             yield Branch(self._run(head, last[rows]), weight, target_rows)
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Add the gradient; discard the measured accuracies, which will not be those of the new weights."""
+        """Add the gradient.
+
+        Discard the measured accuracies, which will not be those of the new weights.
+        """
         self._accuracies = None
         return super().backward(inputs, targets, scale)
 
     def exported_shape(self) -> MedusaShape:
         """Return the heads' shape, with the token tree chosen by their current accuracies."""
         accuracies = self._accuracies = self._accuracies or self.measure_ranks()
-        return replace(self.options.shape, tree=best_paths(accuracies, self.options.tree_size), accuracies=accuracies)
+        return replace(
+            self.options.shape,
+            tree=best_paths(accuracies, self.options.tree_size),
+            accuracies=accuracies,
+        )
 
     def prompts(self) -> list[list[int]]:
         """Return the held-out prompts that are not used to choose the token tree."""
@@ -185,8 +220,14 @@ class MedusaStudent(Student[MedusaModule]):
 
         Too little held-out text for each head raises an OptionError.
         """
-        o, data = self.options, self.data
-        hits = torch.zeros(o.shape.num_heads, min(_NUM_RANKS, self.vocab_size), dtype=torch.int64, device=self.device)
+        o = self.options
+        data = self.data
+        hits = torch.zeros(
+            o.shape.num_heads,
+            min(_NUM_RANKS, self.vocab_size),
+            dtype=torch.int64,
+            device=self.device,
+        )
         seen = [0] * o.shape.num_heads
         for sequences in self._held_out_sequences():
             for inputs, _ in sequences.batches(o.micro):
@@ -194,36 +235,64 @@ class MedusaStudent(Student[MedusaModule]):
                     hits[head] += _hits(branch, teacher, hits.shape[1])
                     seen[head] += len(branch.hidden)
         if not all(seen):
-            msg = f"{data}: expected held-out text of more than {len(seen)} tokens to choose the tree by, found less"
+            msg = (
+                f"{data}: expected held-out text of more than {len(seen)} tokens to choose the "
+                "tree by, found less"
+            )
             raise OptionError(msg)
-        return tuple(tuple(round(hit / rows, 4) for hit in row.tolist()) for row, rows in zip(hits, seen, strict=True))
+        return tuple(
+            tuple(round(hit / rows, 4) for hit in row.tolist())
+            for row, rows in zip(hits, seen, strict=True)
+        )
 
     def _held_out_sequences(self) -> list[Sequences]:
         """Return the sequences to measure: of the target's own text or, if it has none, all held-out text."""
-        length, halves = self.options.first_length, held_out_halves(self.data, self.vocab_size)
+        length = self.options.first_length
+        halves = held_out_halves(self.data, self.vocab_size)
         if halves is None:
-            return [sequences for _, sequences in held_out_sets(self.data, length, self.vocab_size) if len(sequences)]
+            return [
+                sequences
+                for _, sequences in held_out_sets(self.data, length, self.vocab_size)
+                if len(sequences)
+            ]
         file = self.data / "valid-on-policy.bin"
         whole = file.stat().st_size // token_dtype(self.vocab_size)().itemsize
-        return [Sequences(file, self.vocab_size, min(length, halves[0] - 1), seed=0, stop=halves[0] / whole)]
+        return [
+            Sequences(
+                file, self.vocab_size, min(length, halves[0] - 1), seed=0, stop=halves[0] / whole
+            )
+        ]
 
     @property
     def description(self) -> str:
-        s, c = self.options.shape, self.teacher.llm.config
+        s = self.options.shape
+        c = self.teacher.llm.config
         halves = held_out_halves(self.data, self.vocab_size)
-        text = "held-out text" if halves is None else "what the target says after half of the held-out prompts"
-        own = "the target's unembedding" if s.unembeddings == "shared" else "an unembedding of its own"
+        text = (
+            "held-out text"
+            if halves is None
+            else "what the target says after half of the held-out prompts"
+        )
+        own = (
+            "the target's unembedding"
+            if s.unembeddings == "shared"
+            else "an unembedding of its own"
+        )
         return (
-            f"{s.num_heads} heads of {s.blocks} residual blocks of size {c.hidden_size} each, with {own}, over the "
-            f"target's last hidden state after its final norm. The tree has {self.options.tree_size} guesses, chosen "
-            f"by {text}{'' if halves is None else '; the figures of decoding are those of the other half'}."
+            f"{s.num_heads} heads of {s.blocks} residual blocks of size {c.hidden_size} each, with "
+            f"{own}, over the "
+            "target's last hidden state after its final norm. The tree has "
+            f"{self.options.tree_size} guesses, chosen "
+            "by "
+            f"{text}{'' if halves is None else '; the figures of decoding are those of the other half'}."
         )
 
 
 def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:
     """Return ``[ranks]``: the number of rows whose token of this rank is the teacher's most likely one."""
     dtype = product_dtype(branch.hidden.device)
-    hits, weight = branch.hidden.new_zeros(ranks, dtype=torch.int64), branch.weight.to(dtype)
+    hits = branch.hidden.new_zeros(ranks, dtype=torch.int64)
+    weight = branch.weight.to(dtype)
     for chunk in chunks(len(branch.hidden), len(weight)):
         best = (branch.hidden[chunk].to(dtype) @ weight.T).topk(ranks).indices
         hits += (best == teacher(chunk).argmax(-1, keepdim=True)).sum(0)

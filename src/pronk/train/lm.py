@@ -29,21 +29,27 @@ from pronk.train.options import LoopOptions, ModelShape, TrainOptions
 class TextModel(Objective[Module]):
     """Training objective of language models; a subclass defines the module and the loss.
 
-    The files of :func:`pronk.train.data.prepare` are in ``folder / "data"``. With ``initial``, weights, sizes
-    and tokenizer are those of a checkpoint. A text shorter than one sequence, or a device that does not exist, raises
-    an OptionError, and a damaged tokenizer a TokenizerError.
+    The files of :func:`pronk.train.data.prepare` are in ``folder / "data"``. With ``initial``,
+    weights, sizes and tokenizer are those of a checkpoint. A text shorter than one sequence, or a
+    device that does not exist, raises an OptionError, and a damaged tokenizer a TokenizerError.
     """
 
     options: TrainOptions
 
-    def __init__(self, folder: Path, options: TrainOptions, initial: InitialModel | None = None) -> None:
-        self.folder, self.data, self.options, self.initial = folder, folder / "data", options, initial
+    def __init__(
+        self, folder: Path, options: TrainOptions, initial: InitialModel | None = None
+    ) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.options = options
+        self.initial = initial
         self.identity = self.identify(initial)
         if initial is None:
             self.end_id, *_, end = special_ids(load_tokenizer(self.data))
             self.config = model_config(options.shape, self.end_id, (self.end_id, end))
         else:
-            self.config, self.end_id = initial.config, initial.encoder.end_id
+            self.config = initial.config
+            self.end_id = initial.encoder.end_id
         self.device = find_device(options.device)
         self.module = self.build().to(self.device)
         self.phases = two_phases(self.data / "train.bin", options, self.config.vocab_size)
@@ -70,15 +76,20 @@ class TextModel(Objective[Module]):
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
         """Return the losses in nats per token on all held-out sets, measured in about ``seconds`` in all.
 
-        The key ``prose`` is the loss of the next token on the set ``prose``, ``prose 2`` of the second next token, ….
+        The key ``prose`` is the loss of the next token on the set ``prose``, ``prose 2`` of the
+        second next token, ….
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.config.vocab_size))
         for name, sequences in sets:
-            totals, seen = list[float](), 0
+            totals = list[float]()
+            seen = 0
             for inputs, targets in sequences.batches(self.options.micro, seconds / len(sets)):
-                losses, size = self.measure(inputs, targets), len(inputs)
-                totals = [a + size * b for a, b in zip(totals or [0.0] * len(losses), losses, strict=True)]
+                losses = self.measure(inputs, targets)
+                size = len(inputs)
+                totals = [
+                    a + size * b for a, b in zip(totals or [0.0] * len(losses), losses, strict=True)
+                ]
                 seen += size
             for place, total in enumerate(totals, 1):
                 figures[name if place == 1 else f"{name} {place}"] = total / seen
@@ -88,7 +99,9 @@ class TextModel(Objective[Module]):
         return fmean(figures.values()) if figures else nan
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for subclasses
-        export_model(self.decoder, self.data if self.initial is None else self.initial.folder, folder, card)
+        export_model(
+            self.decoder, self.data if self.initial is None else self.initial.folder, folder, card
+        )
 
 
 class LanguageModel(TextModel[DecoderModule]):
@@ -113,8 +126,12 @@ class LanguageModel(TextModel[DecoderModule]):
         return PassResult(float(loss.detach()))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss in nats per token; ``inputs`` and ``targets`` are ``[count, length]``."""
-        # The residual stream stays float32; matrix products and attention are in bfloat16 where that is fast.
+        """Return the mean loss in nats per token.
+
+        ``inputs`` and ``targets`` are ``[count, length]``.
+        """
+        # The residual stream stays float32; matrix products and attention are in bfloat16 where
+        # that is fast.
         with autocast(self.device):
             logits = dense_logits(self.module, inputs.to(self.device))
         return F.cross_entropy(logits.float(), targets.to(self.device).reshape(-1))
@@ -125,7 +142,8 @@ class LanguageModel(TextModel[DecoderModule]):
 
 def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Sequences, Sequences]:
     """Return the sequences of a run's two phases: of the token file's beginning, and of its end."""
-    o, border = options, 1 - options.final_share
+    o = options
+    border = 1 - options.final_share
     first = Sequences(file, vocab_size, o.length, o.seed, 0.0, border)
     last = Sequences(file, vocab_size, o.final_length, o.seed, border, 1.0)
     for phase, share in ((first, border), (last, o.final_share)):
@@ -135,10 +153,16 @@ def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Seque
 
 
 def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[str, Sequences]]:
-    """Yield name and sequences of each held-out set; a set shorter than ``length`` is one sequence."""
+    """Yield name and sequences of each held-out set.
+
+    A set shorter than ``length`` is one sequence.
+    """
     for file in sorted(data.glob("valid-*.bin")):
         size = file.stat().st_size // token_dtype(vocab_size)().itemsize
-        yield file.stem.removeprefix("valid-"), Sequences(file, vocab_size, min(length, size - 1), seed=0)
+        yield (
+            file.stem.removeprefix("valid-"),
+            Sequences(file, vocab_size, min(length, size - 1), seed=0),
+        )
 
 
 def model_config(shape: ModelShape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:

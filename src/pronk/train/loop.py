@@ -7,9 +7,9 @@ A run is one folder and can be stopped and continued at any time::
     RUN/latest/        the model at the last evaluation
     RUN/export/        the finished model
 
-The numbers of steps in the two phases (short sequences, then long ones) determine the position in the text, so a
-resumed run computes exactly the losses of an uninterrupted one. The number of processes that share the steps
-(:mod:`pronk.train.distributed`) may change when a run is resumed.
+The numbers of steps in the two phases (short sequences, then long ones) determine the position in
+the text, so a resumed run computes exactly the losses of an uninterrupted one. The number of
+processes that share the steps (:mod:`pronk.train.distributed`) may change when a run is resumed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class PassResult:
     """Result of one forward and backward pass."""
 
     loss: float  # mean loss in nats per token
-    # For each branch, the fraction of rows in which the drafter's most likely token is the target's; may be empty.
+    # For each branch, the fraction of rows in which the drafter's most likely token is the
+    # target's; may be empty.
     same: tuple[float, ...] = ()
 
 
@@ -56,8 +57,10 @@ class Objective(ABC, Generic[Module]):
     folder: Path  # of the run
     options: LoopOptions
     module: Module  # the option ``muon`` applies to the matrices in ``module.layers``
-    phases: tuple[Batches, Batches]  # training sequences of the two phases: short ones, then long ones
-    identity: dict[str, Any]  # values, besides the options of the loop, that must be unchanged when a run is resumed
+    # training sequences of the two phases: short ones, then long ones
+    phases: tuple[Batches, Batches]
+    # values, besides the options of the loop, that must be unchanged when a run is resumed
+    identity: dict[str, Any]
 
     @abstractmethod
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
@@ -71,15 +74,24 @@ class Objective(ABC, Generic[Module]):
         """Return figures by name, from about ``seconds`` on held-out sequences of up to ``length`` tokens."""
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the figure that early stopping compares (lower is better); NaN without held-out text."""
-        divergences = [value for name, value in figures.items() if " KL" in name]  # of a drafter from the target
+        """Return the figure that early stopping compares (lower is better).
+
+        NaN without held-out text.
+        """
+        # of a drafter from the target
+        divergences = [value for name, value in figures.items() if " KL" in name]
         return fmean(divergences) if divergences else math.nan
 
     @abstractmethod
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write the current module to ``folder``, replacing its contents; ``facts`` go into a JSON file."""
+        """Write the current module to ``folder``, replacing its contents.
 
-    def serve(self, llm: LLM, spec: str, prompts: Sequence[list[int]], seconds: float) -> dict[str, float]:
+        ``facts`` go into a JSON file.
+        """
+
+    def serve(
+        self, llm: LLM, spec: str, prompts: Sequence[list[int]], seconds: float
+    ) -> dict[str, float]:
         """Export the current drafter to ``latest`` and measure it in the engine, unless there are no prompts.
 
         ``spec.format(model=folder)`` is the drafter's specification.
@@ -96,7 +108,10 @@ Trained = TypeVar("Trained", bound=Objective[Any])
 
 @dataclass
 class Report:
-    """Progress of a run; ``loss`` and ``same`` (see :class:`PassResult`) are means since the last report."""
+    """Progress of a run.
+
+    ``loss`` and ``same`` (see :class:`PassResult`) are means since the last report.
+    """
 
     step: int
     progress: float  # 0..1
@@ -107,37 +122,56 @@ class Report:
     seconds: float  # training time so far
     speed: float  # tokens per second, of the median step
     same: tuple[float, ...] = ()
-    valid: dict[str, float] = field(default_factory=dict)  # figures of an evaluation; empty if there was none
+    # figures of an evaluation; empty if there was none
+    valid: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer(Generic[Trained]):
-    """One run; if its folder has a checkpoint, the run resumes from there, with its weights and its clock.
+    """One run.
 
-    An OptionError is raised if options differ from the checkpoint's, the forward passes of a step cannot be divided
-    evenly among the processes, or no time is left. A damaged checkpoint raises a CheckpointError.
+    If its folder has a checkpoint, the run resumes from there, with its weights and its clock.
+
+    An OptionError is raised if options differ from the checkpoint's, the forward passes of a step
+    cannot be divided evenly among the processes, or no time is left. A damaged checkpoint raises a
+    CheckpointError.
     """
 
-    def __init__(self, objective: Trained, processes: ProcessGroup | None = None, clock: Clock | None = None) -> None:
-        self.folder, self.options, self.objective = objective.folder, objective.options, objective
+    def __init__(
+        self, objective: Trained, processes: ProcessGroup | None = None, clock: Clock | None = None
+    ) -> None:
+        self.folder = objective.folder
+        self.options = objective.options
+        self.objective = objective
         options = self.options
-        self.checkpoint, self._defining = self.folder / CHECKPOINT, options.defining() | objective.identity
-        self.processes, self.clock = processes or ProcessGroup(), clock or Clock(options.minutes)
+        self.checkpoint = self.folder / CHECKPOINT
+        self._defining = options.defining() | objective.identity
+        self.processes = processes or ProcessGroup()
+        self.clock = clock or Clock(options.minutes)
         if options.batch // options.micro % self.processes.count:
             msg = (
-                f"batch: expected a multiple of micro times the processes, {options.micro} × {self.processes.count} "
-                f"tokens, found {options.batch}; change --batch or --micro, or start another number of processes"
+                f"batch: expected a multiple of micro times the processes, {options.micro} × "
+                f"{self.processes.count} "
+                f"tokens, found {options.batch}; change --batch or --micro, or start another "
+                "number of processes"
             )
             raise OptionError(msg)
         set_all_threads(options.threads)
-        self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay, options.adamw_share)
-        self.seconds = 0.0  # training time by the first process's clock, including the time before a resumption
-        self.step, self.step_seconds = 0, 0.0  # number of steps made; seconds of the last one
+        self.optimizers = Optimizers(
+            objective.module, options.optimizer, options.weight_decay, options.adamw_share
+        )
+        # training time by the first process's clock, including the time before a resumption
+        self.seconds = 0.0
+        # number of steps made; seconds of the last one
+        self.step = 0
+        self.step_seconds = 0.0
         self.phase_steps = [0, 0]  # number of steps made in each phase
-        self.step_results: list[tuple[float, ...]] = []  # loss and ``same`` of each step since the last report
+        # loss and ``same`` of each step since the last report
+        self.step_results: list[tuple[float, ...]] = []
         self.history: list[dict[str, Any]] = []
         if self.checkpoint.exists():
             self._restore(load_checkpoint(self.checkpoint))
-        # Seconds of the run in which it did not train: for writing the text, and for loading after each restart.
+        # Seconds of the run in which it did not train: for writing the text, and for loading after
+        # each restart.
         self.seconds_before = self.processes.agree(self.clock.seconds) - self.seconds
         self.schedule = Schedule(options, self._minutes())
 
@@ -158,18 +192,30 @@ class Trainer(Generic[Trained]):
     @property
     def is_finished(self) -> bool:
         """Whether all steps are done, no time is left for another step, or early stopping has ended the run."""
-        return self.schedule.progress(self.step, self.seconds + self.step_seconds) >= 1.0 or self.stopped_early
+        return (
+            self.schedule.progress(self.step, self.seconds + self.step_seconds) >= 1.0
+            or self.stopped_early
+        )
 
     @property
     def stopped_early(self) -> bool:
         """Whether the last ``patience`` evaluations were no better than the best one before them."""
-        patience, values = self.options.patience, [judgement for _, judgement in self.judgements]
-        return patience is not None and len(values) > patience and min(values[:-patience]) <= min(values[-patience:])
+        patience = self.options.patience
+        values = [judgement for _, judgement in self.judgements]
+        return (
+            patience is not None
+            and len(values) > patience
+            and min(values[:-patience]) <= min(values[-patience:])
+        )
 
     @property
     def judgements(self) -> list[tuple[int, float]]:
         """Step number and result of :meth:`Objective.judge`, for each evaluation so far."""
-        return [(entry["step"], self.objective.judge(entry["valid"])) for entry in self.history if entry["valid"]]
+        return [
+            (entry["step"], self.objective.judge(entry["valid"]))
+            for entry in self.history
+            if entry["valid"]
+        ]
 
     @property
     def tokens(self) -> int:
@@ -181,11 +227,13 @@ class Trainer(Generic[Trained]):
         self.objective.module.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["rng"])
-        self.step, self.phase_steps = state["step"], list(state["done"])
+        self.step = state["step"]
+        self.phase_steps = list(state["done"])
         self.step_seconds = state.get("pace", 0.0)
         self.seconds = state["seconds"]
         self.clock.earlier = self.seconds + state.get("before", 0.0)
-        self.step_results, self.history = list(state.get("passed", [])), list(state["history"])
+        self.step_results = list(state.get("passed", []))
+        self.history = list(state["history"])
 
     def save(self) -> None:
         state = {
@@ -213,13 +261,15 @@ class Trainer(Generic[Trained]):
     ) -> None:
         """Train to the end of the schedule, or until ``stop`` returns true, and save.
 
-        ``report`` is called every ``log_every`` steps and after each evaluation, ``evaluated`` after each evaluation,
-        to export an intermediate model. ``stop`` is called before each forward pass of a step but the first, and after
-        each step; an unfinished step is dropped. ``on_pass`` is called after each forward pass with the number of the
-        step (from 1), and of this process's forward passes in it, finished and in all. A loss that is not finite raises
-        a PronkError; the last checkpoint stays.
+        ``report`` is called every ``log_every`` steps and after each evaluation, ``evaluated``
+        after each evaluation, to export an intermediate model. ``stop`` is called before each
+        forward pass of a step but the first, and after each step; an unfinished step is dropped.
+        ``on_pass`` is called after each forward pass with the number of the step (from 1), and of
+        this process's forward passes in it, finished and in all. A loss that is not finite raises a
+        PronkError; the last checkpoint stays.
         """
-        last_end, durations = time.monotonic(), []
+        last_end = time.monotonic()
+        durations = []
         while not self.processes.is_any_true(self.is_finished or stop()):
             begin = time.monotonic()
             progress = self.schedule.progress(self.step, self.seconds)
@@ -229,11 +279,16 @@ class Trainer(Generic[Trained]):
                 break
             end = time.monotonic()
             durations.append(end - begin)
-            # The time since the last step's end also includes evaluations, and times when the process was suspended.
-            self.seconds, self.step_seconds = self.processes.agree((self.seconds + end - last_end, end - begin))
+            # The time since the last step's end also includes evaluations, and times when the
+            # process was suspended.
+            self.seconds, self.step_seconds = self.processes.agree(
+                (self.seconds + end - last_end, end - begin)
+            )
             last_end = end
             # With a time limit, the finished model is evaluated by the caller, after this method.
-            evaluate = self.step % self.options.evaluate_every == 0 or (self.is_finished and not self.clock.has_limit)
+            evaluate = self.step % self.options.evaluate_every == 0 or (
+                self.is_finished and not self.clock.has_limit
+            )
             if evaluate or self.is_finished or self.step % self.options.log_every == 0:
                 progress_report = self._make_report(rate, norm, median(durations))
                 progress_report.valid = self._evaluate() if evaluate else {}
@@ -243,50 +298,79 @@ class Trainer(Generic[Trained]):
             if evaluate:
                 self.processes.from_main(partial(evaluated, progress_report))
                 now = time.monotonic()
-                self.seconds, last_end = self.processes.agree(self.seconds + now - last_end), now
+                self.seconds = self.processes.agree(self.seconds + now - last_end)
+                last_end = now
             if self.step % self.options.save_every == 0:
                 self.save()
         self.save()
 
     def _make_report(self, rate: float, norm: float, seconds: float) -> Report:
-        """Return a report of the steps since the last report; ``seconds``: median duration of a step."""
+        """Return a report of the steps since the last report.
+
+        ``seconds``: median duration of a step.
+        """
         loss, *same = (fmean(column) for column in zip(*self.step_results, strict=True))
         self.step_results.clear()
-        progress, speed = self.schedule.progress(self.step, self.seconds), self.options.batch / seconds
-        return Report(self.step, progress, loss, rate, norm, self.tokens, self.seconds, speed, tuple(same))
+        progress = self.schedule.progress(self.step, self.seconds)
+        speed = self.options.batch / seconds
+        return Report(
+            self.step, progress, loss, rate, norm, self.tokens, self.seconds, speed, tuple(same)
+        )
 
     def _evaluate(self) -> dict[str, float]:
-        length, seconds = self.options.first_length, EVALUATION * self.clock.limit
+        length = self.options.first_length
+        seconds = EVALUATION * self.clock.limit
         figures = self.processes.from_main(lambda: self.objective.evaluate(length, seconds))
         if self.options.patience is not None and math.isnan(self.objective.judge(figures)):
-            msg = "patience: expected held-out text to go by, found none; give more text or, with --valid, a file"
+            msg = (
+                "patience: expected held-out text to go by, found none; give more text or, with "
+                "--valid, a file"
+            )
             raise OptionError(msg)
         return figures
 
     def _step(
-        self, progress: float, rate: float, stop: Callable[[], bool], on_pass: Callable[[int, int, int], None]
+        self,
+        progress: float,
+        rate: float,
+        stop: Callable[[], bool],
+        on_pass: Callable[[int, int, int], None],
     ) -> float | None:
-        """Make one optimizer step; return the norm of the gradient before clipping, or ``None`` if stopped."""
+        """Make one optimizer step.
+
+        Return the norm of the gradient before clipping, or ``None`` if stopped.
+        """
         o = self.options
         phase_number = 0 if progress < 1 - o.final_share else 1
         phase = self.objective.phases[phase_number]
-        count, passes = o.micro // phase.length, o.batch // o.micro
-        own_rows: list[tuple[float, ...]] = []  # loss and ``same`` of each forward pass that this process computes
-        own, module = list(self.processes.own_passes(passes)), self.objective.module
-        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]  # running means, for example
+        count = o.micro // phase.length
+        passes = o.batch // o.micro
+        # loss and ``same`` of each forward pass that this process computes
+        own_rows: list[tuple[float, ...]] = []
+        own = list(self.processes.own_passes(passes))
+        module = self.objective.module
+        # running means, for example
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         for i in own:
             if own_rows and self.processes.is_any_true(stop()):
                 self.optimizers.clear()
                 for buffer, before in buffers:
                     buffer.copy_(before)
                 return None
-            inputs, targets = phase.batch((self.phase_steps[phase_number] * passes + i) * count, count)
+            inputs, targets = phase.batch(
+                (self.phase_steps[phase_number] * passes + i) * count, count
+            )
             passed = self.objective.backward(inputs, targets, 1 / passes)
             own_rows.append((passed.loss, *passed.same))
             on_pass(self.step + 1, len(own_rows), len(own))
-        means = tuple(sum(column) / passes for column in zip(*self.processes.gather(own_rows), strict=True))
+        means = tuple(
+            sum(column) / passes for column in zip(*self.processes.gather(own_rows), strict=True)
+        )
         if not math.isfinite(means[0]):
-            msg = f"step {self.step + 1}: expected a finite loss, found {means[0]}; use a lower --lr than {o.rate:g}"
+            msg = (
+                f"step {self.step + 1}: expected a finite loss, found {means[0]}; use a lower --lr "
+                f"than {o.rate:g}"
+            )
             raise PronkError(msg)
         self.processes.sum_gradients(self.objective.module)
         norm = float(nn.utils.clip_grad_norm_(self.objective.module.parameters(), o.clip))
@@ -298,7 +382,10 @@ class Trainer(Generic[Trained]):
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device (``cuda``: this process's GPU); raise ``OptionError`` if it does not exist."""
+    """Return the device (``cuda``: this process's GPU).
+
+    Raise ``OptionError`` if it does not exist.
+    """
     try:
         device = torch.device(local_device(name))
         torch.empty(1, device=device)
@@ -309,7 +396,10 @@ def find_device(name: str) -> torch.device:
 
 
 def set_all_threads(threads: int | None) -> None:
-    """Set the threads, 1..4096, of torch and of the kernels; ``None``: the kernels get torch's number."""
+    """Set the threads, 1..4096, of torch and of the kernels.
+
+    ``None``: the kernels get torch's number.
+    """
     set_threads(torch.get_num_threads() if threads is None else threads, workers=1)
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,13 +1,14 @@
 """Losses of text and of distillation, computed without holding the logits of all rows at once.
 
-With logits ``z`` of the student and ``q = softmax(z)``, the teacher's distribution ``p``, the text's next token ``y``
-and the weight ``h`` of the text::
+With logits ``z`` of the student and ``q = softmax(z)``, the teacher's distribution ``p``, the
+text's next token ``y`` and the weight ``h`` of the text::
 
     loss = (1 - h) * KL(p || q) + h * (-log q[y])        per row, then the mean over the rows
     dloss/dz = q - ((1 - h) * p + h * onehot(y))
 
-Without a teacher, ``h`` is 1. The gradient is known in closed form, so the rows go through the vocabulary in chunks,
-and the largest tensor is one chunk of logits: all logits of 4,096 rows and 150,000 tokens would take 2.5 GB.
+Without a teacher, ``h`` is 1. The gradient is known in closed form, so the rows go through the
+vocabulary in chunks, and the largest tensor is one chunk of logits: all logits of 4,096 rows and
+150,000 tokens would take 2.5 GB.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ROWS, _SIZE = 128, 512  # sizes of the products that are timed; they take 0.3 s where bfloat16 is emulated
-_MAX_LOGITS = 1 << 21  # maximum number of logits (rows times vocabulary) in a chunk, unless _MIN_ROWS rows have more
-_MIN_ROWS = 128  # minimum rows of a chunk, because each chunk reads and writes the whole gradient of the head's weight
+# sizes of the products that are timed; they take 0.3 s where bfloat16 is emulated
+_ROWS = 128
+_SIZE = 512
+# maximum number of logits (rows times vocabulary) in a chunk, unless _MIN_ROWS rows have more
+_MAX_LOGITS = 1 << 21
+# minimum rows of a chunk, because each chunk reads and writes the whole gradient of the head's
+# weight
+_MIN_ROWS = 128
 
 # Function from a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
 TeacherLogits = Callable[[slice], Tensor]
@@ -38,8 +44,13 @@ def product_dtype(device: torch.device) -> torch.dtype:
         return torch.bfloat16
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        product = partial(torch.matmul, torch.ones(_ROWS, _SIZE, dtype=dtype), torch.ones(_SIZE, _SIZE, dtype=dtype))
-        seconds[dtype] = min(timeit.repeat(product, repeat=3, number=1))  # the first one also prepares the library
+        product = partial(
+            torch.matmul,
+            torch.ones(_ROWS, _SIZE, dtype=dtype),
+            torch.ones(_SIZE, _SIZE, dtype=dtype),
+        )
+        # the first one also prepares the library
+        seconds[dtype] = min(timeit.repeat(product, repeat=3, number=1))
     return min(seconds, key=seconds.__getitem__)
 
 
@@ -103,7 +114,8 @@ def text_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, T
 def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     # Under no_grad, needs_input_grad is still True, and gradients would be computed.
     if not torch.is_grad_enabled():
-        hidden, weight = hidden.detach(), weight.detach()
+        hidden = hidden.detach()
+        weight = weight.detach()
     return _ChunkedLoss.apply(hidden, weight, *rest)  # type: ignore[no-untyped-call]
 
 
@@ -124,13 +136,17 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         # Matrix products have the fastest dtype; everything else is float32 or wider.
         dtype = product_dtype(hidden.device)
-        rows, head, p = len(hidden), weight.to(dtype), None
+        rows = len(hidden)
+        head = weight.to(dtype)
+        p = None
         d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
-        # If the head is frozen, its gradient is not computed, which saves one of three matrix products.
+        # If the head is frozen, its gradient is not computed, which saves one of three matrix
+        # products.
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         total = hidden.new_zeros((), dtype=torch.float64)
         for chunk in chunks(rows, len(weight)):
-            x, y = hidden[chunk].to(dtype), labels[chunk, None]
+            x = hidden[chunk].to(dtype)
+            y = labels[chunk, None]
             log_q = _log_softmax(x @ head.T)
             losses = -hard * log_q.gather(1, y)[:, 0]
             if likeliest is not None:

@@ -1,14 +1,15 @@
 """The target's own text: beginnings of documents, which the target continues.
 
-A drafter predicts text of the target, so it also learns from this text. It is written batch by batch into files::
+A drafter predicts text of the target, so it also learns from this text. It is written batch by
+batch into files::
 
     prompts.json           token ids of the prompts, for training and held out
     on-policy.bin          the training prompts with their continuations, each followed by the end-of-text token
     on-policy.json         numbers of prompts, tokens and bytes, and the target's fingerprints
     valid-on-policy.bin    the held-out prompts, likewise
 
-With a time limit, the target writes until the fraction ``TEXT_BY`` of the limit has passed, unless the user gave a
-number of tokens.
+With a time limit, the target writes until the fraction ``TEXT_BY`` of the limit has passed, unless
+the user gave a number of tokens.
 """
 
 from __future__ import annotations
@@ -35,16 +36,21 @@ from pronk.train.own_text import continuation_params
 from pronk.train.teacher import Teacher
 
 _MIN_PROMPT = 8  # minimum length of a prompt in tokens
-_CHARACTERS_PER_TOKEN = 16  # upper bound: to get n tokens of a long document, 16 n characters are encoded
-# Number of prompts, as a multiple of the number that suffices if all continuations have their maximum length. With 4,
-# the prompts suffice if continuations have at least 1/4 of their maximum length on average.
+# upper bound: to get n tokens of a long document, 16 n characters are encoded
+_CHARACTERS_PER_TOKEN = 16
+# Number of prompts, as a multiple of the number that suffices if all continuations have their
+# maximum length. With 4, the prompts suffice if continuations have at least 1/4 of their maximum
+# length on average.
 _PROMPT_FACTOR = 4
-# Minimum number of prompts per batch under a time limit. The first batch has this size, because the speed is unknown.
+# Minimum number of prompts per batch under a time limit. The first batch has this size, because the
+# speed is unknown.
 _MIN_BATCH = 8
 _RELIABLE_AFTER = 3  # number of batches after which the measured speed is reliable
-_HELD_OUT_SHARE = 0.5  # fraction of the writing time for the held-out prompts, which are continued first
+# fraction of the writing time for the held-out prompts, which are continued first
+_HELD_OUT_SHARE = 0.5
 
-Continuation = tuple[list[int], list[int]]  # token ids of a prompt, and of the text that the target wrote after it
+# token ids of a prompt, and of the text that the target wrote after it
+Continuation = tuple[list[int], list[int]]
 
 
 def write_prompts(
@@ -56,37 +62,52 @@ def write_prompts(
 ) -> None:
     """Write ``prompts.json``: prompts of up to half the target's context, mixed by the sources' weights.
 
-    ``is_late`` is called after each prompt. Once it returns true, no more than ``options.batch`` prompts are made.
+    ``is_late`` is called after each prompt. Once it returns true, no more than ``options.batch``
+    prompts are made.
     """
     longest = min(options.prompt, teacher.llm.config.context // 2)
-    count = max(options.batch, _PROMPT_FACTOR * options.tokens // options.length) if options.tokens else 0
-    held_out = [Pool(pool.name, pool.weight, pool.held_out) for pool in collection.pools if pool.held_out]
+    count = (
+        max(options.batch, _PROMPT_FACTOR * options.tokens // options.length)
+        if options.tokens
+        else 0
+    )
+    held_out = [
+        Pool(pool.name, pool.weight, pool.held_out) for pool in collection.pools if pool.held_out
+    ]
     prompts = {
         "recipe": _recipe(options),
-        "train": _prompts(collection.pools, teacher.encoder, options.seed, count, longest, options.batch, is_late),
-        "held_out": _prompts(held_out, teacher.encoder, options.seed, options.held_out, longest) if held_out else [],
+        "train": _prompts(
+            collection.pools, teacher.encoder, options.seed, count, longest, options.batch, is_late
+        ),
+        "held_out": _prompts(held_out, teacher.encoder, options.seed, options.held_out, longest)
+        if held_out
+        else [],
     }
     write_json(folder / "prompts.json", prompts)
 
 
 def held_out_prompts(folder: Path) -> list[list[int]]:
     """Return the prompts that no drafter is trained on."""
-    prompts: list[list[int]] = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))["held_out"]
+    prompts: list[list[int]] = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))[
+        "held_out"
+    ]
     return prompts
 
 
 def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]] | None:
     """Split the held-out prompts: the first half for choosing a token tree, the second for measuring it.
 
-    The result is the number of tokens at the start of ``valid-on-policy.bin`` that belong to the first half, and the
-    prompts of the second half; ``None`` if there are fewer than two prompts or they are not continued yet.
+    The result is the number of tokens at the start of ``valid-on-policy.bin`` that belong to the
+    first half, and the prompts of the second half; ``None`` if there are fewer than two prompts or
+    they are not continued yet.
     """
     if not (folder / "valid-on-policy.bin").exists():
         return None
     prompts = held_out_prompts(folder)
     middle = len(prompts) // 2
     tokens = np.fromfile(folder / "valid-on-policy.bin", dtype=token_dtype(vocab_size))
-    # A continuation of unknown length follows each prompt, so search for the first prompt of the second half.
+    # A continuation of unknown length follows each prompt, so search for the first prompt of the
+    # second half.
     prompt_tokens = sum(len(prompt) for prompt in prompts[:middle])
     if not prompt_tokens:
         return None
@@ -139,12 +160,15 @@ def continue_prompts(
     clock: Clock | None = None,
     min_tokens: int = 0,
 ) -> bool:
-    """Let the target write ``options.tokens`` tokens. Return False if ``stop`` ended the writing early.
+    """Let the target write ``options.tokens`` tokens.
 
-    With ``options.at_most`` and a time limit, writing also ends at the fraction ``TEXT_BY`` of the limit, but not
-    before ``min_tokens`` tokens. A later call with the same ``folder`` goes on where this one ended. After each batch,
-    ``progress`` receives the number of tokens; before each batch, ``stop`` is called. An OptionError is raised if the
-    text was begun with other options, or if writing the given number of tokens takes too long.
+    Return False if ``stop`` ended the writing early.
+
+    With ``options.at_most`` and a time limit, writing also ends at the fraction ``TEXT_BY`` of the
+    limit, but not before ``min_tokens`` tokens. A later call with the same ``folder`` goes on where
+    this one ended. After each batch, ``progress`` receives the number of tokens; before each batch,
+    ``stop`` is called. An OptionError is raised if the text was begun with other options, or if
+    writing the given number of tokens takes too long.
     """
     writer = _Writer(options, clock or Clock(None), min_tokens)
     prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
@@ -156,7 +180,9 @@ def continue_prompts(
         if stop():
             return False
         missing = -(-(options.tokens - state["tokens"]) // options.length)
-        numbers = range(state["prompts"], state["prompts"] + writer.batch_size(min(options.batch, missing)))
+        numbers = range(
+            state["prompts"], state["prompts"] + writer.batch_size(min(options.batch, missing))
+        )
         batch = [prompts["train"][number % len(prompts["train"])] for number in numbers]
         texts = writer.continue_batch(teacher, batch, 1 + numbers[0])
         path = folder / "on-policy.bin"
@@ -165,7 +191,8 @@ def continue_prompts(
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
         state["bytes"] = path.stat().st_size
-        # Record that the text is complete, so that a resumed run with a longer time limit does not extend it.
+        # Record that the text is complete, so that a resumed run with a longer time limit does not
+        # extend it.
         state["whole"] = writer.is_complete(state)
         write_json(folder / "on-policy.json", state)
         writer.clock.save(folder)
@@ -178,17 +205,33 @@ class _Writer:
     """Generates continuations, and decides by the remaining time and the measured speed how many."""
 
     def __init__(self, options: OnPolicyOptions, clock: Clock, min_tokens: int) -> None:
-        self.clock, self._options, self._min_tokens = clock, options, min_tokens
-        self._is_time_limited = options.at_most and clock.has_limit  # whether the time limits the number of tokens
+        self.clock = clock
+        self._options = options
+        self._min_tokens = min_tokens
+        # whether the time limits the number of tokens
+        self._is_time_limited = options.at_most and clock.has_limit
         self._seconds_at_start = max(0.0, clock.seconds_left(TEXT_BY))
-        self._tokens, self._seconds, self._batches = 0, 0.0, 0
+        self._tokens = 0
+        self._seconds = 0.0
+        self._batches = 0
 
-    def continue_batch(self, teacher: Teacher, prompts: list[list[int]], first: int) -> list[Continuation]:
-        """Continue ``prompts``; prompt ``i`` has number ``first + i``, which selects its temperature and seed."""
-        start, o = time.monotonic(), self._options
+    def continue_batch(
+        self, teacher: Teacher, prompts: list[list[int]], first: int
+    ) -> list[Continuation]:
+        """Continue ``prompts``.
+
+        Prompt ``i`` has number ``first + i``, which selects its temperature and seed.
+        """
+        start = time.monotonic()
+        o = self._options
         params = [
             continuation_params(
-                teacher.llm, prompt, o.length, o.temperatures[number % len(o.temperatures)], o.seed, number
+                teacher.llm,
+                prompt,
+                o.length,
+                o.temperatures[number % len(o.temperatures)],
+                o.seed,
+                number,
             )
             for number, prompt in enumerate(prompts, first)
         ]
@@ -200,9 +243,15 @@ class _Writer:
 
     def is_complete(self, state: dict[str, Any]) -> bool:
         """Return whether the text is complete; ``state`` is the content of ``on-policy.json``."""
-        if state["tokens"] >= self._options.tokens or (self._options.at_most and state.get("whole")):
+        if state["tokens"] >= self._options.tokens or (
+            self._options.at_most and state.get("whole")
+        ):
             return True
-        return self._is_time_limited and state["tokens"] >= self._min_tokens and self.clock.seconds_left(TEXT_BY) <= 0
+        return (
+            self._is_time_limited
+            and state["tokens"] >= self._min_tokens
+            and self.clock.seconds_left(TEXT_BY) <= 0
+        )
 
     def held_out_time_is_over(self) -> bool:
         """Return whether the share of the writing time for the held-out prompts is over."""
@@ -218,13 +267,16 @@ class _Writer:
 
     def check(self, tokens: int) -> None:
         """Raise ``OptionError`` if the target would still write when training has to end."""
-        missing, left = self._options.tokens - tokens, self.clock.seconds_left(TRAINED_BY)
-        tolerance = 2.0 if self._batches < _RELIABLE_AFTER else 1.2  # a factor; the first batches may be slow
+        missing = self._options.tokens - tokens
+        left = self.clock.seconds_left(TRAINED_BY)
+        # a factor; the first batches may be slow
+        tolerance = 2.0 if self._batches < _RELIABLE_AFTER else 1.2
         if not self._is_time_limited and missing > 0 and missing > tolerance * self._speed * left:
             possible = max(tokens, tokens + int(self._speed * left))
             msg = (
                 f"on-policy: expected at most about {possible} tokens, which the target writes in "
-                f"{TRAINED_BY * self.clock.limit / 60:g} minutes, found {self._options.tokens}; the same command with "
+                f"{TRAINED_BY * self.clock.limit / 60:g} minutes, found {self._options.tokens}; "
+                "the same command with "
                 "more --minutes goes on, or with another --out leave --on-policy out"
             )
             raise OptionError(msg)
@@ -235,9 +287,15 @@ class _Writer:
         return self._tokens / max(self._seconds, 1e-9)
 
 
-def _write_held_out(teacher: Teacher, folder: Path, prompts: dict[str, Any], writer: _Writer) -> None:
-    """Continue the held-out prompts; if time runs out, remove the other prompts from ``prompts.json``."""
-    held_out, texts = prompts["held_out"], list[Continuation]()
+def _write_held_out(
+    teacher: Teacher, folder: Path, prompts: dict[str, Any], writer: _Writer
+) -> None:
+    """Continue the held-out prompts.
+
+    If time runs out, remove the other prompts from ``prompts.json``.
+    """
+    held_out = prompts["held_out"]
+    texts = list[Continuation]()
     while len(texts) < len(held_out) and not (texts and writer.held_out_time_is_over()):
         first = len(texts)
         batch = held_out[first : first + writer.batch_size(len(held_out) - first)]
@@ -263,9 +321,13 @@ def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
 
 
 def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
-    """Return the content of ``on-policy.json``; cut an interrupted batch off the end of ``on-policy.bin``."""
+    """Return the content of ``on-policy.json``.
+
+    Cut an interrupted batch off the end of ``on-policy.bin``.
+    """
     target = {"target": teacher.fingerprints}
-    path, text_path = folder / "on-policy.json", folder / "on-policy.bin"
+    path = folder / "on-policy.json"
+    text_path = folder / "on-policy.bin"
     if not path.exists():
         write_text(text_path, "", "what the target says")
         return {"prompts": 0, "tokens": 0, "bytes": 0, **target}

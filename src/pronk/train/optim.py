@@ -15,12 +15,15 @@ from pronk.train.options import LoopOptions
 class Optimizers:
     """AdamW for all parameters, or Muon for the layers' matrices and AdamW for the others.
 
-    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the root mean square of
-    AdamW's (Liu et al. 2025), so both can use one learning rate; AdamW's is ``adamw_share`` times Muon's. Weight decay
-    applies to the matrices of layers only. Parameters that are frozen or have no gradient in a step do not change.
+    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the
+    root mean square of AdamW's (Liu et al. 2025), so both can use one learning rate; AdamW's is
+    ``adamw_share`` times Muon's. Weight decay applies to the matrices of layers only. Parameters
+    that are frozen or have no gradient in a step do not change.
     """
 
-    def __init__(self, model: nn.Module, kind: str, weight_decay: float, adamw_share: float = 1.0) -> None:
+    def __init__(
+        self, model: nn.Module, kind: str, weight_decay: float, adamw_share: float = 1.0
+    ) -> None:
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         matrices = [p for name, p in trainable if p.ndim == 2 and ".layers." in f".{name}"]
         matrix_ids = {id(p) for p in matrices}
@@ -29,7 +32,9 @@ class Optimizers:
         self._optimizers: list[Optimizer] = []
         self._adamw_share = adamw_share if kind == "muon" and matrices else 1.0
         if kind == "muon" and matrices:
-            self._optimizers.append(Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+            self._optimizers.append(
+                Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+            )
         elif matrices:
             groups.append({"params": matrices, "weight_decay": weight_decay})
         self._optimizers.append(AdamW(groups, betas=(0.9, 0.95), fused=True))
@@ -69,5 +74,6 @@ class Schedule:
 
     def rate(self, step: int, progress: float) -> float:
         """Return the learning rate of a step (from 0): linear warm-up, then a cosine to ``floor * rate``."""
-        o, cosine = self.options, 0.5 * (1 + math.cos(math.pi * progress))
+        o = self.options
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
         return o.rate * min(1.0, (step + 1) / (o.warmup + 1)) * (o.floor + (1 - o.floor) * cosine)

@@ -18,7 +18,10 @@ OPTIMIZERS = ("muon", "adamw")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a Llama-architecture model with tied embeddings; ``mlp`` is the width of its gated layers."""
+    """Sizes of a Llama-architecture model with tied embeddings.
+
+    ``mlp`` is the width of its gated layers.
+    """
 
     hidden: int = 320
     layers: int = 8
@@ -45,8 +48,10 @@ class DataOptions:
 
     sources: tuple[SourceSpec, ...]
     valid: tuple[Path, ...] = ()  # files of held-out text
-    exclude: tuple[Path, ...] = ()  # files of prompts: no training text shares 13 words in a row with one
-    dialogues: float = 0.05  # fraction of the training text that the dialogues of all sources make up
+    # files of prompts: no training text shares 13 words in a row with one
+    exclude: tuple[Path, ...] = ()
+    # fraction of the training text that the dialogues of all sources make up
+    dialogues: float = 0.05
     vocab_size: int = 4096
     tokenizer_bytes: int = 30_000_000  # maximum size of the text that the tokenizer is trained on
     valid_tokens: int = 16384  # maximum size of a held-out set
@@ -57,12 +62,20 @@ class DataOptions:
             msg = "expected at least one source (--source WHAT=WEIGHT), found none"
             raise OptionError(msg)
         if not 0 <= self.dialogues < 1:
-            refuse("dialogues", f"expected a share from 0 to below 1, found {self.dialogues}", OptionError)
+            refuse(
+                "dialogues",
+                f"expected a share from 0 to below 1, found {self.dialogues}",
+                OptionError,
+            )
         for name in ("valid", "exclude"):
             for file in getattr(self, name):
                 if not file.is_file():
                     found = "a folder" if file.is_dir() else "none"
-                    refuse(name, f"expected a file at {file}, found {found}; check the path", OptionError)
+                    refuse(
+                        name,
+                        f"expected a file at {file}, found {found}; check the path",
+                        OptionError,
+                    )
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,16 @@ class LoopOptions:
 
     # Options that a resumed run may change; the other options determine the result.
     FREE: ClassVar[frozenset[str]] = frozenset(
-        {"minutes", "patience", "threads", "compile", "device", "evaluate_every", "save_every", "log_every"}
+        {
+            "minutes",
+            "patience",
+            "threads",
+            "compile",
+            "device",
+            "evaluate_every",
+            "save_every",
+            "log_every",
+        }
     )
 
     adamw_share: ClassVar[float] = 1.0  # learning rate of AdamW, relative to Muon's beside it
@@ -109,15 +131,29 @@ class LoopOptions:
         self._check(check_integer, self.lengths, 1, self._max_length())
         self._check(check_integer, ("length", "final_length"), 1)
         if self.batch % self.micro:
-            refuse("micro", f"expected a divisor of batch {self.batch}, found {self.micro}", OptionError)
+            refuse(
+                "micro",
+                f"expected a divisor of batch {self.batch}, found {self.micro}",
+                OptionError,
+            )
         for name, value in self.lengths.items():
             if self.micro % value:
-                refuse("micro", f"expected a multiple of {option_name(name)} {value}, found {self.micro}", OptionError)
+                refuse(
+                    "micro",
+                    f"expected a multiple of {option_name(name)} {value}, found {self.micro}",
+                    OptionError,
+                )
 
     def _given(self, *names: str) -> list[str]:
         return [name for name in names if getattr(self, name) is not None]
 
-    def _check(self, check: Callable[..., object], names: Iterable[str], *limits: float | None, **flags: bool) -> None:
+    def _check(
+        self,
+        check: Callable[..., object],
+        names: Iterable[str],
+        *limits: float | None,
+        **flags: bool,
+    ) -> None:
         for name in names:
             check(option_name(name), getattr(self, name), *limits, **flags)
 
@@ -125,12 +161,18 @@ class LoopOptions:
         """Raise unless every sequence has a token for the last of ``num_heads`` heads to predict."""
         for name, length in self.lengths.items():
             if length <= num_heads:
-                msg = f"{option_name(name)}: expected at least {num_heads + 1} for {num_heads} heads, found {length}"
+                msg = (
+                    f"{option_name(name)}: expected at least {num_heads + 1} for {num_heads} "
+                    f"heads, found {length}"
+                )
                 raise OptionError(msg)
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Sequence length by option, ``length`` first; an option for a phase of zero length is left out."""
+        """Sequence length by option, ``length`` first.
+
+        An option for a phase of zero length is left out.
+        """
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return {name: getattr(self, name) for name, share in shares.items() if share > 0}
 
@@ -151,7 +193,9 @@ class LoopOptions:
     def min_text_tokens(self) -> int:
         """Length in tokens of the shortest training text with at least one sequence of each length."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
-        return 2 + max(math.ceil((value + 1) / shares[name]) for name, value in self.lengths.items())
+        return 2 + max(
+            math.ceil((value + 1) / shares[name]) for name, value in self.lengths.items()
+        )
 
     def defining(self) -> dict[str, Any]:
         """Return the options that a resumed run must repeat."""
@@ -185,7 +229,8 @@ class DrafterOptions(LoopOptions):
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
 
     context: int = 2048  # of the target, in tokens
-    num_tokens: int = 4  # draft tokens per step when the engine measures the drafter; 0: no measurement
+    # draft tokens per step when the engine measures the drafter; 0: no measurement
+    num_tokens: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,7 +246,8 @@ class StudentOptions(DrafterOptions):
 
     shape: Any = None
     share: float = 0.5  # fraction of the training sequences that the target has written
-    hard: float = 0.0  # loss: hard * (cross-entropy of the text) + (1 - hard) * (divergence from the target)
+    # loss: hard * (cross-entropy of the text) + (1 - hard) * (divergence from the target)
+    hard: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,19 +261,27 @@ class DraftOptions(StudentOptions):
     shape: ModelShape = field(default_factory=ModelShape)
 
     def _max_length(self) -> int | None:
-        return min(self.shape.context, self.context)  # both the draft model and the target read each sequence
+        # both the draft model and the target read each sequence
+        return min(self.shape.context, self.context)
 
 
 @dataclass(frozen=True)
 class HeadsOptions(StudentOptions):
-    """Settings of ``shape.num_heads`` heads; head i + 1 predicts one token further ahead than head i."""
+    """Settings of ``shape.num_heads`` heads.
+
+    Head i + 1 predicts one token further ahead than head i.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         count = self.shape.num_heads
         self._check_heads(count)
         if self.num_tokens > count:
-            refuse("num-tokens", f"expected 0 to {count}, the heads, found {self.num_tokens}", OptionError)
+            refuse(
+                "num-tokens",
+                f"expected 0 to {count}, the heads, found {self.num_tokens}",
+                OptionError,
+            )
 
 
 @dataclass(frozen=True)
@@ -240,11 +294,14 @@ class EagleOptions(DrafterOptions):
     final_share: float = 0.0
     kind: str = "eagle3"  # or mtp
     depth: int = 4  # number of draft tokens that are trained
-    weighting: str = "decay"  # of draft token s, from 0: ``decay ** s``; ``dpace``: by the acceptance reached so far
+    # of draft token s, from 0: ``decay ** s``; ``dpace``: by the acceptance reached so far
+    weighting: str = "decay"
     decay: float = 0.8
-    draft_vocab: int = 8192  # the loss compares the most frequent tokens of the answers; EAGLE-3 proposes only these
+    # the loss compares the most frequent tokens of the answers; EAGLE-3 proposes only these
+    draft_vocab: int = 8192
     mlp: int | None = None  # width of the MLP; ``None``: the target's
-    sources: tuple[int, ...] | None = None  # layers that an EAGLE-3 head reads; an MTP head reads the last layer
+    # layers that an EAGLE-3 head reads; an MTP head reads the last layer
+    sources: tuple[int, ...] | None = None
     states: Path | None = None  # folder for the target's outputs, so that they are computed once
 
     def __post_init__(self) -> None:
@@ -270,27 +327,46 @@ class OnPolicyOptions:
     at_most: bool = False  # whether a run with a time limit may end with less text
 
     def __post_init__(self) -> None:
-        for name, minimum in (("tokens", 0), ("prompt", 8), ("length", 1), ("batch", 1), ("held_out", 0)):
-            check_integer("on-policy" if name == "tokens" else option_name(name), getattr(self, name), minimum)
+        for name, minimum in (
+            ("tokens", 0),
+            ("prompt", 8),
+            ("length", 1),
+            ("batch", 1),
+            ("held_out", 0),
+        ):
+            check_integer(
+                "on-policy" if name == "tokens" else option_name(name), getattr(self, name), minimum
+            )
 
 
 def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
     """Return the settings with ``None`` replaced in ``micro``, ``length`` and ``final_length``.
 
-    ``micro`` becomes the largest divisor of ``batch`` that is a multiple of the lengths that are not ``None``; its
-    default is the limit. A length becomes the largest divisor of ``micro``; the smaller of its default and ``context``
-    is the limit. If no such number is above half the limit, the limit is returned; :class:`LoopOptions` refuses it.
+    ``micro`` becomes the largest divisor of ``batch`` that is a multiple of the lengths that are
+    not ``None``; its default is the limit. A length becomes the largest divisor of ``micro``; the
+    smaller of its default and ``context`` is the limit. If no such number is above half the limit,
+    the limit is returned; :class:`LoopOptions` refuses it.
     """
-    fitted, share = dict(settings), settings["final_share"]
-    used = [name for name, fraction in (("length", 1 - share), ("final_length", share)) if fraction > 0]
+    fitted = dict(settings)
+    share = settings["final_share"]
+    used = [
+        name for name, fraction in (("length", 1 - share), ("final_length", share)) if fraction > 0
+    ]
     given_lengths = [fitted[name] for name in used if fitted[name] is not None and fitted[name] > 0]
     batch = fitted["batch"]
     if fitted["micro"] is None:
         limit = min(LoopOptions.micro, max(1, batch))
-        fitted["micro"] = _largest(limit, lambda n: batch % n == 0 and not any(n % length for length in given_lengths))
-    for name, default in (("length", LoopOptions.length), ("final_length", LoopOptions.final_length)):
+        fitted["micro"] = _largest(
+            limit, lambda n: batch % n == 0 and not any(n % length for length in given_lengths)
+        )
+    for name, default in (
+        ("length", LoopOptions.length),
+        ("final_length", LoopOptions.final_length),
+    ):
         if fitted[name] is None:
-            fitted[name] = _largest(max(1, min(default, context, fitted["micro"])), lambda n: fitted["micro"] % n == 0)
+            fitted[name] = _largest(
+                max(1, min(default, context, fitted["micro"])), lambda n: fitted["micro"] % n == 0
+            )
     return fitted
 
 

@@ -30,7 +30,14 @@ from pronk.train.head_plan import check_answers
 from pronk.train.lm import LanguageModel, TextModel
 from pronk.train.loop import Report, Trainer
 from pronk.train.on_policy import continue_prompts, write_prompts
-from pronk.train.options import DataOptions, EagleOptions, LoopOptions, OnPolicyOptions, StudentOptions, TrainOptions
+from pronk.train.options import (
+    DataOptions,
+    EagleOptions,
+    LoopOptions,
+    OnPolicyOptions,
+    StudentOptions,
+    TrainOptions,
+)
 from pronk.train.students import Student
 from pronk.train.teacher import Teacher
 
@@ -49,18 +56,30 @@ class Run:
 
     @contextmanager
     def begin(
-        self, options: LoopOptions, identity: dict[str, Any], own: OnPolicyOptions | None, *, writes_text: bool = True
+        self,
+        options: LoopOptions,
+        identity: dict[str, Any],
+        own: OnPolicyOptions | None,
+        *,
+        writes_text: bool = True,
     ) -> Iterator[ProcessGroup]:
-        """Join the processes; check that a resumed run has its checkpoint's options, and go on with its clock.
+        """Join the processes.
 
-        With a time limit, print how it is divided; ``writes_text``: whether the run prepares its own text.
+        Check that a resumed run has its checkpoint's options, and go on with its clock.
+
+        With a time limit, print how it is divided; ``writes_text``: whether the run prepares its
+        own text.
         """
         with join_processes(options.device) as processes:
             self.console.quiet = self.console.quiet or not processes.is_main
-            processes.from_main(lambda: self._resume(options.defining() | identity, own, writes_text=writes_text))
+            processes.from_main(
+                lambda: self._resume(options.defining() | identity, own, writes_text=writes_text)
+            )
             yield processes
 
-    def _resume(self, defining: dict[str, Any], own: OnPolicyOptions | None, *, writes_text: bool) -> None:
+    def _resume(
+        self, defining: dict[str, Any], own: OnPolicyOptions | None, *, writes_text: bool
+    ) -> None:
         checkpoint = self.folder / CHECKPOINT
         if checkpoint.exists():
             state = load_checkpoint(checkpoint, mapped=True)
@@ -69,7 +88,11 @@ class Run:
         else:
             self.clock.restore(self.folder / "data")
         if self.clock.has_limit:
-            self.say(_time_plan(self.clock, own, writing=not checkpoint.exists() if writes_text else None))
+            self.say(
+                _time_plan(
+                    self.clock, own, writing=not checkpoint.exists() if writes_text else None
+                )
+            )
 
     def say(self, *lines: str) -> None:
         for line in lines:
@@ -79,19 +102,34 @@ class Run:
         return self.clock.seconds_left(share) <= 0
 
 
-def train_model(run: Run, data: DataOptions, options: TrainOptions, initial: InitialModel | None = None) -> bool:
+def train_model(
+    run: Run, data: DataOptions, options: TrainOptions, initial: InitialModel | None = None
+) -> bool:
     """Train a language model until the schedule ends or Ctrl-C; return whether the schedule ended.
 
-    With ``initial``, the training starts from this checkpoint. Bad options, sources or checkpoints raise a PronkError.
+    With ``initial``, the training starts from this checkpoint. Bad options, sources or checkpoints
+    raise a PronkError.
     """
 
     def enough(done: int) -> bool:
         return done >= options.min_text_tokens and run.is_late(TEXT_BY)
 
     def write_text() -> None:
-        folder, tokens, context = run.folder / "data", options.steps * options.batch + 1, options.shape.context
-        encoder, min_tokens = None if initial is None else initial.encoder, options.longest + 1
-        prepare(data, folder, tokens, context, run.say, encoder, min_source_tokens=min_tokens, enough=enough)
+        folder = run.folder / "data"
+        tokens = options.steps * options.batch + 1
+        context = options.shape.context
+        encoder = None if initial is None else initial.encoder
+        min_tokens = options.longest + 1
+        prepare(
+            data,
+            folder,
+            tokens,
+            context,
+            run.say,
+            encoder,
+            min_source_tokens=min_tokens,
+            enough=enough,
+        )
         run.clock.save(folder)
 
     with run.begin(options, TextModel.identify(initial), None) as processes:
@@ -109,7 +147,10 @@ def train_student(
     options: StudentOptions,
     teacher: Teacher,
 ) -> bool:
-    """Train a drafter like :func:`train_model`, partly on text by ``teacher``; ``own`` has its amount."""
+    """Train a drafter like :func:`train_model`, partly on text by ``teacher``.
+
+    ``own`` has its amount.
+    """
     with run.begin(options, kind.identify(teacher), own) as processes:
         if not processes.from_main(lambda: _write_text(run, data, own, options, teacher)):
             run.say("saved what the target has written; the same command continues")
@@ -123,7 +164,11 @@ def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | Non
     text = max(0.0, clock.seconds_left(TEXT_BY)) if writing else 0.0
     training = max(0.0, clock.seconds_left(TRAINED_BY) - text)
     evaluating = max(0.0, min(clock.seconds_left(), (1 - TRAINED_BY) * clock.limit))
-    phases = [f"{text / 60:.1f} for text", f"{training / 60:.1f} for training", f"{evaluating / 60:.1f} for evaluating"]
+    phases = [
+        f"{text / 60:.1f} for text",
+        f"{training / 60:.1f} for training",
+        f"{evaluating / 60:.1f} for evaluating",
+    ]
     phases = phases[1:] if writing is None else phases
     if writing and own is not None and own.tokens and not own.at_most:
         phases[0] = f"as long as the {own.tokens} tokens of --on-policy take"
@@ -131,8 +176,13 @@ def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | Non
     return f"minutes left of {clock.limit / 60:g}: {', '.join(phases)}"
 
 
-def _write_text(run: Run, data: DataOptions, own: OnPolicyOptions, options: StudentOptions, teacher: Teacher) -> bool:
-    """Prepare the sources, then let the target write its text; return false if it was interrupted."""
+def _write_text(
+    run: Run, data: DataOptions, own: OnPolicyOptions, options: StudentOptions, teacher: Teacher
+) -> bool:
+    """Prepare the sources, then let the target write its text.
+
+    Return false if it was interrupted.
+    """
     folder = run.folder / "data"
     if has_answers(data.sources):  # the target's text already
         write_answers_text(data.sources, teacher, folder, own.held_out)
@@ -146,11 +196,23 @@ def _write_text(run: Run, data: DataOptions, own: OnPolicyOptions, options: Stud
     def make_prompts(read: Collection) -> None:
         write_prompts(read, teacher, own, folder, lambda: own.at_most and run.is_late(TOKENS_BY))
 
-    prepare(data, folder, tokens, options.context, run.say, teacher.encoder, make_prompts, min_tokens, enough)
+    prepare(
+        data,
+        folder,
+        tokens,
+        options.context,
+        run.say,
+        teacher.encoder,
+        make_prompts,
+        min_tokens,
+        enough,
+    )
     run.clock.save(folder)
     bar = WritingDisplay(run.console, own.tokens, run.clock if own.at_most else None)
     with _interrupts() as interrupted, bar:
-        return continue_prompts(teacher, folder, own, bar.show, interrupted, clock=run.clock, min_tokens=min_tokens)
+        return continue_prompts(
+            teacher, folder, own, bar.show, interrupted, clock=run.clock, min_tokens=min_tokens
+        )
 
 
 def _train_and_export(
@@ -161,9 +223,12 @@ def _train_and_export(
     keep_unfinished: bool = False,
     **more_facts: Any,
 ) -> bool:
-    """Train, then export; the exported JSON file contains ``more_facts`` and the evaluation's figures.
+    """Train, then export.
 
-    With ``keep_unfinished``, an interrupted run writes its model to ``latest`` without evaluating it.
+    The exported JSON file contains ``more_facts`` and the evaluation's figures.
+
+    With ``keep_unfinished``, an interrupted run writes its model to ``latest`` without evaluating
+    it.
     """
     options = trainer.options
 
@@ -175,7 +240,10 @@ def _train_and_export(
         export("latest", news.valid, options.first_length)
 
     steps = options.steps - trainer.step
-    with _interrupts() as interrupted, TrainingDisplay(run.console, steps, options.minutes) as display:
+    with (
+        _interrupts() as interrupted,
+        TrainingDisplay(run.console, steps, options.minutes) as display,
+    ):
         trainer.train(display.show, evaluated, interrupted, display.show_pass)
     if not trainer.is_finished:
         if keep_unfinished and trainer.step and trainer.processes.is_main:
@@ -188,18 +256,25 @@ def _train_and_export(
             line = f"stopped early: no validation after that of step {step} ({best:.4f}) is better"
             run.say(f"{line}, with a patience of {options.patience}")
         length = options.last_length
-        # A finished run that is exported again has no time left, but may take as long as one evaluation in training.
+        # A finished run that is exported again has no time left, but may take as long as one
+        # evaluation in training.
         seconds = max(run.clock.seconds_left(), EVALUATION * run.clock.limit)
         figures = trainer.objective.evaluate(length, seconds)
         for target in ("latest", "export"):
             export(target, figures, length)
-        run.say(f"finished: {run.folder / 'export'}, on sequences of {length} tokens", *figure_lines(figures))
+        run.say(
+            f"finished: {run.folder / 'export'}, on sequences of {length} tokens",
+            *figure_lines(figures),
+        )
     return trainer.is_finished
 
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Defer the first Ctrl-C or SIGTERM, not the second; yield a function that returns whether one came."""
+    """Defer the first Ctrl-C or SIGTERM, not the second.
+
+    Yield a function that returns whether one came.
+    """
     received: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -221,7 +296,9 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
     """Train a head on the answers in the run's folder; otherwise like :func:`train_model`."""
-    check_answers(run.folder / ANSWERS, read_answers(run.folder / ANSWERS)[0].weights, teacher.fingerprint)
+    check_answers(
+        run.folder / ANSWERS, read_answers(run.folder / ANSWERS)[0].weights, teacher.fingerprint
+    )
     with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
         trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)
         if not trainer.is_finished:
@@ -231,16 +308,20 @@ def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
 
 def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
     """Yield lines of text: the sizes of the head, the text, and the expected duration."""
-    head, o = trainer.objective, trainer.options
+    head = trainer.objective
+    o = trainer.options
     states = head.states.check_space(head.text.num_tokens) / 1e9
-    start, acceptance = time.monotonic(), head.module.acceptance.clone()
+    start = time.monotonic()
+    acceptance = head.module.acceptance.clone()
     head.backward(*head.text.batch(0, max(1, o.micro // o.length)), 1.0)
     seconds = (time.monotonic() - start) * (o.batch // o.micro) / trainer.processes.count
     trainer.optimizers.clear()
     head.module.acceptance.copy_(acceptance)
-    size, layers = head.num_parameters / 1e6, ", ".join(map(str, head.sources))
+    size = head.num_parameters / 1e6
+    layers = ", ".join(map(str, head.sources))
     yield (
-        f"head: {size:.2f} M parameters ({size:.1f} MB in 8 bits), reads layers {layers} of the target, "
+        f"head: {size:.2f} M parameters ({size:.1f} MB in 8 bits), reads layers {layers} of the "
+        "target, "
         f"draft vocabulary of {len(head.module.draft_ids)}, {head.coverage:.1%} of the answers"
     )
     held_out = f"{len(head.held_out)} dialogues are held out"

@@ -19,9 +19,12 @@ from pronk.train.own_text import continuation_params
 SERVED_TOKENS = 96  # maximum number of tokens that are generated after each held-out prompt
 
 _TEMPERATURE = 0.8
-_DECODINGS = ("greedy", f"T={_TEMPERATURE}")  # prefixes of the names of measured values, as in "greedy alpha"
+# prefixes of the names of measured values, as in "greedy alpha"
+_DECODINGS = ("greedy", f"T={_TEMPERATURE}")
 _TIMED_BATCH = 4  # prompts per batch if there is a time limit; otherwise all prompts are one batch
-_MIN_PROMPT, _MAX_PROMPT = 8, 64  # range of the tokens that `beginnings` takes from a document
+# range of the tokens that `beginnings` takes from a document
+_MIN_PROMPT = 8
+_MAX_PROMPT = 64
 _NUM_PROMPTS = 24  # maximum number of prompts of `beginnings`, from all files
 
 
@@ -30,13 +33,15 @@ def measure(
 ) -> dict[str, float]:
     """Return acceptance rate, CTAR (:func:`~pronk.lab.bench.metrics.ctar_curve`) and S by name.
 
-    Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per forward pass. The
-    target ``llm`` must verify every draft token (``budget="all"``). ``spec`` is the drafter, as for
-    :func:`~pronk.drafting.make_drafter`. Each of ``prompts``, at least one, is shorter than the context; at most
-    ``max_tokens`` tokens follow. After ``seconds``, no further batch of prompts is continued. A PronkError is raised if
-    the drafter cannot be loaded, or has raised an exception.
+    Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per
+    forward pass. The target ``llm`` must verify every draft token (``budget="all"``). ``spec`` is
+    the drafter, as for :func:`~pronk.drafting.make_drafter`. Each of ``prompts``, at least one, is
+    shorter than the context; at most ``max_tokens`` tokens follow. After ``seconds``, no further
+    batch of prompts is continued. A PronkError is raised if the drafter cannot be loaded, or has
+    raised an exception.
     """
-    proposer = make_drafter(spec).bind(llm.target)  # a new proposer: its drafter's files have just been rewritten
+    # a new proposer: its drafter's files have just been rewritten
+    proposer = make_drafter(spec).bind(llm.target)
     figures: dict[str, float] = {}
     for name, temperature in zip(_DECODINGS, (0.0, _TEMPERATURE), strict=True):
         params = [
@@ -57,7 +62,8 @@ def measure(
             generated_tokens=sum(request_stats.generated_tokens for request_stats in stats),
             steps=[step for request_stats in stats for step in request_stats.steps],
         )
-        shares, accepted = total.acceptance, [step.accepted for step in total.steps]
+        shares = total.acceptance
+        accepted = [step.accepted for step in total.steps]
         figures[f"{name} alpha"] = shares[0] if shares else 0.0
         for w, share in enumerate(ctar_curve(accepted, max(1, len(shares))), 1):
             figures[f"{name} CTAR({w})"] = share
@@ -81,6 +87,11 @@ def beginnings(data: Path, vocab_size: int, end: int, context: int) -> list[list
     for file in files:
         tokens = np.fromfile(file, dtype=token_dtype(vocab_size))
         documents = np.split(tokens, np.flatnonzero(tokens == end) + 1)
-        starts = [document[: min(_MAX_PROMPT, context // 2, len(document) // 2)].tolist() for document in documents]
-        prompts += [start for start in starts if len(start) >= _MIN_PROMPT][: max(1, _NUM_PROMPTS // len(files))]
+        starts = [
+            document[: min(_MAX_PROMPT, context // 2, len(document) // 2)].tolist()
+            for document in documents
+        ]
+        prompts += [start for start in starts if len(start) >= _MIN_PROMPT][
+            : max(1, _NUM_PROMPTS // len(files))
+        ]
     return prompts

@@ -1,8 +1,9 @@
 """Drafters that learn from a frozen target: base class, draft models, GLIDE and Kangaroo's adapter.
 
-The target's features (outputs of its layers) and logits are computed with each batch. A drafter has one or more
-*branches*; a branch predicts the token a fixed number of positions ahead, as a Medusa head does. Branches are trained
-one after the other, so the largest tensor is a chunk of one branch's logits.
+The target's features (outputs of its layers) and logits are computed with each batch. A drafter has
+one or more *branches*; a branch predicts the token a fixed number of positions ahead, as a Medusa
+head does. Branches are trained one after the other, so the largest tensor is a chunk of one
+branch's logits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from torch import Tensor
 
 from pronk.checkpoint import ModelConfig
 from pronk.lab import TRAINED_FORMAT
-from pronk.train.attention import DelayedAttention, DenseAttention, Features, compute_features, dense_hidden, dense_rope
+from pronk.train.attention import (
+    DelayedAttention,
+    DenseAttention,
+    Features,
+    compute_features,
+    dense_hidden,
+    dense_rope,
+)
 from pronk.train.batches import Batches, Mixture, Sequences
 from pronk.train.export import export_drafter, export_model
 from pronk.train.lm import held_out_sets, model_config, two_phases
@@ -44,30 +52,38 @@ _ADAPTERS = {  # in words, for the model card
 class Branch:
     """Predictions of one branch for ``n`` rows (positions of all sequences, flattened) of a batch."""
 
-    hidden: Tensor  # ``[n, size]``, the drafter's hidden states after its last norm: input of the branch's head
+    # ``[n, size]``, the drafter's hidden states after its last norm: input of the branch's head
+    hidden: Tensor
     weight: Tensor  # ``[vocab, size]``, weight of the branch's head
-    # ``[n]``: for each prediction, the row whose target distribution it learns; ``None``: prediction i learns row i
+    # ``[n]``: for each prediction, the row whose target distribution it learns; ``None``:
+    # prediction i learns row i
     rows: Tensor | None = None
 
 
 class Student(Objective[Module]):
     """Training objective of a drafter, with the loss of :func:`~pronk.train.losses.distillation_loss`.
 
-    A subclass builds the drafter's module and computes its branches from the target's features. A text shorter than one
-    sequence, or a device that does not exist, raises an OptionError.
+    A subclass builds the drafter's module and computes its branches from the target's features. A
+    text shorter than one sequence, or a device that does not exist, raises an OptionError.
     """
 
     kind: ClassVar[str]  # the drafter's name in drafter specifications, such as "medusa"
-    # Texts of the model card: type of drafter, library that loads it, use with targets other than the teacher.
+    # Texts of the model card: type of drafter, library that loads it, use with targets other than
+    # the teacher.
     title: ClassVar[str]
     library: ClassVar[str] = "pronk"
     other_targets: ClassVar[str] = "No other target can use it."
     options: StudentOptions
-    hidden: tuple[int, ...] = ()  # numbers (first: 1) of the target's layers whose outputs the drafter reads
-    cache: tuple[int, ...] = ()  # numbers (first: 1) of the target's layers whose keys and values the drafter reads
+    # numbers (first: 1) of the target's layers whose outputs the drafter reads
+    hidden: tuple[int, ...] = ()
+    # numbers (first: 1) of the target's layers whose keys and values the drafter reads
+    cache: tuple[int, ...] = ()
 
     def __init__(self, folder: Path, options: StudentOptions, teacher: Teacher) -> None:
-        self.folder, self.data, self.options, self.teacher = folder, folder / "data", options, teacher
+        self.folder = folder
+        self.data = folder / "data"
+        self.options = options
+        self.teacher = teacher
         self.device = find_device(options.device)
         self.vocab_size = teacher.llm.config.vocab_size
         self.module = self.build(torch.Generator().manual_seed(options.seed)).to(self.device)
@@ -85,14 +101,22 @@ class Student(Objective[Module]):
 
     @abstractmethod
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield the branches for a batch ``tokens`` ``[count, length]``; the caller enables autocast for each."""
+        """Yield the branches for a batch ``tokens`` ``[count, length]``.
+
+        The caller enables autocast for each.
+        """
 
     def maybe_compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Return ``function``, compiled with ``torch.compile`` if ``options.compile`` is set."""
         return torch.compile(function) if self.options.compile else function
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        document = {"format": TRAINED_FORMAT, "kind": self.kind, "shape": asdict(self.exported_shape()), **facts}
+        document = {
+            "format": TRAINED_FORMAT,
+            "kind": self.kind,
+            "shape": asdict(self.exported_shape()),
+            **facts,
+        }
         document["target"] = {"name": self.teacher.name, **asdict(self.teacher.fingerprint)}
         export_drafter(folder, self.module, document, card)
 
@@ -111,23 +135,35 @@ class Student(Objective[Module]):
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        losses, comparisons = list[float](), list[Comparison]()
+        losses = list[float]()
+        comparisons = list[Comparison]()
         for loss in self._losses(inputs, targets, comparisons):
             (loss * scale).backward()
             losses.append(float(loss.detach()))
-        return PassResult(sum(losses) / len(losses), tuple(branch.same / branch.rows for branch in comparisons))
+        return PassResult(
+            sum(losses) / len(losses), tuple(branch.same / branch.rows for branch in comparisons)
+        )
 
-    def _losses(self, inputs: Tensor, targets: Tensor, comparisons: list[Comparison]) -> Iterator[Tensor]:
-        """Yield the loss of each branch; add branch i's counts to ``comparisons[i]``, appended if missing."""
-        labels, hard = targets.to(self.device).reshape(-1), self.options.hard
+    def _losses(
+        self, inputs: Tensor, targets: Tensor, comparisons: list[Comparison]
+    ) -> Iterator[Tensor]:
+        """Yield the loss of each branch.
+
+        Add branch i's counts to ``comparisons[i]``, appended if missing.
+        """
+        labels = targets.to(self.device).reshape(-1)
+        hard = self.options.hard
         for i, (branch, teacher) in enumerate(self._branches_with_targets(inputs)):
             comparisons += [Comparison()] if i == len(comparisons) else []
             branch_labels = labels if branch.rows is None else labels[branch.rows]
-            yield distillation_loss(branch.hidden, branch.weight, teacher, branch_labels, hard, into=comparisons[i])
+            yield distillation_loss(
+                branch.hidden, branch.weight, teacher, branch_labels, hard, into=comparisons[i]
+            )
 
     def _branches_with_targets(self, inputs: Tensor) -> Iterator[tuple[Branch, TeacherLogits]]:
         """Yield each branch with a function from a slice of its rows to the target's logits of these rows."""
-        tokens, target = inputs.to(self.device), self.teacher.decoder
+        tokens = inputs.to(self.device)
+        target = self.teacher.decoder
         features = compute_features(target, tokens, self.teacher.dtype, self.hidden, self.cache)
 
         @torch.no_grad()
@@ -145,10 +181,13 @@ class Student(Objective[Module]):
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Measure the branches on the held-out sets, then the drafter in the engine; each takes half the time.
+        """Measure the branches on the held-out sets, then the drafter in the engine.
 
-        The figures of a branch are the divergence from the target, and the share of rows where branch and target have
-        the same most likely token. The engine measures alpha, CTAR and S (see ``served.py``) on held-out prompts.
+        Each takes half the time.
+
+        The figures of a branch are the divergence from the target, and the share of rows where
+        branch and target have the same most likely token. The engine measures alpha, CTAR and S
+        (see ``served.py``) on held-out prompts.
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.vocab_size))
@@ -178,7 +217,9 @@ class Student(Objective[Module]):
         return Mixture(first, first_own, o.share), Mixture(last, last_own, o.share)
 
     def _own_text(self, length: int, *, used: bool) -> Sequences:
-        sequences = Sequences(self.data / "on-policy.bin", self.vocab_size, length, self.options.seed)
+        sequences = Sequences(
+            self.data / "on-policy.bin", self.vocab_size, length, self.options.seed
+        )
         if used and self.options.share:
             sequences.check()
         return sequences
@@ -187,8 +228,10 @@ class Student(Objective[Module]):
 def describe_decoder(c: ModelConfig, extra: str = "") -> str:
     """Return the sizes of a drafter that is a Transformer decoder in words, for the model card."""
     return (
-        f"{c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} over "
-        f"{c.num_kv_heads} key/value heads, {extra and f'{extra}, '}MLP {c.intermediate_size}, tied embeddings. The "
+        f"{c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} "
+        "over "
+        f"{c.num_kv_heads} key/value heads, {extra and f'{extra}, '}MLP {c.intermediate_size}, "
+        "tied embeddings. The "
         f"target's tokenizer, {c.vocab_size} tokens."
     )
 
@@ -199,7 +242,9 @@ class DraftStudent(Student[DecoderModule]):
     kind = "draft_model"
     title = "A draft model"
     library = "transformers"
-    other_targets = "Another target with the same tokenizer can be served, at a lower acceptance rate."
+    other_targets = (
+        "Another target with the same tokenizer can be served, at a lower acceptance rate."
+    )
 
     def build(self, generator: torch.Generator) -> DecoderModule:
         target = self.teacher.llm.config
@@ -229,11 +274,14 @@ def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
 
 
 class GlideStudent(Student[GlideDecoderModule]):
-    """Training of a decoder with cross-attention to the target's cache; ``options.shape`` has its sizes.
+    """Training of a decoder with cross-attention to the target's cache.
 
-    While the draft tokens of a step are generated, the target's cache ends before the first of them. Training imitates
-    this: the text is cut into blocks of ``L`` tokens, and cross-attention lets row ``j`` see token ``k`` of the cache
-    if ``block(j) > block(k)`` (section 4.1 of the paper, L = 5). For L = 2, ``x`` where row j sees column k::
+    ``options.shape`` has its sizes.
+
+    While the draft tokens of a step are generated, the target's cache ends before the first of
+    them. Training imitates this: the text is cut into blocks of ``L`` tokens, and cross-attention
+    lets row ``j`` see token ``k`` of the cache if ``block(j) > block(k)`` (section 4.1 of the
+    paper, L = 5). For L = 2, ``x`` where row j sees column k::
 
           0 1 2 3 4
         0 . . . . .
@@ -254,8 +302,12 @@ class GlideStudent(Student[GlideDecoderModule]):
         return module
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        target, (batch, length), block = self.teacher.decoder, tokens.shape, self.options.shape.block
-        masks = [block_mask(length, block, target.config.windows[layer - 1]) for layer in self.cache]
+        target = self.teacher.decoder
+        (batch, length) = tokens.shape
+        block = self.options.shape.block
+        masks = [
+            block_mask(length, block, target.config.windows[layer - 1]) for layer in self.cache
+        ]
         attend = DelayedAttention(
             batch,
             length,
@@ -264,14 +316,19 @@ class GlideStudent(Student[GlideDecoderModule]):
             values=[features.values[layer] for layer in self.cache],
             masks=[mask.to(tokens.device) for mask in masks],
         )
-        yield Branch(self.module.norm(self._hidden(self.module, tokens, attend=attend)), self.module.embedding)
+        yield Branch(
+            self.module.norm(self._hidden(self.module, tokens, attend=attend)),
+            self.module.embedding,
+        )
 
     @property
     def description(self) -> str:
-        target, layers = self.teacher.llm.config, ", ".join(map(str, self.cache))
+        target = self.teacher.llm.config
+        layers = ", ".join(map(str, self.cache))
         cross = (
             f"{target.num_heads} query heads of {target.head_dim} into the target's cache of "
-            f"layer{'s' * (len(self.cache) > 1)} {layers}, trained with blocks of {self.options.shape.block} tokens"
+            f"layer{'s' * (len(self.cache) > 1)} {layers}, trained with blocks of "
+            f"{self.options.shape.block} tokens"
         )
         return describe_decoder(self.module.config, cross if self.cache else "no cross-attention")
 
@@ -284,22 +341,29 @@ class VanillaStudent(GlideStudent):
 
 
 class KangarooStudent(Student[KangarooModule]):
-    """Training of an adapter on the output of the target's exit layer; ``options.shape`` has its sizes.
+    """Training of an adapter on the output of the target's exit layer.
 
-    Equation 3 of *Kangaroo* (Liu et al. 2024, section 3.1) is the cross-entropy against the target's distribution::
+    ``options.shape`` has its sizes.
+
+    Equation 3 of *Kangaroo* (Liu et al. 2024, section 3.1) is the cross-entropy against the
+    target's distribution::
 
         A* = argmin_A  sum_t sum_n  -M^b_n(x_t) log M^s_n(x_t),    M^s = head ∘ A ∘ M^b[:l]
 
-    It differs from the divergence in :mod:`pronk.train.losses` by a constant, the target's entropy: the gradient is
-    equal.
+    It differs from the divergence in :mod:`pronk.train.losses` by a constant, the target's entropy:
+    the gradient is equal.
     """
 
     kind = "kangaroo"
     title = "A Kangaroo adapter"
 
     def build(self, generator: torch.Generator) -> KangarooModule:
-        """Build the adapter; its last norm, and its head if it has one, start as copies of the target's."""
-        shape, teacher = self.options.shape, self.teacher
+        """Build the adapter.
+
+        Its last norm, and its head if it has one, start as copies of the target's.
+        """
+        shape = self.options.shape
+        teacher = self.teacher
         self.hidden = (shape.exit_layer,)
         adapter = KangarooModule(shape, teacher.llm.config)
         adapter.initialize(generator, teacher.decoder.norm, teacher.unembedding)
@@ -307,15 +371,23 @@ class KangarooStudent(Student[KangarooModule]):
         return adapter
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        head = self.teacher.unembedding if self.module.head is None else self.module.get_parameter("head.weight")
+        head = (
+            self.teacher.unembedding
+            if self.module.head is None
+            else self.module.get_parameter("head.weight")
+        )
         early = features.hidden[self.options.shape.exit_layer].float()
         yield Branch(self._adapt(self.module, self.teacher.decoder, early, *tokens.shape), head)
 
     @property
     def description(self) -> str:
-        shape, layers = self.options.shape, self.teacher.llm.config.num_layers
+        shape = self.options.shape
+        layers = self.teacher.llm.config.num_layers
         heads = f" {shape.heads} attention heads." if shape.has_attention else ""
-        return f"Exit after layer {shape.exit_layer} of {layers}; adapter of {_ADAPTERS[shape.adapter]}.{heads}"
+        return (
+            f"Exit after layer {shape.exit_layer} of {layers}; adapter of "
+            f"{_ADAPTERS[shape.adapter]}.{heads}"
+        )
 
     @property
     def spec(self) -> str:
@@ -323,10 +395,13 @@ class KangarooStudent(Student[KangarooModule]):
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
 
 
-def dense_adapter(adapter: KangarooModule, decoder: DecoderModule, early: Tensor, batch: int, length: int) -> Tensor:
+def dense_adapter(
+    adapter: KangarooModule, decoder: DecoderModule, early: Tensor, batch: int, length: int
+) -> Tensor:
     """Return the adapter's output ``[batch * length, hidden]`` for the exit layer's output ``early``.
 
-    Rows are ``batch`` sequences of ``length`` tokens, one after the other; ``decoder`` is the target.
+    Rows are ``batch`` sequences of ``length`` tokens, one after the other; ``decoder`` is the
+    target.
     """
     rope = dense_rope(decoder, batch, length, early.dtype, early.device)
     return adapter(early, rope, DenseAttention(batch, length, adapter.config.windows))

@@ -1,8 +1,9 @@
 """The target in training: it writes text, provides distributions and verifies draft tokens.
 
-The engine has weights in a form of its own. A second copy of the weights, a module of torch, computes the distributions
-for the loss. For EAGLE-3 and MTP the engine's own runner computes features and distributions (:func:`target_states`),
-with the weights as they are served: a quantized target is not dequantized.
+The engine has weights in a form of its own. A second copy of the weights, a module of torch,
+computes the distributions for the loss. For EAGLE-3 and MTP the engine's own runner computes
+features and distributions (:func:`target_states`), with the weights as they are served: a quantized
+target is not dequantized.
 """
 
 from __future__ import annotations
@@ -35,20 +36,26 @@ _CHUNK = 512  # tokens of a forward pass
 
 
 class Teacher:
-    """A frozen target from a folder or the Hub; ``None``: ``pronk-tiny``, which a git clone contains.
+    """A frozen target from a folder or the Hub.
 
-    With several processes, device ``cuda`` is this process's own GPU. The engine computes with a GGUF file on the
-    processor, as when the file is served; a second copy of its weights, dequantized, is on ``device``. Without a git
-    clone, ``None`` raises an OptionError.
+    ``None``: ``pronk-tiny``, which a git clone contains.
+
+    With several processes, device ``cuda`` is this process's own GPU. The engine computes with a
+    GGUF file on the processor, as when the file is served; a second copy of its weights,
+    dequantized, is on ``device``. Without a git clone, ``None`` raises an OptionError.
     """
 
-    def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(
+        self, model: str | Path | None, device: str = "cpu", threads: int | None = None
+    ) -> None:
         path = tiny_model("--target") if model is None else resolve_model(model)
         hub = model is not None and not Path(model).expanduser().exists()
         self.device = find_device(device)
         set_all_threads(threads)
         deployed = "cpu" if is_gguf(path) else str(self.device)
-        self.llm = LLM(path, drafter="autoregressive", device=deployed, max_batch=_BATCH, budget="all")
+        self.llm = LLM(
+            path, drafter="autoregressive", device=deployed, max_batch=_BATCH, budget="all"
+        )
         self.folder = self.llm.path  # or GGUF file of the checkpoint
         # The model's id on the Hub or its folder's name.
         self.name = str(model) if hub else self.folder.resolve().name
@@ -76,8 +83,13 @@ class Teacher:
 
         A resumed run compares these; a :class:`Fingerprint` covers only samples of the weights.
         """
-        weights, folder = hashlib.sha256(), self.folder
-        files = [folder] if is_gguf(folder) else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+        weights = hashlib.sha256()
+        folder = self.folder
+        files = (
+            [folder]
+            if is_gguf(folder)
+            else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+        )
         for file in files:
             with file.open("rb") as content:
                 weights.update(hashlib.file_digest(content, "sha256").digest())
@@ -88,17 +100,22 @@ class TargetStates(NamedTuple):
     """Results of the target for a text of ``n`` tokens."""
 
     hidden: Tensor  # ``[n, layers * size]``: outputs of the layers, one after the other
-    last: Tensor  # ``[n - first, size]``: outputs of the last layer after the tokens from ``first`` on
+    # ``[n - first, size]``: outputs of the last layer after the tokens from ``first`` on
+    last: Tensor
     likeliest: Tensor  # ``[n - first]``, int32: the likeliest token after each of them
 
 
-def target_states(target: Target, ids: Sequence[int], layers: Sequence[int], first: int) -> TargetStates:
+def target_states(
+    target: Target, ids: Sequence[int], layers: Sequence[int], first: int
+) -> TargetStates:
     """Compute the float32 outputs of ``layers`` (from 1), and the others from token ``first`` on.
 
     A text that does not fit into the target's KV cache raises a CacheFullError.
     """
     assert target.runner is not None
-    cache, table, num_layers = target.cache, BlockTable(), target.decoder.config.num_layers
+    cache = target.cache
+    table = BlockTable()
+    num_layers = target.decoder.config.num_layers
     parts = [list[Tensor](), list[Tensor](), list[Tensor]()]
     try:
         for start in range(0, len(ids), _CHUNK):
@@ -119,20 +136,32 @@ def target_states(target: Target, ids: Sequence[int], layers: Sequence[int], fir
 
 
 class StateSource:
-    """Outputs of the target's ``layers`` for texts, in two bytes a number; ``last`` follows ``norm``.
+    """Outputs of the target's ``layers`` for texts, in two bytes a number.
 
-    With ``folder``, the results of a text are kept in a file of it, and later epochs and other runs read that file.
-    ``weights`` is the hash of the target's weights.
+    ``last`` follows ``norm``.
+
+    With ``folder``, the results of a text are kept in a file of it, and later epochs and other runs
+    read that file. ``weights`` is the hash of the target's weights.
     """
 
     def __init__(
-        self, target: Target, layers: Sequence[int], norm: nn.Module, weights: str, folder: Path | None
+        self,
+        target: Target,
+        layers: Sequence[int],
+        norm: nn.Module,
+        weights: str,
+        folder: Path | None,
     ) -> None:
-        self._target, self._layers, self._norm = target, tuple(layers), norm
+        self._target = target
+        self._layers = tuple(layers)
+        self._norm = norm
         self._folder = folder and folder / f"{weights}-layers-{'-'.join(map(str, layers))}"
 
     def check_space(self, num_tokens: int) -> int:
-        """Return the bytes that ``num_tokens`` tokens take; raise an OptionError if the disk lacks them."""
+        """Return the bytes that ``num_tokens`` tokens take.
+
+        Raise an OptionError if the disk lacks them.
+        """
         size = num_tokens * self._target.decoder.config.hidden_size * 2 * (len(self._layers) + 1)
         if self._folder is not None:
             with convert_write_errors(self._folder, "the target's outputs"):
@@ -143,14 +172,18 @@ class StateSource:
                 needed, found = size_texts(missing, free)
                 msg = (
                     f"states: expected {needed} free in {self._folder.parent}, found {found}; "
-                    "give another folder, or leave the option out: the target then reads the text in every epoch"
+                    "give another folder, or leave the option out: the target then reads the text "
+                    "in every epoch"
                 )
                 raise OptionError(msg)
         return size
 
     @torch.no_grad()
     def __call__(self, ids: Sequence[int], first: int) -> TargetStates:
-        """Return the results for a text, from its file if there is one; see :func:`target_states`."""
+        """Return the results for a text, from its file if there is one.
+
+        See :func:`target_states`.
+        """
         if self._folder is None:
             return self._compute(ids, first)
         digest = hashlib.blake2b(np.array([first, *ids], np.int64).tobytes(), digest_size=16)
@@ -162,7 +195,9 @@ class StateSource:
         with convert_write_errors(file, "the target's outputs"):
             self._folder.mkdir(parents=True, exist_ok=True)
             with replace_file(file, shared=True) as content:
-                content.write(save({name: value.contiguous() for name, value in states._asdict().items()}))
+                content.write(
+                    save({name: value.contiguous() for name, value in states._asdict().items()})
+                )
         return states
 
     def _compute(self, ids: Sequence[int], first: int) -> TargetStates:

@@ -47,13 +47,19 @@ def test_folder_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> Non
     write("one", 1)
     with pytest.raises(AssertionError):
         write("two", 0)
-    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/one"]
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == [
+        "model",
+        "model/one",
+    ]
     write("two", 1)
     assert [each.name for each in folder.iterdir()] == ["two"]
 
 
-def test_a_failed_rename_does_not_lose_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, rename = tmp_path / "model", Path.rename
+def test_a_failed_rename_does_not_lose_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    rename = Path.rename
 
     def write(name: str) -> None:
         with replace_folder(folder) as partial:
@@ -61,7 +67,8 @@ def test_a_failed_rename_does_not_lose_the_folder(tmp_path: Path, monkeypatch: p
 
     def refuse(self: Path, target: Path) -> Path:
         if self.name.endswith(".partial"):
-            assert (tmp_path / "model.old" / "one").exists()  # the old folder is kept until the new one has its name
+            # the old folder is kept until the new one has its name
+            assert (tmp_path / "model.old" / "one").exists()
             raise OSError("no")
         return rename(self, target)
 
@@ -70,7 +77,10 @@ def test_a_failed_rename_does_not_lose_the_folder(tmp_path: Path, monkeypatch: p
         patch.setattr(Path, "rename", refuse)
         with pytest.raises(OSError, match="no"):
             write("two")
-    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/one"]
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == [
+        "model",
+        "model/one",
+    ]
     folder.rename(tmp_path / "model.old")  # as if a process died between the two renames
 
     def fail() -> None:
@@ -79,9 +89,15 @@ def test_a_failed_rename_does_not_lose_the_folder(tmp_path: Path, monkeypatch: p
 
     with pytest.raises(KeyboardInterrupt):
         fail()
-    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/one"]
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == [
+        "model",
+        "model/one",
+    ]
     write("two")
-    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/two"]
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == [
+        "model",
+        "model/two",
+    ]
 
 
 def test_new_folder_takes_the_place_of_an_empty_one_only(tmp_path: Path) -> None:
@@ -105,7 +121,8 @@ def test_two_processes_may_replace_one_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with replace_file(path, shared=True) as mine:
         mine.write(b"mine")
-        (tmp_path / "a.partial").write_bytes(b"theirs")  # another process's file; ours has another name
+        # another process's file; ours has another name
+        (tmp_path / "a.partial").write_bytes(b"theirs")
         assert not path.exists()
     assert path.read_bytes() == b"mine"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "a.partial"]
@@ -120,13 +137,17 @@ def test_tokens_are_all_there(tmp_path: Path) -> None:
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
-        CheckpointError, match=r"a: expected to write JSON, found Not a directory; choose a writable folder"
+        CheckpointError,
+        match=r"a: expected to write JSON, found Not a directory; choose a writable folder",
     ):
         write_json(tmp_path / "file" / "a", {})
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"^mine$"), convert_write_errors(tmp_path, "it", Exception):
+    with (
+        pytest.raises(OptionError, match=r"^mine$"),
+        convert_write_errors(tmp_path, "it", Exception),
+    ):
         raise OptionError("mine")
     with (
         pytest.raises(CheckpointError, match="expected to write it, found theirs; make room"),
@@ -136,7 +157,8 @@ def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
 
 
 def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
-    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target = tmp_path / "target.json"
+    link = tmp_path / "link.json"
     target.write_text("old")
     link.symlink_to(target)
     write_json(link, {"n": 1})
@@ -152,6 +174,8 @@ def test_other_kinds_of_files_are_refused_and_stay(tmp_path: Path, kind: str) ->
     else:
         path.symlink_to("/dev/full")
     before = path.stat()
-    with pytest.raises(CheckpointError, match=f"expected to write JSON, found {kind} instead of a regular file"):
+    with pytest.raises(
+        CheckpointError, match=f"expected to write JSON, found {kind} instead of a regular file"
+    ):
         write_json(path, {"n": 1})
     assert path.stat().st_ino == before.st_ino

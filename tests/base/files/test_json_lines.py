@@ -19,7 +19,9 @@ def test_empty_lines_are_skipped_and_counted(tmp_path: Path) -> None:
 def test_damaged_json_lines_are_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "x"}\n' + line.encode(errors="surrogateescape"))
-    with pytest.raises(OptionError, match=r"a\.jsonl, line 2: expected ((one|a) JSON object|text in UTF-8)"):
+    with pytest.raises(
+        OptionError, match=r"a\.jsonl, line 2: expected ((one|a) JSON object|text in UTF-8)"
+    ):
         list(read_json_lines(path))
 
 
@@ -52,5 +54,8 @@ def test_a_mistake_has_the_line_of_the_file_and_the_column(
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     with pytest.raises(OptionError) as error:
         list(read_json_lines(path))
-    expected = f"{path}, line 3: expected one JSON object a line, found a mistake at line 3, {found}; correct the line"
+    expected = (
+        f"{path}, line 3: expected one JSON object a line, found a mistake at line 3, {found}; "
+        "correct the line"
+    )
     assert str(error.value) == expected

@@ -18,7 +18,14 @@ from pronk.base.checks import check_writable
 from pronk.base.errors import PronkError
 from pronk.base.files.atomic import replace_file, write_json
 from pronk.base.files.json_lines import read_json_lines
-from pronk.base.files.regular import check_regular, is_file, is_folder, open_input, read_input, read_stream
+from pronk.base.files.regular import (
+    check_regular,
+    is_file,
+    is_folder,
+    open_input,
+    read_input,
+    read_stream,
+)
 from pronk.base.files.results import save_result
 from pronk.base.files.text import read_text
 from waiting import HUNG
@@ -27,7 +34,9 @@ KINDS = ["a named pipe", "a socket", "a device"]
 
 
 @pytest.fixture(params=KINDS)
-def endless(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+def endless(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, str]:
     """A file that does not end, or whose opening does not, and what messages call it."""
     path = tmp_path / "endless"
     if request.param == "a named pipe":
@@ -50,7 +59,9 @@ def endless(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         lambda path: list(read_json_lines(path)),
     ],
 )
-def test_a_file_without_an_end_is_not_read(read: Callable[[Path], object], endless: tuple[Path, str]) -> None:
+def test_a_file_without_an_end_is_not_read(
+    read: Callable[[Path], object], endless: tuple[Path, str]
+) -> None:
     path, kind = endless
     with pytest.raises((OSError, PronkError), match=f"{kind} instead of a regular file"):
         read(path)
@@ -65,7 +76,9 @@ def test_a_file_without_an_end_is_not_read(read: Callable[[Path], object], endle
         lambda path: replace_file(path).__enter__(),
     ],
 )
-def test_a_file_of_another_kind_is_not_written(write: Callable[[Path], object], endless: tuple[Path, str]) -> None:
+def test_a_file_of_another_kind_is_not_written(
+    write: Callable[[Path], object], endless: tuple[Path, str]
+) -> None:
     path, kind = endless
     with pytest.raises((OSError, PronkError), match=f"{kind} instead of a regular file"):
         write(path)
@@ -99,15 +112,32 @@ def test_streams_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_endless_standard_input_is_refused() -> None:
-    command = [sys.executable, "-m", "pronk", "generate", "-", "--model", "pronk-tiny", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "pronk",
+        "generate",
+        "-",
+        "--model",
+        "pronk-tiny",
+        "--threads",
+        "1",
+    ]
     with Path("/dev/zero").open("rb") as endless:
-        done = subprocess.run(command, stdin=endless, capture_output=True, text=True, timeout=HUNG, check=False)
-    message = "pronk: error: prompt: standard input: expected a text, found more than 256 MiB; give a file\n"
+        done = subprocess.run(
+            command, stdin=endless, capture_output=True, text=True, timeout=HUNG, check=False
+        )
+    message = (
+        "pronk: error: prompt: standard input: expected a text, found more than 256 MiB; "
+        "give a file\n"
+    )
     assert (done.returncode, done.stderr) == (2, message)
 
 
 @pytest.mark.parametrize(
-    "name", ["missing", "x" * 300, "x" * 5000, "x/" * 5000, "a\0b", "\ud800"], ids=lambda name: repr(name[:8])
+    "name",
+    ["missing", "x" * 300, "x" * 5000, "x/" * 5000, "a\0b", "\ud800"],
+    ids=lambda name: repr(name[:8]),
 )
 def test_names_that_no_file_has_name_no_file(name: str, tmp_path: Path) -> None:
     assert not is_file(tmp_path / name)

@@ -47,10 +47,14 @@ def test_a_result_replaces_the_old_file(tmp_path: Path, temporary: Path) -> None
 
 
 @pytest.mark.parametrize("place", ["missing/out.json", "file/out.json", "folder"])
-def test_a_result_that_cannot_be_written_is_kept_elsewhere(place: str, tmp_path: Path, temporary: Path) -> None:
+def test_a_result_that_cannot_be_written_is_kept_elsewhere(
+    place: str, tmp_path: Path, temporary: Path
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OptionError, match=r"^json: expected to write .*, found: .*; the result is in ") as error:
+    with pytest.raises(
+        OptionError, match=r"^json: expected to write .*, found: .*; the result is in "
+    ) as error:
         save_result("json", tmp_path / place, "new \ud800 text")
     kept = Path(str(error.value).partition("; the result is in ")[2])
     assert kept.is_relative_to(temporary)
@@ -58,7 +62,9 @@ def test_a_result_that_cannot_be_written_is_kept_elsewhere(place: str, tmp_path:
     assert kept.read_text(encoding="utf-8") == "new \\ud800 text"
 
 
-def test_a_full_disk_keeps_the_old_file(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_old_file(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "disk" / "out.json"
     path.parent.mkdir()
     path.write_text("old")

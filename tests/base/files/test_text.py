@@ -1,4 +1,6 @@
-"""Text files of users: a byte order mark is not a part of the text, and other encodings are refused."""
+"""Text files of users: a byte order mark is not a part of the text, and other encodings are
+refused.
+"""
 
 import codecs
 import gzip
@@ -64,7 +66,11 @@ def test_a_byte_order_mark_is_not_a_part_of_the_text(reader: Reader, tmp_path: P
     assert "é" in str(plain) or "é" not in text
 
 
-REFUSING = {name: reader for name, reader in READERS.items() if name not in ("conversation", "JSON of a model")}
+REFUSING = {
+    name: reader
+    for name, reader in READERS.items()
+    if name not in ("conversation", "JSON of a model")
+}
 
 
 @pytest.fixture(params=REFUSING.values(), ids=REFUSING)
@@ -78,7 +84,9 @@ def refusing(request: pytest.FixtureRequest) -> Reader:
 def test_other_encodings_are_refused(refusing: Reader, encoding: str, tmp_path: Path) -> None:
     file, text, read = refusing
     path = tmp_path / file
-    path.write_bytes(f"\ufeff{text}".encode(encoding) if encoding[-2:] in ("be", "le") else text.encode(encoding))
+    path.write_bytes(
+        f"\ufeff{text}".encode(encoding) if encoding[-2:] in ("be", "le") else text.encode(encoding)
+    )
     with pytest.raises(
         (OptionError, TokenizerError), match=r"expected text in UTF-8, found UTF-\d\d; save it"
     ) as caught:
@@ -91,7 +99,10 @@ def test_other_bytes_are_refused(refusing: Reader, tmp_path: Path) -> None:
     file, text, read = refusing
     path = tmp_path / file
     path.write_bytes(text.replace("é", "e").replace("a-", "ä-").encode("latin-1") + b"\xe9")
-    with pytest.raises((OptionError, TokenizerError), match=r"expected text in UTF-8, found byte 0xe\d at position \d"):
+    with pytest.raises(
+        (OptionError, TokenizerError),
+        match=r"expected text in UTF-8, found byte 0xe\d at position \d",
+    ):
         read(path)
 
 
@@ -117,12 +128,16 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
         assert read_prompt(prompt="-") == "café\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("a".encode("utf-16"))))
-    with pytest.raises(OptionError, match=r"prompt: standard input: expected text in UTF-8, found UTF-16"):
+    with pytest.raises(
+        OptionError, match=r"prompt: standard input: expected text in UTF-8, found UTF-16"
+    ):
         read_prompt(prompt="-")
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"^grammar: expected a file that can be read at .*x, found No such file"):
+    with pytest.raises(
+        OptionError, match=r"^grammar: expected a file that can be read at .*x, found No such file"
+    ):
         read_text(tmp_path / "x", "grammar")
     with pytest.raises(TokenizerError, match=r"found Is a directory; check the path"):
         read_text(tmp_path, error=TokenizerError)

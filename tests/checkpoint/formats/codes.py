@@ -9,11 +9,15 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
-# What groups have besides a scale: nothing, a minimum, or a zero point (and then scales of 16 bits).
+# What groups have besides a scale: nothing, a minimum, or a zero point (and then scales of 16
+# bits).
 Minima = bool | Literal["zeros"]
 # (bits, minima, with an input order)
 CODED: list[tuple[Bits, Minima, bool]] = [
-    (bits, minima, order) for bits in (8, 4) for minima in (False, True, "zeros") for order in (False, True)
+    (bits, minima, order)
+    for bits in (8, 4)
+    for minima in (False, True, "zeros")
+    for order in (False, True)
 ]
 
 
@@ -30,17 +34,22 @@ def some_codes(
     if minima == "zeros":
         scale = scale.astype(np.float16).astype(np.float32)
         minimum = -scale * random.integers(1 << bits, size=groups).astype(np.float32)
-    return QuantizedMatrix(codes, scale, minimum, bits, group, random.permutation(inputs) if order else None)
+    return QuantizedMatrix(
+        codes, scale, minimum, bits, group, random.permutation(inputs) if order else None
+    )
 
 
 def coded_product(weight: QuantizedMatrix, x: Array) -> Array:
     """Return the product, float32 ``[rows, outputs]``, by the rule of ``kernels/README.md``."""
     inputs = weight.shape[1]
     order = range(inputs) if weight.order is None else weight.order.tolist()
-    codes, scale, minimum = weight.codes.tolist(), weight.scale, weight.minimum
+    codes = weight.codes.tolist()
+    scale = weight.scale
+    minimum = weight.minimum
     zeros = np.full(scale.shape, weight.zero)
     if weight.scale_format.zeros and minimum is not None:
-        zeros, minimum = np.round(-minimum / scale).astype(np.int64), None
+        zeros = np.round(-minimum / scale).astype(np.int64)
+        minimum = None
     out = np.zeros((len(x), len(codes)), np.float32)
     for r, row in enumerate(x.astype(np.float32)[:, list(order)]):
         for g, start in enumerate(range(0, inputs, weight.group)):
@@ -63,7 +72,11 @@ def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
     exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
     near = np.float32(float(exact))  # rounded twice, so at most one unit in the last place off
     with np.errstate(over="ignore"):
-        around = (near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf)))
+        around = (
+            near,
+            np.nextafter(near, np.float32(-np.inf)),
+            np.nextafter(near, np.float32(np.inf)),
+        )
 
     def distance(each: np.float32) -> tuple[Fraction, int]:
         return abs(Fraction(float(each)) - exact), int(each.view(np.int32)) & 1

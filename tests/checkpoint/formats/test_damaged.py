@@ -1,4 +1,6 @@
-"""Invalid numbers in quantized weights give errors of one line; incomplete files are in ``tests/models``."""
+"""Invalid numbers in quantized weights give errors of one line; incomplete files are in
+``tests/models``.
+"""
 
 from collections.abc import Callable
 
@@ -36,7 +38,11 @@ def damaged(kind: Format, change: Callable[[Tensors], object], message: str) -> 
     ],
 )
 def test_scales_that_are_not_finite(name: str, scale: str, value: float) -> None:
-    damaged(FORMATS[name], lambda tensors: tensors[scale].reshape(-1).put(0, value), "expected finite numbers in")
+    damaged(
+        FORMATS[name],
+        lambda tensors: tensors[scale].reshape(-1).put(0, value),
+        "expected finite numbers in",
+    )
 
 
 def test_weights_of_nan() -> None:
@@ -44,7 +50,9 @@ def test_weights_of_nan() -> None:
         tensors["weight"].view(np.uint8)[3, 5] = 0xFF
 
     damaged(
-        FORMATS["fp8-block"], spoil, "expected finite numbers in weight and weight_scale_inv, found NaN or infinity"
+        FORMATS["fp8-block"],
+        spoil,
+        "expected finite numbers in weight and weight_scale_inv, found NaN or infinity",
     )
 
 
@@ -52,13 +60,20 @@ def test_zero_points_out_of_range_for_gptq_v1() -> None:
     for bits in (4, 8):
         full = pack(np.full((4, 32), 2**bits - 1), bits, axis=1)
         message = rf"qzeros: expected 0..{2**bits - 1}, found {2**bits}; use .* gptq_v2"
-        damaged(gptq(bits, sym=False), lambda tensors, full=full: tensors.update(qzeros=full), message)
+        damaged(
+            gptq(bits, sym=False), lambda tensors, full=full: tensors.update(qzeros=full), message
+        )
 
 
 def test_symmetric_weights_with_other_zero_points() -> None:
-    """If a GPTQ v2 checkpoint is read as v1, which adds 1 to zero points, they are 9 instead of 8."""
+    """If a GPTQ v2 checkpoint is read as v1, which adds 1 to zero points, they are 9 instead of
+    8.
+    """
     other = pack(np.full((4, 32), 8), 4, axis=1)
-    message = r"qzeros: expected zero points of 8, as sym is true, found 9..9; check sym and checkpoint_format"
+    message = (
+        r"qzeros: expected zero points of 8, as sym is true, found 9..9; check sym and "
+        r"checkpoint_format"
+    )
     damaged(gptq(4), lambda tensors: tensors.update(qzeros=other), message)
 
 
@@ -78,16 +93,23 @@ def test_symmetric_weights_with_other_zero_points() -> None:
 )
 def test_groups_that_do_not_match(index: list[int], message: str) -> None:
     tensor = np.array(index, np.int32)
-    damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=tensor), rf"^g_idx: .*{message}")
+    damaged(
+        gptq(4, order=True), lambda tensors: tensors.update(g_idx=tensor), rf"^g_idx: .*{message}"
+    )
     kind = ints(4, "group", order=True)
-    damaged(kind, lambda tensors: tensors.update(weight_g_idx=tensor), rf"^weight_g_idx: .*{message}")
+    damaged(
+        kind, lambda tensors: tensors.update(weight_g_idx=tensor), rf"^weight_g_idx: .*{message}"
+    )
 
 
 @pytest.mark.parametrize("value", [0, -1])
 def test_an_input_order_that_was_never_set(value: int) -> None:
     """An index with one value for all inputs is refused, unless the weight has a single group."""
     index = np.full(64, value, np.int32)
-    message = rf"^g_idx: expected the group of each input, 0..3, found {value} for all as desc_act is true; use anot"
+    message = (
+        rf"^g_idx: expected the group of each input, 0..3, found {value} for all as desc_act is "
+        r"true; use anot"
+    )
     damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=index), message)
     whole = gptq(4, -1, order=True)
     tensors = whole.make(np.random.default_rng(0), 32, 64)
@@ -100,7 +122,11 @@ def test_an_input_order_that_was_never_set(value: int) -> None:
 
 
 def test_a_bias_in_a_model_without_biases() -> None:
-    damaged(gptq(4), lambda tensors: tensors.update(bias=np.ones(32)), r"^bias: expected zeros, .*no bias, found")
+    damaged(
+        gptq(4),
+        lambda tensors: tensors.update(bias=np.ones(32)),
+        r"^bias: expected zeros, .*no bias, found",
+    )
 
 
 @pytest.mark.parametrize("value", [8, -9, 127])
@@ -126,7 +152,8 @@ ONE_SCALE = "expected one of weight_scale_inv and weight_scale, found"
         (FORMATS["fp8-tensor"], {"weight_scale": None}, rf"{ONE_SCALE} 0"),
         (FORMATS["fp8-tensor"], {"weight_scale_inv": np.ones(1)}, rf"{ONE_SCALE} 2"),
     ],
-    ids=["zero points of symmetric weights", "wide zero points", "another shape", "no scale", "two scales"],
+    ids=[("zero points of symmetric "
+        "weights"), "wide zero points", "another shape", "no scale", "two scales"],
 )  # fmt: skip
 def test_wrong_tensors(kind: Format, replaced: dict[str, Array | None], message: str) -> None:
     def change(tensors: Tensors) -> None:

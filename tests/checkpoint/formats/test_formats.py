@@ -25,7 +25,9 @@ def weight_of(config: dict[str, Any], outputs: int, inputs: int, name: str = NAM
 
 
 def numbers(weight: StoredWeight, tensors: Tensors, *shape: int) -> Array:
-    """Return the dequantized weight; check that the scheme allows the tensors' names, shapes and dtypes."""
+    """Return the dequantized weight; check that the scheme allows the tensors' names, shapes and
+    dtypes.
+    """
     for key, stored in weight.tensors.items():
         assert key in tensors or not stored.required
     for key, tensor in tensors.items():
@@ -55,7 +57,9 @@ def test_weights_equal_those_of_the_rule(name: str, shape: tuple[int, int]) -> N
 def test_groups_need_not_divide_the_inputs() -> None:
     kind = gptq(4, 64, sym=False)
     tensors = kind.make(np.random.default_rng(0), 32, 96)
-    assert np.array_equal(numbers(weight_of(kind.config, 32, 96), tensors, 32, 96), kind.rule(tensors))
+    assert np.array_equal(
+        numbers(weight_of(kind.config, 32, 96), tensors, 32, 96), kind.rule(tensors)
+    )
 
 
 def test_huge_group_sizes_allocate_no_memory() -> None:
@@ -63,10 +67,15 @@ def test_huge_group_sizes_allocate_no_memory() -> None:
     tensors = kind.make(np.random.default_rng(0), 32, 64)
     scale = tensors["weight_scale"].reshape(1, 1)
     config = {"quant_method": "fp8", "weight_block_size": [10**12, 10**12]}
-    found = numbers(weight_of(config, 32, 64), {"weight": tensors["weight"], "weight_scale_inv": scale}, 32, 64)
+    found = numbers(
+        weight_of(config, 32, 64), {"weight": tensors["weight"], "weight_scale_inv": scale}, 32, 64
+    )
     assert np.array_equal(found, kind.rule(tensors))
     rows = ints(4, "channel")
-    weights = rows.config["config_groups"]["group_0"]["weights"] | {"strategy": "group", "group_size": 8 * 10**12}
+    weights = rows.config["config_groups"]["group_0"]["weights"] | {
+        "strategy": "group",
+        "group_size": 8 * 10**12,
+    }
     for kind, config in (
         (gptq(4, -1), gptq(4).config | {"group_size": 8 * 10**12}),
         (awq(-1), awq().config | {"group_size": 8 * 10**12}),
@@ -96,7 +105,8 @@ def test_an_index_that_was_never_set_is_no_order() -> None:
 
 
 def test_zero_points_in_bytes_of_older_compressed_tensors() -> None:
-    new, old = ints(4, "group", sym=False), ints(4, "group", sym=False, packed=False)
+    new = ints(4, "group", sym=False)
+    old = ints(4, "group", sym=False, packed=False)
     tensors = new.make(np.random.default_rng(0), 32, 64)
     expected = new.rule(tensors)
     tensors["weight_zero_point"] = old.make(np.random.default_rng(1), 32, 64)["weight_zero_point"]
@@ -107,8 +117,10 @@ def test_zero_points_in_bytes_of_older_compressed_tensors() -> None:
     assert np.array_equal(found, new.rule(tensors))
 
 
-GPTQ, AWQ = gptq(4).config, awq().config
-INTS, FP8 = ints(4, "group").config, FORMATS["fp8-block"].config
+GPTQ = gptq(4).config
+AWQ = awq().config
+INTS = ints(4, "group").config
+FP8 = FORMATS["fp8-block"].config
 
 
 def packed(**weights: Any) -> dict[str, Any]:
@@ -132,34 +144,47 @@ def grouped(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, r"the quant_method compressed-tensors, gptq, .* 'bitsandbytes'; use"),
+        ({"quant_method": "bitsandbytes"}, (r"the quant_method compressed-tensors, gptq, .* 'bitsandbytes'; "
+            r"use")),
         ({"quant_method": ["gptq"]}, r"expected the quant_method .* found \['gptq'\]"),
         ({"bits": 4}, r"expected the quant_method .* found None"),
-        (GPTQ | {"bits": 3}, r"expected bits of 4 or 8, found 3; use a GPTQ checkpoint with 4 or 8 bits"),
+        (GPTQ | {"bits": 3}, (r"expected bits of 4 or 8, found 3; use a GPTQ checkpoint with 4 or 8 "
+            r"bits")),
         (GPTQ | {"bits": 2}, r"found 2; use a GPTQ"),
         (GPTQ | {"bits": True}, r"found True"),
         (GPTQ | {"bits": 4.0}, r"bits of 4 or 8, found 4.0"),
         (GPTQ | {"bits": None}, r"found None"),
-        (GPTQ | {"checkpoint_format": "marlin"}, r"checkpoint_format gptq or gptq_v2, found 'marlin'"),
+        (GPTQ | {"checkpoint_format": "marlin"}, (r"checkpoint_format gptq or gptq_v2, found "
+            r"'marlin'")),
         (GPTQ | {"checkpoint_format": ["gptq"]}, r"found \['gptq'\]"),
         (GPTQ | {"group_size": 20}, r"a multiple of 8, or -1, found 20"),
         (GPTQ | {"group_size": 0}, r"group_size: expected an integer of at least 8, found 0"),
-        (GPTQ | {"group_size": "128"}, r"group_size: expected an integer of at least 8, found '128'"),
+        (GPTQ | {"group_size": "128"}, (r"group_size: expected an integer of at least 8, "
+            r"found '128'")),
         (GPTQ | {"sym": 1}, r"sym: expected true or false, found 1"),
         (GPTQ | {"pack_dtype": "int8"}, r"pack_dtype int32, found 'int8'"),
         (GPTQ | {"is_marlin_format": True}, r"expected no is_marlin_format"),
         (GPTQ | {"rotation": "hadamard"}, r"expected no rotation"),
-        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"only rules in dynamic that exclude .*found '\+:\.\*down"),
-        (GPTQ | {"dynamic": {".*down.*": {"bits": 8}}}, r"only rules in dynamic that exclude modules"),
+        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, (r"only rules in dynamic that exclude .*found "
+            r"'\+:\.\*down")),
+        (GPTQ | {"dynamic": {".*down.*": {"bits": 8}}}, (r"only rules in dynamic that exclude "
+            r"modules")),
         (GPTQ | {"dynamic": {"-:(": {}}}, r"regular expressions in dynamic, found '-:\('"),
         (GPTQ | {"dynamic": ["-:x"]}, r"an object of rules as dynamic"),
-        (GPTQ | {"modules_in_block_to_quantize": [[1]]}, r"lists of names as modules_in_block_to_quantize"),
-        (GPTQ | {"modules_in_block_to_quantize": 5}, r"lists of names as modules_in_block_to_quantize, found 5"),
-        (GPTQ | {"modules_in_block_to_quantize": {"mlp.up_proj": 1}}, r"modules_in_block_to_quantize, found \{'mlp"),
-        (GPTQ | {"modules_in_block_to_quantize": "mlp.up_proj"}, r"modules_in_block_to_quantize, found 'mlp"),
-        (GPTQ | {"dynamic": {"-:" + "(" * 9999 + ")" * 9999: {}}}, r"regular expressions in dynamic, found '-:\(\("),
-        (GPTQ | {"dynamic": {"-:a{99999999999}": {}}}, r"regular expressions in dynamic, found '-:a\{9"),
-        (AWQ | {"version": "gemv"}, r"expected the version gemm, found 'gemv'; use an AWQ checkpoint"),
+        (GPTQ | {"modules_in_block_to_quantize": [[1]]}, (r"lists of names as "
+            r"modules_in_block_to_quantize")),
+        (GPTQ | {"modules_in_block_to_quantize": 5}, (r"lists of names as modules_in_block_to_quantize, "
+            r"found 5")),
+        (GPTQ | {"modules_in_block_to_quantize": {"mlp.up_proj": 1}}, (r"modules_in_block_to_quantize, found "
+            r"\{'mlp")),
+        (GPTQ | {"modules_in_block_to_quantize": "mlp.up_proj"}, (r"modules_in_block_to_quantize, found "
+            r"'mlp")),
+        (GPTQ | {"dynamic": {"-:" + "(" * 9999 + ")" * 9999: {}}}, (r"regular expressions in dynamic, found "
+            r"'-:\(\(")),
+        (GPTQ | {"dynamic": {"-:a{99999999999}": {}}}, (r"regular expressions in dynamic, found "
+            r"'-:a\{9")),
+        (AWQ | {"version": "gemv"}, (r"expected the version gemm, found 'gemv'; use an AWQ "
+            r"checkpoint")),
         (AWQ | {"version": "gemv_fast"}, r"found 'gemv_fast'"),
         (AWQ | {"backend": "llm-awq"}, r"the backend autoawq, found 'llm-awq'"),
         (AWQ | {"bits": 8}, r"bits of 4, found 8"),
@@ -167,26 +192,32 @@ def grouped(**values: Any) -> dict[str, Any]:
         (AWQ | {"bits": [4]}, r"bits of 4, found \[4\]"),
         (AWQ | {"zero_point": False}, r"zero_point true, found False"),
         (AWQ | {"group_size": 12}, r"a multiple of 8, or -1, found 12"),
-        (AWQ | {"modules_to_not_convert": "lm_head"}, r"a list of names as modules_to_not_convert, found 'lm_head'"),
+        (AWQ | {"modules_to_not_convert": "lm_head"}, (r"a list of names as modules_to_not_convert, "
+            r"found 'lm_head'")),
         (FP8 | {"fmt": "e5m2"}, r"fmt e4m3, found 'e5m2'"),
         (FP8 | {"weight_block_size": [128]}, r"two sizes as weight_block_size, found \[128\]"),
         (FP8 | {"weight_block_size": [0, 128]}, r"two sizes as weight_block_size"),
         (FP8 | {"modules_to_convert": ["embed_tokens"]}, r"expected no modules_to_convert"),
-        (INTS | {"format": "marlin-24"}, r"the format pack-quantized or .* found 'marlin-24'; use a checkpoint"),
+        (INTS | {"format": "marlin-24"}, (r"the format pack-quantized or .* found 'marlin-24'; "
+            r"use a checkpoint")),
         (INTS | {"format": "nvfp4-pack-quantized"}, r"found 'nvfp4-pack-quantized'"),
         (INTS | {"format": "dense"}, r"found 'dense'"),
         (INTS | {"format": None}, r"found None"),
         (INTS | {"format": "mixed-precision"}, r"found 'mixed-precision'"),
-        (INTS | {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"no sparse weights in sparsity_config"),
+        (INTS | {"sparsity_config": {"format": "sparse-24-bitmask"}}, (r"no sparse weights in "
+            r"sparsity_config")),
         (INTS | {"transform_config": {"config_groups": {"a": {}}}}, r"expected no transform_config"),
         (INTS | {"config_groups": {}}, r"an object of rules as config_groups, found \{\}"),
-        (INTS | {"config_groups": {"W4A16": ["Linear"]}}, r"objects in config_groups, found \['Linear'\]; write"),
-        (INTS | {"ignore": ["re:a{99999999999}"]}, r"regular expressions after re:, found 're:a\{9"),
+        (INTS | {"config_groups": {"W4A16": ["Linear"]}}, (r"objects in config_groups, found \['Linear'\]; "
+            r"write")),
+        (INTS | {"ignore": ["re:a{99999999999}"]}, (r"regular expressions after re:, found "
+            r"'re:a\{9")),
         (INTS | {"ignore": ["re:("]}, r"regular expressions after re:, found 're:\('"),
         (grouped(targets="Linear"), r"a list of names as targets"),
         (grouped(weights=4), r"an object as weights, found 4"),
         (grouped(output_activations={"num_bits": 8}), r"expected no output_activations"),
-        (grouped(format="float-quantized"), r"weights of the type float for float-quantized, found 'int'"),
+        (grouped(format="float-quantized"), (r"weights of the type float for float-quantized, "
+            r"found 'int'")),
         (packed(num_bits=3), r"int weights with num_bits of 4 or 8, found 3"),
         (packed(num_bits=4.0), r"num_bits of 4 or 8, found 4.0"),
         (blocks("9" * 5000 + "x1"), r"two sizes as block_structure, found '99999"),
@@ -198,9 +229,11 @@ def grouped(**values: Any) -> dict[str, Any]:
         (blocks([32, 1.5]), r"block_structure: expected an integer of at least 1, found 1.5"),
         (blocks(None), r"two sizes as block_structure, found None"),
         (blocks([32, 16], num_bits=8.0), r"float weights with num_bits of 8, found 8.0"),
-        (packed(type="float", num_bits=4), r"weights of the type int for pack-quantized, found 'float'"),
+        (packed(type="float", num_bits=4), (r"weights of the type int for pack-quantized, "
+            r"found 'float'")),
         (packed(type="bool"), r"type: expected one of int, float, found 'bool'"),
-        (packed(strategy="token"), r"strategy: expected one of tensor, channel, group, found 'token'"),
+        (packed(strategy="token"), (r"strategy: expected one of tensor, channel, group, "
+            r"found 'token'")),
         (packed(strategy="tensor_group"), r"found 'tensor_group'"),
         (packed(group_size=20), r"a group_size of a multiple of 8, found 20"),
         (packed(group_size=None), r"group_size: expected an integer of at least 8, found None"),

@@ -10,7 +10,9 @@ from quantized_formats import FORMATS, Format, gptq
 
 
 def read(kind: Format, seed: int, codes: Array, **tensors: Array) -> QuantizedMatrix:
-    weight = parse_scheme(kind.config).weight(LinearModule("model.layers.0.mlp.up_proj", *codes.shape))
+    weight = parse_scheme(kind.config).weight(
+        LinearModule("model.layers.0.mlp.up_proj", *codes.shape)
+    )
     assert weight is not None
     found = weight.read(kind.make(np.random.default_rng(seed), *codes.shape) | tensors, codes)
     assert isinstance(found, QuantizedMatrix)
@@ -31,7 +33,10 @@ def read(kind: Format, seed: int, codes: Array, **tensors: Array) -> QuantizedMa
 @pytest.mark.parametrize("inputs", [64, 96])
 def test_stacked(names: tuple[str, ...], inputs: int) -> None:
     codes = np.empty((16 * len(names), inputs), np.uint8)
-    parts = [read(FORMATS[name], seed, codes[16 * seed : 16 * (seed + 1)]) for seed, name in enumerate(names)]
+    parts = [
+        read(FORMATS[name], seed, codes[16 * seed : 16 * (seed + 1)])
+        for seed, name in enumerate(names)
+    ]
     expected = np.concatenate([part.dequantize() for part in parts])
     stacked = stack_matrices(parts, codes)
     assert stacked is not None
@@ -40,8 +45,10 @@ def test_stacked(names: tuple[str, ...], inputs: int) -> None:
 
 
 def test_matrices_with_different_input_orders_are_not_stacked() -> None:
-    kind, codes = gptq(4, order=True), np.empty((32, 64), np.uint8)
-    above, below = codes[:16], codes[16:]
+    kind = gptq(4, order=True)
+    codes = np.empty((32, 64), np.uint8)
+    above = codes[:16]
+    below = codes[16:]
     index = kind.make(np.random.default_rng(0), 16, 64)["g_idx"]
     first = read(kind, 0, above)
     assert stack_matrices([first, read(kind, 1, below)], codes) is None
@@ -71,9 +78,13 @@ def test_matrices_with_different_input_orders_are_not_stacked() -> None:
     ],
 )
 def test_runs(names: list[str | None], runs: list[int]) -> None:
-    """A run of weights is plain, or has equal bits, groups, input orders and equal use of minima."""
+    """A run of weights is plain, or has equal bits, groups, input orders and equal use of
+    minima.
+    """
     weights = [
-        np.zeros((16, 96)) if name is None else read(FORMATS[name], seed, np.empty((16, 96), np.uint8))
+        np.zeros((16, 96))
+        if name is None
+        else read(FORMATS[name], seed, np.empty((16, 96), np.uint8))
         for seed, name in enumerate(names)
     ]
     found = fusible_runs(weights)

@@ -19,7 +19,8 @@ def test_dequantized(kind: tuple[Bits, Minima, bool], group: int) -> None:
     assert found.shape == made.shape
     for n in range(7):
         for column in range(45):
-            code, g = int(made.codes[n, column]), column // group
+            code = int(made.codes[n, column])
+            g = column // group
             want = made.scale[n, g] * (code - made.zero)
             want += 0.0 if made.minimum is None else made.minimum[n, g]
             assert found[n, column if made.order is None else int(made.order[column])] == want
@@ -38,17 +39,29 @@ def ones(*shape: int) -> Array:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"codes": np.zeros((4, 64), np.int8)}, "of 5 bits in groups of 32, as uint8, found 8 bits as int8"),
+        (
+            {"codes": np.zeros((4, 64), np.int8)},
+            "of 5 bits in groups of 32, as uint8, found 8 bits as int8",
+        ),
         ({"bits": 3}, "of 5 bits in groups of 32, as uint8, found 3 bits"),
         ({"group": 12}, "expected groups of a multiple of 8"),
         ({"group": 0}, "expected groups of a multiple of 8"),
-        ({"group": 96, "scale": ones(4, 1)}, "expected groups of at most 95 for 64 inputs, found 96"),
-        ({"group": 65536, "scale": ones(4, 1)}, "expected groups of at most 95 for 64 inputs, found 65536"),
+        (
+            {"group": 96, "scale": ones(4, 1)},
+            "expected groups of at most 95 for 64 inputs, found 96",
+        ),
+        (
+            {"group": 65536, "scale": ones(4, 1)},
+            "expected groups of at most 95 for 64 inputs, found 65536",
+        ),
         ({"scale": ones(4, 3)}, r"expected scale \[4, 2\] in float32, found \[4, 3\]"),
         ({"scale": np.ones((4, 2), np.float16)}, "in float32, found .* in float16"),
         ({"scale": np.nan * ones(4, 2)}, "expected finite numbers in scale"),
         ({"minimum": np.inf * ones(4, 2)}, "expected finite numbers in minimum"),
-        ({"order": np.zeros(64, np.int64)}, "expected an order that is a permutation of the 64 inputs"),
+        (
+            {"order": np.zeros(64, np.int64)},
+            "expected an order that is a permutation of the 64 inputs",
+        ),
         ({"order": np.arange(63)}, "expected an order that is a permutation of the 64 inputs"),
     ],
     ids=str,

@@ -8,7 +8,9 @@ from pronk.base.errors import CheckpointError
 from pronk.checkpoint.formats.scheme import LinearModule, parse_scheme
 from quantized_formats import FORMATS, awq, gptq, ints
 
-UP, GATE, DOWN = (LinearModule(f"model.layers.1.mlp.{name}_proj", 64, 64) for name in ("up", "gate", "down"))
+UP, GATE, DOWN = (
+    LinearModule(f"model.layers.1.mlp.{name}_proj", 64, 64) for name in ("up", "gate", "down")
+)
 TENTH = LinearModule("model.layers.10.mlp.up_proj", 64, 64)
 HEAD = LinearModule("lm_head", 64, 64, head=True)
 OF_GPT2 = LinearModule("transformer.h.0.mlp.c_fc", 64, 64, transposed=True)
@@ -20,12 +22,16 @@ def quantized(config: dict[str, Any]) -> list[LinearModule]:
     return [module for module in ALL if scheme.weight(module) is not None]
 
 
-INTS, FP8 = ints(4, "group").config, FORMATS["fp8-block"].config
+INTS = ints(4, "group").config
+FP8 = FORMATS["fp8-block"].config
 
 
 def targets(*targets: str, ignore: tuple[str, ...] = ()) -> dict[str, Any]:
     group = INTS["config_groups"]["group_0"]
-    return INTS | {"config_groups": {"group_0": group | {"targets": list(targets)}}, "ignore": list(ignore)}
+    return INTS | {
+        "config_groups": {"group_0": group | {"targets": list(targets)}},
+        "ignore": list(ignore),
+    }
 
 
 @pytest.mark.parametrize(
@@ -59,8 +65,11 @@ def test_modules(config: dict[str, Any], expected: list[LinearModule]) -> None:
 
 
 def test_precedence_of_rules() -> None:
-    """A name precedes a regular expression, which precedes a class; each rule may have its own format."""
-    four, eight = INTS["config_groups"]["group_0"], ints(8, "channel", packed=False).config["config_groups"]["group_0"]
+    """A name precedes a regular expression, which precedes a class; each rule may have its own
+    format.
+    """
+    four = INTS["config_groups"]["group_0"]
+    eight = ints(8, "channel", packed=False).config["config_groups"]["group_0"]
     config = INTS | {
         "format": "mixed-precision",
         "config_groups": {
@@ -82,10 +91,18 @@ def test_precedence_of_rules() -> None:
 
 def test_older_configs() -> None:
     assert (
-        parse_scheme({"config_groups": INTS["config_groups"], "format": "pack-quantized"}).name == "compressed-tensors"
+        parse_scheme({"config_groups": INTS["config_groups"], "format": "pack-quantized"}).name
+        == "compressed-tensors"
     )
-    assert parse_scheme({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}).name == "AWQ"
-    assert parse_scheme({"quant_method": "gptq", "bits": 4}).weight(UP).tensors["scales"].shapes == ((1, 64),)  # type: ignore[union-attr]
+    assert (
+        parse_scheme(
+            {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}
+        ).name
+        == "AWQ"
+    )
+    assert parse_scheme({"quant_method": "gptq", "bits": 4}).weight(UP).tensors[
+        "scales"
+    ].shapes == ((1, 64),)  # type: ignore[union-attr]
     config = FORMATS["float-block"].config
     group = config["config_groups"]["group_0"]
     assert group["weights"]["block_structure"] == [32, 16]
@@ -101,14 +118,21 @@ def test_notes_about_ignored_values() -> None:
     assert cache.ignored.fullmatch("layers.3.self_attn.k_scale")
     assert cache.ignored.fullmatch("layers.3.self_attn.v_proj.output_scale")
     assert not cache.ignored.fullmatch("layers.3.self_attn.k_proj.weight_scale")
-    group = INTS["config_groups"]["group_0"] | {"input_activations": {"num_bits": 8, "type": "int", "dynamic": False}}
+    group = INTS["config_groups"]["group_0"] | {
+        "input_activations": {"num_bits": 8, "type": "int", "dynamic": False}
+    }
     static = parse_scheme(INTS | {"config_groups": {"group_0": group}})
     assert len(static.notes) == 1
     assert "static scales of activations are not used" in static.notes[0]
     assert "bfloat16" in parse_scheme(FP8).notes[0]
-    assert "static scales of activations" in parse_scheme(FP8 | {"activation_scheme": "static"}).notes[1]
+    assert (
+        "static scales of activations"
+        in parse_scheme(FP8 | {"activation_scheme": "static"}).notes[1]
+    )
 
 
 def test_awq_packs_eight_outputs() -> None:
-    with pytest.raises(CheckpointError, match=r"up_proj: expected a multiple of 8 outputs, found 12; use an AWQ"):
+    with pytest.raises(
+        CheckpointError, match=r"up_proj: expected a multiple of 8 outputs, found 12; use an AWQ"
+    ):
         parse_scheme(awq().config).weight(LinearModule("model.layers.0.mlp.up_proj", 12, 64))

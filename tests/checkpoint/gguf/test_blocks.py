@@ -53,7 +53,9 @@ def test_bits_equal_those_of_gguf(kind: str) -> None:
 
 
 def test_every_scale_of_q2_k_and_q3_k() -> None:
-    """All 256 bytes of scales and minima of Q2_K, all 64 scales of Q3_K in each of their sixteen places."""
+    """All 256 bytes of scales and minima of Q2_K, all 64 scales of Q3_K in each of their sixteen
+    places.
+    """
     two = random_blocks("Q2_K", 256, 256, 0)
     two[:, :16] = np.arange(256)[:, None]
     assert same_bits(unpacked("Q2_K", two), decode("Q2_K", two))
@@ -62,7 +64,9 @@ def test_every_scale_of_q2_k_and_q3_k() -> None:
     three[:, 104:108] = (np.arange(64) // 16 * 85)[:, None]
     found = unpacked("Q3_K", three)
     factor = three[:, 108:].copy().view(np.float16).astype(np.float32)
-    assert np.array_equal(found.scale, factor * (np.arange(64, dtype=np.float32)[:, None] - 32) + np.zeros((1, 16)))
+    assert np.array_equal(
+        found.scale, factor * (np.arange(64, dtype=np.float32)[:, None] - 32) + np.zeros((1, 16))
+    )
     assert same_bits(found, decode("Q3_K", three))
 
 
@@ -72,7 +76,8 @@ def test_scales_of_any_size(kind: str) -> None:
     _, size = GGML_QUANT_SIZES[Type[kind]]
     stored = np.random.default_rng(1).integers(0, 256, (64, 4, size), dtype=np.uint8)
     for at in SCALES.get(kind, (0,)):
-        stored[..., at + 1] &= 0xBF  # clears a bit of the exponent, so that no scale is infinite or NaN
+        # clears a bit of the exponent, so that no scale is infinite or NaN
+        stored[..., at + 1] &= 0xBF
     stored[0, 0] = 0
     stored = stored.reshape(64, -1)
     assert same_bits(unpacked(kind, stored), decode(kind, stored))
@@ -93,7 +98,10 @@ def test_scales_that_are_not_finite(kind: str, bad: float) -> None:
     stored = random_blocks(kind, 3, 256, 0)
     at = SCALES.get(kind, (0,))[-1]
     stored[1, at : at + 2] = np.frombuffer(np.float16(bad).tobytes(), np.uint8)
-    if kind in ("Q2_K", "Q3_K", "Q6_K"):  # no scale of 0, whose product with infinity would be NaN either way
-        stored[1, {"Q2_K": slice(0, 16), "Q3_K": slice(96, 108), "Q6_K": slice(192, 208)}[kind]] = 17
+    # no scale of 0, whose product with infinity would be NaN either way
+    if kind in ("Q2_K", "Q3_K", "Q6_K"):
+        stored[1, {"Q2_K": slice(0, 16), "Q3_K": slice(96, 108), "Q6_K": slice(192, 208)}[kind]] = (
+            17
+        )
     with pytest.raises(ValueError, match="finite"):
         unpacked(kind, stored)

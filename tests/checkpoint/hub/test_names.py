@@ -24,7 +24,20 @@ def test_forms(name: str, expected: HubModel) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "absent", "a b/c", "../x", "a/..", "a/./x.gguf", "a/b/../x.gguf", "a/b/c", "a/b:", "a/b:x/y", "/a/b"]
+    "name",
+    [
+        "",
+        "absent",
+        "a b/c",
+        "../x",
+        "a/..",
+        "a/./x.gguf",
+        "a/b/../x.gguf",
+        "a/b/c",
+        "a/b:",
+        "a/b:x/y",
+        "/a/b",
+    ],
 )
 def test_other_names(name: str) -> None:
     assert parse_name(name) is None
@@ -94,8 +107,18 @@ def test_repositories_in_the_hugging_face_layout() -> None:
         "model-00001-of-00002.safetensors",
         "tokenizer.model",
     ]
-    others = ["pytorch_model.bin", "modeling.py", "a.pth", "original/model.safetensors", "consolidated.safetensors"]
-    others += ["additional_chat_templates/model.safetensors", "additional_chat_templates/a/b.jinja", "a/b.jinja"]
+    others = [
+        "pytorch_model.bin",
+        "modeling.py",
+        "a.pth",
+        "original/model.safetensors",
+        "consolidated.safetensors",
+    ]
+    others += [
+        "additional_chat_templates/model.safetensors",
+        "additional_chat_templates/a/b.jinja",
+        "a/b.jinja",
+    ]
     assert HubModel("o/m").choose_files(wanted + others) == wanted
     with pytest.raises(CheckpointError, match=r"found no GGUF model$"):
         HubModel("o/m").choose_files(others)
@@ -121,13 +144,29 @@ def test_the_table() -> None:
         ("huggingface.co/owner/name", "owner/name", None),
         ("HTTPS://HF.CO/owner/name#files", "owner/name", None),
         ("https://huggingface.co/owner/name/tree/main", "owner/name", None),
-        ("https://huggingface.co/owner/name/tree/v1.0?not-for-all-audiences=true", "owner/name", "v1.0"),
+        (
+            "https://huggingface.co/owner/name/tree/v1.0?not-for-all-audiences=true",
+            "owner/name",
+            "v1.0",
+        ),
         ("https://huggingface.co/owner/name/tree/main/onnx", "owner/name", None),
         ("https://huggingface.co/owner/name/blob/main/config.json", "owner/name", None),
-        ("https://huggingface.co/owner/name/blob/refs%2Fpr%2F1/config.json", "owner/name", "refs/pr/1"),
+        (
+            "https://huggingface.co/owner/name/blob/refs%2Fpr%2F1/config.json",
+            "owner/name",
+            "refs/pr/1",
+        ),
         ("https://huggingface.co/owner/name/blob/main/model.gguf", "owner/name/model.gguf", None),
-        ("https://huggingface.co/owner/name/blob/main/a/model%20x.gguf", "owner/name/a/model x.gguf", None),
-        ("https://huggingface.co/owner/name/resolve/main/m.gguf?download=true", "owner/name/m.gguf", None),
+        (
+            "https://huggingface.co/owner/name/blob/main/a/model%20x.gguf",
+            "owner/name/a/model x.gguf",
+            None,
+        ),
+        (
+            "https://huggingface.co/owner/name/resolve/main/m.gguf?download=true",
+            "owner/name/m.gguf",
+            None,
+        ),
         ("https://huggingface.co/owner/name/raw/0123abc/m.GGUF", "owner/name/m.GGUF", "0123abc"),
         ("hf.co/owner/name:Q4_K_M", "owner/name:Q4_K_M", None),
         ("hf.co/owner/name/m.gguf", "owner/name/m.gguf", None),
@@ -136,7 +175,8 @@ def test_the_table() -> None:
     ],
 )
 def test_addresses_on_the_hub_are_names(url: str, name: str, revision: str | None) -> None:
-    found, expected = parse_name(url), parse_name(name, revision)
+    found = parse_name(url)
+    expected = parse_name(name, revision)
     assert found is not None
     assert found == expected
     assert parse_name(url, "other") == parse_name(name, "other")

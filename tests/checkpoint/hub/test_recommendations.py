@@ -1,4 +1,6 @@
-"""Sampling options that are recommended for a model: the same everywhere, by the name in the model's files."""
+"""Sampling options that are recommended for a model: the same everywhere, by the name in the
+model's files.
+"""
 
 import json
 import shutil
@@ -54,7 +56,9 @@ def test_every_row_has_a_recommendation() -> None:
         ("", None),
     ],
 )
-def test_rows_are_found_by_the_name_in_the_files(checkpoint: MakeCheckpoint, name: str, row: str | None) -> None:
+def test_rows_are_found_by_the_name_in_the_files(
+    checkpoint: MakeCheckpoint, name: str, row: str | None
+) -> None:
     config = replace(read_config(checkpoint("llama")), name=name)
     found = add_known_sampling(config)
     assert found.sampling == ({} if row is None else known_models()[row].sampling)

@@ -20,7 +20,8 @@ greedy = {"model": "tiny", "extra_body": {"temperature": 0, "seed": 1}}
 
 facts = {"version": anthropic.__version__}
 message = api.messages.create(messages=messages, max_tokens=12, **greedy)
-facts["text"], facts["usage"] = message.content[0].text, message.usage.model_dump()
+facts["text"] = message.content[0].text
+facts["usage"] = message.usage.model_dump()
 with api.messages.stream(messages=messages, max_tokens=12, **greedy) as stream:
     facts["events"] = [event.type for event in stream]
     facts["streamed"] = stream.get_final_text()
@@ -29,7 +30,8 @@ facts["counted"] = api.messages.count_tokens(model="tiny", messages=messages).in
 once = {"tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
 called = api.messages.create(messages=messages, max_tokens=60, **once, **greedy)
 call = called.content[-1]
-facts["call"], facts["stop"] = [call.name, call.input], called.stop_reason
+facts["call"] = [call.name, call.input]
+facts["stop"] = called.stop_reason
 result = {"type": "tool_result", "tool_use_id": call.id, "content": "4 degrees"}
 talk = [
     *messages,

@@ -30,20 +30,16 @@ for name, driver in drivers.items():
     greedy = {**driver, "temperature": 0}
     found = {}
     answer = litellm.completion(messages=messages, max_tokens=16, **greedy)
-    found["text"], found["prompt tokens"] = (
-        answer.choices[0].message.content,
-        answer.usage.prompt_tokens,
-    )
+    found["text"] = answer.choices[0].message.content
+    found["prompt tokens"] = answer.usage.prompt_tokens
     chunks = [*litellm.completion(messages=messages, max_tokens=16, stream=True, **greedy)]
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     found["streamed"] = "".join(delta.content or "" for delta in deltas)
     found["chunks"] = len(chunks)
     called = litellm.completion(messages=messages, tools=tools, max_tokens=60, **once, **greedy)
     call = called.choices[0].message.tool_calls[0]
-    found["call"], found["reason"] = (
-        [call.function.name, call.function.arguments],
-        called.choices[0].finish_reason,
-    )
+    found["call"] = [call.function.name, call.function.arguments]
+    found["reason"] = called.choices[0].finish_reason
     result = {"role": "tool", "tool_call_id": call.id, "content": "4 degrees"}
     talk = [*messages, called.choices[0].message, result]
     after = litellm.completion(messages=talk, tools=tools, max_tokens=5, **greedy)

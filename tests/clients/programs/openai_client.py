@@ -32,14 +32,16 @@ completion = api.completions.create(prompt="def f(x):", max_tokens=12, **greedy)
 facts["completion"] = completion.choices[0].text
 
 chat = api.chat.completions.create(messages=messages, max_tokens=12, **greedy)
-facts["chat"], facts["usage"] = chat.choices[0].message.content, chat.usage.model_dump()
+facts["chat"] = chat.choices[0].message.content
+facts["usage"] = chat.usage.model_dump()
 stream = api.chat.completions.create(
     messages=messages, max_tokens=12, stream=True, stream_options={"include_usage": True}, **greedy
 )
 chunks = [*stream]
 deltas = [each.choices[0].delta for each in chunks if each.choices]
 facts["chat stream"] = "".join(delta.content or "" for delta in deltas)
-facts["chunks"], facts["stream usage"] = len(chunks), chunks[-1].usage.model_dump()
+facts["chunks"] = len(chunks)
+facts["stream usage"] = chunks[-1].usage.model_dump()
 
 once = {"tool_choice": "required", "parallel_tool_calls": False}
 asked = {"messages": messages, "tools": tools, "max_tokens": 60}

@@ -17,13 +17,17 @@ from tiny_models import tiny_module
 
 @cache
 def draft_folder(noise: float = 0.3, *, context: int = 4096) -> str:
-    """Return a checkpoint of :func:`tiny_models.tiny_module` with noise of ``noise`` standard deviations."""
+    """Return a checkpoint of :func:`tiny_models.tiny_module` with noise of ``noise`` standard
+    deviations.
+    """
     folder = CHECKPOINTS / f"draft-{noise}-{context}"
     write_checkpoint(folder, tiny_module(), noise=noise, context=context)
     return str(folder)
 
 
-def write_checkpoint(folder: Path, decoder: DenseModel, *, noise: float = 0.0, context: int = 4096) -> None:
+def write_checkpoint(
+    folder: Path, decoder: DenseModel, *, noise: float = 0.0, context: int = 4096
+) -> None:
     """Write the weights of ``decoder`` plus noise as a Hugging Face Llama."""
     folder.mkdir(parents=True, exist_ok=True)
     c = decoder.config
@@ -49,7 +53,9 @@ def write_checkpoint(folder: Path, decoder: DenseModel, *, noise: float = 0.0, c
         }
         tensors |= {f"model.layers.{i}.{name}.weight": tensor for name, tensor in parts.items()}
     disturbed = {
-        name: (each + noise * each.std() * torch.randn(each.shape, generator=generator)).float().contiguous()
+        name: (each + noise * each.std() * torch.randn(each.shape, generator=generator))
+        .float()
+        .contiguous()
         for name, each in tensors.items()
     }
     save_file(disturbed, folder / "model.safetensors")
@@ -102,7 +108,9 @@ def spec(**options: object) -> str:
 
 
 def specs() -> dict[str, str]:
-    """Return the specifications of the engine's drafters with a draft model, for tests of all drafters."""
+    """Return the specifications of the engine's drafters with a draft model, for tests of all
+    drafters.
+    """
     return {
         "draft_model": spec(num_tokens=4),
         "threshold": f"threshold({spec()})",

@@ -1,4 +1,6 @@
-"""A draft model beside its target: shared weights, memory of both KV caches, errors while loading."""
+"""A draft model beside its target: shared weights, memory of both KV caches, errors while
+loading.
+"""
 
 import gc
 from pathlib import Path
@@ -49,7 +51,9 @@ def test_drafters_share_a_model_while_one_of_them_exists() -> None:
     engine = make_engine(tiny_decoder())
     folder = draft_folder(0.03)
     one = make_drafter(f"draft_model(model={folder!r})").bind(engine.target)
-    other = make_drafter(f"threshold(draft_model(model={folder!r}, num_tokens=9))").bind(engine.target)
+    other = make_drafter(f"threshold(draft_model(model={folder!r}, num_tokens=9))").bind(
+        engine.target
+    )
     third = make_drafter(f"draft_model(model={folder!r}, dtype='bfloat16')").bind(engine.target)
     (inner,) = within(other, ModelProposer)
     assert inner.draft is one.draft
@@ -90,16 +94,27 @@ def test_memory_for_less_than_a_block_of_both_is_refused(model: str, draft: str)
 
 
 @pytest.mark.parametrize("memory", ["2MB", None], ids=["tight", "enough"])
-def test_a_draft_model_is_added_beside_a_stream_if_memory_allows(model: str, draft: str, memory: str | None) -> None:
-    """With tight memory the request is refused until the stream has ended; the stream goes on in both cases."""
-    llm = LLM(model, drafter="autoregressive", threads=1, **({} if memory is None else {"kv_memory": memory}))
+def test_a_draft_model_is_added_beside_a_stream_if_memory_allows(
+    model: str, draft: str, memory: str | None
+) -> None:
+    """With tight memory the request is refused until the stream has ended; the stream goes on in
+    both cases.
+    """
+    llm = LLM(
+        model,
+        drafter="autoregressive",
+        threads=1,
+        **({} if memory is None else {"kv_memory": memory}),
+    )
     want = llm.generate(PROMPT, PARAMS).token_ids
     stream = llm.stream(PROMPT, PARAMS)
     got = [next(stream).token_id]
     if memory is None:
         assert llm.generate(PROMPT, PARAMS, drafter=draft).token_ids == want
     else:
-        with pytest.raises(OptionError, match="expected no running request while a draft model is added") as caught:
+        with pytest.raises(
+            OptionError, match="expected no running request while a draft model is added"
+        ) as caught:
             llm.generate("def", PARAMS, drafter=draft)
         assert "\n" not in str(caught.value)
     got += [piece.token_id for piece in stream]
@@ -107,10 +122,14 @@ def test_a_draft_model_is_added_beside_a_stream_if_memory_allows(model: str, dra
     assert llm.generate(PROMPT, PARAMS, drafter=draft).token_ids == want
 
 
-def test_memory_of_a_freed_draft_model_serves_another_one(model: str, checkpoint: MakeCheckpoint) -> None:
+def test_memory_of_a_freed_draft_model_serves_another_one(
+    model: str, checkpoint: MakeCheckpoint
+) -> None:
     llm = LLM(model, drafter="autoregressive", kv_memory="2MB", threads=1)
     for seed in (5, 6, 7):
-        options = make_drafter(f"draft_model(model={str(checkpoint('llama', num_hidden_layers=1, seed=seed))!r})")
+        options = make_drafter(
+            f"draft_model(model={str(checkpoint('llama', num_hidden_layers=1, seed=seed))!r})"
+        )
         drafter = options.bind(llm.engine.target)
         llm.generate(PROMPT, PARAMS, drafter=drafter)
         assert len(llm.engine.target.shared_models) == 1
@@ -125,8 +144,15 @@ def test_paths_without_a_model_are_refused(model: str, tmp_path: Path) -> None:
     llm = LLM(model, drafter="autoregressive", threads=1)
     file = tmp_path / "file"
     file.write_text("x")
-    for place, expected in ((tmp_path / "none", "no such folder"), (file, "found the file"), (tmp_path, "config.json")):
-        for spec in (f"draft_model(model={str(place)!r})", f"merged(draft_model(model={str(place)!r}), suffix)"):
+    for place, expected in (
+        (tmp_path / "none", "no such folder"),
+        (file, "found the file"),
+        (tmp_path, "config.json"),
+    ):
+        for spec in (
+            f"draft_model(model={str(place)!r})",
+            f"merged(draft_model(model={str(place)!r}), suffix)",
+        ):
             with pytest.raises(CheckpointError, match=expected) as caught:
                 llm.generate("x", PARAMS, drafter=spec)
             assert "\n" not in str(caught.value)
@@ -146,16 +172,23 @@ def test_dtype_of_the_draft_model(model: str, draft: str) -> None:
 
 def test_int8_weights() -> None:
     """A quarter of the memory of float32, nearly the same draft tokens, the same text."""
-    size, values, accepted = {}, {}, {}
+    size = {}
+    values = {}
+    accepted = {}
     for weights in ("plain", "int8"):
         engine = make_engine(tiny_decoder())
-        drafter = make_drafter(f"draft_model(model={draft_folder(0.0)!r}, weights={weights!r})").bind(engine.target)
+        drafter = make_drafter(
+            f"draft_model(model={draft_folder(0.0)!r}, weights={weights!r})"
+        ).bind(engine.target)
         assert isinstance(drafter, ModelProposer)
         out = drafter.draft.runner.decoder.layers[0].out
-        size[weights], values[weights] = out.packed.data.nbytes, out.packed.unpack()
+        size[weights] = out.packed.data.nbytes
+        values[weights] = out.packed.unpack()
         requests = decode(engine, drafter, [[1, 2, 3], [4, 5, 6, 7], [9]])
         accepted[weights] = sum(request.stats.accepted for request in requests)
     assert size["int8"] < 0.3 * size["plain"]
     assert not np.array_equal(values["int8"], values["plain"])
-    assert np.allclose(values["int8"], values["plain"], atol=float(np.abs(values["plain"]).max()) / 250, rtol=0.0)
+    assert np.allclose(
+        values["int8"], values["plain"], atol=float(np.abs(values["plain"]).max()) / 250, rtol=0.0
+    )
     assert 0.5 * accepted["plain"] < accepted["int8"] <= accepted["plain"]

@@ -39,7 +39,9 @@ from softmax import softmax
 from tiny_models import VOCAB, context_of, make_engine, make_request, run, tiny_decoder
 
 # Noise of draft models whose draft tokens are right always, sometimes and almost never.
-RIGHT, FAIR, WRONG = 0.0, 0.03, 0.25
+RIGHT = 0.0
+FAIR = 0.03
+WRONG = 0.25
 NOISES = pytest.mark.parametrize("noise", [RIGHT, FAIR, WRONG], ids=["right", "fair", "wrong"])
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7], list(range(40)), [9]]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -59,7 +61,8 @@ def spec(noise: float = WRONG, **options: Any) -> str:
 @pytest.mark.parametrize("noise", [FAIR, WRONG])
 def test_chains_equal_a_reference_without_a_cache(noise: float, options: str) -> None:
     engine, drafter = watched(spec(noise))
-    oracle, accepted = dense(noise), 0
+    oracle = dense(noise)
+    accepted = 0
     for request in decode(engine, drafter, PROMPTS[:3], max_tokens=12, **OPTIONS[options]):
         for asked in drafter.of(request):
             tokens = list(asked.tokens)
@@ -76,11 +79,15 @@ def test_chains_equal_a_reference_without_a_cache(noise: float, options: str) ->
 
 @NOISES
 def test_no_token_is_computed_twice(noise: float) -> None:
-    """Between two proposals one forward pass reads the bonus token, and the last draft token if all were accepted."""
+    """Between two proposals one forward pass reads the bonus token, and the last draft token if all
+    were accepted.
+    """
     engine, drafter = watched(spec(noise, num_tokens=4))
     passes = watch_draft(drafter.inner.draft)
     (request,) = decode(engine, drafter, [text(0, 50)], max_tokens=40)
-    assert len(set(joined(*(each.texts[0] for each in passes)))) == sum(sum(each.rows) for each in passes)
+    assert len(set(joined(*(each.texts[0] for each in passes)))) == sum(
+        sum(each.rows) for each in passes
+    )
     rows = [each.rows for each in passes]
     kinds = set[bool]()
     before = None
@@ -101,7 +108,9 @@ def test_no_token_is_computed_twice(noise: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "want"), [(511, [512]), (512, [512, 1]), (1023, [512, 512]), (1030, [512, 512, 7])], ids=str
+    ("length", "want"),
+    [(511, [512]), (512, [512, 1]), (1023, [512, 512]), (1030, [512, 512, 7])],
+    ids=str,
 )
 def test_the_first_proposal_reads_the_prompt_in_chunks(length: int, want: list[int]) -> None:
     engine, drafter = watched(spec(num_tokens=1))
@@ -131,7 +140,9 @@ def assert_fresh(draft: DraftRunner, cache: DraftCache, oracle: Dense, held: Seq
     assert cache.tokens == list(held)
     assert cache.block_table.length == len(held)
     assert cache.tree is None
-    for got, want in zip(kept_rows(draft.runner, cache.block_table), oracle.rows(held), strict=True):
+    for got, want in zip(
+        kept_rows(draft.runner, cache.block_table), oracle.rows(held), strict=True
+    ):
         assert np.array_equal(got, want)
 
 
@@ -139,7 +150,8 @@ def assert_fresh(draft: DraftRunner, cache: DraftCache, oracle: Dense, held: Seq
 def test_the_cache_equals_one_that_has_just_read_the_text(noise: float) -> None:
     """Earlier proposals, rejections and other drafters' draft tokens leave no trace."""
     drafter = bound(spec(noise, num_tokens=4))
-    draft, dice = drafter.draft, random.Random(1)
+    draft = drafter.draft
+    dice = random.Random(1)
     watch_draft(draft)
     tokens = text(5, 20)
     state = drafter.start(tokens)
@@ -148,10 +160,15 @@ def test_the_cache_equals_one_that_has_just_read_the_text(noise: float) -> None:
         assert tree.num_draft_tokens == 4
         assert_fresh(draft, state, dense(noise), [*tokens, *tree.tokens[1:-1]])
         # Accepted draft tokens, then tokens of another drafter and the bonus token.
-        new = [*tree.tokens[1 : 1 + dice.randint(0, 4)], *(dice.randrange(VOCAB) for _ in range(dice.randint(1, 3)))]
+        new = [
+            *tree.tokens[1 : 1 + dice.randint(0, 4)],
+            *(dice.randrange(VOCAB) for _ in range(dice.randint(1, 3))),
+        ]
         if number % 2:
             draft_tokens = [*new[:2], dice.randrange(VOCAB)]
-            drafter.propose([context(drafter, [*tokens, *draft_tokens], state=state, drafted=len(draft_tokens))])
+            drafter.propose(
+                [context(drafter, [*tokens, *draft_tokens], state=state, drafted=len(draft_tokens))]
+            )
         tokens = [*tokens, *new]
     drafter.stop(state)
     assert_no_blocks(drafter)
@@ -161,7 +178,8 @@ WITH_CACHES = {
     "chain": spec(FAIR),
     "threshold": f"threshold({spec(FAIR)})",
 }
-SLOW_TARGET = CostCurve(1e3, 1.0, 0.0)  # costs of a target that is so slow that every draft token pays
+# costs of a target that is so slow that every draft token pays
+SLOW_TARGET = CostCurve(1e3, 1.0, 0.0)
 
 
 def cache_of(state: Any) -> DraftCache:
@@ -173,12 +191,16 @@ def cache_of(state: Any) -> DraftCache:
 
 @pytest.mark.parametrize("count", [40, 150])
 @pytest.mark.parametrize("kind", WITH_CACHES)
-def test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(kind: str, count: int) -> None:
+def test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(
+    kind: str, count: int
+) -> None:
     """Its proposals are those of a draft model for which the text begins there."""
     drafter = bound(WITH_CACHES.get(kind, kind))
 
     def propose(tokens: Sequence[int], state: Any, **more: Any) -> TokenTree:
-        asked = context(drafter, tokens, state=state, nodes=8, params=SamplingParams(temperature=0.0), **more)
+        asked = context(
+            drafter, tokens, state=state, nodes=8, params=SamplingParams(temperature=0.0), **more
+        )
         (tree,) = drafter.propose([asked])
         assert tree.num_draft_tokens
         return tree
@@ -203,19 +225,29 @@ def test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(kind: str,
 
 
 def test_without_a_policy_the_whole_text_is_read() -> None:
-    drafter, tokens = bound(spec(FAIR)), text(3, 150)
+    drafter = bound(spec(FAIR))
+    tokens = text(3, 150)
     state = drafter.start(tokens)
     drafter.propose([context(drafter, tokens, state=state)])
     assert (state.start, state.tokens[:150]) == (0, tokens)
 
 
 def test_accepted_draft_tokens_of_another_drafter_are_read() -> None:
-    texts = {((1, 2, 3), 0): [1, 2, 3, *plain_output([1, 2, 3], SamplingParams(max_tokens=30, seed=0))]}
+    texts = {
+        ((1, 2, 3), 0): [1, 2, 3, *plain_output([1, 2, 3], SamplingParams(max_tokens=30, seed=0))]
+    }
     engine = make_engine(tiny_decoder())
     drafter = Merged((TreeDrafter(off_chain, texts), bound(spec(FAIR), engine))).bind(engine.target)
     (request,) = decode(engine, drafter, [[1, 2, 3]])
     assert request.stats.moved > 0
-    assert sum(each.accepted for name, each in request.stats.sources.items() if name.startswith("draft_model")) > 0
+    assert (
+        sum(
+            each.accepted
+            for name, each in request.stats.sources.items()
+            if name.startswith("draft_model")
+        )
+        > 0
+    )
     assert_no_blocks(drafter)
 
 
@@ -230,14 +262,18 @@ def test_draft_tokens_of_the_target_itself_are_all_accepted() -> None:
 @pytest.mark.parametrize("limit", ["max_depth", "max_nodes", "num_tokens"])
 def test_chains_end_at_the_limits(limit: str) -> None:
     drafter = bound(spec(RIGHT, num_tokens=3 if limit == "num_tokens" else 64))
-    limits = {"depth": 3 if limit == "max_depth" else 70, "nodes": 3 if limit == "max_nodes" else 70}
+    limits = {
+        "depth": 3 if limit == "max_depth" else 70,
+        "nodes": 3 if limit == "max_nodes" else 70,
+    }
     passes = watch_draft(drafter.draft)
     (tree,) = drafter.propose([context(drafter, [1, 2, 3], **limits)])
     assert tree.num_draft_tokens == len(passes) == 3
 
 
 def test_a_chain_ends_at_the_first_token_below_min_confidence() -> None:
-    drafter, oracle = bound(spec(FAIR, num_tokens=30, min_confidence=0.5)), dense(FAIR)
+    drafter = bound(spec(FAIR, num_tokens=30, min_confidence=0.5))
+    oracle = dense(FAIR)
     lengths = set[int]()
     for seed in range(24):
         tokens = text(seed, 12)
@@ -253,8 +289,12 @@ def test_a_chain_ends_at_the_first_token_below_min_confidence() -> None:
 @pytest.mark.parametrize("length", [30, 62, 63, 64, 80])
 @pytest.mark.parametrize(("kind", "most"), [("{}", 7)], ids=["draft_model"])
 def test_draft_tokens_end_after_the_drafts_last_position(kind: str, most: int, length: int) -> None:
-    """``kind`` is the specification around that of the draft model, and ``most`` the depth of its trees."""
-    engine, drafter = watched(kind.format(f"draft_model(model={draft_folder(RIGHT, context=64)!r})"))
+    """``kind`` is the specification around that of the draft model, and ``most`` the depth of its
+    trees.
+    """
+    engine, drafter = watched(
+        kind.format(f"draft_model(model={draft_folder(RIGHT, context=64)!r})")
+    )
     (draft,) = models_of(drafter.inner)
     passes = watch_draft(draft)
     (request,) = decode(engine, drafter, [text(6, length)], max_tokens=40)
@@ -293,7 +333,9 @@ def models_of(drafter: Any) -> list[DraftRunner]:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupted_forward_pass_of_the_draft_changes_no_text(kind: str, *, after: bool) -> None:
+def test_an_interrupted_forward_pass_of_the_draft_changes_no_text(
+    kind: str, *, after: bool
+) -> None:
     params = SamplingParams(max_tokens=16, seed=1, temperature=0.8, frequency_penalty=0.6)
     for at in (0, 1, 7):
         engine, drafter = watched(KINDS.get(kind, kind))
@@ -308,12 +350,15 @@ def test_an_interrupted_forward_pass_of_the_draft_changes_no_text(kind: str, *, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sampler_is_unchanged_after_a_proposal(kind: str) -> None:
-    """Proposals, complete or interrupted, leave no draft tokens in the sampler's text and counts."""
+    """Proposals, complete or interrupted, leave no draft tokens in the sampler's text and
+    counts.
+    """
     drafter = bound(KINDS.get(kind, kind))
     params = SamplingParams(temperature=0.8, frequency_penalty=0.6)
     for at in (99, 0, 2):
         asked = context(drafter, [1, 2, 3], params=params)
-        pool, (penalties,) = models_of(drafter)[0].runner.cache, asked.sampler.processors
+        pool = models_of(drafter)[0].runner.cache
+        (penalties,) = asked.sampler.processors
         assert isinstance(penalties, Penalties)
         with burning(pool, at):
             try:

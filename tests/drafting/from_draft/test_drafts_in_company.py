@@ -1,4 +1,6 @@
-"""State that draft models, requests and steps must not share: random numbers, acceptance rates, waiting time."""
+"""State that draft models, requests and steps must not share: random numbers, acceptance rates,
+waiting time.
+"""
 
 import signal
 from collections import defaultdict
@@ -17,7 +19,9 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from tiny_models import make_engine, make_request, run, tiny_decoder
 
-RIGHT, FAIR, WRONG = 0.03, 0.25, 3.0
+RIGHT = 0.03
+FAIR = 0.25
+WRONG = 3.0
 
 
 def model(noise: float, more: str = "") -> str:
@@ -37,7 +41,9 @@ def test_random_numbers_of_drawn_draft_tokens_are_used_in_one_step(
     monkeypatch: pytest.MonkeyPatch, spec: str, rule: Any
 ) -> None:
     """Draft tokens of two steps would be correlated if both steps used the same random number."""
-    steps, now, draw = defaultdict[tuple[int, ...], set[int]](set), [0], pronk.sampling.sampler.draft_noise
+    steps = defaultdict[tuple[int, ...], set[int]](set)
+    now = [0]
+    draw = pronk.sampling.sampler.draft_noise
 
     def spy(seed: int, root: int, position: int, ids: Any) -> Any:
         steps[seed, root, position].add(now[0])
@@ -59,7 +65,16 @@ def test_random_numbers_of_drawn_draft_tokens_are_used_in_one_step(
 
 def test_prompts_with_one_seed_have_different_trial_seeds() -> None:
     assert trial_seed(7, [1, 2, 3]) == trial_seed(7, [1, 2, 3])
-    assert len({trial_seed(seed, prompt) for seed in (0, 7) for prompt in ((1, 2, 3), (1, 2), (3, 2, 1))}) == 6
+    assert (
+        len(
+            {
+                trial_seed(seed, prompt)
+                for seed in (0, 7)
+                for prompt in ((1, 2, 3), (1, 2), (3, 2, 1))
+            }
+        )
+        == 6
+    )
     assert all(0 <= trial_seed(2**63 - 1, [token]) < 2**63 for token in range(50))
     rejecting = SamplingParams(temperature=1.0, rule="rejection")
     assert (
@@ -67,7 +82,11 @@ def test_prompts_with_one_seed_have_different_trial_seeds() -> None:
         != Sampler(rejecting, 7, TokenContext([2, 1]), 9).trial_seed
     )
     coupled = SamplingParams(temperature=1.0)
-    assert Sampler(coupled, 7, TokenContext([1, 2]), 9).seed == Sampler(coupled, 7, TokenContext([2, 1]), 9).seed == 7
+    assert (
+        Sampler(coupled, 7, TokenContext([1, 2]), 9).seed
+        == Sampler(coupled, 7, TokenContext([2, 1]), 9).seed
+        == 7
+    )
 
 
 def test_a_draft_does_not_learn_from_another_drafts_tokens() -> None:
@@ -75,7 +94,9 @@ def test_a_draft_does_not_learn_from_another_drafts_tokens() -> None:
     drafter = bound(f"first_of({model(WRONG)}, {model(RIGHT)})", engine)
     request = make_request(text(1, 30), SamplingParams(max_tokens=40), drafter)
     run(engine, [request])
-    wrong, right = (request.speculation.policy.acceptance.source(part.source) for part in drafter.parts)
+    wrong, right = (
+        request.speculation.policy.acceptance.source(part.source) for part in drafter.parts
+    )
     assert wrong.mean(0.5) < 0.5
     assert sum(wrong.offered.values()) > 0
     assert right.offered == {}
@@ -83,12 +104,17 @@ def test_a_draft_does_not_learn_from_another_drafts_tokens() -> None:
 
 
 def test_a_long_prompt_does_not_delay_other_requests() -> None:
-    """The draft reads at most one chunk per step and proposes for requests with a complete prompt."""
+    """The draft reads at most one chunk per step and proposes for requests with a complete
+    prompt.
+    """
     engine = make_engine(tiny_decoder(), num_blocks=800)
     drafter = bound(model(RIGHT, ", num_tokens=2"), engine)
     passes = watch_draft(drafter.draft)
-    long, short = text(5, 1500), text(4, 60)
-    requests = [make_request(prompt, SamplingParams(max_tokens=60), drafter) for prompt in (short, long)]
+    long = text(5, 1500)
+    short = text(4, 60)
+    requests = [
+        make_request(prompt, SamplingParams(max_tokens=60), drafter) for prompt in (short, long)
+    ]
     for request in requests:
         engine.add(request)
     before = 0
@@ -105,11 +131,14 @@ def test_a_long_prompt_does_not_delay_other_requests() -> None:
 
 
 class Burn(list[int]):
-    """A list that raises KeyboardInterrupt at the ``left``-th append or deletion while it is ``armed``."""
+    """A list that raises KeyboardInterrupt at the ``left``-th append or deletion while it is
+    ``armed``.
+    """
 
     def __init__(self, left: int) -> None:
         super().__init__()
-        self.left, self.armed = left, False
+        self.left = left
+        self.armed = False
 
     def append(self, token: int) -> None:
         super().append(token)
@@ -125,7 +154,9 @@ class Burn(list[int]):
             signal.raise_signal(signal.SIGINT)
 
     def install(self, patch: pytest.MonkeyPatch, drafter: type, request: Request) -> None:
-        """Replace the tentative tokens of the request's sampler by this list, armed while the drafter proposes."""
+        """Replace the tentative tokens of the request's sampler by this list, armed while the
+        drafter proposes.
+        """
         propose = drafter.propose
 
         def armed_propose(drafter: Any, contexts: Any) -> Any:
@@ -147,7 +178,9 @@ class Burn(list[int]):
 )
 def test_samplers_recover_from_an_interrupted_update(spec: str) -> None:
     """After an interruption between noting and counting a token, penalties see the true text."""
-    params = SamplingParams(30, temperature=0.8, seed=3, frequency_penalty=1.0, repetition_penalty=1.2)
+    params = SamplingParams(
+        30, temperature=0.8, seed=3, frequency_penalty=1.0, repetition_penalty=1.2
+    )
     want = make_request(text(2, 25), params)
     run(make_engine(tiny_decoder()), [want])
     for at in range(1, 40, 3):

@@ -1,4 +1,6 @@
-"""Chains that the kernels extend in one call equal chains of one forward pass after the other, bit for bit."""
+"""Chains that the kernels extend in one call equal chains of one forward pass after the other, bit
+for bit.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -54,7 +56,9 @@ def proposals(spec: str, prompts: Sequence[Sequence[int]], **options: Any) -> li
     found = []
     for prompt in prompts:
         (request,) = decode(engine, drafter, [prompt], **options)
-        found.append([(note.tree, note.tree.gain, note.tree.origin) for note in drafter.of(request)])
+        found.append(
+            [(note.tree, note.tree.gain, note.tree.origin) for note in drafter.of(request)]
+        )
     return found
 
 
@@ -74,7 +78,9 @@ def test_one_call_gives_the_same_trees(
     assert sum(len(tree) - 1 for trees in at_once for tree, *_ in trees) > 10
 
 
-def test_the_rope_table_covers_the_whole_chain(grown: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rope_table_covers_the_whole_chain(
+    grown: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The table doubles from one entry, so some chains begin at its last entries."""
     want = proposals(SPECS["right"], PROMPTS[:2])
     monkeypatch.setattr(rope, "_INITIAL_POSITIONS", 1)
@@ -97,7 +103,9 @@ def test_the_rope_table_covers_the_whole_chain(grown: list[int], monkeypatch: py
     ],
     ids=str,
 )
-def test_options_that_one_call_supports(options: dict[str, Any], alone: bool, grown: list[int]) -> None:
+def test_options_that_one_call_supports(
+    options: dict[str, Any], alone: bool, grown: list[int]
+) -> None:
     engine, drafter = watched(SPECS["fair"])
     passes = watch_draft(drafter.inner.draft)
     request = make_request(PROMPTS[2], SamplingParams(max_tokens=12, **options), drafter)
@@ -114,7 +122,9 @@ def finish(engine: Engine) -> None:
 
 def test_several_requests_share_forward_passes_instead(grown: list[int]) -> None:
     engine, drafter = watched(SPECS["fair"])
-    requests = [make_request(prompt, SamplingParams(max_tokens=20), drafter) for prompt in PROMPTS[:2]]
+    requests = [
+        make_request(prompt, SamplingParams(max_tokens=20), drafter) for prompt in PROMPTS[:2]
+    ]
     for request in requests:
         engine.add(request)
     while not any(request.ended for request in requests):
@@ -136,11 +146,16 @@ def fail(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Chain, "append", failing)
 
 
-def test_an_exception_in_the_callback_is_raised(monkeypatch: pytest.MonkeyPatch, grown: list[int]) -> None:
-    """C cannot pass on the callback's exception, so it is raised after the call; a repeated proposal is unchanged."""
+def test_an_exception_in_the_callback_is_raised(
+    monkeypatch: pytest.MonkeyPatch, grown: list[int]
+) -> None:
+    """C cannot pass on the callback's exception, so it is raised after the call; a repeated
+    proposal is unchanged.
+    """
     want = proposals(SPECS["fair"], PROMPTS[2:3])
     engine, drafter = watched(SPECS["fair"])
-    propose, failed = drafter.inner.propose, 0
+    propose = drafter.inner.propose
+    failed = 0
 
     def twice(contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         nonlocal failed
@@ -155,7 +170,9 @@ def test_an_exception_in_the_callback_is_raised(monkeypatch: pytest.MonkeyPatch,
 
     drafter.inner.propose = twice
     (request,) = decode(engine, drafter, PROMPTS[2:3])
-    assert [(note.tree, note.tree.gain, note.tree.origin) for note in drafter.of(request)] == want[0]
+    assert [(note.tree, note.tree.gain, note.tree.origin) for note in drafter.of(request)] == want[
+        0
+    ]
     assert request.stats.accepted > 3
     assert failed > 3
     assert max(grown) > 2

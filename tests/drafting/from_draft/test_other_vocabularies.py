@@ -21,7 +21,11 @@ from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.drafting.from_draft.draft_model import ModelProposer
 
 DRAFT = tiny_model().parent / "pronk-tiny-draft"
-PROMPTS = ["def fibonacci(n):\n", "Die Größe — 42 🙂 of it", "import os\nimport sys\n\n\nclass Reader:\n"]
+PROMPTS = [
+    "def fibonacci(n):\n",
+    "Die Größe — 42 🙂 of it",
+    "import os\nimport sys\n\n\nclass Reader:\n",
+]
 KINDS = (
     "draft_model({}, num_tokens=4)",
     "threshold(draft_model({}))",
@@ -41,22 +45,35 @@ def params_of(options: str) -> SamplingParams:
 @cache
 def plain_text(llm: LLM, options: str) -> list[list[int]]:
     """Return the tokens of plain decoding."""
-    return [each.token_ids for each in llm.generate(PROMPTS, params_of(options), drafter="autoregressive")]
+    return [
+        each.token_ids
+        for each in llm.generate(PROMPTS, params_of(options), drafter="autoregressive")
+    ]
 
 
 @cache
 def decode(llm: LLM, drafter: str, options: str) -> tuple[int, int, int]:
-    """Return forward passes, draft tokens and accepted ones; the tokens must equal plain decoding."""
+    """Return forward passes, draft tokens and accepted ones; the tokens must equal plain
+    decoding.
+    """
     got = llm.generate(PROMPTS, params_of(options), drafter=drafter)
     assert [each.token_ids for each in got] == plain_text(llm, options)
     stats = [each.stats for each in got]
-    return sum(s.target_steps for s in stats), sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+    return (
+        sum(s.target_steps for s in stats),
+        sum(s.drafted for s in stats),
+        sum(s.accepted for s in stats),
+    )
 
 
 def write(
-    folder: Path, weights: Callable[[dict[str, Tensor]], None], tokenizer: Callable[[dict[str, Any]], None]
+    folder: Path,
+    weights: Callable[[dict[str, Tensor]], None],
+    tokenizer: Callable[[dict[str, Any]], None],
 ) -> str:
-    """Write pronk-tiny-draft after ``weights`` and ``tokenizer`` have changed its files; return the model option."""
+    """Write pronk-tiny-draft after ``weights`` and ``tokenizer`` have changed its files; return the
+    model option.
+    """
     shutil.copytree(DRAFT, folder)
     tensors = load_file(folder / "model.safetensors")
     weights(tensors)
@@ -78,7 +95,9 @@ def shuffle_vocabulary(folder: Path) -> str:
 
     def shuffle(tensors: dict[str, Tensor]) -> None:
         table = tensors["model.embed_tokens.weight"]
-        tensors["model.embed_tokens.weight"] = torch.empty_like(table).index_copy_(0, torch.tensor(new), table)
+        tensors["model.embed_tokens.weight"] = torch.empty_like(table).index_copy_(
+            0, torch.tensor(new), table
+        )
 
     def rename(document: dict[str, Any]) -> None:
         vocab = document["model"]["vocab"]
@@ -89,12 +108,17 @@ def shuffle_vocabulary(folder: Path) -> str:
 
 @pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "seeded"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shuffled_vocabulary_drafts_as_well(llm: LLM, kind: str, options: str, tmp_path: Path) -> None:
-    """Chains of shuffled token ids need as many forward passes as those of the original ids, within 10 %."""
+def test_a_shuffled_vocabulary_drafts_as_well(
+    llm: LLM, kind: str, options: str, tmp_path: Path
+) -> None:
+    """Chains of shuffled token ids need as many forward passes as those of the original ids, within
+    10 %.
+    """
     shuffled = shuffle_vocabulary(tmp_path / "shuffled")
     steps, drafted, accepted = decode(llm, kind.format(shuffled), options)
     assert accepted > 20
-    if kind.startswith("draft_model"):  # the other kinds re-encode draft tokens, perhaps differently
+    # the other kinds re-encode draft tokens, perhaps differently
+    if kind.startswith("draft_model"):
         plain = decode(llm, kind.format(f"model={str(DRAFT)!r}"), options)
         assert abs(steps - plain[0]) <= 0.1 * plain[0]
     assert drafted > 0
@@ -106,9 +130,13 @@ def test_the_drafts_prefix_cache_uses_its_own_tokens(llm: LLM, tmp_path: Path) -
     caching = LLM(budget="all", prefix_cache=True)
     for options in OPTIONS:
         for prompt in prompts:
-            want, got = (each.generate(prompt, params_of(options), drafter=spec) for each in (llm, caching))
+            want, got = (
+                each.generate(prompt, params_of(options), drafter=spec) for each in (llm, caching)
+            )
             assert got.token_ids == want.token_ids
-            assert [step[1:5] for step in got.stats.steps] == [step[1:5] for step in want.stats.steps]
+            assert [step[1:5] for step in got.stats.steps] == [
+                step[1:5] for step in want.stats.steps
+            ]
             assert got.stats.accepted > 0
     assert got.stats.cached_tokens > 100
     proposer = caching.get_proposer(spec)
@@ -142,7 +170,9 @@ def test_a_random_model_with_another_tokenizer(llm: LLM, checkpoint: MakeCheckpo
 
 
 def check_random_model(llm: LLM, checkpoint: MakeCheckpoint, kinds: Sequence[str]) -> None:
-    """The byte-level tokenizer with few merges shares some tokens; almost no draft token is right."""
+    """The byte-level tokenizer with few merges shares some tokens; almost no draft token is
+    right.
+    """
     folder = checkpoint("gpt2")
     for kind, options in zip(kinds, cycle(OPTIONS), strict=False):
         _, drafted, _ = decode(llm, kind.format(f"model={str(folder)!r}"), options)
@@ -152,13 +182,15 @@ def check_random_model(llm: LLM, checkpoint: MakeCheckpoint, kinds: Sequence[str
 def test_a_vocabulary_that_shares_too_little_is_refused(llm: LLM, tmp_path: Path) -> None:
     def scramble(document: dict[str, Any]) -> None:
         document["model"]["vocab"] = {
-            f"{token}ξ{i}" if i > 259 else token: i for token, i in document["model"]["vocab"].items()
+            f"{token}ξ{i}" if i > 259 else token: i
+            for token, i in document["model"]["vocab"].items()
         }
         document["model"]["merges"] = []
 
     other = write(tmp_path / "other", lambda _: None, scramble)
     with pytest.raises(
-        OptionError, match=r"draft_model: expected a draft model with a similar vocabulary.*4096.*4096"
+        OptionError,
+        match=r"draft_model: expected a draft model with a similar vocabulary.*4096.*4096",
     ) as caught:
         llm.generate("x", SamplingParams(max_tokens=2), drafter=KINDS[0].format(other))
     assert "\n" not in str(caught.value)

@@ -62,9 +62,12 @@ def right_for(count: int) -> Callable[[Sequence[int]], int]:
 
 
 def test_worked_example() -> None:
-    """0.75 * 0.5 = 0.375 < 0.4 ends the chain; one token is accepted: the threshold becomes (0.4 + 0.375) / 2."""
+    """0.75 * 0.5 = 0.375 < 0.4 ends the chain; one token is accepted: the threshold becomes (0.4 +
+    0.375) / 2.
+    """
     drafter = bind(Threshold((Scripted((drafted(1, 0.75), drafted(2, 0.5), drafted(3, 0.9))),)))
-    state, tokens = drafter.start([0]), [0]
+    state = drafter.start([0])
+    tokens = [0]
     (tree,) = drafter.propose([context(state, tokens)])
     assert tree.tokens == (0, 1, 2)
     verify_step(drafter, state, tree, tokens, right_for(1))
@@ -72,11 +75,16 @@ def test_worked_example() -> None:
 
 
 @pytest.mark.parametrize(("accepted", "threshold"), [(0, 0.7), (1, 0.65), (2, 0.575), (3, 0.35)])
-def test_the_threshold_moves_toward_the_last_accepted_token(accepted: int, threshold: float) -> None:
-    """Products 1, 0.9, 0.75, 0.075: from 0.4 half-way to the last accepted one; after three, down by ``boost``."""
+def test_the_threshold_moves_toward_the_last_accepted_token(
+    accepted: int, threshold: float
+) -> None:
+    """Products 1, 0.9, 0.75, 0.075: from 0.4 half-way to the last accepted one; after three, down
+    by ``boost``.
+    """
     script = (drafted(1, 0.9), drafted(2, 0.75 / 0.9), drafted(3, 0.1))
     drafter = bind(Threshold((Scripted(script),), boost=0.05, toward="accepted"))
-    state, tokens = drafter.start([0]), [0]
+    state = drafter.start([0])
+    tokens = [0]
     (tree,) = drafter.propose([context(state, tokens)])
     assert tree.num_draft_tokens == 3
     verify_step(drafter, state, tree, tokens, right_for(accepted))
@@ -98,7 +106,9 @@ def test_each_request_has_its_own_threshold() -> None:
     states = [drafter.start(text) for text in texts]
     surveys = [Survey(), Survey()]
     for _ in range(5):
-        trees = drafter.propose([context(state, text[-1:]) for state, text in zip(states, texts, strict=True)])
+        trees = drafter.propose(
+            [context(state, text[-1:]) for state, text in zip(states, texts, strict=True)]
+        )
         for state, tree, model, survey in zip(states, trees, models, surveys, strict=True):
             assert tree.num_draft_tokens == min(len(TOKENS), survey.draft([0.8] * 16))
             survey.cumulative = survey.cumulative[: tree.num_draft_tokens]
@@ -113,14 +123,25 @@ def test_each_request_has_its_own_threshold() -> None:
 def test_random_drafts_equal_the_survey(toward: str) -> None:
     dice = random.Random(0)
     for _ in range(60):
-        options = {"boost": dice.random(), "lowest": 0.3 * dice.random(), "highest": 0.6 + 0.4 * dice.random()}
+        options = {
+            "boost": dice.random(),
+            "lowest": 0.3 * dice.random(),
+            "highest": 0.6 + 0.4 * dice.random(),
+        }
         start = dice.uniform(0.3, 0.6)
         survey = Survey(threshold=start, max_draft=dice.randint(1, 6), toward=toward, **options)
         state: Any = None
         for _ in range(12):
             probabilities = [1 - dice.random() ** 2 for _ in TOKENS]
-            script = tuple(drafted(token, max(p, 0.01)) for token, p in zip(TOKENS, probabilities, strict=True))
-            options = {**options, "max_tokens": survey.max_draft, "threshold": start, "toward": toward}
+            script = tuple(
+                drafted(token, max(p, 0.01)) for token, p in zip(TOKENS, probabilities, strict=True)
+            )
+            options = {
+                **options,
+                "max_tokens": survey.max_draft,
+                "threshold": start,
+                "toward": toward,
+            }
             drafter = bind(Threshold((Scripted(script),), **options))
             state = state or drafter.start([0])
             (tree,) = drafter.propose([context(state, [0])])
@@ -133,8 +154,11 @@ def test_random_drafts_equal_the_survey(toward: str) -> None:
 
 
 def next_probabilities(request: Request, asked: Asked, count: int) -> tuple[list[int], list[float]]:
-    """Return the draft model's next tokens and their probabilities, by a softmax over logits (and noise)."""
-    tokens, probabilities = list(asked.tokens), []
+    """Return the draft model's next tokens and their probabilities, by a softmax over logits (and
+    noise).
+    """
+    tokens = list(asked.tokens)
+    probabilities = []
     for _ in range(count):
         scores = dense(FAIR)(tokens)
         if request.params.temperature:
@@ -158,7 +182,11 @@ def test_a_whole_decoding_equals_the_survey(temperature: float, kind: str) -> No
             most = min(7, asked.depth, asked.nodes)
             tokens, probabilities = next_probabilities(request, asked, most)
             count = survey.draft(probabilities)
-            chain = [node for node in range(1, len(asked.tree)) if asked.tree.origin[node][0].startswith("draft_model")]
+            chain = [
+                node
+                for node in range(1, len(asked.tree))
+                if asked.tree.origin[node][0].startswith("draft_model")
+            ]
             assert [asked.tree.tokens[node] for node in chain] == tokens[:count]
             if count:
                 survey.observe(len({*chain} & {*asked.path}))
@@ -168,18 +196,18 @@ def test_a_whole_decoding_equals_the_survey(temperature: float, kind: str) -> No
 
 def test_draft_tokens_of_other_drafters_do_not_move_the_threshold() -> None:
     """The other drafter comes first in ``first_of``; in ``merged`` it even has the same name."""
-    other, own = (
-        Scripted((drafted(1, 0.9), drafted(2, 0.9), drafted(3, 0.9))),
-        Scripted((drafted(1, 0.3), drafted(2, 0.3))),
-    )
+    other = Scripted((drafted(1, 0.9), drafted(2, 0.9), drafted(3, 0.9)))
+    own = Scripted((drafted(1, 0.3), drafted(2, 0.3)))
     first = bind(FirstOf((other, Threshold((own,)))))
-    state, tokens = first.start([0]), [0]
+    state = first.start([0])
+    tokens = [0]
     for _ in range(3):
         (tree,) = first.propose([context(state, tokens)])
         verify_step(first, state, tree, tokens, lambda _: OTHER)
     assert state[1][1].threshold == 0.4
     merged = bind(Merged((Threshold((own,)), other)))
-    state, tokens = merged.start([0]), [0]
+    state = merged.start([0])
+    tokens = [0]
     (tree,) = merged.propose([context(state, tokens)])
     assert tree.tokens == (0, 1, 2, 3)
     verify_step(merged, state, tree, tokens, right_for(2))

@@ -19,8 +19,12 @@ def outcome(logits: Array, **params: object) -> Outcome[None]:
 @pytest.mark.parametrize("count", [1, 2, 4, 32])
 @pytest.mark.parametrize("rounded", [FLOAT32, BFLOAT16], ids=str)
 def test_likeliest_tokens_equal_a_full_sort(vocab: int, count: int, rounded: DType) -> None:
-    """Among equal logits, frequent after rounding to bfloat16, the smallest token ids come first."""
-    logits = np.random.default_rng(vocab).standard_normal((5, vocab)).astype(rounded).astype(np.float32)
+    """Among equal logits, frequent after rounding to bfloat16, the smallest token ids come
+    first.
+    """
+    logits = (
+        np.random.default_rng(vocab).standard_normal((5, vocab)).astype(rounded).astype(np.float32)
+    )
     before = logits.copy()
     want = np.argsort(-logits, axis=-1, kind="stable")
     assert top_tokens(outcome(logits), count) == want[:, :count].tolist()

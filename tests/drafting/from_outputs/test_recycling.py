@@ -45,10 +45,13 @@ def test_tree_of_the_modules_example() -> None:
 
 def test_the_tree_has_the_nodes_of_largest_gain() -> None:
     drafter = bind(Recycling(num_nodes=12, top_k=3))
-    state = tabled(drafter, {token: tuple((token * 3 + rank) % 10 for rank in range(3)) for token in range(10)})
+    state = tabled(
+        drafter, {token: tuple((token * 3 + rank) % 10 for rank in range(3)) for token in range(10)}
+    )
     policy = RequestPolicy()
     rates = [policy.acceptance.source("recycling", _PRIORS).rate(rank, 1) for rank in range(3)]
-    every, level = list[float](), [1.0]
+    every = list[float]()
+    level = [1.0]
     for _ in range(8):
         level = [gain * rate for gain in level for rate in rates]
         every += level
@@ -73,13 +76,24 @@ def test_logits_of_rejected_nodes_are_learned() -> None:
 
 
 def test_text_without_logits_is_read_with_the_next_proposal() -> None:
-    drafter, text = bind(Recycling(top_k=2)), [1, 2]
+    drafter = bind(Recycling(top_k=2))
+    text = [1, 2]
     state = drafter.start(text)
     for token in (3, 1, 4, 1, 5):
-        drafter.observe(Outcome(state, TokenTree.chain(text[-1:]), (), (token,), len(text) - 1, SamplingParams()))
+        drafter.observe(
+            Outcome(
+                state, TokenTree.chain(text[-1:]), (), (token,), len(text) - 1, SamplingParams()
+            )
+        )
         text.append(token)
     drafter.propose([context(state, text)])
-    assert [state.successors.get(token) for token in (1, 2, 3, 4, 5)] == [(5, 4), (3,), (1,), (1,), ()]
+    assert [state.successors.get(token) for token in (1, 2, 3, 4, 5)] == [
+        (5, 4),
+        (3,),
+        (1,),
+        (1,),
+        (),
+    ]
     logits = np.zeros((1, 16), np.float32)
     logits[0, [8, 9]] = 2.0, 1.0
     drafter.observe(Outcome(state, TokenTree.chain([5]), (), (8,), 6, SamplingParams(), logits))
@@ -107,7 +121,8 @@ def test_a_saved_table_initializes_another_proposers_tables(tmp_path: Path) -> N
     drafter.propose([context(drafter.start([1, 2, 3, 1, 4]), [1, 2, 3, 1, 4])])
     drafter.save(path)
     warm = bind(Recycling(table=str(path), top_k=1), "mine")
-    first, second = warm.start([7, 8]), warm.start([5])
+    first = warm.start([7, 8])
+    second = warm.start([5])
     assert first.successors.get(1) == (4,)
     assert second.successors.get(7) == ()  # each request has its own copy
     assert list(tmp_path.iterdir()) == [path]
@@ -118,7 +133,8 @@ def test_a_saved_table_initializes_another_proposers_tables(tmp_path: Path) -> N
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    good, table = tmp_path / "good", Successors(4, 100)
+    good = tmp_path / "good"
+    table = Successors(4, 100)
     table.put(1, (2, 3))
     save_successors(good, table, "mine")
     cases: dict[str, str] = {"missing": "expected a table saved by"}
@@ -126,9 +142,17 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     cases["torn"] = "expected a table saved by"
     (tmp_path / "text").write_text("no table")
     cases["text"] = "expected a table saved by"
-    save_file({"successors": np.zeros((2, 2), np.float32)}, tmp_path / "floats", {"format": "pronk-successors/1"})
+    save_file(
+        {"successors": np.zeros((2, 2), np.float32)},
+        tmp_path / "floats",
+        {"format": "pronk-successors/1"},
+    )
     cases["floats"] = "expected a table of format"
-    save_file({"other": np.zeros((2, 2), np.float32)}, tmp_path / "other", {"format": "pronk-successors/1"})
+    save_file(
+        {"other": np.zeros((2, 2), np.float32)},
+        tmp_path / "other",
+        {"format": "pronk-successors/1"},
+    )
     cases["other"] = "expected a table saved by"
     for name, message in cases.items():
         fresh = Successors(4, 100)

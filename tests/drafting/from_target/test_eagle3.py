@@ -1,4 +1,6 @@
-"""EAGLE-3 and MTP in the engine: proposals against the formulas, equal texts, equal acceptance after cache hits."""
+"""EAGLE-3 and MTP in the engine: proposals against the formulas, equal texts, equal acceptance
+after cache hits.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +38,14 @@ from drafting.from_target.trained_eagle import (
 )
 from drafting.helpers import CHECKPOINTS, priced, within
 from engine.cases import step_until_ended, total
-from engine.test_rejection_distribution import BATCH, OPTIONS, PROMPT, SMALL, distribution_of, p_value
+from engine.test_rejection_distribution import (
+    BATCH,
+    OPTIONS,
+    PROMPT,
+    SMALL,
+    distribution_of,
+    p_value,
+)
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 from pronk.cache.budget import KVBudget
 from pronk.drafting import Proposer, make_drafter
@@ -56,11 +65,15 @@ from tiny_models import GivenTimes, make_engine, make_request, run, samples, tin
 KINDS = ("eagle3", "mtp")
 PROMPTS = [[1, 2, 3], [5], text(7, 40), text(8, 77)]
 SHAPES = {"chain": "", "tree": ", num_tokens=3, num_nodes=10, beam=3"}
-EACH = pytest.mark.parametrize(("kind", "shape"), [(kind, shape) for kind in KINDS for shape in SHAPES])
+EACH = pytest.mark.parametrize(
+    ("kind", "shape"), [(kind, shape) for kind in KINDS for shape in SHAPES]
+)
 
 
 def copying(kind: str, shape: str = "chain") -> str:
-    """Return the specification of a head that is right for most tokens of :func:`bigram_decoder`."""
+    """Return the specification of a head that is right for most tokens of
+    :func:`bigram_decoder`.
+    """
     return f"{kind}(model={copying_folder(kind)!r}{SHAPES[shape]})"
 
 
@@ -76,7 +89,8 @@ def reference(kind: str) -> Reference:
 
 def check_chain(kind: str, request: Request, asked: Asked, most: int) -> None:
     """Compare draft tokens with those that the formulas give, drawn with the request's noise."""
-    drafted, sampler = list[int](), sampler_at(request, asked.tokens)
+    drafted = list[int]()
+    sampler = sampler_at(request, asked.tokens)
     most = 0 if len(asked.tokens) == 1 else most  # a text of one token has no row
     for token in asked.tree.tokens[1:]:
         logits = reference(kind).logits(asked.tokens, drafted).astype(np.float32)
@@ -92,8 +106,11 @@ def check_chain(kind: str, request: Request, asked: Asked, most: int) -> None:
 def test_chains_equal_the_formulas(
     kind: str, temperature: float, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request alone is drafted in one call of the kernels; requests together, a pass for each token of all."""
-    calls, draft_chain = list[Chain](), EagleRunner.draft_chain
+    """A request alone is drafted in one call of the kernels; requests together, a pass for each
+    token of all.
+    """
+    calls = list[Chain]()
+    draft_chain = EagleRunner.draft_chain
 
     def counted(runner: EagleRunner, chain: Chain) -> None:
         draft_chain(runner, chain)
@@ -110,9 +127,14 @@ def test_chains_equal_the_formulas(
     assert total(requests, "accepted") > 0.4 * total(requests, "drafted")
 
 
-def eagle2_tree(kind: str, tokens: Sequence[int], depth: int, width: int) -> dict[tuple[int, ...], float]:
-    """Return the probability of every node that the rule of EAGLE-2 reaches, by path; greedy decoding."""
-    level, found = {(): 1.0}, dict[tuple[int, ...], float]()
+def eagle2_tree(
+    kind: str, tokens: Sequence[int], depth: int, width: int
+) -> dict[tuple[int, ...], float]:
+    """Return the probability of every node that the rule of EAGLE-2 reaches, by path; greedy
+    decoding.
+    """
+    level = {(): 1.0}
+    found = dict[tuple[int, ...], float]()
     for _ in range(depth):
         children = dict[tuple[int, ...], float]()
         for path, probability in level.items():
@@ -151,13 +173,19 @@ TARGETS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("kind", "shape", "target", "temperature", "rule"),
-    covering(KINDS, [*SHAPES], [*TARGETS], [0.0, 0.8], ["coupled", "rejection", "block"], strength=3),
+    covering(
+        KINDS, [*SHAPES], [*TARGETS], [0.0, 0.8], ["coupled", "rejection", "block"], strength=3
+    ),
 )
 def test_texts_are_equal_and_draft_tokens_right(
     kind: str, shape: str, target: str, temperature: float, rule: Rule
 ) -> None:
     check_texts(
-        kind, shape, bigram_decoder(**TARGETS[target]) if TARGETS[target] else decoder_with_table(), temperature, rule
+        kind,
+        shape,
+        bigram_decoder(**TARGETS[target]) if TARGETS[target] else decoder_with_table(),
+        temperature,
+        rule,
     )
 
 
@@ -165,7 +193,9 @@ def check_texts(kind: str, shape: str, decoder: Decoder, temperature: float, rul
     engine, drafter = bound(copying(kind, shape), decoder)
     options = {"max_tokens": 24, "temperature": temperature, "rule": rule}
     params = [SamplingParams(**options, seed=seed) for seed in range(len(PROMPTS))]
-    requests = [make_request(prompt, own, drafter) for prompt, own in zip(PROMPTS, params, strict=True)]
+    requests = [
+        make_request(prompt, own, drafter) for prompt, own in zip(PROMPTS, params, strict=True)
+    ]
     run(engine, requests)
     if rule == "coupled" or temperature == 0:
         assert_plain(engine, requests)
@@ -177,13 +207,17 @@ def check_texts(kind: str, shape: str, decoder: Decoder, temperature: float, rul
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_strings_have_the_targets_distribution(shape: str, rule: Rule) -> None:
-    """The draft vocabulary lacks a token, so that draft tokens are drawn from a part of the vocabulary."""
+    """The draft vocabulary lacks a token, so that draft tokens are drawn from a part of the
+    vocabulary.
+    """
     form = Form(draft=SMALL - 1, vocab=SMALL)
     folder = write_head(random_head(form), CHECKPOINTS / "small-eagle3")
     made = f"eagle3(model={str(folder)!r}{SHAPES[shape]})"
     engine, drafter = bound(made, tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH)
     given = replace(OPTIONS["shaped"], rule=rule)
-    strings = [make_request(PROMPT, replace(given, seed=seed), drafter, vocab=SMALL) for seed in range(600)]
+    strings = [
+        make_request(PROMPT, replace(given, seed=seed), drafter, vocab=SMALL) for seed in range(600)
+    ]
     run(engine, strings)
     assert 100 < total(strings, "accepted") < total(strings, "drafted")
     assert p_value(strings, distribution_of("shaped")) > 1e-3
@@ -191,14 +225,19 @@ def test_strings_have_the_targets_distribution(shape: str, rule: Rule) -> None:
 
 @EACH
 def test_acceptance_after_a_prefix_hit(kind: str, shape: str) -> None:
-    """The second turn of a conversation has the same proposals, whether its prefix is cached or computed again."""
-    first, found = text(3, 100), list[tuple[Any, ...]]()
+    """The second turn of a conversation has the same proposals, whether its prefix is cached or
+    computed again.
+    """
+    first = text(3, 100)
+    found = list[tuple[Any, ...]]()
     for shares in (False, True):
         engine = make_engine(bigram_decoder(), share_prefixes=shares)
         drafter = Watched(make_drafter(copying(kind, shape)).bind(engine.target))
         one = make_request(first, SamplingParams(max_tokens=40, seed=1), drafter)
         run(engine, [one])
-        other = make_request([*one.tokens, *text(4, 23)], SamplingParams(max_tokens=40, seed=2), drafter)
+        other = make_request(
+            [*one.tokens, *text(4, 23)], SamplingParams(max_tokens=40, seed=2), drafter
+        )
         run(engine, [other])
         assert_plain(engine, [one, other])
         assert (other.stats.cached_tokens > 100) == shares
@@ -217,7 +256,9 @@ def test_acceptance_after_a_preemption(kind: str, shape: str, shares: bool) -> N
     def proposals(urgent: bool) -> tuple[Any, ...]:
         engine = make_engine(bigram_decoder(), max_batch=1, share_prefixes=shares)
         drafter = Watched(make_drafter(made).bind(engine.target))
-        low, other = (make_request(text(seed, 60), SamplingParams(max_tokens=50), drafter) for seed in (1, 2))
+        low, other = (
+            make_request(text(seed, 60), SamplingParams(max_tokens=50), drafter) for seed in (1, 2)
+        )
         other.priority = 1
         engine.add(low)
         while low.num_generated < 20:
@@ -230,8 +271,11 @@ def test_acceptance_after_a_preemption(kind: str, shape: str, shares: bool) -> N
         trees = {tuple(asked.tokens): paths(asked.tree) for asked in drafter.of(low)}
         return low.output, trees, low.stats.accepted
 
-    (plain, once, accepted), (again, twice, accepted_again) = proposals(False), proposals(True)
-    assert plain == again == plain_output(text(1, 60), SamplingParams(max_tokens=50), bigram_decoder())
+    (plain, once, accepted) = proposals(False)
+    (again, twice, accepted_again) = proposals(True)
+    assert (
+        plain == again == plain_output(text(1, 60), SamplingParams(max_tokens=50), bigram_decoder())
+    )
     asked_twice = once.keys() & twice.keys()
     assert {key: once[key] for key in asked_twice} == {key: twice[key] for key in asked_twice}
     assert len(asked_twice) >= 3
@@ -243,7 +287,9 @@ def test_acceptance_after_a_preemption(kind: str, shape: str, shares: bool) -> N
 @EACH
 def test_samples_of_one_prompt(kind: str, shape: str) -> None:
     engine, drafter = bound(copying(kind, shape), bigram_decoder(), share_prefixes=True)
-    requests = samples(text(5, 50), SamplingParams(max_tokens=30, temperature=0.8, seed=3, n=3), drafter)
+    requests = samples(
+        text(5, 50), SamplingParams(max_tokens=30, temperature=0.8, seed=3, n=3), drafter
+    )
     run(engine, requests)
     assert_plain(engine, requests)
     assert all(request.stats.accepted > 0 for request in requests)
@@ -282,7 +328,8 @@ def test_reading_a_text_is_measured(prompts: list[list[int]]) -> None:
 
 
 def test_the_features_take_memory_while_the_head_exists() -> None:
-    decoder, budget = bigram_decoder(), KVBudget("4MB", 4)
+    decoder = bigram_decoder()
+    budget = KVBudget("4MB", 4)
     cache_ = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache)
     engine = Engine(Target(decoder, cache_, budget=budget), BatchOptions())
     plain = cache_.bytes_per_token
@@ -327,13 +374,17 @@ def check_company(spec: str, temperature: float) -> None:
 @pytest.mark.parametrize("windows", [(24, 24, 24, 24), (24, None, 24, None)], ids=["all", "some"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_with_a_sliding_window(kind: str, windows: tuple[int | None, ...]) -> None:
-    """The features of tokens behind the window are gone; the head sees its rows since then, and drafts in each step."""
+    """The features of tokens behind the window are gone; the head sees its rows since then, and
+    drafts in each step.
+    """
     engine, drafter = bound(spec(kind), tiny_decoder(windows=windows), prefill_chunk=32)
     watched = Watched(drafter)
     requests = decode(engine, watched, [text(7, 75), text(8, 3)], max_tokens=70)
     released = 0
     for request in requests:
         for asked in watched.of(request):
-            assert asked.tree.num_draft_tokens == min(6 if kind == "eagle3" else 3, asked.depth, asked.nodes)
+            assert asked.tree.num_draft_tokens == min(
+                6 if kind == "eagle3" else 3, asked.depth, asked.nodes
+            )
             released += len(asked.tokens) > 64
     assert released > 60

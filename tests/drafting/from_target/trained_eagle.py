@@ -1,8 +1,10 @@
-"""Random EAGLE-3 and MTP heads for tests, in every layout, and a reference written from the formulas.
+"""Random EAGLE-3 and MTP heads for tests, in every layout, and a reference written from the
+formulas.
 
-The reference computes a text without any cache: the target's hidden states by torch, the head by loops over rows in
-NumPy. A *copying* head has the embedding of the row's token as its output. It is right where the target's own layers
-change little (:func:`bigram_decoder`), so that draft tokens are accepted.
+The reference computes a text without any cache: the target's hidden states by torch, the head by
+loops over rows in NumPy. A *copying* head has the embedding of the row's token as its output. It is
+right where the target's own layers change little (:func:`bigram_decoder`), so that draft tokens are
+accepted.
 """
 
 import json
@@ -25,7 +27,8 @@ from pronk.models.linear import WeightLayout, choose_linear
 from tiny_models import VOCAB, decoder_of, make_backend, tiny_module
 
 LAYERS = 4  # of the targets
-HIDDEN, MLP = 64, 48
+HIDDEN = 64
+MLP = 48
 DRAFT = 100  # tokens of the draft vocabulary
 
 
@@ -67,18 +70,23 @@ class Head:
 
 def random_head(form: Form, seed: int = 0, size: int = HIDDEN) -> Head:
     """Return a head with random weights for a target of this hidden size."""
-    dice, tensors, hidden = np.random.default_rng(seed), dict[str, Array](), form.hidden
+    dice = np.random.default_rng(seed)
+    tensors = dict[str, Array]()
+    hidden = form.hidden
     matrices = {"fc": (hidden, 2 * hidden if form.kind == "mtp" else len(form.sources) * size, 1.0)}
     norms = {"norm": hidden}
     if form.kind == "mtp":
         norms |= {"token_norm": hidden, "feature_norm": hidden}
     norms |= {"input_norm": len(form.sources) * size} if form.norm_before_fc else {}
-    norms |= {f"fc_norm.{number}": size for number in range(len(form.sources) if form.fc_norm else 0)}
+    norms |= {
+        f"fc_norm.{number}": size for number in range(len(form.sources) if form.fc_norm else 0)
+    }
     if form.own_head:
         matrices["lm_head"] = form.draft, hidden, 4.0
     for layer in range(form.layers):
         own_matrices, own_norms = _random_layer(form, layer)
-        matrices, norms = matrices | own_matrices, norms | own_norms
+        matrices = matrices | own_matrices
+        norms = norms | own_norms
     for name, (outputs, inputs, gain) in matrices.items():
         weight = gain * inputs**-0.5 * dice.standard_normal((outputs, inputs))
         tensors[f"{name}.weight"] = weight.astype(np.float32)
@@ -87,16 +95,23 @@ def random_head(form: Form, seed: int = 0, size: int = HIDDEN) -> Head:
     for name, width in norms.items():
         tensors[f"{name}.weight"] = dice.uniform(0.5, 1.5, width).astype(np.float32)
     if form.own_embedding:
-        tensors["embed_tokens.weight"] = dice.standard_normal((form.vocab, hidden)).astype(np.float32)
+        tensors["embed_tokens.weight"] = dice.standard_normal((form.vocab, hidden)).astype(
+            np.float32
+        )
     if form.draft < form.vocab:
         ids = np.sort(dice.permutation(form.vocab)[: form.draft])
-        tensors["d2t"], tensors["t2d"] = ids - np.arange(form.draft), np.isin(np.arange(form.vocab), ids)
+        tensors["d2t"] = ids - np.arange(form.draft)
+        tensors["t2d"] = np.isin(np.arange(form.vocab), ids)
     return Head(form, tensors)
 
 
-def _random_layer(form: Form, layer: int) -> tuple[dict[str, tuple[int, int, float]], dict[str, int]]:
+def _random_layer(
+    form: Form, layer: int
+) -> tuple[dict[str, tuple[int, int, float]], dict[str, int]]:
     """Return (outputs, inputs, gain) of the matrices of a layer, and the sizes of its norms."""
-    at, hidden, wide = f"layers.{layer}", form.hidden, form.kind == "eagle3" and layer < form.wide
+    at = f"layers.{layer}"
+    hidden = form.hidden
+    wide = form.kind == "eagle3" and layer < form.wide
     matrices = {
         f"{at}.self_attn.{name}_proj": (heads * form.head_dim, 2 * hidden if wide else hidden, 2.0)
         for name, heads in (("q", form.heads), ("k", form.kv_heads), ("v", form.kv_heads))
@@ -113,19 +128,24 @@ def _random_layer(form: Form, layer: int) -> tuple[dict[str, tuple[int, int, flo
 
 
 def copying_form(kind: str) -> Form:
-    """Return the form of :func:`copying_head`: the residual connection must not add the output of the row before."""
+    """Return the form of :func:`copying_head`: the residual connection must not add the output of
+    the row before.
+    """
     flags = {"norm_output": True} if kind == "mtp" else {"norm_before_residual": True}
     return Form(kind, kv_heads=4, heads=4, own_head=False, draft=VOCAB, **flags)
 
 
 def copying_head(target: DenseModel, form: Form, *, noise: float = 0.0) -> Head:
-    """Return a head whose output is the embedding of the row's token, and whose norm and LM head are the target's.
+    """Return a head whose output is the embedding of the row's token, and whose norm and LM head
+    are the target's.
 
-    Attention sees little but the row itself: queries and keys are the normed embedding, enlarged. ``noise`` is the
-    share of the head's own MLP, and of the feature, in the output.
+    Attention sees little but the row itself: queries and keys are the normed embedding, enlarged.
+    ``noise`` is the share of the head's own MLP, and of the feature, in the output.
     """
-    head, eye = random_head(form, seed=1), np.eye(HIDDEN, dtype=np.float32)
-    tensors, nothing = head.tensors, np.zeros_like(eye)
+    head = random_head(form, seed=1)
+    eye = np.eye(HIDDEN, dtype=np.float32)
+    tensors = head.tensors
+    nothing = np.zeros_like(eye)
     tensors["norm.weight"] = to_array(target.norm.weight.float())
     tensors["layers.0.mlp.down_proj.weight"] *= noise
     if form.kind == "mtp":
@@ -136,7 +156,9 @@ def copying_head(target: DenseModel, form: Form, *, noise: float = 0.0) -> Head:
     else:
         tensors["fc.weight"] *= noise
         for name, scale in (("q", 3.0), ("k", 3.0), ("v", 1.0)):
-            tensors[f"layers.0.self_attn.{name}_proj.weight"] = np.concatenate((scale * eye, nothing), axis=1)
+            tensors[f"layers.0.self_attn.{name}_proj.weight"] = np.concatenate(
+                (scale * eye, nothing), axis=1
+            )
         tensors["layers.0.self_attn.o_proj.weight"] = eye
         tensors["layers.0.input_layernorm.weight"] = np.ones(HIDDEN, np.float32)
         tensors["layers.0.hidden_norm.weight"] *= noise
@@ -147,7 +169,9 @@ LAYOUTS = ("speculators", "eagle", "deepspec", "mtp", "mimo", "deepseek", "qwen"
 
 
 def write_head(head: Head, folder: Path, layout: str = "speculators", **changes: Any) -> Path:
-    """Write a head in a layout; ``changes`` replace keys of ``config.json``, and ``None`` removes them."""
+    """Write a head in a layout; ``changes`` replace keys of ``config.json``, and ``None`` removes
+    them.
+    """
     form = head.form
     decoder = {
         "model_type": "qwen3" if form.qk_norm else "llama",
@@ -163,12 +187,18 @@ def write_head(head: Head, folder: Path, layout: str = "speculators", **changes:
         "max_position_embeddings": 4096,
         "rope_theta": form.theta,
     }
-    flags = {name: getattr(form, name) for name in ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")}
+    flags = {
+        name: getattr(form, name)
+        for name in ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
+    }
     if layout in ("speculators", "mtp"):
         document: dict[str, Any] = {
             "architectures": ["Eagle3DraftModel"],
             "speculators_model_type": form.kind,
-            "speculators_config": {"algorithm": form.kind, "verifier": {"name_or_path": "tiny", "architectures": []}},
+            "speculators_config": {
+                "algorithm": form.kind,
+                "verifier": {"name_or_path": "tiny", "architectures": []},
+            },
             "transformer_layer_config": decoder,
         }
         if form.kind == "eagle3":
@@ -179,7 +209,12 @@ def write_head(head: Head, folder: Path, layout: str = "speculators", **changes:
             }
     elif layout == "eagle":
         # AvitoTech's heads give the target's number of layers.
-        document = {"architectures": ["LlamaForCausalLMEagle3"], **decoder, "num_hidden_layers": 36, **flags}
+        document = {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            **decoder,
+            "num_hidden_layers": 36,
+            **flags,
+        }
         document |= {"draft_vocab_size": form.draft}
         document["eagle_config"] = {
             "eagle_aux_hidden_state_layer_ids": list(form.sources),
@@ -187,7 +222,12 @@ def write_head(head: Head, folder: Path, layout: str = "speculators", **changes:
         }
     elif layout == "deepspec":
         ids = [source - 1 for source in form.sources]
-        document = {"architectures": ["Qwen3Eagle3Model"], **decoder, "target_layer_ids": ids, "ttt_length": 7}
+        document = {
+            "architectures": ["Qwen3Eagle3Model"],
+            **decoder,
+            "target_layer_ids": ids,
+            "ttt_length": 7,
+        }
     else:
         document = {"architectures": ["Any"], **decoder}
     if form.hidden != HIDDEN:
@@ -208,7 +248,13 @@ def _name_in(layout: str, name: str) -> str:
     if layout == "eagle":
         return name.replace("layers.0.", "midlayer.")
     own = {
-        "mtp": ("mtp_layers.0.", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+        "mtp": (
+            "mtp_layers.0.",
+            "token_layernorm",
+            "hidden_layernorm",
+            "input_proj",
+            "final_layernorm",
+        ),
         "deepseek": ("model.layers.61.", "enorm", "hnorm", "eh_proj", "shared_head.norm"),
         "qwen": ("mtp.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
     }
@@ -228,14 +274,19 @@ class Reference:
     """A head's outputs, computed from the formulas for one text at a time, without caches."""
 
     def __init__(self, head: Head, target: DenseModel) -> None:
-        self.form, self.tensors, self.target = head.form, head.tensors, target
+        self.form = head.form
+        self.tensors = head.tensors
+        self.target = target
         self.exact = deepcopy(target).double()
         own = self.tensors.get("embed_tokens.weight")
         self.embedding = to_array(target.embedding.float()) if own is None else own
 
     def logits(self, text: Sequence[int], drafted: Sequence[int] = ()) -> Array:
-        """Return the logits ``[vocab]`` of the target's tokens after a text and draft tokens below its last token."""
-        rows, outputs = self._pairs(text), list[Array]()
+        """Return the logits ``[vocab]`` of the target's tokens after a text and draft tokens below
+        its last token.
+        """
+        rows = self._pairs(text)
+        outputs = list[Array]()
         outputs = self._outputs(rows)
         for token in drafted:
             rows.append((outputs[-1], self._embed(token, len(rows))))
@@ -251,7 +302,8 @@ class Reference:
 
     def _pairs(self, text: Sequence[int]) -> list[tuple[Array, Array]]:
         """Return feature and embedding of each row of a text."""
-        form, layers = self.form, tuple(layer for layer in self.form.sources if layer)
+        form = self.form
+        layers = tuple(layer for layer in self.form.sources if layer)
         states = self.exact.states(text, torch.float64)
         hidden = {layer: to_array(states[layer]) for layer in layers}
         hidden[0] = to_array(self.target.embedding.float())[list(text)]
@@ -260,11 +312,15 @@ class Reference:
         for position in range(len(text) - 1):
             if form.kind == "mtp":
                 norm = self.target.norm
-                feature = _rms(last[position], to_array(norm.weight.float()), self.target.config.norm_eps)
+                feature = _rms(
+                    last[position], to_array(norm.weight.float()), self.target.config.norm_eps
+                )
             else:
                 parts = [hidden[layer][position] for layer in form.sources]
                 if form.fc_norm:
-                    parts = [self._norm(f"fc_norm.{number}", part) for number, part in enumerate(parts)]
+                    parts = [
+                        self._norm(f"fc_norm.{number}", part) for number, part in enumerate(parts)
+                    ]
                 joined = np.concatenate(parts)
                 feature = self.tensors["fc.weight"] @ (
                     self._norm("input_norm", joined) if form.norm_before_fc else joined
@@ -280,7 +336,8 @@ class Reference:
 
     def _outputs(self, rows: Sequence[tuple[Array, Array]]) -> list[Array]:
         """Return the output of each row, which depends on the rows before."""
-        form, xs = self.form, [feature for feature, _ in rows]
+        form = self.form
+        xs = [feature for feature, _ in rows]
         embeddings = [embedding for _, embedding in rows]
         if form.kind == "mtp":
             pairs = []
@@ -289,8 +346,10 @@ class Reference:
                 pairs.append(np.concatenate(both if form.embedding_first else both[::-1]))
             xs = [self.tensors["fc.weight"] @ pair for pair in pairs]
         for layer in range(form.layers):
-            at, wide = f"layers.{layer}", form.kind == "eagle3" and layer < form.wide
-            inputs, residuals = list[Array](), list[Array]()
+            at = f"layers.{layer}"
+            wide = form.kind == "eagle3" and layer < form.wide
+            inputs = list[Array]()
+            residuals = list[Array]()
             for x, e in zip(xs, embeddings, strict=True):
                 if wide:
                     normed = self._norm(f"{at}.hidden_norm", x)
@@ -308,9 +367,14 @@ class Reference:
         return self.tensors[f"{at}.mlp.down_proj.weight"] @ (gate / (1.0 + np.exp(-gate)) * up)
 
     def _attend(self, at: str, inputs: Sequence[Array]) -> list[Array]:
-        form, group = self.form, self.form.heads // self.form.kv_heads
+        form = self.form
+        group = self.form.heads // self.form.kv_heads
         q, k, v = (
-            [self._heads(f"{at}.self_attn.{name}", x, position) for position, x in enumerate(inputs)] for name in "qkv"
+            [
+                self._heads(f"{at}.self_attn.{name}", x, position)
+                for position, x in enumerate(inputs)
+            ]
+            for name in "qkv"
         )
         outputs = []
         for position in range(len(inputs)):
@@ -324,7 +388,9 @@ class Reference:
         return outputs
 
     def _heads(self, name: str, x: Array, position: int) -> Array:
-        projected = self.tensors[f"{name}_proj.weight"] @ x + self.tensors.get(f"{name}_proj.bias", 0.0)
+        projected = self.tensors[f"{name}_proj.weight"] @ x + self.tensors.get(
+            f"{name}_proj.bias", 0.0
+        )
         heads = projected.reshape(-1, self.form.head_dim)
         if name.endswith("v"):
             return heads
@@ -332,8 +398,10 @@ class Reference:
             heads = np.stack([self._norm(f"{name}_norm", head) for head in heads])
         half = self.form.head_dim // 2
         angles = position * self.form.theta ** (-2.0 * np.arange(half) / self.form.head_dim)
-        first, second = heads[:, :half], heads[:, half:]
-        cos, sin = np.cos(angles), np.sin(angles)
+        first = heads[:, :half]
+        second = heads[:, half:]
+        cos = np.cos(angles)
+        sin = np.sin(angles)
         return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=1)
 
 
@@ -379,9 +447,17 @@ def copying_folder(kind: str = "eagle3", noise: float = 0.02, calm: float = 0.00
 
 @cache
 def random_folder(kind: str = "eagle3") -> str:
-    """Return the folder of a random head for :func:`tiny_models.tiny_decoder` of any number of layers."""
-    form = Form(kind, draft=VOCAB if kind == "mtp" else DRAFT, norm_output=kind == "mtp", own_head=kind != "mtp")
-    head, layout = random_head(form), "speculators" if kind == "eagle3" else "mtp"
+    """Return the folder of a random head for :func:`tiny_models.tiny_decoder` of any number of
+    layers.
+    """
+    form = Form(
+        kind,
+        draft=VOCAB if kind == "mtp" else DRAFT,
+        norm_output=kind == "mtp",
+        own_head=kind != "mtp",
+    )
+    head = random_head(form)
+    layout = "speculators" if kind == "eagle3" else "mtp"
     return str(write_head(head, CHECKPOINTS / f"random-{kind}", layout))
 
 

@@ -24,7 +24,9 @@ LIBRARY = open_suffix_library()
 
 @dataclass
 class Side:
-    """One implementation's suffix indexes (first the request's text), acceptance rates and tree builder."""
+    """One implementation's suffix indexes (first the request's text), acceptance rates and tree
+    builder.
+    """
 
     sources: Sequence[SuffixIndex]
     acceptance: RequestAcceptance
@@ -55,7 +57,9 @@ def sides(
 
 @pytest.mark.parametrize("letters", [1, 2, 5, 40, 400])
 def test_both_implementations_grow_the_same_trees(letters: int) -> None:
-    """The cases vary the repetitiveness of up to three texts, the limits of trees, and acceptance rates."""
+    """The cases vary the repetitiveness of up to three texts, the limits of trees, and acceptance
+    rates.
+    """
     grown = learned = 0
     for seed in range(30):
         dice = random.Random(seed)
@@ -84,7 +88,11 @@ def test_both_implementations_grow_the_same_trees(letters: int) -> None:
 
 
 def extend_and_grow(
-    side: Side, new: Sequence[int], others: Sequence[Sequence[int]], text: Sequence[int], limits: TreeLimits
+    side: Side,
+    new: Sequence[int],
+    others: Sequence[Sequence[int]],
+    text: Sequence[int],
+    limits: TreeLimits,
 ) -> TokenTree:
     """Extend the text and the other texts, and return the tree below the text."""
     side.sources[0].extend(new)
@@ -127,7 +135,10 @@ def test_128_of_300_continuations_are_used() -> None:
             for token in range(1, 301):
                 side.sources[0].extend((first, token + 1000))
             side.sources[0].extend((first, 1005, first))
-        trees = [side.growth.build(side.sources, (first,), TreeLimits(128, 1, 1, 1.0, 0.0)) for side in both]
+        trees = [
+            side.growth.build(side.sources, (first,), TreeLimits(128, 1, 1, 1.0, 0.0))
+            for side in both
+        ]
         assert trees[0] == trees[1]
         assert set(trees[0].tokens[1:]) == set(range(1001, 1129))
         assert trees[0].tokens[1] == 1005
@@ -135,7 +146,8 @@ def test_128_of_300_continuations_are_used() -> None:
 
 def test_gains_depend_on_the_temperature() -> None:
     """The acceptance statistics of all requests are counted by temperature."""
-    stats, gains = AcceptanceStats(), list[float]()
+    stats = AcceptanceStats()
+    gains = list[float]()
     for way in PRIORS:
         for _ in range(99):
             stats.learn("suffix", way, 1, 0.0, right=True)
@@ -144,7 +156,9 @@ def test_gains_depend_on_the_temperature() -> None:
         both = sides(4, 1, temperature, stats)
         for side in both:
             side.sources[0].extend((1, 2, 3, 1))
-        trees = [side.growth.build(side.sources, (1,), TreeLimits(1, 1, 1, 1.0, 0.0)) for side in both]
+        trees = [
+            side.growth.build(side.sources, (1,), TreeLimits(1, 1, 1, 1.0, 0.0)) for side in both
+        ]
         assert trees[0] == trees[1]
         assert trees[0].gain is not None
         gains.append(trees[0].gain[1])

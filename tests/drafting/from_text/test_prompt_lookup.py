@@ -23,10 +23,15 @@ def test_matches_equal_a_plain_search() -> None:
         text = [dice.randrange(3) for _ in range(dice.randrange(1, 40))]
         index = TextIndex((1, 2, 3))
         index.extend(text)
-        want, seen = [], set[int]()
+        want = []
+        seen = set[int]()
         for size in (3, 2, 1):
             for place in range(len(text) - 1, size - 1, -1):
-                if text[place - size : place] == text[-size:] and len(text) >= size and place not in seen:
+                if (
+                    text[place - size : place] == text[-size:]
+                    and len(text) >= size
+                    and place not in seen
+                ):
                     seen.add(place)
                     want.append((size, place))
         assert list(index.matches(text[-3:])) == want
@@ -47,7 +52,8 @@ def test_matches_shorter_than_min_ngram_are_ignored() -> None:
 
 
 def test_the_output_is_searched_and_loops_are_continued() -> None:
-    drafter, tokens = PromptLookup(min_ngram=2, num_chains=1), [9, 0, 1]
+    drafter = PromptLookup(min_ngram=2, num_chains=1)
+    tokens = [9, 0, 1]
     state = drafter.start(tokens)
     for _ in range(6):
         step(drafter, state, tokens, looping)
@@ -56,8 +62,12 @@ def test_the_output_is_searched_and_loops_are_continued() -> None:
     assert list(tree.tokens[1:]) == [(tokens[-1] + i) % 5 for i in range(1, 16)]
 
 
-@pytest.mark.parametrize(("budget", "nodes", "want"), [(5, 99, 5), (99, 4, 4), (127, 99, 99), (5, 0, 0)])
-def test_num_tokens_and_the_engines_limit_bound_the_tree(budget: int, nodes: int, want: int) -> None:
+@pytest.mark.parametrize(
+    ("budget", "nodes", "want"), [(5, 99, 5), (99, 4, 4), (127, 99, 99), (5, 0, 0)]
+)
+def test_num_tokens_and_the_engines_limit_bound_the_tree(
+    budget: int, nodes: int, want: int
+) -> None:
     drafter = PromptLookup(min_ngram=1, num_tokens=budget)
     text = [1, 2, 1, 2, 1]
     (tree,) = drafter.propose([context(drafter.start(text), text, depth=200, nodes=nodes)])
@@ -76,14 +86,17 @@ def test_gains_grow_with_the_match_and_follow_the_measured_acceptance() -> None:
         gains.append(tree.gain[1])
     assert gains == sorted(gains)
     assert gains[0] < gains[-1]
-    state, tokens, policy = drafter.start([0, 1, 2, 3, 4]), [0, 1, 2, 3, 4], RequestPolicy()
+    state = drafter.start([0, 1, 2, 3, 4])
+    tokens = [0, 1, 2, 3, 4]
+    policy = RequestPolicy()
     rates = policy.acceptance.source("prompt_lookup", _PRIORS)
     for _ in range(12):
         counted_step(drafter, state, tokens, looping, policy)
     (tree,) = drafter.propose([context(state, tokens, policy=policy)])
     assert tree.gain is not None
     assert tree.gain[1] > 0.85
-    learned, dice = rates.rate(12, 1), random.Random(0)
+    learned = rates.rate(12, 1)
+    dice = random.Random(0)
     for _ in range(60):
         counted_step(drafter, state, tokens, lambda _: dice.randrange(3), policy)
     assert rates.rate(6, 1) < 0.6  # matches of two tokens, now in random text

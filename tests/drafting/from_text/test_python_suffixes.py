@@ -1,4 +1,6 @@
-"""The suffix index in Python against brute force: all strings are counted again after every token."""
+"""The suffix index in Python against brute force: all strings are counted again after every
+token.
+"""
 
 import random
 from collections.abc import Sequence
@@ -29,7 +31,9 @@ def longest(counts: Following, tail: Sequence[int], most: int) -> tuple[int, ...
 
 
 def check_all(index: PythonSuffixes, texts: Sequence[Sequence[int]], tail: Sequence[int]) -> None:
-    """Check the longest match of ``tail``, and its continuations and those of all shorter matches."""
+    """Check the longest match of ``tail``, and its continuations and those of all shorter
+    matches.
+    """
     counts = count(texts, index.max_match)
     want = longest(counts, tail, index.max_match)
     assert index.longest_match(tail) == [*want]
@@ -42,7 +46,8 @@ def test_matches_and_counts_equal_brute_force(letters: int) -> None:
     matched = 0
     for seed in range(100):
         dice = random.Random(seed)
-        texts, index = [list[int]()], PythonSuffixes(dice.randint(1, 5))
+        texts = [list[int]()]
+        index = PythonSuffixes(dice.randint(1, 5))
         for _ in range(dice.randint(1, 40)):
             if dice.random() < 0.1:
                 texts.append([])
@@ -56,7 +61,9 @@ def test_matches_and_counts_equal_brute_force(letters: int) -> None:
 
 
 def test_128_continuations_are_listed_and_all_are_found() -> None:
-    """The continuations that occurred first are listed; ``longest_match`` also finds those that are not listed."""
+    """The continuations that occurred first are listed; ``longest_match`` also finds those that are
+    not listed.
+    """
     index = PythonSuffixes(4)
     for token in range(1, 301):
         index.extend((0, token))

@@ -1,4 +1,6 @@
-"""Suffix decoding: proposals from matches in the text and in the store of earlier outputs, and the store's file."""
+"""Suffix decoding: proposals from matches in the text and in the store of earlier outputs, and the
+store's file.
+"""
 
 import json
 import os
@@ -45,7 +47,9 @@ def codes(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def propose(drafter: SuffixProposer, prompt: str, draft_tokens: str = "", **limits: int) -> TokenTree:
+def propose(
+    drafter: SuffixProposer, prompt: str, draft_tokens: str = "", **limits: int
+) -> TokenTree:
     state = drafter.start(codes(prompt))
     (tree,) = drafter.propose([context(state, codes(prompt + draft_tokens), **limits)])
     return tree
@@ -54,10 +58,16 @@ def propose(drafter: SuffixProposer, prompt: str, draft_tokens: str = "", **limi
 def branches(tree: TokenTree) -> set[str]:
     """Return the paths to the leaves, as text."""
     inner = set(tree.parents)
-    return {"".join(chr(tree.tokens[i]) for i in tree.path(node)) for node in range(1, len(tree)) if node not in inner}
+    return {
+        "".join(chr(tree.tokens[i]) for i in tree.path(node))
+        for node in range(1, len(tree))
+        if node not in inner
+    }
 
 
-def observe(drafter: SuffixProposer, state: SuffixState, text: list[int], new: Sequence[int]) -> None:
+def observe(
+    drafter: SuffixProposer, state: SuffixState, text: list[int], new: Sequence[int]
+) -> None:
     """Append committed tokens without draft tokens to the text."""
     root = TokenTree.chain(text[-1:])
     drafter.observe(Outcome(state, root, (), tuple(new), len(text) - 1, SamplingParams()))
@@ -111,7 +121,9 @@ def test_frequent_continuations_come_first_then_recent_ones() -> None:
     assert branches(propose(bound(num_nodes=1), "xa1xb2x")) == {"b"}
 
 
-@pytest.mark.parametrize(("factor", "length", "depth"), [(1, 3, 3), (2, 3, 6), (0.5, 4, 2), (0.25, 1, 1)])
+@pytest.mark.parametrize(
+    ("factor", "length", "depth"), [(1, 3, 3), (2, 3, 6), (0.5, 4, 2), (0.25, 1, 1)]
+)
 def test_the_match_length_bounds_the_depth(factor: float, length: int, depth: int) -> None:
     text = "abcdefghijkl" + "-" + "abcdefghijkl"[:length]
     tree = propose(bound(num_nodes=64, min_match=length, depth_factor=factor), text)
@@ -124,7 +136,9 @@ def test_loops_are_continued() -> None:
 
 
 def test_draft_tokens_of_another_drafter_are_matched() -> None:
-    """As the smaller drafter of ``staged``, suffix decoding proposes below the draft model's tokens."""
+    """As the smaller drafter of ``staged``, suffix decoding proposes below the draft model's
+    tokens.
+    """
     drafter = bound(num_nodes=3, min_match=2)
     assert branches(propose(drafter, "abcdef  a", "b")) == {"cde"}
     assert branches(propose(drafter, "abcdef  a", "x")) == set()
@@ -146,7 +160,8 @@ def test_limits() -> None:
 
 
 def test_gains_follow_the_measured_acceptance() -> None:
-    drafter, text = bound(num_nodes=1), codes("ab ab a")
+    drafter = bound(num_nodes=1)
+    text = codes("ab ab a")
     state = drafter.start(text)
     for right in (False, True):
         policy = RequestPolicy()
@@ -161,20 +176,30 @@ def test_gains_follow_the_measured_acceptance() -> None:
 
 
 def test_gains_are_calibrated() -> None:
-    """On biased random texts, the sum of the gains is close to the number of accepted draft tokens."""
-    dice, expected, reached = random.Random(0), 0.0, 0
+    """On biased random texts, the sum of the gains is close to the number of accepted draft
+    tokens.
+    """
+    dice = random.Random(0)
+    expected = 0.0
+    reached = 0
     for _ in range(20):
         text = random.Random(dice.random()).choices(range(6), (9, 3, 1, 1, 1, 1), k=400)
-        drafter, held, policy = bound(), text[:50], RequestPolicy()
+        drafter = bound()
+        held = text[:50]
+        policy = RequestPolicy()
         state = drafter.start(held)
         while len(held) < 390:
             (tree,) = drafter.propose([context(state, held, policy=policy)])
             assert tree.gain is not None
-            path, node = list[int](), 0
-            while (child := tree.child(node, text[len(held) + len(path)])) and len(held) + len(path) < 398:
+            path = list[int]()
+            node = 0
+            while (child := tree.child(node, text[len(held) + len(path)])) and len(held) + len(
+                path
+            ) < 398:
                 path.append(node := child)
             new = text[len(held) : len(held) + len(path) + 1]
-            expected, reached = expected + sum(tree.gain[1:]), reached + len(path)
+            expected = expected + sum(tree.gain[1:])
+            reached = reached + len(path)
             policy.acceptance.propose("suffix", (), tree)
             policy.acceptance.advance(new)
             held += new
@@ -195,7 +220,8 @@ def test_outputs_enter_the_store_and_prompts_do_not() -> None:
 
 
 def test_the_store_evicts_the_oldest_outputs() -> None:
-    store, dice = SuffixStore(4, 100), random.Random(0)
+    store = SuffixStore(4, 100)
+    dice = random.Random(0)
     largest = 0
     for number in range(100):
         output = [number] * dice.randint(1, 30)
@@ -249,11 +275,17 @@ def test_an_incomplete_header_is_replaced(tmp_path: Path, incomplete: str) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no header", "line 1: expected the header of a pronk-suffix-store/1 file, found b'no header'"),
+        (
+            "no header",
+            "line 1: expected the header of a pronk-suffix-store/1 file, found b'no header'",
+        ),
         ("\n", "line 1: expected the header"),
         ("[1, 2]\n", "line 1: expected the header"),
         ('{"format": "pronk-suffix-store/9", "vocabulary": "v"}\n', "line 1: expected the header"),
-        (HEADER.replace('"v"', '"w"'), "expected outputs of the vocabulary v, found w; give every tokenizer a file"),
+        (
+            HEADER.replace('"v"', '"w"'),
+            "expected outputs of the vocabulary v, found w; give every tokenizer a file",
+        ),
         (HEADER.replace('"v"', "null"), "expected outputs of the vocabulary v, found None"),
         (HEADER + "[1]\n[2\n[3]\n", "line 3: expected a list of ids below 131, found b'\\[2\\\\n'"),
         (HEADER + "[1]\n\n[3]\n", "line 3: expected a list of ids"),
@@ -300,7 +332,8 @@ def test_a_deleted_file_is_a_warning(tmp_path: Path) -> None:
 
 def test_an_incomplete_write_ends_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store.jsonl"
-    drafter, write = bound(store=str(path)), os.write
+    drafter = bound(store=str(path))
+    write = os.write
     monkeypatch.setattr(os, "write", lambda file, line: write(file, line[:-3]))
     with pytest.warns(RuntimeWarning, match="6 of 9 bytes were written"):
         answer(drafter, "a", "bc")
@@ -317,7 +350,9 @@ def test_a_large_file_keeps_its_last_outputs(tmp_path: Path) -> None:
     path.write_text(HEADER + "".join(f"{json.dumps(output)}\n" for output in outputs) + "[1")
     drafter = bound(store=str(path), store_tokens=45)
     assert num_stored(drafter.store) <= 45
-    assert path.read_text() == HEADER + "".join(f"{json.dumps(output)}\n" for output in outputs[-4:])
+    assert path.read_text() == HEADER + "".join(
+        f"{json.dumps(output)}\n" for output in outputs[-4:]
+    )
     assert os.listdir(tmp_path) == ["store.jsonl"]  # noqa: PTH208
     answer(drafter, "a", "bc")
     assert path.read_text().endswith("]\n[98, 99]\n")
@@ -328,7 +363,8 @@ def test_a_large_file_keeps_its_last_outputs(tmp_path: Path) -> None:
 
 def test_nodes_that_cannot_pay_for_their_row_are_left_out() -> None:
     """If costs are known, nodes are left out whose gain is less than the cost of a row."""
-    drafter, text = bound(), codes("abcde  xbcfg  abc")
+    drafter = bound()
+    text = codes("abcde  xbcfg  abc")
 
     def tree(costs: CostCurve | None) -> TokenTree:
         (tree,) = drafter.propose([context(drafter.start(text), text, policy=priced(costs))])

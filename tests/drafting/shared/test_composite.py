@@ -1,4 +1,6 @@
-"""Composite drafters: which inner drafter proposes, how trees are merged, what each inner drafter observes."""
+"""Composite drafters: which inner drafter proposes, how trees are merged, what each inner drafter
+observes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,7 +68,10 @@ class Fixed(Proposer[list[int]]):
 
 
 def test_the_first_drafter_with_a_proposal_is_used() -> None:
-    empty, exploring, one, other = Fixed(), Fixed((7, 8), verify=False), Fixed((1, 2)), Fixed((3,))
+    empty = Fixed()
+    exploring = Fixed((7, 8), verify=False)
+    one = Fixed((1, 2))
+    other = Fixed((3,))
     drafter = bind(FirstOf((empty, exploring, one, other)))
     state = drafter.start([9])
     (tree,) = drafter.propose([context(state, [9])])
@@ -76,7 +81,8 @@ def test_the_first_drafter_with_a_proposal_is_used() -> None:
 
 
 def test_each_request_uses_its_own_drafter() -> None:
-    lookup, other = PromptLookup(min_ngram=1), Fixed((3,))
+    lookup = PromptLookup(min_ngram=1)
+    other = Fixed((3,))
     drafter = bind(FirstOf((lookup, other)))
     texts = [[1, 2, 1], [4, 5, 6], [7, 7]]
     trees = drafter.propose([context(drafter.start(text), text) for text in texts])
@@ -92,11 +98,13 @@ def test_without_draft_tokens_the_last_window_is_used() -> None:
 
 
 def test_merged_draft_tokens_are_one_tree_within_the_limits() -> None:
-    a, b = Fixed((1, 2, 3), (0.5, 0.4, 0.1)), Fixed((1, 5), (0.6, 0.54))
+    a = Fixed((1, 2, 3), (0.5, 0.4, 0.1))
+    b = Fixed((1, 5), (0.6, 0.54))
     drafter = bind(Merged((a, b), num_nodes=3))
     (tree,) = drafter.propose([context(drafter.start([9]), [9])])
     assert (tree.tokens, tree.parents) == ((9, 1, 2, 5), (-1, 0, 1, 1))
-    # 5 is right with probability 0.9 by its drafter, if 2, which has 0.4 of the parent's 0.6, is wrong.
+    # 5 is right with probability 0.9 by its drafter, if 2, which has 0.4 of the parent's 0.6, is
+    # wrong.
     assert tree.gain == pytest.approx((1.0, 0.6, 0.4, 0.6 * 0.9 * (1.0 - 0.4 / 0.6)))
     (small,) = drafter.propose([context(drafter.start([9]), [9], nodes=1)])
     assert small.tokens == (9, 1)
@@ -104,7 +112,8 @@ def test_merged_draft_tokens_are_one_tree_within_the_limits() -> None:
 
 @pytest.mark.parametrize("kind", [FirstOf, Merged])
 def test_all_parts_are_bound_and_stopped(kind: type[FirstOf | Merged]) -> None:
-    a, b = Fixed((1,)), Fixed((2,))
+    a = Fixed((1,))
+    b = Fixed((2,))
     engine = make_engine(tiny_decoder())
     drafter = kind((a, b)).bind(engine.target)
     request = make_request([4, 5], SamplingParams(max_tokens=6), drafter)
@@ -145,7 +154,8 @@ def test_every_part_stops_after_exceptions(kind: type[FirstOf | Merged]) -> None
 
 @pytest.mark.parametrize("kind", [FirstOf, Merged])
 def test_started_parts_stop_if_another_part_cannot_start(kind: type[FirstOf | Merged]) -> None:
-    begun, inner = (Fixed(), Fails(words="stop")), (Fixed(), Fails(verb="start", words="start"), Fixed())
+    begun = (Fixed(), Fails(words="stop"))
+    inner = (Fixed(), Fails(verb="start", words="start"), Fixed())
     drafter = bind(kind((*begun, FirstOf(inner), Fixed())))
     with pytest.raises(RuntimeError, match="start"):
         drafter.start([9])
@@ -177,7 +187,9 @@ def test_stats_count_draft_tokens_by_source() -> None:
 
 
 def test_parts_may_be_part_of_the_name() -> None:
-    made = make_drafter("merged(prompt_lookup(num_tokens=3), first_of(suffix, recycling), num_nodes=9)")
+    made = make_drafter(
+        "merged(prompt_lookup(num_tokens=3), first_of(suffix, recycling), num_nodes=9)"
+    )
     assert isinstance(made, Merged)
     assert made.num_nodes == 9
     assert made.parts[0] == PromptLookup(num_tokens=3)
@@ -193,7 +205,8 @@ def test_invalid_parts_are_refused(parts: Any) -> None:
 
 @pytest.mark.parametrize("part", [Recycling(), bind(Recycling())], ids=["options", "proposer"])
 def test_one_drafter_may_be_two_parts(part: Drafter) -> None:
-    drafter, tokens = bind(FirstOf((part, part))), [1, 2]
+    drafter = bind(FirstOf((part, part)))
+    tokens = [1, 2]
     state = drafter.start(tokens)
     for _ in range(12):
         (tree,) = drafter.propose([context(state, tokens)])

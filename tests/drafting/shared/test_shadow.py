@@ -1,4 +1,6 @@
-"""Shadow passes: the counted choices against a slow loop without a cache, and proposals after them."""
+"""Shadow passes: the counted choices against a slow loop without a cache, and proposals after
+them.
+"""
 
 from collections import Counter
 from typing import Any
@@ -19,7 +21,8 @@ from tiny_models import VOCAB, kernels, make_engine, make_request, run, tiny_dec
 
 NOISE = 0.1
 SPEC = f"draft_model(model={draft_folder(NOISE)!r}, num_tokens=3)"
-GREEDY, HOT = {}, {"temperature": 0.9, "seed": 3}
+GREEDY = {}
+HOT = {"temperature": 0.9, "seed": 3}
 
 
 def answer(length: int, **options: Any) -> list[int]:
@@ -31,7 +34,11 @@ def answer(length: int, **options: Any) -> list[int]:
 
 
 def stateless(
-    state: Any, tokens: list[int], options: dict[str, Any], policy: RequestPolicy | None = None, num_prompt: int = 0
+    state: Any,
+    tokens: list[int],
+    options: dict[str, Any],
+    policy: RequestPolicy | None = None,
+    num_prompt: int = 0,
 ) -> DraftContext[Any]:
     """Return a context whose sampler draws draft tokens by the kernels."""
     params = SamplingParams(max_tokens=10_000, **options)
@@ -44,10 +51,15 @@ def stateless(
 
 
 def choices(tokens: list[int], first: int, options: dict[str, Any]) -> Counter[tuple[int, bool]]:
-    """Return the draft's choices from index ``first`` of the text on, one by one: tenth of confidence and success."""
-    found, oracle = Counter[tuple[int, bool]](), dense(NOISE)
+    """Return the draft's choices from index ``first`` of the text on, one by one: tenth of
+    confidence and success.
+    """
+    found = Counter[tuple[int, bool]]()
+    oracle = dense(NOISE)
     for position in range(first, len(tokens)):
-        drafted = stateless(None, tokens[:position], options).sampler.draft_token(oracle(tokens[:position]), 0)
+        drafted = stateless(None, tokens[:position], options).sampler.draft_token(
+            oracle(tokens[:position]), 0
+        )
         assert drafted is not None
         kind = SourceRates.confidence_kind(drafted.confidence) // 100
         found[kind, drafted.token == tokens[position]] += 1
@@ -56,15 +68,20 @@ def choices(tokens: list[int], first: int, options: dict[str, Any]) -> Counter[t
 
 @pytest.mark.parametrize("options", [GREEDY, HOT], ids=["greedy", "T = 0.9"])
 @pytest.mark.parametrize(
-    ("length", "num_prompt"), [(40, 0), (120, 0), (120, 110)], ids=["all tokens", "the last 64", "after a prompt"]
+    ("length", "num_prompt"),
+    [(40, 0), (120, 0), (120, 110)],
+    ids=["all tokens", "the last 64", "after a prompt"],
 )
-def test_counts_equal_those_of_a_slow_loop(options: dict[str, Any], length: int, num_prompt: int) -> None:
+def test_counts_equal_those_of_a_slow_loop(
+    options: dict[str, Any], length: int, num_prompt: int
+) -> None:
     tokens = answer(length, **options)
     first = max(1, len(tokens) - 64, num_prompt)
     proposer = bound(SPEC, make_engine(tiny_decoder()))
     asked = stateless(proposer.start(tokens), tokens, options, num_prompt=num_prompt)
     assert proposer.shadow(asked)
-    rates, want = asked.policy.acceptance.source(proposer.source), choices(tokens, first, options)
+    rates = asked.policy.acceptance.source(proposer.source)
+    want = choices(tokens, first, options)
     assert {kind: count for kind, count in rates.offered.items() if kind >= 0} == {
         kind: want[kind, True] + want[kind, False] for kind in {kind for kind, _ in want}
     }

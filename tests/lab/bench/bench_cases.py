@@ -22,18 +22,32 @@ def pronk_tiny() -> LLM:
 
 
 def start(**more: Any) -> Start:
-    values = {"arguments": {"seed": 7}, "versions": {"pronk": "0.1.0"}, "hardware": {"threads": 1, "processor": "cpu"}}
+    values = {
+        "arguments": {"seed": 7},
+        "versions": {"pronk": "0.1.0"},
+        "hardware": {"threads": 1, "processor": "cpu"},
+    }
     return Start("2026-11-20T10:00:00+00:00", **(values | more))
 
 
 def model(*methods: str, **more: Any) -> Model:
     """Return a model of 500 parameters in bfloat16."""
     values: dict[str, Any] = {"parameters": 500, "pass_bytes": 1000, "kv_bytes_per_token": 10}
-    return Model("m", dtype="bfloat16", context=100, methods=methods or (PLAIN, DRAFTER), **(values | more))
+    return Model(
+        "m", dtype="bfloat16", context=100, methods=methods or (PLAIN, DRAFTER), **(values | more)
+    )
 
 
-def sample(method: str, id: str = "a", repeat: int = 0, tokens: Sequence[int] = (1, 2, 3), **more: Any) -> Sample:  # noqa: A002
-    """Return a record of one prompt by one method; by default three tokens in one second, task ``code``."""
+def sample(
+    method: str,
+    id: str = "a",  # noqa: A002
+    repeat: int = 0,
+    tokens: Sequence[int] = (1, 2, 3),
+    **more: Any,
+) -> Sample:
+    """Return a record of one prompt by one method; by default three tokens in one second, task
+    ``code``.
+    """
     values: dict[str, Any] = {
         "task": "code",
         "engine": "pronk",
@@ -47,7 +61,9 @@ def sample(method: str, id: str = "a", repeat: int = 0, tokens: Sequence[int] = 
 
 
 def steps(*rows: Sequence[float]) -> tuple[StepStats, ...]:
-    """Return steps; a row is ``(rows, drafted, depth, accepted, tokens, draft_clock, target_clock, clock)``."""
+    """Return steps; a row is ``(rows, drafted, depth, accepted, tokens, draft_clock, target_clock,
+    clock)``.
+    """
     return tuple(StepStats(*(int(count) for count in row[:5]), *row[5:]) for row in rows)
 
 
@@ -66,17 +82,27 @@ def figures(found: Document, method: str, task: str = "all", temperature: float 
 
 
 class Fake(Method):
-    """A method that outputs ``answer(item)`` without decoding, and appends ``(name, item)`` to ``log``."""
+    """A method that outputs ``answer(item)`` without decoding, and appends ``(name, item)`` to
+    ``log``.
+    """
 
     def __init__(
-        self, name: str, answer: Callable[[Item], Sequence[int]], log: list[tuple[str, Item]], engine: str = "pronk"
+        self,
+        name: str,
+        answer: Callable[[Item], Sequence[int]],
+        log: list[tuple[str, Item]],
+        engine: str = "pronk",
     ) -> None:
-        self.name, self.engine = name, engine
-        self._answer, self._log = answer, log
+        self.name = name
+        self.engine = engine
+        self._answer = answer
+        self._log = log
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
         self._log += [(self.name, item) for item in items]
-        return [replace(item.sample, seconds=1.0, tokens=tuple(self._answer(item))) for item in items]
+        return [
+            replace(item.sample, seconds=1.0, tokens=tuple(self._answer(item))) for item in items
+        ]
 
 
 class Meter:

@@ -1,4 +1,6 @@
-"""Options of commands that load a model: ``--kernels``, ``--workers``, and the files of ``pronk bench``."""
+"""Options of commands that load a model: ``--kernels``, ``--workers``, and the files of ``pronk
+bench``.
+"""
 
 import io
 import json
@@ -51,11 +53,16 @@ def test_help_names_all_kernels(run: Run, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [("generate", "x"), ("chat",), ("bench", "--limit", "1"), ("verify", "--limit", "1")], ids=COMMANDS
+    "args",
+    [("generate", "x"), ("chat",), ("bench", "--limit", "1"), ("verify", "--limit", "1")],
+    ids=COMMANDS,
 )
 def test_unknown_kernels_are_refused(run: Run, args: tuple[str, ...]) -> None:
     code, out, err = run(*args, "--kernels", "sse")
-    expected = "kernels: expected one of auto, portable, avx2, avx512, avx512_bf16, amx, torch, found 'sse'"
+    expected = (
+        "kernels: expected one of auto, portable, avx2, avx512, avx512_bf16, amx, torch, "
+        "found 'sse'"
+    )
     assert (code, out, err) == (2, "", f"pronk: error: {expected}\n")
 
 
@@ -80,15 +87,30 @@ def test_the_figures_of_a_chat_name_the_kernels(run: Run, monkeypatch: pytest.Mo
 def test_a_benchmark_names_the_kernels(run: Run, tmp_path: Path) -> None:
     for choice in ("auto", "portable"):
         used = kernels().name if choice == "auto" else choice
-        code, out, _ = run("bench", *FEW, "--max-tokens", 4, "--json", tmp_path / "out.json", "--kernels", choice)
+        code, out, _ = run(
+            "bench", *FEW, "--max-tokens", 4, "--json", tmp_path / "out.json", "--kernels", choice
+        )
         document = json.loads((tmp_path / "out.json").read_text())
-        assert (code, document["arguments"]["kernels"], document["models"][0]["kernels"]) == (0, choice, used)
+        assert (code, document["arguments"]["kernels"], document["models"][0]["kernels"]) == (
+            0,
+            choice,
+            used,
+        )
         assert f"kernels {used}" in out
 
 
 @pytest.mark.parametrize(("choice", "exact"), [("portable", True), ("torch", False)])
 def test_a_verification_names_the_kernels(run: Run, choice: str, *, exact: bool) -> None:
-    few = ("--limit", 1, "--samples", 0, "--max-tokens", 2, "--drafter", "prompt_lookup(min_ngram=1)")
+    few = (
+        "--limit",
+        1,
+        "--samples",
+        0,
+        "--max-tokens",
+        2,
+        "--drafter",
+        "prompt_lookup(min_ngram=1)",
+    )
     _, out, _ = run("verify", *few, "--kernels", choice, "--json", "-")
     report = json.loads(out)
     assert (report["kernels"], report["exact"]) == (choice, exact)
@@ -110,15 +132,29 @@ def test_missing_kernels_are_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch
 def test_a_benchmark_measures_the_time_in_workers(
     run: Run, tmp_path: Path, parallel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition_randomly(monkeypatch)  # chosen by measured cost, all rows of a small model may stay in one process
+    # chosen by measured cost, all rows of a small model may stay in one process
+    partition_randomly(monkeypatch)
     options = ("--max-tokens", 12, "--budget", "all", "--threads", 1, "--drafter", "lookahead")
-    target, report = tmp_path / "out.json", tmp_path / "report"
+    target = tmp_path / "out.json"
+    report = tmp_path / "report"
     code, out, err = run(
-        "bench", *FEW, *options, "--workers", 2, "--parallel", parallel, "--json", target, "--report", report
+        "bench",
+        *FEW,
+        *options,
+        "--workers",
+        2,
+        "--parallel",
+        parallel,
+        "--json",
+        target,
+        "--report",
+        report,
     )
     assert code == 0, err
     document = json.loads(target.read_text())
-    ((plain, drafting),) = [[each for each in one["figures"] if each["task"] == "all"] for one in document["models"]]
+    ((plain, drafting),) = [
+        [each for each in one["figures"] if each["task"] == "all"] for one in document["models"]
+    ]
     assert drafting["same"] == drafting["compared"] > 0
     assert 0.0 < drafting["waited"] < 1.0
     assert 0.0 < plain["waited"] < 1.0
@@ -129,12 +165,17 @@ def test_a_benchmark_measures_the_time_in_workers(
     assert "waiting included" in page
 
 
-@pytest.mark.parametrize("owner", [render, pytest.param(Bench, marks=pytest.mark.slow)], ids=["show", "run"])
+@pytest.mark.parametrize(
+    "owner", [render, pytest.param(Bench, marks=pytest.mark.slow)], ids=["show", "run"]
+)
 def test_figures_are_on_disk_before_a_failure(
     run: Run, tmp_path: Path, owner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``--json`` is complete although displaying the tables fails (``show``) or the measurement does (``run``)."""
-    path, measure = tmp_path / "x.json", Bench.run
+    """``--json`` is complete although displaying the tables fails (``show``) or the measurement
+    does (``run``).
+    """
+    path = tmp_path / "x.json"
+    measure = Bench.run
 
     def fail(*args: Any) -> None:
         if owner is Bench:

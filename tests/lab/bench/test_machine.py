@@ -16,7 +16,8 @@ from pronk.models.kernel_backend import KernelBackend
 from tiny_models import kernels
 from waiting import HUNG
 
-CPU, MIB = "cpu", 2**20
+CPU = "cpu"
+MIB = 2**20
 TESTS = Path(__file__).parents[2]
 
 
@@ -60,7 +61,8 @@ def test_unknown_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")
 def test_the_bandwidth_buffer_is_resident() -> None:
-    """The system maps all unwritten pages to one page of zeros, which stays in the processor's cache.
+    """The system maps all unwritten pages to one page of zeros, which stays in the processor's
+    cache.
 
     The test uses a new process, because the buffer could reuse memory of earlier tests.
     """
@@ -73,7 +75,9 @@ def test_the_bandwidth_buffer_is_resident() -> None:
         print(machine_resident() - before, meter.nbytes, meter.measure())
     """
     command = [sys.executable, "-c", dedent(code)]
-    output = subprocess.run(command, cwd=TESTS, check=True, capture_output=True, text=True, timeout=HUNG).stdout
+    output = subprocess.run(
+        command, cwd=TESTS, check=True, capture_output=True, text=True, timeout=HUNG
+    ).stdout
     grown, nbytes, speed = map(float, output.split())
     assert grown > 60 * MIB
     assert nbytes == 64 * MIB

@@ -15,7 +15,15 @@ from pronk.lab.bench import measure
 from pronk.lab.bench.measure import Bench, Options
 from pronk.lab.bench.methods import DrafterMethod, Item
 from pronk.lab.bench.prompts import Prompt, encode
-from pronk.lab.bench.records import PLAIN, Bandwidth, DivergenceRecord, PassTime, Sample, Skip, Trace
+from pronk.lab.bench.records import (
+    PLAIN,
+    Bandwidth,
+    DivergenceRecord,
+    PassTime,
+    Sample,
+    Skip,
+    Trace,
+)
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 
@@ -47,7 +55,10 @@ class Ran:
         self.log: Log = []
         self.trace = Trace()
         self.progress: list[tuple[int, int]] = []
-        methods = [Fake(name, answer, self.log, (engines or {}).get(name, "pronk")) for name, answer in answers.items()]
+        methods = [
+            Fake(name, answer, self.log, (engines or {}).get(name, "pronk"))
+            for name, answer in answers.items()
+        ]
         values = {"max_tokens": 16, "temperatures": (0.0,), "repeats": 1} | options
         bench = Bench(pronk_tiny(), methods, Options(**values), bandwidth=Meter(), trace=self.trace)  # type: ignore[arg-type]
         tasks = {task: list(some) for task, some in groupby(prompts, lambda prompt: prompt.task)}
@@ -82,7 +93,12 @@ THREE = {PLAIN: always(1, 2), "x": always(1, 2), "y": always(1, 2)}
 def test_each_repeat_begins_with_another_method() -> None:
     ran = Ran([SHORT, OTHER], THREE, repeats=4)
     orders = [[PLAIN, "x", "y"], ["x", "y", PLAIN], ["y", PLAIN, "x"], [PLAIN, "x", "y"]]
-    expected = [(p, repeat, name) for p in ("short", "other") for repeat, order in enumerate(orders) for name in order]
+    expected = [
+        (p, repeat, name)
+        for p in ("short", "other")
+        for repeat, order in enumerate(orders)
+        for name in order
+    ]
     assert [(item.sample.id, item.sample.repeat, name) for name, item in ran.calls] == expected
     assert [(s.id, s.repeat, s.method) for s in ran.of(Sample)] == expected
 
@@ -92,7 +108,8 @@ def test_each_prompt_runs_at_all_temperatures() -> None:
     expected = [("short", 0.0), ("short", 0.8), ("other", 0.0), ("other", 0.8)]
     assert [(item.sample.id, item.params.temperature) for _, item in ran.calls] == expected
     assert [(s.id, s.temperature) for s in ran.of(Sample)] == expected
-    assert [b.bytes_per_second for b in ran.of(Bandwidth)] == [1e9] * 4  # one for each prompt and temperature
+    # one for each prompt and temperature
+    assert [b.bytes_per_second for b in ran.of(Bandwidth)] == [1e9] * 4
 
 
 def test_batches_of_prompts() -> None:
@@ -154,7 +171,8 @@ def test_conversations_continue_with_answers_of_plain_decoding() -> None:
     for _, item in ran.calls:
         asked.setdefault((item.sample.id, item.params.temperature), []).append(item.ids)
     for temperature, text in texts.items():
-        first, second = encode(pronk_tiny(), TALK), encode(pronk_tiny(), TALK, [text])
+        first = encode(pronk_tiny(), TALK)
+        second = encode(pronk_tiny(), TALK, [text])
         assert asked["talk", temperature] == [first] * 4
         assert asked["talk turn 2", temperature] == [second] * 4
         assert first != second
@@ -180,7 +198,9 @@ def test_a_failure_is_recorded_and_other_methods_go_on() -> None:
     answers = THREE | {"x": fail(ValueError("no\n room"), on="short", repeat=1)}
     ran = Ran([SHORT, OTHER], answers, repeats=2)
     failed = [s for s in ran.of(Sample) if s.error is not None]
-    assert [(s.method, s.id, s.repeat, s.error, s.tokens) for s in failed] == [("x", "short", 1, "no room", ())]
+    assert [(s.method, s.id, s.repeat, s.error, s.tokens) for s in failed] == [
+        ("x", "short", 1, "no room", ())
+    ]
     assert len(ran.of(Sample)) == 2 * 2 * 3
     assert ran.progress[-1] == (12, 12)
     found = document(*ran.trace.records, of=model(PLAIN, "x", "y"))
@@ -194,7 +214,10 @@ def test_a_failure_without_a_message_has_its_type() -> None:
 
 def test_a_whole_batch_fails_together() -> None:
     ran = Ran([SHORT, OTHER], {PLAIN: always(1), "x": fail(ValueError("no"), on="other")}, batch=2)
-    assert [(s.id, s.error) for s in ran.of(Sample) if s.method == "x"] == [("short", "no"), ("other", "no")]
+    assert [(s.id, s.error) for s in ran.of(Sample) if s.method == "x"] == [
+        ("short", "no"),
+        ("other", "no"),
+    ]
 
 
 def test_an_interrupt_is_raised() -> None:
@@ -215,7 +238,11 @@ def test_too_long_prompts_are_skipped_and_counted() -> None:
 
 def test_the_longest_prompt_that_fits() -> None:
     def measured(tokens: int) -> int:
-        return len(Ran([Prompt("x", "code", text="word")], {PLAIN: always(1)}, max_tokens=2048 - tokens).calls)
+        return len(
+            Ran(
+                [Prompt("x", "code", text="word")], {PLAIN: always(1)}, max_tokens=2048 - tokens
+            ).calls
+        )
 
     count = len(pronk_tiny().tokenizer.encode("word"))
     assert (measured(count), measured(count - 1)) == (1, 0)
@@ -247,7 +274,9 @@ def test_no_prompt_fits_if_the_output_takes_the_whole_context() -> None:
 
 
 def test_a_prompt_that_cannot_be_encoded_is_skipped() -> None:
-    """JSON allows a lone surrogate; UTF-8 does not. The bad prompt comes first, where the warm-up reads it too."""
+    """JSON allows a lone surrogate; UTF-8 does not. The bad prompt comes first, where the warm-up
+    reads it too.
+    """
     bad = Prompt("bad", "code", text="x\ud800")
     ran = Ran([bad, SHORT], {PLAIN: always(1)})
     assert [s.id for s in ran.of(Sample)] == ["short"]
@@ -272,7 +301,9 @@ def test_a_conversation_refused_by_the_template_is_skipped(monkeypatch: pytest.M
 
 
 def test_each_different_output_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drafter's outputs are compared at every temperature, a peer's at temperature 0 only: its noise differs."""
+    """A drafter's outputs are compared at every temperature, a peer's at temperature 0 only: its
+    noise differs.
+    """
     monkeypatch.setattr(
         measure,
         "find_divergence",
@@ -280,12 +311,30 @@ def test_each_different_output_is_compared_once(monkeypatch: pytest.MonkeyPatch)
             None
             if plain.tokens == other.tokens
             else DivergenceRecord(
-                other.task, other.id, other.method, other.temperature, item.sample.repeat, None, near_tie=False
+                other.task,
+                other.id,
+                other.method,
+                other.temperature,
+                item.sample.repeat,
+                None,
+                near_tie=False,
             )
         ),
     )
-    answers = {PLAIN: always(1, 2), "same": always(1, 2), "ours": always(1, 3), "openvino": always(1, 4)}
-    ran = Ran([SHORT, OTHER], answers, {"openvino": "openvino"}, temperatures=(0.0, 0.8), repeats=2, batch=2)
+    answers = {
+        PLAIN: always(1, 2),
+        "same": always(1, 2),
+        "ours": always(1, 3),
+        "openvino": always(1, 4),
+    }
+    ran = Ran(
+        [SHORT, OTHER],
+        answers,
+        {"openvino": "openvino"},
+        temperatures=(0.0, 0.8),
+        repeats=2,
+        batch=2,
+    )
     found = Counter((d.id, d.method, d.temperature) for d in ran.of(DivergenceRecord))
     expected = [("ours", 0.0), ("ours", 0.8), ("openvino", 0.0)]
     assert found == Counter((id_, *which) for id_ in ("short", "other") for which in expected)
@@ -303,7 +352,9 @@ def test_first_repeats_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_repeat_has_its_own_proposer() -> None:
-    """A drafter's memory of earlier outputs must not contain the same prompt's output from another repeat."""
+    """A drafter's memory of earlier outputs must not contain the same prompt's output from another
+    repeat.
+    """
     seen: list[Any] = []
 
     def generate(prompts: list[list[int]], _: object, drafter: Any) -> list[SimpleNamespace]:
@@ -317,12 +368,16 @@ def test_each_repeat_has_its_own_proposer() -> None:
     llm = SimpleNamespace(generate=generate, target=target, engine=engine, workers=1)
     method = DrafterMethod(llm, "suffix", peak)  # type: ignore[arg-type]
     for temperature, repeat in ((0.0, -1), (0.0, 0), (0.0, 1), (0.8, 0), (0.0, 0)):
-        method.run([Item([1], SamplingParams(), Sample("", "", "suffix", "pronk", temperature, 0, repeat))])
+        method.run(
+            [Item([1], SamplingParams(), Sample("", "", "suffix", "pronk", temperature, 0, repeat))]
+        )
     assert len({id(drafter) for drafter in seen}) == 4
     assert seen[1] is seen[4]
 
 
-def test_a_forward_pass_warms_the_caches_before_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_pass_warms_the_caches_before_plain_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The bandwidth is measured before plain decoding and empties the processor's caches."""
     log: list[Any] = []
     meter = Meter()

@@ -9,8 +9,8 @@ import pytest
 from pronk.engine.stats import Stats, StepStats
 from pronk.lab.bench import metrics
 
-# GLIDE, table 1, gamma 5: draft and target, cost in %, then (acceptance in %, expected speed-up) for GSM8K,
-# Finance-Alpaca, Spider and Code-Search-Python.
+# GLIDE, table 1, gamma 5: draft and target, cost in %, then (acceptance in %, expected speed-up)
+# for GSM8K, Finance-Alpaca, Spider and Code-Search-Python.
 GLIDE = [
     ("LLAMA-68m, Vicuna-7B", 7.7, [(51.6, 1.46), (49.7, 1.41), (19.2, 0.89), (34.8, 1.11)]),
     ("LLAMA-160m, Vicuna-7B", 49.0, [(58.0, 0.66), (57.1, 0.65), (25.1, 0.38), (40.0, 0.48)]),
@@ -26,7 +26,11 @@ GLIDE = [
 ]
 
 # Multi-token prediction, table S2: tokens per forward pass with 1, 2, 3 and 4 heads.
-HEADS = {"wikipedia": (1, 1.88, 2.57, 3.12), "books": (1, 1.87, 2.56, 3.09), "code": (1, 1.94, 2.78, 3.5)}
+HEADS = {
+    "wikipedia": (1, 1.88, 2.57, 3.12),
+    "books": (1, 1.87, 2.56, 3.09),
+    "code": (1, 1.94, 2.78, 3.5),
+}
 
 # Accepted draft tokens of 8 steps, and the draft depth of each step.
 ACCEPTED = [0, 3, 1, 0, 2, 3, 0, 1]
@@ -34,13 +38,20 @@ DEPTHS = [3, 3, 3, 0, 2, 4, 1, 3]
 
 
 def steps(depths: Sequence[int], accepted: Sequence[int]) -> Stats:
-    """Return the engine's statistics of steps with these draft depths and numbers of accepted draft tokens."""
-    made = [StepStats(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0) for d, a in zip(depths, accepted, strict=True)]
+    """Return the engine's statistics of steps with these draft depths and numbers of accepted draft
+    tokens.
+    """
+    made = [
+        StepStats(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0)
+        for d, a in zip(depths, accepted, strict=True)
+    ]
     return Stats(steps=made, generated_tokens=sum(step.tokens for step in made))
 
 
 def enumerated(alpha: Fraction, gamma: int) -> Fraction:
-    """Return the exact mean of a step's tokens: sum over all outcomes of a chain of ``gamma`` draft tokens."""
+    """Return the exact mean of a step's tokens: sum over all outcomes of a chain of ``gamma`` draft
+    tokens.
+    """
     mean = Fraction(0)
     for outcome in product((True, False), repeat=gamma):
         weight = math.prod((alpha if hit else 1 - alpha for hit in outcome), start=Fraction(1))
@@ -48,10 +59,14 @@ def enumerated(alpha: Fraction, gamma: int) -> Fraction:
     return mean
 
 
-@pytest.mark.parametrize("alpha", [Fraction(0), Fraction(1, 7), Fraction(17, 40), Fraction(9, 10), Fraction(1)])
+@pytest.mark.parametrize(
+    "alpha", [Fraction(0), Fraction(1, 7), Fraction(17, 40), Fraction(9, 10), Fraction(1)]
+)
 @pytest.mark.parametrize("gamma", [0, 1, 5, 9])
 def test_expected_tokens_are_the_mean_over_all_outcomes(alpha: Fraction, gamma: int) -> None:
-    """Compare with an enumeration of all outcomes, and with the quotient of Lookahead, equation 4."""
+    """Compare with an enumeration of all outcomes, and with the quotient of Lookahead, equation
+    4.
+    """
     tokens = metrics.expected_tokens(float(alpha), gamma)
     assert tokens == pytest.approx(float(enumerated(alpha, gamma)), rel=1e-13)
     assert 1 <= tokens <= gamma + 1
@@ -60,7 +75,9 @@ def test_expected_tokens_are_the_mean_over_all_outcomes(alpha: Fraction, gamma: 
 
 
 def test_expected_tokens_are_precise_near_certain_acceptance() -> None:
-    """Equation 4 as a quotient is 0 / 0 at α = 1, with an error of 4e-10 just below; the sum is exact at both α."""
+    """Equation 4 as a quotient is 0 / 0 at α = 1, with an error of 4e-10 just below; the sum is
+    exact at both α.
+    """
     beside = 1 - 2e-8 / 3
     exact = float(sum(Fraction(beside) ** i for i in range(8)))
     assert (1 - beside**8) / (1 - beside) != pytest.approx(exact, rel=1e-10)
@@ -68,19 +85,28 @@ def test_expected_tokens_are_precise_near_certain_acceptance() -> None:
     assert metrics.expected_tokens(1.0, 7) == 8
 
 
-@pytest.mark.parametrize(("cost", "cells"), [row[1:] for row in GLIDE], ids=[row[0] for row in GLIDE])
-def test_expected_tokens_give_the_speedup_that_glide_prints(cost: float, cells: list[tuple[float, float]]) -> None:
-    """GLIDE, table 1, all cells. Some are cut off, not rounded (1.879 is printed as 1.87), hence a whole hundredth."""
+@pytest.mark.parametrize(
+    ("cost", "cells"), [row[1:] for row in GLIDE], ids=[row[0] for row in GLIDE]
+)
+def test_expected_tokens_give_the_speedup_that_glide_prints(
+    cost: float, cells: list[tuple[float, float]]
+) -> None:
+    """GLIDE, table 1, all cells. Some are cut off, not rounded (1.879 is printed as 1.87), hence a
+    whole hundredth.
+    """
     for acceptance, printed in cells:
-        assert metrics.expected_tokens(acceptance / 100, 5) / (5 * cost / 100 + 1) == pytest.approx(printed, abs=0.01)
+        assert metrics.expected_tokens(acceptance / 100, 5) / (5 * cost / 100 + 1) == pytest.approx(
+            printed, abs=0.01
+        )
 
 
 @pytest.mark.parametrize("task", HEADS)
 def test_ctar_of_published_figures(task: str) -> None:
-    """Multi-token prediction, table S2: what head k adds to S is CTAR(k - 1), as S = 1 + Σ CTAR (Kangaroo, eq. 1, 2).
+    """Multi-token prediction, table S2: what head k adds to S is CTAR(k - 1), as S = 1 + Σ CTAR
+    (Kangaroo, eq. 1, 2).
 
-    A hundred steps that agree with the table (for code the text has 2.5 accepted draft tokens out of 3): 94 steps
-    accept the first draft token, 84 of them the second too, 72 all three.
+    A hundred steps that agree with the table (for code the text has 2.5 accepted draft tokens out
+    of 3): 94 steps accept the first draft token, 84 of them the second too, 72 all three.
     """
     added = [round(100 * (high - low)) for low, high in pairwise(HEADS[task])]
     accepted = [sum(step < share for share in added) for step in range(100)]
@@ -97,9 +123,13 @@ def test_ctar_counts_all_steps() -> None:
 
 
 def test_measured_and_expected_agree_on_simulated_steps() -> None:
-    """Kangaroo's CTAR(w) of a chain with equal acceptance is α^w; 4 standard errors of 40,000 steps are 0.01."""
+    """Kangaroo's CTAR(w) of a chain with equal acceptance is α^w; 4 standard errors of 40,000 steps
+    are 0.01.
+    """
     rng = random.Random(7)
-    alpha, gamma, count = 0.6, 5, 40_000
+    alpha = 0.6
+    gamma = 5
+    count = 40_000
     runs = [next((i for i in range(gamma) if rng.random() >= alpha), gamma) for _ in range(count)]
     stats = steps([gamma] * count, runs)
     curve = metrics.ctar_curve(runs, gamma)
@@ -128,7 +158,9 @@ def test_repeated_ngrams_against_a_scan() -> None:
 
 
 def test_the_tokens_of_a_step_share_its_time() -> None:
-    assert metrics.inter_token_latencies([0.5, 0.3, 0.2], [1, 3, 2]) == pytest.approx([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+    assert metrics.inter_token_latencies([0.5, 0.3, 0.2], [1, 3, 2]) == pytest.approx(
+        [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]
+    )
     # A step without tokens makes the next one's wait longer; after the last token no one waits.
     assert metrics.inter_token_latencies([0.5, 0.25, 0.25, 9.0], [1, 0, 2, 0]) == [0.5, 0.25, 0.25]
     assert metrics.inter_token_latencies([], []) == []
@@ -136,7 +168,8 @@ def test_the_tokens_of_a_step_share_its_time() -> None:
 
 def test_latencies_keep_count_and_time() -> None:
     rng = random.Random(5)
-    seconds, tokens = [rng.random() for _ in range(50)], [rng.randrange(5) for _ in range(49)] + [1]
+    seconds = [rng.random() for _ in range(50)]
+    tokens = [rng.randrange(5) for _ in range(49)] + [1]
     latencies = metrics.inter_token_latencies(seconds, tokens)
     assert len(latencies) == sum(tokens)
     assert sum(latencies) == pytest.approx(sum(seconds))

@@ -16,7 +16,13 @@ from pronk.sampling.params import SamplingParams
 from pronk.server.moderation import ModerationPrompt
 
 CORPUS = Path(__file__).parents[3] / "benchmarks" / "papers" / "moderation.jsonl"
-TEXTS = ["Hello.", "How do I rob a bank?", "I hate you.", "What is 2 + 2?", "Should I take these pills?"]
+TEXTS = [
+    "Hello.",
+    "How do I rob a bank?",
+    "I hate you.",
+    "What is 2 + 2?",
+    "Should I take these pills?",
+]
 
 
 @pytest.fixture
@@ -31,7 +37,12 @@ def write(path: Path, *rows: object) -> Path:
 
 def test_counts() -> None:
     counts = Counts()
-    for expected, found, times in ((True, True, 6), (False, True, 2), (True, False, 4), (False, False, 8)):
+    for expected, found, times in (
+        (True, True, 6),
+        (False, True, 2),
+        (True, False, 4),
+        (False, False, 8),
+    ):
         for _ in range(times):
             counts.add(expected=expected, found=found)
     assert counts.rates == {"precision": 6 / 8, "recall": 6 / 10, "f1": 2 * 6 / (2 * 6 + 2 + 4)}
@@ -39,15 +50,19 @@ def test_counts() -> None:
     assert Counts(false_positives=3).rates["f1"] == 0.0
 
 
-def test_classes_of_known_answers(model: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_classes_of_known_answers(
+    model: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Each text carries the scores that the model is made to give."""
     rows = [
         {"text": "0.6 0.1 0.1", "categories": ["illegal"]},
-        {"text": "0.2 0.5 0.1", "categories": {"illegal": True, "hateful": False}},  # flagged, but in another category
+        # flagged, but in another category
+        {"text": "0.2 0.5 0.1", "categories": {"illegal": True, "hateful": False}},
         {"text": "0.1 0.1 0.1", "categories": ["hateful"]},  # not flagged
         {"text": "0.1 0.1 0.6", "categories": []},
         {"text": "0.1 0.1 0.1", "flagged": False},
-        {"text": "0.1 0.1 0.6", "flagged": True},  # of an unknown category: not in the rows of categories
+        # of an unknown category: not in the rows of categories
+        {"text": "0.1 0.1 0.6", "flagged": True},
     ]
 
     def scripted(_: LLM, cases: Iterable[Case]) -> Iterator[tuple[dict[str, float], bool]]:
@@ -58,7 +73,9 @@ def test_classes_of_known_answers(model: LLM, monkeypatch: pytest.MonkeyPatch, t
 
     monkeypatch.setattr(moderation, "_classify", scripted)
     seen: list[tuple[int, int]] = []
-    result = evaluate(model, read_cases(write(tmp_path / "a.jsonl", *rows)), lambda *done: seen.append(done))
+    result = evaluate(
+        model, read_cases(write(tmp_path / "a.jsonl", *rows)), lambda *done: seen.append(done)
+    )
     assert seen == [(6, 6)]
     assert result.classes == {
         "flagged": Counts(3, 1, 1, 1),
@@ -76,12 +93,15 @@ def test_answers_are_those_of_the_route(model: LLM) -> None:
     prompt = ModerationPrompt(model.tokenizer)
     letters = prompt.letter_ids()
     params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=tuple(letters.values()))
-    cases, best = [], list[str]()
+    cases = []
+    best = list[str]()
     for text in TEXTS:
         (report,) = model.chat(prompt.messages(text, "answer"), params).logprobs or ()
         best.append(max(letters, key=lambda name: report[letters[name]]))
         assert all(math.isfinite(report[letter]) for letter in letters.values())
-        cases.append(Case(text, "answer", best[-1] != "acceptable", frozenset({best[-1]} - {"acceptable"})))
+        cases.append(
+            Case(text, "answer", best[-1] != "acceptable", frozenset({best[-1]} - {"acceptable"}))
+        )
     result = evaluate(model, cases, lambda *_: None)
     right = [counts.false_positives + counts.false_negatives for counts in result.classes.values()]
     assert right == [0] * 5
@@ -93,11 +113,17 @@ def test_answers_are_those_of_the_route(model: LLM) -> None:
     ("row", "message"),
     [
         ({"flagged": True}, "line 2: expected a text"),
-        ({"text": "x", "kind": "song", "flagged": True}, "expected a text, and a kind of prompt or answer"),
+        (
+            {"text": "x", "kind": "song", "flagged": True},
+            "expected a text, and a kind of prompt or answer",
+        ),
         ({"text": "x"}, "expected flagged"),
         ({"text": "x", "flagged": "yes"}, "expected flagged"),
         ({"text": "x", "categories": "illegal"}, "a list of categories"),
-        ({"text": "x", "categories": ["violence"]}, "expected categories among illegal, .* found 'violence'"),
+        (
+            {"text": "x", "categories": ["violence"]},
+            "expected categories among illegal, .* found 'violence'",
+        ),
         ({"text": "x", "categories": ["illegal"], "flagged": False}, "expected no categories"),
     ],
 )
@@ -126,7 +152,9 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert printed.strip() == (tmp_path / "a.md").read_text().strip()
     (found,) = json.loads((tmp_path / "a.json").read_text())["models"]
     assert found["texts"] == len(TEXTS)
-    assert sum(found["classes"]["flagged"][name] for name in ("false_positives", "true_negatives")) == len(TEXTS)
+    assert sum(
+        found["classes"]["flagged"][name] for name in ("false_positives", "true_negatives")
+    ) == len(TEXTS)
     with pytest.raises(SystemExit) as stop:
         main(["bench", "--moderation", str(file), "--limit", "1"])
     assert stop.value.code == 2

@@ -24,9 +24,12 @@ PROMPT = "def mean(values):\n"
 
 
 def test_forward_passes_have_the_requested_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each round measures 1, 2, 8 and 64 rows; each record has rows and seconds of a step in the engine's stats."""
+    """Each round measures 1, 2, 8 and 64 rows; each record has rows and seconds of a step in the
+    engine's stats.
+    """
     llm = pronk_tiny()
-    original, seen = LLM.generate, list[Completion]()
+    original = LLM.generate
+    seen = list[Completion]()
 
     def generate(*args: object, **options: object) -> Completion:
         seen.append(original(*args, **options))  # type: ignore[call-overload]
@@ -68,14 +71,23 @@ def plain_tokens(asked: Item) -> list[int]:
     return pronk_tiny().generate(asked.ids, asked.params, drafter="autoregressive").token_ids
 
 
-def divergence(asked: Item, plain: Sequence[int], other: Sequence[int], **more: str) -> DivergenceRecord | None:
-    made = [replace(asked.sample, method=m, tokens=tuple(tokens)) for m, tokens in ((PLAIN, plain), ("x", other))]
+def divergence(
+    asked: Item, plain: Sequence[int], other: Sequence[int], **more: str
+) -> DivergenceRecord | None:
+    made = [
+        replace(asked.sample, method=m, tokens=tuple(tokens))
+        for m, tokens in ((PLAIN, plain), ("x", other))
+    ]
     return find_divergence(pronk_tiny(), asked, made[0], replace(made[1], **more))  # type: ignore[arg-type]
 
 
 def logits_after(ids: Sequence[int]) -> Array:
-    """Return log-probabilities by a request with ``logprobs=64``, ``-inf`` for less likely tokens."""
-    (found,) = pronk_tiny().generate(list(ids), SamplingParams(max_tokens=1, logprobs=64)).logprobs or ()
+    """Return log-probabilities by a request with ``logprobs=64``, ``-inf`` for less likely
+    tokens.
+    """
+    (found,) = (
+        pronk_tiny().generate(list(ids), SamplingParams(max_tokens=1, logprobs=64)).logprobs or ()
+    )
     return np.array([found.get(token, -np.inf) for token in range(pronk_tiny().config.vocab_size)])
 
 
@@ -100,13 +112,21 @@ def test_a_much_less_likely_token_is_a_defect(position: int) -> None:
     rival = int(np.argsort(-scores)[29])
     found = divergence(asked, plain, [*plain[:position], rival, 9, 9])
     assert found is not None
-    assert (found.position, found.method, found.temperature, found.near_tie) == (position, "x", 0.0, False)
-    assert found.gap == pytest.approx(float(scores.max() - scores[rival]), abs=0.1)  # the error of bfloat16 logits
+    assert (found.position, found.method, found.temperature, found.near_tie) == (
+        position,
+        "x",
+        0.0,
+        False,
+    )
+    # the error of bfloat16 logits
+    assert found.gap == pytest.approx(float(scores.max() - scores[rival]), abs=0.1)
     assert found.gap > 1
 
 
 def test_an_equally_likely_token_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A logit 0.05 below the maximum is a near tie; a logit 3.0 below is more than rounding can explain."""
+    """A logit 0.05 below the maximum is a near tie; a logit 3.0 below is more than rounding can
+    explain.
+    """
     asked = item()
     plain = plain_tokens(asked)
     rival = int(np.argsort(-logits_after(asked.ids + plain[:4]))[29])
@@ -130,13 +150,18 @@ def test_an_equally_likely_token_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_sampled_outputs_are_judged_with_their_noise() -> None:
-    """Where the seed's noise makes plain decoding choose a less likely token, the likeliest token is a defect."""
-    asked = replace(item(0.8), params=SamplingParams(max_tokens=12, temperature=0.8, seed=9, ignore_eos=True))
+    """Where the seed's noise makes plain decoding choose a less likely token, the likeliest token
+    is a defect.
+    """
+    asked = replace(
+        item(0.8), params=SamplingParams(max_tokens=12, temperature=0.8, seed=9, ignore_eos=True)
+    )
     plain = plain_tokens(asked)
     position, likeliest = next(
         (i, int(scores.argmax()))
         for i, token in enumerate(plain)
-        if int((scores := logits_after(asked.ids + plain[:i])).argmax()) != token and scores.max() - scores[token] > 1
+        if int((scores := logits_after(asked.ids + plain[:i])).argmax()) != token
+        and scores.max() - scores[token] > 1
     )
     found = divergence(asked, plain, [*plain[:position], likeliest])
     assert found is not None

@@ -1,4 +1,6 @@
-"""Peers: greedy tokens equal pronk's; a worker's failure gives a one-line error and leaves no process."""
+"""Peers: greedy tokens equal pronk's; a worker's failure gives a one-line error and leaves no
+process.
+"""
 
 import os
 import sys
@@ -56,13 +58,17 @@ class FakePeer(Peer):
 
 
 class Successor(Peer):
-    """A peer that continues with the worker process of an earlier peer, so that the engine is imported once."""
+    """A peer that continues with the worker process of an earlier peer, so that the engine is
+    imported once.
+    """
 
     def __init__(self, *args: Any, before: Peer | None, **options: Any) -> None:
         super().__init__(*args, **options)
         if before is not None:
-            self._process, self._log = before._process, before._log
-            self._lines, self._reader = before._lines, before._reader
+            self._process = before._process
+            self._log = before._log
+            self._lines = before._lines
+            self._reader = before._reader
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +84,9 @@ def peers() -> Iterator[dict[str, Peer]]:
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bundled model as a GGUF file."""
     path = tmp_path_factory.mktemp("gguf") / "bundled.gguf"
-    return convert(LLM(dtype="float32").path, path, "F16", change=lambda writer: writer.add_file_type(1))
+    return convert(
+        LLM(dtype="float32").path, path, "F16", change=lambda writer: writer.add_file_type(1)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +104,9 @@ def fake(tmp_path: Path) -> Iterator[FakePeer]:
 
 def request(prompt: list[int], tokens: int = 2, **options: Any) -> PeerRequest:
     return PeerRequest(
-        prompt, tokens, **{"temperature": 0.0, "seed": 0, "stop_token_ids": [], "ignore_eos": True} | options
+        prompt,
+        tokens,
+        **{"temperature": 0.0, "seed": 0, "stop_token_ids": [], "ignore_eos": True} | options,
     )
 
 
@@ -111,9 +121,12 @@ def alive(pid: int) -> bool:
 def check_method(method: str, model: Path, llm: LLM, peers: dict[str, Peer]) -> None:
     """Check greedy tokens against pronk's, a stop token, and the length of a sample."""
     plain = llm.generate("def fibonacci(n):\n", SamplingParams(max_tokens=TOKENS, ignore_eos=True))
-    prompt, ours = plain.prompt_token_ids, plain.token_ids
+    prompt = plain.prompt_token_ids
+    ours = plain.token_ids
     engine = PEERS[method].engine
-    peer = peers[engine] = Successor(PEERS[method], model, dtype="float32", threads=1, before=peers.get(engine))
+    peer = peers[engine] = Successor(
+        PEERS[method], model, dtype="float32", threads=1, before=peers.get(engine)
+    )
     notes = {
         "transformers": {"transformers", "torch", "attention"},
         "openvino": {"openvino", "openvino-genai", "backend"},
@@ -137,13 +150,18 @@ def test_tokens_of_peers_that_read_folders(method: str, llm: LLM, peers: dict[st
 
 
 @pytest.mark.parametrize("method", [name for name, spec in PEERS.items() if spec.reads_gguf])
-def test_tokens_of_peers_that_read_gguf_files(method: str, file: Path, peers: dict[str, Peer]) -> None:
-    pytest.importorskip({"openvino": "openvino_genai"}.get(PEERS[method].engine, PEERS[method].engine))
+def test_tokens_of_peers_that_read_gguf_files(
+    method: str, file: Path, peers: dict[str, Peer]
+) -> None:
+    pytest.importorskip(
+        {"openvino": "openvino_genai"}.get(PEERS[method].engine, PEERS[method].engine)
+    )
     check_method(method, file, LLM(file, dtype="float32"), peers)
 
 
 def test_all_means_the_peers_that_read_the_model() -> None:
-    folder, file = Path("model"), Path("a.gguf")
+    folder = Path("model")
+    file = Path("a.gguf")
     assert [spec.name for spec in choose_peers(["all"], [folder])] == [
         "transformers",
         "transformers_prompt_lookup",
@@ -159,19 +177,34 @@ def test_all_means_the_peers_that_read_the_model() -> None:
         (
             "llama_cpp",
             ["a"],
-            "peer llama_cpp: expected a GGUF file as --model, found a folder .*, a; give the model in",
+            (
+                "peer llama_cpp: expected a GGUF file as --model, found a folder .*, a; "
+                "give the model in"
+            ),
         ),
-        ("transformers", ["a.gguf"], "peer transformers: expected a folder .*, found a GGUF file, a.gguf; give"),
-        ("all", ["a.gguf", "b"], "peer openvino: expected a GGUF file as --model, found a folder .*, b"),
+        (
+            "transformers",
+            ["a.gguf"],
+            "peer transformers: expected a folder .*, found a GGUF file, a.gguf; give",
+        ),
+        (
+            "all",
+            ["a.gguf", "b"],
+            "peer openvino: expected a GGUF file as --model, found a folder .*, b",
+        ),
     ],
 )
-def test_unknown_peers_and_unreadable_models_are_refused(name: str, models: list[str], message: str) -> None:
+def test_unknown_peers_and_unreadable_models_are_refused(
+    name: str, models: list[str], message: str
+) -> None:
     with pytest.raises(OptionError, match=message):
         choose_peers([name], list(map(Path, models)))
 
 
 @pytest.mark.parametrize("method", ["openvino", "llama_cpp"])
-def test_a_missing_package_is_named_with_its_installation(method: str, llm: LLM, tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_installation(
+    method: str, llm: LLM, tmp_path: Path
+) -> None:
     package = {"openvino": "openvino"}.get(method, method)
     try:
         __import__(package)
@@ -179,7 +212,9 @@ def test_a_missing_package_is_named_with_its_installation(method: str, llm: LLM,
         peer = Peer(PEERS[method], llm.path, dtype="float32", threads=1)
         with (
             closing(peer),
-            pytest.raises(PeerError, match=rf"{package} is not installed; run pip install '\.\[peers\]'"),
+            pytest.raises(
+                PeerError, match=rf"{package} is not installed; run pip install '\.\[peers\]'"
+            ),
         ):
             peer.load()
     else:
@@ -204,7 +239,8 @@ def test_a_failure_is_one_line(fake: FakePeer, action: int, message: str) -> Non
     with pytest.raises(PeerError, match=message) as raised:
         fake.generate(request([action]))
     assert "\n" not in str(raised.value)
-    # The next prompt goes to the same worker after an error, to a new one after a crash or an answer without JSON.
+    # The next prompt goes to the same worker after an error, to a new one after a crash or an
+    # answer without JSON.
     assert fake.generate(request([0])) == PeerResult([1, 2], 0.5, None, 1)
     assert (fake._process is worker) == (action not in (1, 3, 6))
     fake.close()

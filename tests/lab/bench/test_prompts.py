@@ -55,18 +55,28 @@ def test_prompts_of_turns(write: Write) -> None:
 
 
 def test_prompts_of_messages(write: Write) -> None:
-    (prompt,) = load_prompts(write({"messages": [SYSTEM, USER, ANSWER, {"role": "user", "content": "And?"}]}))
+    (prompt,) = load_prompts(
+        write({"messages": [SYSTEM, USER, ANSWER, {"role": "user", "content": "And?"}]})
+    )
     assert prompt == Prompt("mine_1", "mine", history=(SYSTEM, USER, ANSWER), turns=("And?",))
 
 
 def test_messages_may_have_parts_and_other_keys(write: Write) -> None:
     parts = [{"type": "text", "text": "Sum "}, {"type": "text", "text": "up."}]
     message = {"role": "user", "content": parts, "name": "me"}
-    assert load_prompts(write({"messages": [message]}))[0] == Prompt("mine_1", "mine", turns=("Sum up.",))
+    assert load_prompts(write({"messages": [message]}))[0] == Prompt(
+        "mine_1", "mine", turns=("Sum up.",)
+    )
 
 
 def test_default_ids_and_tasks(write: Write) -> None:
-    path = write({"prompt": "a"}, "", {"prompt": "b"}, {"prompt": "c", "task": "other"}, name="my.suite.jsonl")
+    path = write(
+        {"prompt": "a"},
+        "",
+        {"prompt": "b"},
+        {"prompt": "c", "task": "other"},
+        name="my.suite.jsonl",
+    )
     named = [(prompt.id, prompt.task) for prompt in load_prompts(path)]
     assert named == [("my_1", "my"), ("my_3", "my"), ("my_4", "other")]
 
@@ -103,8 +113,14 @@ def test_other_files_have_one_prompt_per_line(write: Write) -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "a role of"),
         ({"messages": [{"role": "user"}]}, "content: expected text, found None"),
         ({"messages": [{"role": "user", "content": []}]}, "content: expected text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "content: expected"),
-        ({"messages": [{"role": "user", "content": [{"text": "x"}, "y"]}]}, "content: expected text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            "content: expected",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "x"}, "y"]}]},
+            "content: expected text",
+        ),
         ({"messages": [USER, ANSWER]}, "end with the user's, found 'assistant'"),
         ({"prompt": "x", "task": "all"}, "another task than 'all'"),
         ({"prompt": "x", "task": "sound"}, "another task than 'sound'"),
@@ -128,7 +144,10 @@ def test_names_of_sums_are_refused(write: Write, name: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(OptionError) as caught:
         load_prompts(tmp_path / name)
-    assert str(caught.value) == f"prompts: expected a file at {tmp_path / name}, found none; check the path"
+    assert (
+        str(caught.value)
+        == f"prompts: expected a file at {tmp_path / name}, found none; check the path"
+    )
     with pytest.raises(OptionError, match="found a folder; check the path"):
         load_prompts(tmp_path)
 
@@ -163,7 +182,9 @@ def test_suites_of_a_folder(write: Write, tmp_path: Path) -> None:
 
 
 def test_missing_suites_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"suite: expected 'sample' without --data, found 'humaneval'"):
+    with pytest.raises(
+        OptionError, match=r"suite: expected 'sample' without --data, found 'humaneval'"
+    ):
         load_suite("humaneval", None)
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(OptionError, match=r"found no suite; check --data$"):
@@ -198,7 +219,8 @@ def test_text_is_encoded_unchanged() -> None:
 
 
 def test_conversations_use_the_chat_template() -> None:
-    llm, prompt = pronk_tiny(), Prompt("x", "t", history=(SYSTEM,), turns=("one", "two", "three"))
+    llm = pronk_tiny()
+    prompt = Prompt("x", "t", history=(SYSTEM,), turns=("one", "two", "three"))
     first = [SYSTEM, {"role": "user", "content": "one"}]
     assert encode(llm, prompt) == llm.chat_ids(first)
     third = [*first, {"role": "assistant", "content": "A"}, {"role": "user", "content": "two"}]
@@ -207,7 +229,8 @@ def test_conversations_use_the_chat_template() -> None:
 
 
 def test_conversations_without_a_template_are_text(checkpoint: MakeCheckpoint) -> None:
-    prompt, expected = Prompt("x", "t", history=(SYSTEM,), turns=("one", "two")), "Be brief.\n\none\n\nA\n\ntwo\n\n"
+    prompt = Prompt("x", "t", history=(SYSTEM,), turns=("one", "two"))
+    expected = "Be brief.\n\none\n\nA\n\ntwo\n\n"
     llm = pronk_tiny()
     assert llm.tokenizer.chat_template
     assert encode(llm, prompt, ["A"], chat=False) == llm.tokenizer.encode(expected)
@@ -218,7 +241,13 @@ def test_conversations_without_a_template_are_text(checkpoint: MakeCheckpoint) -
 
 @pytest.mark.parametrize(
     ("room", "expected"),
-    [(7, [0, 1, 2, 3, 4, 5, 6]), (9, [0, 1, 2, 3, 4, 5, 6]), (5, [0, 1, 4, 5, 6]), (4, [0, 1, 5, 6]), (1, [6])],
+    [
+        (7, [0, 1, 2, 3, 4, 5, 6]),
+        (9, [0, 1, 2, 3, 4, 5, 6]),
+        (5, [0, 1, 4, 5, 6]),
+        (4, [0, 1, 5, 6]),
+        (1, [6]),
+    ],
 )
 def test_fit_removes_the_middle(room: int, expected: list[int]) -> None:
     assert drop_middle(range(7), room) == expected

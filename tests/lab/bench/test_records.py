@@ -29,7 +29,12 @@ EVERY: list[Record] = [
     Bandwidth(1.5e10),
     PassTime(8, 0.1),
     Skip("a", "code", "too long"),
-    sample("x", steps=steps((1, 0, 0, 0, 1, 0.0, 0.1, 0.2), (5, 4, 3, 2, 3, 0.1, 0.3, 0.4)), ttft=0.2, peak_memory=5),
+    sample(
+        "x",
+        steps=steps((1, 0, 0, 0, 1, 0.0, 0.1, 0.2), (5, 4, 3, 2, 3, 0.1, 0.3, 0.4)),
+        ttft=0.2,
+        peak_memory=5,
+    ),
     sample("x", error="out of memory", tokens=()),
     sample("openvino", engine="openvino"),
     DivergenceRecord("code", "a", "x", 0.8, 3, None, near_tie=False),
@@ -117,7 +122,13 @@ def test_a_damaged_line_of_a_truncated_trace_is_named(tmp_path: Path) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    for text in ("", "\n", '{"prompt": "x"}\n', '{"kind": "bandwidth", "bytes_per_second": 1.0}\n', '{"kind": "sta'):
+    for text in (
+        "",
+        "\n",
+        '{"prompt": "x"}\n',
+        '{"kind": "bandwidth", "bytes_per_second": 1.0}\n',
+        '{"kind": "sta',
+    ):
         path.write_text(text)
         with pytest.raises(OptionError, match=r"t\.jsonl"):
             read_trace(path)
@@ -150,7 +161,8 @@ def test_a_full_disk_ends_the_trace_and_keeps_the_records() -> None:
     with Path("/dev/full").open("r+", encoding="utf-8") as file:
         trace = Trace([EVERY[0]], file)
         with pytest.raises(
-            OptionError, match=r"^trace: expected room for a record, found No space left on device after 2"
+            OptionError,
+            match=r"^trace: expected room for a record, found No space left on device after 2",
         ):
             trace.add(EVERY[1])
         trace.add(EVERY[-1])

@@ -66,7 +66,9 @@ def make_figures(method: str, task: str, temperature: float, gain: float) -> Fig
         same = {} if temperature else {"same": asked - 5, "compared": asked, "near_ties": 4}
         return Figures(task, method, engine, temperature, asked, asked, **common, **same)
     s = 1.0 if plain else 1 + speed * 0.75
-    accepted = () if plain else tuple(0.62 * weight**0.5 * 0.78**w * (speed / 1.5) for w in range(8))
+    accepted = (
+        () if plain else tuple(0.62 * weight**0.5 * 0.78**w * (speed / 1.5) for w in range(8))
+    )
     own: dict[str, Any] = {
         "over_floor": 1.34,
         "steps": int(128 * asked / s),
@@ -80,11 +82,15 @@ def make_figures(method: str, task: str, temperature: float, gain: float) -> Fig
         "expected_speedup": None if plain else speed * 1.09,
         "verify_cost": 1.0 if plain else 1.21,
         "itl": Latency(0.03, 0.05, 0.0912),
-        "split": Split(0.0 if plain else 0.04 + 0.1 * abs(1 - gain), 0.8, 0.16 - 0.1 * abs(1 - gain)),
+        "split": Split(
+            0.0 if plain else 0.04 + 0.1 * abs(1 - gain), 0.8, 0.16 - 0.1 * abs(1 - gain)
+        ),
     }
     if not plain:
         own |= {"same": asked, "compared": asked, "near_ties": 0}
-    return Figures(task, method, "pronk", temperature, asked - (method == "jacobi"), asked, **common, **own)
+    return Figures(
+        task, method, "pronk", temperature, asked - (method == "jacobi"), asked, **common, **own
+    )
 
 
 def make_model(**changes: Any) -> ModelResult:
@@ -103,14 +109,19 @@ def make_model(**changes: Any) -> ModelResult:
         "kernels": "avx512_bf16",
         "inflated": {"source": "bundled/tiny-code", "hidden_size": 256, "parameters": 9_669_440},
         "bandwidth": Range(43.1e9, 1.9e9),
-        "pass_cost": tuple(PassCost(n, 0.049 + 0.0009 * n, 1 + 0.018 * n) for n in (1, 2, 4, 8, 16, 32, 64)),
+        "pass_cost": tuple(
+            PassCost(n, 0.049 + 0.0009 * n, 1 + 0.018 * n) for n in (1, 2, 4, 8, 16, 32, 64)
+        ),
         "peers": {
             "openvino": {"version": "2026.3", "settings": "LATENCY, bf16, 2 threads"},
             "llama_cpp": {"missing": "expected the command llama-server, found none"},
         },
         "skipped": (Failure("chat/3", "2,310 tokens; with 128 more the model's context is 1920"),),
         "figures": tuple(
-            make_figures(m, task, t, gain) for task in tasks for t in (0.0, 0.8) for m, gain in METHODS.items()
+            make_figures(m, task, t, gain)
+            for task in tasks
+            for t in (0.0, 0.8)
+            for m, gain in METHODS.items()
         ),
     }
     return ModelResult(**{**values, **changes})
@@ -119,7 +130,12 @@ def make_model(**changes: Any) -> ModelResult:
 def make_document(*models: ModelResult, **changes: Any) -> Document:
     values: dict[str, Any] = {
         "started": "2026-11-21T09:30:00Z",
-        "arguments": {"model": ["tiny-code-1b"], "seed": 7, "repeats": 3, "suite": ["code", "edit", "chat", "math"]},
+        "arguments": {
+            "model": ["tiny-code-1b"],
+            "seed": 7,
+            "repeats": 3,
+            "suite": ["code", "edit", "chat", "math"],
+        },
         "versions": {"pronk": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
         "hardware": {"processor": "Xeon 8481C", "cores": 2, "threads": 2, "memory": 25_000_000_000},
         "degenerate_above": 0.5,
@@ -132,11 +148,23 @@ def make_document(*models: ModelResult, **changes: Any) -> Document:
 def bare(figures: Figures) -> Figures:
     """Return figures without values, as when no prompt finished."""
     failures = (Failure("a/1", "it went wrong"),)
-    return Figures(figures.task, figures.method, figures.engine, figures.temperature, 0, figures.asked, failures)
+    return Figures(
+        figures.task,
+        figures.method,
+        figures.engine,
+        figures.temperature,
+        0,
+        figures.asked,
+        failures,
+    )
 
 
 def pick(model: ModelResult, **wanted: Any) -> ModelResult:
-    kept = (f for f in model.figures if all(getattr(f, name) in values for name, values in wanted.items()))
+    kept = (
+        f
+        for f in model.figures
+        if all(getattr(f, name) in values for name, values in wanted.items())
+    )
     return replace(model, figures=tuple(kept))
 
 
@@ -217,19 +245,28 @@ def test_plots_have_a_light_and_a_dark_theme(whole: tuple[str, Page]) -> None:
     page = whole[1]
     plots = images(page)
     assert len(plots) == 2 * (2 * 2 + 1)
-    light, dark = plots[: len(plots) // 2], plots[len(plots) // 2 :]
+    light = plots[: len(plots) // 2]
+    dark = plots[len(plots) // 2 :]
     assert all(one != other for one, other in zip(light, dark, strict=True))
     assert all(ET.fromstring(plot).tag.endswith("svg") for plot in plots)
     assert page.values("media") == ["(prefers-color-scheme: dark)"] * (len(plots) // 2)
     assert [label for label in page.values("alt") if label.startswith("Speed-up, greedy;")]
-    assert sum("prompt_lookup" in plot and "speed relative to plain decoding" in plot for plot in plots) == 4
+    assert (
+        sum(
+            "prompt_lookup" in plot and "speed relative to plain decoding" in plot for plot in plots
+        )
+        == 4
+    )
 
 
 def test_contents_of_the_page(whole: tuple[str, Page]) -> None:
     page = whole[1]
     for part in (
         "without loops",
-        "Real acceptance, simulated size: the function is that of bundled/tiny-code (9.7 M parameters)",
+        (
+            "Real acceptance, simulated size: the function is that of bundled/tiny-code (9.7 M "
+            "parameters)"
+        ),
         "the worker ended: out of memory",
         "2,310 tokens; with 128 more the model's context is 1920",
         "LATENCY, bf16, 2 threads",
@@ -252,14 +289,17 @@ def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
     model = make_model(
         name=evil,
         figures=tuple(
-            replace(f, method=evil, task=f"{evil}{f.task}") for f in pick(make_model(), method={"jacobi"}).figures
+            replace(f, method=evil, task=f"{evil}{f.task}")
+            for f in pick(make_model(), method={"jacobi"}).figures
         )
         + tuple(replace(f, method=evil) for f in pick(make_model(), method={"jacobi"}).figures),
         skipped=(Failure(evil, evil),),
         peers={evil: {evil: evil}},
         inflated={"source": evil},
     )
-    text, page = render(make_document(model, arguments={evil: evil}, hardware={"processor": evil}), tmp_path)
+    text, page = render(
+        make_document(model, arguments={evil: evil}, hardware={"processor": evil}), tmp_path
+    )
     assert "<script" not in text
     assert evil in page.text
     assert any("&lt;script&gt;" in plot for plot in images(page))
@@ -291,14 +331,25 @@ def test_the_page_is_reproducible(tmp_path: Path) -> None:
         pick(make_model(), method={"recycling"}, task={ALL}, temperature={0.0}),
         pick(make_model(), method={"openvino"}, task={"code"}),
         few(make_model(pass_cost=(), bandwidth=None)),
-        few(make_model(pass_cost=(PassCost(1, 0.05, 1.0),), bandwidth=Range(0.0, 0.0), pass_bytes=0)),
+        few(
+            make_model(pass_cost=(PassCost(1, 0.05, 1.0),), bandwidth=Range(0.0, 0.0), pass_bytes=0)
+        ),
         make_model(
             figures=tuple(
-                replace(f, speedup=Range(0.0, 0.0), decode_speedup=Range(0.0, 0.0), tokens_per_second=Range(0.0, 0.0))
+                replace(
+                    f,
+                    speedup=Range(0.0, 0.0),
+                    decode_speedup=Range(0.0, 0.0),
+                    tokens_per_second=Range(0.0, 0.0),
+                )
                 for f in few(make_model()).figures
             )
         ),
-        make_model(figures=tuple(replace(f, split=None, S=None, ttft=None) for f in few(make_model()).figures)),
+        make_model(
+            figures=tuple(
+                replace(f, split=None, S=None, ttft=None) for f in few(make_model()).figures
+            )
+        ),
     ],
     ids="nothing failed plain one peer no-cost no-floor zero sparse".split(),
 )
@@ -316,24 +367,34 @@ def test_many_methods_and_tasks(tmp_path: Path) -> None:
     figures = tuple(
         make_figures(method, task, 0.8, gain)
         for task in (*(f"{'a very long task ' * 8}{i}" for i in range(10)), ALL)
-        for method, gain in {"autoregressive": 1.0, **{f"{'long_' * 40}{i}": 0.6 + 0.1 * i for i in range(11)}}.items()
+        for method, gain in {
+            "autoregressive": 1.0,
+            **{f"{'long_' * 40}{i}": 0.6 + 0.1 * i for i in range(11)},
+        }.items()
     )
     text, page = render(make_document(make_model(figures=figures)), tmp_path)
     assert len(text.encode()) < 2_500_000
-    assert all(len(label) < 60 for plot in images(page) for label in re.findall(r"<text[^>]*>([^<]*)", plot))
+    assert all(
+        len(label) < 60
+        for plot in images(page)
+        for label in re.findall(r"<text[^>]*>([^<]*)", plot)
+    )
 
 
 def test_missing_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
         OptionError,
-        match=r"report: expected matplotlib, found none; run pip install '\.\[report\]' in a clone of pronk$",
+        match=r"report: expected matplotlib, found none; run pip install '\.\[report\]' in a clone "
+        r"of pronk$",
     ):
         write_report(make_document(), tmp_path / "page")
     assert not (tmp_path / "page").exists()
 
 
-def test_the_page_is_written_completely_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_page_is_written_completely_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
     document = make_document(make_model(figures=()))
     page = write_report(document, tmp_path)
@@ -355,7 +416,9 @@ def test_the_page_is_written_completely_or_not_at_all(monkeypatch: pytest.Monkey
 def test_a_file_as_folder_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "file").touch()
-    message = r"report: expected to write .*file/index\.html, found: Not a directory; the result is in "
+    message = (
+        r"report: expected to write .*file/index\.html, found: Not a directory; the result is in "
+    )
     with pytest.raises(OptionError, match=message) as error:
         write_report(make_document(make_model(figures=())), tmp_path / "file")
     page = Path(str(error.value).partition("; the result is in ")[2])

@@ -11,14 +11,27 @@ from pronk.base.errors import OptionError
 from pronk.lab.bench import run
 from pronk.lab.bench.figures import summarize
 from pronk.lab.bench.prompts import Prompt
-from pronk.lab.bench.records import End, Finished, Model, Sample, Start, Trace, read_trace, write_trace
+from pronk.lab.bench.records import (
+    End,
+    Finished,
+    Model,
+    Sample,
+    Start,
+    Trace,
+    read_trace,
+    write_trace,
+)
 from pronk.lab.bench.run import remaining, resumable_records
 
 ARGUMENTS = {"seed": 7, "device": "cpu"}
 
 
 def outputs(trace: Trace) -> list[tuple[object, ...]]:
-    return [(s.task, s.id, s.method, s.temperature, s.repeat, s.tokens) for s in trace.records if isinstance(s, Sample)]
+    return [
+        (s.task, s.id, s.method, s.temperature, s.repeat, s.tokens)
+        for s in trace.records
+        if isinstance(s, Sample)
+    ]
 
 
 @pytest.mark.parametrize("cut", [1, 4, 9, 15, 25, 40])
@@ -31,7 +44,10 @@ def test_a_continued_benchmark_has_the_same_outputs(cut: int, tmp_path: Path) ->
     assert sorted(outputs(trace), key=str) == sorted(outputs(whole), key=str)
     models = summarize(trace.records).models
     assert [model.name for model in models] == ["tiny"]
-    figures = {(f.task, f.method, f.temperature): (f.S, f.tokens, f.prompts, f.same) for f in models[0].figures}
+    figures = {
+        (f.task, f.method, f.temperature): (f.S, f.tokens, f.prompts, f.same)
+        for f in models[0].figures
+    }
     expected = {(f.task, f.method, f.temperature): (f.S, f.tokens, f.prompts, f.same)
                 for f in summarize(whole.records).models[0].figures}  # fmt: skip
     assert figures == expected
@@ -48,7 +64,8 @@ def test_other_options_are_refused() -> None:
     trace = measured(plan())
     resumable_records(trace.records, {**ARGUMENTS, "minutes": 5, "resume": True}, Path("t"))
     with pytest.raises(
-        OptionError, match=r"^resume: expected the options of t, found others: limit, seed; use another"
+        OptionError,
+        match=r"^resume: expected the options of t, found others: limit, seed; use another",
     ):
         resumable_records(trace.records, {"seed": 8, "limit": 2, "device": "cpu"}, Path("t"))
 
@@ -58,7 +75,9 @@ def test_another_machine_is_refused() -> None:
     start = records[0]
     assert isinstance(start, Start)
     for other in (replace(start, versions={"pronk": "0"}), replace(start, hardware={})):
-        with pytest.raises(OptionError, match=r"^resume: expected the machine and the versions of t, found others"):
+        with pytest.raises(
+            OptionError, match=r"^resume: expected the machine and the versions of t, found others"
+        ):
             resumable_records([other, *records[1:]], ARGUMENTS, Path("t"))
 
 
@@ -73,7 +92,10 @@ def test_remaining_prompts() -> None:
 
 
 def test_a_time_limit_ends_after_a_prompt_of_every_task() -> None:
-    tasks = {name: [replace(p, id=f"{p.id} {i}") for i in range(3) for p in prompts] for name, prompts in TASKS.items()}
+    tasks = {
+        name: [replace(p, id=f"{p.id} {i}") for i in range(3) for p in prompts]
+        for name, prompts in TASKS.items()
+    }
     limited = measured(plan(tasks=tasks, minutes=0.0))  # the first prompt is always measured
     assert [record.task for record in limited.records if isinstance(record, Finished)] == ["code"]
     whole = measured(plan(tasks=tasks))

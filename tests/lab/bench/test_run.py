@@ -73,9 +73,13 @@ def measured(made: Plan, progress: run.Progress = lambda *_: None) -> Trace:
 
 @cache
 def usual(time: int) -> tuple[Trace, list[tuple[str, int, int]]]:
-    """Run the benchmark that several tests share, once per ``time``; return its trace and its progress calls."""
+    """Run the benchmark that several tests share, once per ``time``; return its trace and its
+    progress calls.
+    """
     progress_calls: list[tuple[str, int, int]] = []
-    return measured(plan(LOOKUP, PLAIN, LOOKUP), lambda *what: progress_calls.append(what)), progress_calls
+    return measured(
+        plan(LOOKUP, PLAIN, LOOKUP), lambda *what: progress_calls.append(what)
+    ), progress_calls
 
 
 def of(trace: Trace, kind: type[Any]) -> list[Any]:
@@ -86,14 +90,21 @@ def test_tokens_and_counts_are_reproducible() -> None:
     """Draft tokens are accepted and change no token."""
     first, second = (usual(time)[0] for time in (1, 2))
     outputs = [
-        [(s.id, s.method, s.temperature, s.repeat, s.seed, s.tokens) for s in of(t, Sample)] for t in (first, second)
+        [(s.id, s.method, s.temperature, s.repeat, s.seed, s.tokens) for s in of(t, Sample)]
+        for t in (first, second)
     ]
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == 3 * 2 * 2 * 2
     assert not of(first, DivergenceRecord)
     for temperature in (0.0, 0.8):
-        found, again = (figures(summarize(trace.records), LOOKUP, "all", temperature) for trace in (first, second))
-        counts = [(f.S, f.alpha, f.drafted, f.accepted, f.acceptance, f.steps, f.tokens) for f in (found, again)]
+        found, again = (
+            figures(summarize(trace.records), LOOKUP, "all", temperature)
+            for trace in (first, second)
+        )
+        counts = [
+            (f.S, f.alpha, f.drafted, f.accepted, f.acceptance, f.steps, f.tokens)
+            for f in (found, again)
+        ]
         assert counts[0] == counts[1]
         assert (found.same, found.compared) == (3, 3)
         assert found.accepted
@@ -113,13 +124,20 @@ def test_records_of_a_benchmark() -> None:
     assert (kinds.count(Start), kinds.count(Model), kinds.count(End)) == (1, 1, 1)
     assert {record.rows for record in of(trace, PassTime)} == {1, 4}
     assert len(of(trace, Bandwidth)) == 6  # one measurement per turn (3) and temperature (2)
-    assert (of(trace, End)[0].interrupted, of(trace, Start)[0].arguments) == (False, {"seed": 7, "device": "cpu"})
+    assert (of(trace, End)[0].interrupted, of(trace, Start)[0].arguments) == (
+        False,
+        {"seed": 7, "device": "cpu"},
+    )
     assert progress_calls[-1] == ("tiny", 24, 24)
 
     (one,) = of(trace, Model)
     stored = Checkpoint(pronk_tiny().path)
     assert one.parameters == sum(math.prod(stored.shape(name)) for name in stored)
-    assert (one.kv_bytes_per_token, one.dtype, one.context) == (2 * 8 * 2 * 32 * 2, "bfloat16", 2048)
+    assert (one.kv_bytes_per_token, one.dtype, one.context) == (
+        2 * 8 * 2 * 32 * 2,
+        "bfloat16",
+        2048,
+    )
     assert (one.methods, one.inflated) == ((PLAIN, LOOKUP), None)
     assert one.kernels == kernels().name
 
@@ -137,7 +155,8 @@ def test_clocks_of_a_sample_are_consistent() -> None:
 
 
 def test_the_time_of_a_batch_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, num_steps = pronk_tiny(), 0
+    llm = pronk_tiny()
+    num_steps = 0
     step = llm.engine.step
 
     def counted() -> None:
@@ -146,7 +165,11 @@ def test_the_time_of_a_batch_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
         step()
 
     monkeypatch.setattr(llm.engine, "step", counted)
-    item = Item([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True), Sample("t", "x", "", "", 0.0, 0, 0))
+    item = Item(
+        [5, 6, 7],
+        SamplingParams(max_tokens=8, ignore_eos=True),
+        Sample("t", "x", "", "", 0.0, 0, 0),
+    )
     items = [replace(item, ids=[5, 6, i], sample=replace(item.sample, id=str(i))) for i in range(3)]
     done = DrafterMethod(llm, PLAIN, PeakMemory("cpu")).run(items)
     assert [s.id for s in done] == ["0", "1", "2"]
@@ -154,7 +177,9 @@ def test_the_time_of_a_batch_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sum(s.seconds for s in done)
     assert max(s.total_seconds for s in done) <= whole
     assert num_steps <= 2 * 8, "the requests ran in one batch"
-    assert [list(s.tokens) for s in done] == [llm.generate(i.ids, i.params, drafter=PLAIN).token_ids for i in items]
+    assert [list(s.tokens) for s in done] == [
+        llm.generate(i.ids, i.params, drafter=PLAIN).token_ids for i in items
+    ]
 
 
 def test_a_sample_has_the_actual_size_of_its_batch() -> None:
@@ -163,7 +188,9 @@ def test_a_sample_has_the_actual_size_of_its_batch() -> None:
 
 
 def test_a_drafter_that_raises_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine decodes its requests without draft tokens, so their times must not count as the drafter's."""
+    """The engine decodes its requests without draft tokens, so their times must not count as the
+    drafter's.
+    """
 
     def propose(self: PromptLookup, contexts: Sequence[Any]) -> None:
         raise ValueError("no\nguess")
@@ -177,7 +204,8 @@ def test_a_drafter_that_raises_is_not_measured(monkeypatch: pytest.MonkeyPatch) 
 
 def test_float16_weights(checkpoint: MakeCheckpoint, fake: type[FakePeer]) -> None:
     """The kernels widen the weights; keys and values are float32, and peers get float16."""
-    folder, trace = checkpoint("llama", save_dtype=torch.float16), Trace()
+    folder = checkpoint("llama", save_dtype=torch.float16)
+    trace = Trace()
     llm = LLM(folder, kv_memory="4MiB", budget="all")
     made = plan(LOOKUP, peers=("openvino",), repeats=1, temperatures=(0.0,))
     run.run({"half": lambda _: llm}, made, trace, {})
@@ -186,7 +214,8 @@ def test_float16_weights(checkpoint: MakeCheckpoint, fake: type[FakePeer]) -> No
     weights = forward_weights(llm.engine.runner.decoder)
     assert (one.weights, one.pass_bytes) == ("float16", weights.floor_bytes)
     assert weights.floor_bytes < weights.nbytes  # padding is not in the file
-    assert one.weight_bits == pytest.approx(16, rel=0.2)  # padding adds some bits: heads of 8 outputs become 16
+    # padding adds some bits: heads of 8 outputs become 16
+    assert one.weight_bits == pytest.approx(16, rel=0.2)
     assert one.kv_bytes_per_token == kv_bytes_per_token(llm.config, FLOAT32)
     assert fake.made[0].options["dtype"] == "float16"
     assert figures(summarize(trace.records), LOOKUP).same == 3
@@ -199,7 +228,10 @@ class FakePeer:
     error: BaseException | None = None
 
     def __init__(self, spec: PeerSpec, path: Path, **options: Any) -> None:
-        self.spec, self.name, self.path, self.options = spec, spec.name, path, options
+        self.spec = spec
+        self.name = spec.name
+        self.path = path
+        self.options = options
         self.asked: list[PeerRequest] = []
         self.open = False
         FakePeer.made.append(self)
@@ -222,7 +254,8 @@ class FakePeer:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakePeer]:
-    FakePeer.made, FakePeer.error = [], None
+    FakePeer.made = []
+    FakePeer.error = None
     monkeypatch.setattr(run, "Peer", FakePeer)
     return FakePeer
 
@@ -242,8 +275,17 @@ def test_records_of_a_peer(fake: type[FakePeer]) -> None:
     assert (request.max_tokens, request.ignore_eos, request.temperature) == (12, True, 0.0)
     assert request.prompt == pronk_tiny().tokenizer.encode(str(TASKS["code"][0].text))
     greedy, failed, *sampled = [s for s in of(trace, Sample) if s.method == "openvino"]
-    assert (greedy.engine, greedy.seconds, greedy.ttft, greedy.peak_memory) == ("openvino", 0.5, 0.1, 4096)
-    assert (greedy.tokens, greedy.steps, greedy.prompt_tokens) == ((5,) * 12, None, len(request.prompt))
+    assert (greedy.engine, greedy.seconds, greedy.ttft, greedy.peak_memory) == (
+        "openvino",
+        0.5,
+        0.1,
+        4096,
+    )
+    assert (greedy.tokens, greedy.steps, greedy.prompt_tokens) == (
+        (5,) * 12,
+        None,
+        len(request.prompt),
+    )
     assert (failed.error, failed.tokens) == ("the worker ended", ())
     assert [s.seed for s in sampled] == [r.seed for r in peer.asked[3:]]
     parted = of(trace, DivergenceRecord)
@@ -254,16 +296,22 @@ def test_a_peer_that_cannot_start_fails_at_every_prompt(fake: type[FakePeer]) ->
     fake.error = PeerError("openvino: no package openvino_genai")
     trace = measured(plan(DRAFTER, peers=("openvino",), tasks={"code": TASKS["code"]}))
     assert not fake.made[0].open
-    assert of(trace, PeerRecord) == [PeerRecord("openvino", {"error": "openvino: no package openvino_genai"})]
+    assert of(trace, PeerRecord) == [
+        PeerRecord("openvino", {"error": "openvino: no package openvino_genai"})
+    ]
     found = summarize(trace.records)
     assert figures(found, "openvino").prompts == 0
     assert figures(found, "openvino").asked == 1
-    assert {f.reason for f in figures(found, "openvino").failures} == {"openvino: no package openvino_genai"}
+    assert {f.reason for f in figures(found, "openvino").failures} == {
+        "openvino: no package openvino_genai"
+    }
     assert figures(found, DRAFTER).prompts == 1
 
 
 @pytest.mark.parametrize("where", ["load", "generate"])
-def test_peers_are_closed_after_an_interrupt(fake: type[FakePeer], monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_peers_are_closed_after_an_interrupt(
+    fake: type[FakePeer], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     if where == "load":
         fake.error = KeyboardInterrupt()
     else:

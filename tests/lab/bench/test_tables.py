@@ -1,4 +1,6 @@
-"""Tables: every figure fits into 80 columns, long names are folded, and missing values are dashes."""
+"""Tables: every figure fits into 80 columns, long names are folded, and missing values are
+dashes.
+"""
 
 import io
 import re
@@ -62,9 +64,24 @@ def make(method: str = "x", task: str = ALL, temperature: float = 0.0, **more: A
 
 
 def document(*figures: Figures, interrupted: bool = False, **more: Any) -> Document:
-    values: dict[str, Any] = {"inflated": None, "bandwidth": None, "pass_cost": (), "peers": {}, "skipped": ()} | more
+    values: dict[str, Any] = {
+        "inflated": None,
+        "bandwidth": None,
+        "pass_cost": (),
+        "peers": {},
+        "skipped": (),
+    } | more
     one = ModelResult(
-        "models/one", 9_669_440, 19_338_880, 2048, "bfloat16", 2048, (), kernels="avx2", figures=figures, **values
+        "models/one",
+        9_669_440,
+        19_338_880,
+        2048,
+        "bfloat16",
+        2048,
+        (),
+        kernels="avx2",
+        figures=figures,
+        **values,
     )
     hardware = {"threads": 2, "processor": "Some CPU"}
     return Document(
@@ -89,21 +106,30 @@ def rows_of(text: str, name: str) -> list[list[str]]:
     return [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [name]]
 
 
-@pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 0.8), (0.0, 0.8, 1.2), (0.0, 0.3, 0.8, 1.0)])
+@pytest.mark.parametrize(
+    "temperatures", [(0.0,), (0.0, 0.8), (0.0, 0.8, 1.2), (0.0, 0.3, 0.8, 1.0)]
+)
 def test_figures_are_complete_and_long_names_are_folded(temperatures: tuple[float, ...]) -> None:
     tasks = ("humaneval", "gsm8k", ALL, SOUND)
-    of = document(*[make(m, task, t, **FULL) for task in tasks for t in temperatures for m in METHODS])
+    of = document(
+        *[make(m, task, t, **FULL) for task in tasks for t in temperatures for m in METHODS]
+    )
     text = shown(of)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
     body = text.split("× plain: ")[0]
-    assert body.count(GAIN[0]) == body.count(GAIN[3]) == len(tasks) * len(METHODS) * len(temperatures)
+    assert (
+        body.count(GAIN[0]) == body.count(GAIN[3]) == len(tasks) * len(METHODS) * len(temperatures)
+    )
     for cell in COST:
-        assert len(re.findall(rf"(?<= ){re.escape(cell)}(?= |$)", body, re.MULTILINE)) == len(METHODS) * len(
-            temperatures
-        )
+        assert len(re.findall(rf"(?<= ){re.escape(cell)}(?= |$)", body, re.MULTILINE)) == len(
+            METHODS
+        ) * len(temperatures)
     # A folded name continues in the lines below its figures.
-    names = "".join(re.split(r" {2,}(?=\d)| (?=\d+\.\d+[ ±])", line)[0].replace(" ", "") for line in body.splitlines())
+    names = "".join(
+        re.split(r" {2,}(?=\d)| (?=\d+\.\d+[ ±])", line)[0].replace(" ", "")
+        for line in body.splitlines()
+    )
     for method in METHODS:
         tables = -(-len(temperatures) // 2) * len(tasks) + len(temperatures)
         assert names.count(method.replace(" ", "")) >= tables, method
@@ -116,7 +142,12 @@ def test_cells_of_a_row() -> None:
     assert rows[:2] == [[*GAIN, *GAIN, "324/328*", "164"]] * 2
     assert rows[2:] == [COST] * 2
     lines = [line.strip() for line in text.splitlines()]
-    assert lines.index("code") < lines.index("all tasks") < lines.index("T = 0") < lines.index("T = 0.8")
+    assert (
+        lines.index("code")
+        < lines.index("all tasks")
+        < lines.index("T = 0")
+        < lines.index("T = 0.8")
+    )
     assert "T = 0    S    α loops   T = 0.8    S    α loops" in text
 
 
@@ -135,12 +166,16 @@ def test_a_method_that_failed_everywhere_is_listed() -> None:
 
 
 def test_the_number_of_prompts_is_the_least_of_all_temperatures() -> None:
-    text = shown(document(make("x", prompts=3, asked=4), make("x", temperature=0.8, prompts=4, asked=4)))
+    text = shown(
+        document(make("x", prompts=3, asked=4), make("x", temperature=0.8, prompts=4, asked=4))
+    )
     assert rows_of(text, "x")[0][-1] == "3/4"
 
 
 def test_an_interrupted_temperature() -> None:
-    """Method ``a`` finished both temperatures, ``b`` only the first: the second temperature of ``b`` is dashes."""
+    """Method ``a`` finished both temperatures, ``b`` only the first: the second temperature of
+    ``b`` is dashes.
+    """
     reached = [make("a", temperature=t, **FULL) for t in (0.0, 0.8)]
     text = shown(document(*reached, make("b", **FULL), interrupted=True))
     assert rows_of(text, "b")[0] == [*GAIN, *["–"] * 4, "162/164*", "164"]
@@ -158,7 +193,9 @@ def test_an_interrupted_temperature() -> None:
         ([(0, 5, 0)], "0/5"),
     ],
 )
-def test_a_star_marks_differences_that_are_all_near_ties(counts: list[tuple[int, int, int]], expected: str) -> None:
+def test_a_star_marks_differences_that_are_all_near_ties(
+    counts: list[tuple[int, int, int]], expected: str
+) -> None:
     figures = [
         make("x", temperature=float(t), same=same, compared=compared, near_ties=ties)
         for t, (same, compared, ties) in enumerate(counts)
@@ -175,10 +212,19 @@ def test_the_heading() -> None:
     )
     text = " ".join(shown(of).split())
     # The floor is the time to read the weights once: 19,338,880 bytes at 42 GB/s.
-    machine = ("models/one", "9.7 M parameters", "bfloat16", "kernels avx2", "2 threads", "Some CPU")
+    machine = (
+        "models/one",
+        "9.7 M parameters",
+        "bfloat16",
+        "kernels avx2",
+        "2 threads",
+        "Some CPU",
+    )
     for part in (*machine, "42 ± 1 GB/s", "floor 0.46 ms", "8: 1.20"):
         assert part in text
-    assert "Real acceptance, simulated size: the function is that of tiny (15.7 M parameters)" in text
+    assert (
+        "Real acceptance, simulated size: the function is that of tiny (15.7 M parameters)" in text
+    )
 
 
 @pytest.mark.parametrize(("ratio", "noise"), [(0.77, True), (0.96, False), (1.2, False)])
@@ -210,13 +256,18 @@ def test_nothing_measured() -> None:
 
 
 def test_markup_in_names_is_text() -> None:
-    text = shown(document(make("x[bold]", "[red]task", **FULL), skipped=(Failure("[b]id[/b]", "[/]"),)))
+    text = shown(
+        document(make("x[bold]", "[red]task", **FULL), skipped=(Failure("[b]id[/b]", "[/]"),))
+    )
     assert all(name in text for name in ("x[bold]", "[red]task", "[b]id[/b]: [/]"))
 
 
 def test_markdown_has_the_same_cells() -> None:
     names = ("a|b", "prompt_lookup")
-    of = document(*[make(m, task, **FULL) for task in ("code", ALL) for m in names], skipped=(Failure("a", "b|c"),))
+    of = document(
+        *[make(m, task, **FULL) for task in ("code", ALL) for m in names],
+        skipped=(Failure("a", "b|c"),),
+    )
     tables = [
         [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()]
         for block in to_markdown(of).split("\n\n")
@@ -236,10 +287,12 @@ def test_descriptions_of_weights() -> None:
     for kept in ({"weights": "bfloat16", "weight_bits": 16.1}, {}):  # older traces lack both fields
         assert "bfloat16 · kernels" in describe(replace(plain, **kept), of)
     rounded = replace(plain, weights="int4 in groups of 32", weight_bits=5.0, pass_bytes=6_100_000)
-    assert "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 6.1 MB a forward pass · kernels" in describe(
-        rounded, of
+    assert (
+        "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 6.1 MB a forward pass · kernels"
+        in describe(rounded, of)
     )
     rounded = replace(rounded, kv_dtype="int8")
-    assert "int4 in groups of 32: 5.00 bits a weight, cache int8, 6.1 MB a forward pass · kernels" in describe(
-        rounded, of
+    assert (
+        "int4 in groups of 32: 5.00 bits a weight, cache int8, 6.1 MB a forward pass · kernels"
+        in describe(rounded, of)
     )

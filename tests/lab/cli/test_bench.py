@@ -1,4 +1,6 @@
-"""``pronk bench`` from outside: what goes to which stream and file, exit codes, mistakes told before measuring."""
+"""``pronk bench`` from outside: what goes to which stream and file, exit codes, mistakes told
+before measuring.
+"""
 
 import json
 import os
@@ -27,7 +29,9 @@ COUNT = "one two three one two three one two"
 
 @pytest.fixture
 def run(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that runs ``pronk bench``, with shorter measurements of bandwidth and forward passes."""
+    """Return a function that runs ``pronk bench``, with shorter measurements of bandwidth and
+    forward passes.
+    """
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
@@ -56,7 +60,8 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def interrupt_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    original, calls = methods.DrafterMethod.run, list[int]()
+    original = methods.DrafterMethod.run
+    calls = list[int]()
 
     def count(self: DrafterMethod, items: list[Item]) -> list[Sample]:
         calls.append(1)
@@ -67,23 +72,37 @@ def interrupt_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(methods.DrafterMethod, "run", count)
 
 
-def test_tables_document_and_trace(run: Run, loaded: list[dict[str, Any]], prompts: Path, tmp_path: Path) -> None:
-    figures, trace = tmp_path / "figures.json", tmp_path / "trace.jsonl"
+def test_tables_document_and_trace(
+    run: Run, loaded: list[dict[str, Any]], prompts: Path, tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    trace = tmp_path / "trace.jsonl"
     outputs = ("--json", figures, "--trace", trace, "--markdown", tmp_path / "tables.md")
-    code, out, err = run("--prompts", prompts, *FEW, "--drafter", "prompt_lookup(min_ngram=1)", "--seed", 3, *outputs)
+    code, out, err = run(
+        "--prompts", prompts, *FEW, "--drafter", "prompt_lookup(min_ngram=1)", "--seed", 3, *outputs
+    )
     assert (code, err) == (0, "")
-    assert all(word in out for word in ("pronk-tiny", "mine", "chat", "all tasks", "autoregressive"))
+    assert all(
+        word in out for word in ("pronk-tiny", "mine", "chat", "all tasks", "autoregressive")
+    )
     assert max(map(len, out.splitlines())) <= 80
     document = json.loads(figures.read_text())
     assert document["format"] == "pronk-bench/2"
     assert not document["interrupted"]
     arguments = document["arguments"]
-    asked = {"seed": 3, "max_tokens": 6, "model": ["pronk-tiny"], "drafter": ["prompt_lookup(min_ngram=1)"]}
+    asked = {
+        "seed": 3,
+        "max_tokens": 6,
+        "model": ["pronk-tiny"],
+        "drafter": ["prompt_lookup(min_ngram=1)"],
+    }
     assert asked.items() <= arguments.items()
     assert arguments["prompts"] == [str(prompts)]
     (one,) = document["models"]
     named = [
-        (f["task"], f["method"], f["prompts"], f["same"]) for f in one["figures"] if f["method"] != "autoregressive"
+        (f["task"], f["method"], f["prompts"], f["same"])
+        for f in one["figures"]
+        if f["method"] != "autoregressive"
     ]
     name = "prompt_lookup(min_ngram=1)"
     assert named[:3] == [("mine", name, 1, 1), ("chat", name, 2, 2), ("all", name, 3, 3)]
@@ -99,7 +118,9 @@ def test_tables_document_and_trace(run: Run, loaded: list[dict[str, Any]], promp
     assert not loaded
 
 
-def test_document_on_standard_output_is_alone_there(run: Run, loaded: object, prompts: Path) -> None:
+def test_document_on_standard_output_is_alone_there(
+    run: Run, loaded: object, prompts: Path
+) -> None:
     code, out, err = run("--prompts", prompts, *FEW, "--json", "-")
     assert code == 0
     assert out.count("\n") == 1
@@ -107,25 +128,36 @@ def test_document_on_standard_output_is_alone_there(run: Run, loaded: object, pr
     assert "all tasks" in err
 
 
-def test_quick_is_one_short_run_per_prompt(run: Run, loaded: object, prompts: Path, tmp_path: Path) -> None:
+def test_quick_is_one_short_run_per_prompt(
+    run: Run, loaded: object, prompts: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "out.json"
     code, _, err = run("--quick", "--prompts", prompts, "--max-tokens", 4, "--json", path)
     assert code == 0, err
-    assert err.endswith("rough figures of one run per prompt; pronk bench without --quick measures more\n")
+    assert err.endswith(
+        "rough figures of one run per prompt; pronk bench without --quick measures more\n"
+    )
     arguments = json.loads(path.read_text())["arguments"]
     assert (arguments["limit"], arguments["temperature"], arguments["repeats"]) == (1, [0.0], 1)
     assert arguments["max_tokens"] == 4  # an option beside --quick counts
 
 
-def test_batches_and_models_without_chat_template(run: Run, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_batches_and_models_without_chat_template(
+    run: Run, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     """Four conversations in batches of three, on two models, one after the other."""
     path = tmp_path / "talk.jsonl"
     path.write_text("".join(json.dumps({"turns": ["Hi"] * n}) + "\n" for n in (2, 1, 2, 1)))
     models = ("--model", checkpoint("gpt2"), "--model", checkpoint("llama"))
-    code, out, _ = run(*models, "--prompts", path, *FEW, "--batch", 3, "--kv-memory", "8MiB", "--json", "-")
+    code, out, _ = run(
+        *models, "--prompts", path, *FEW, "--batch", 3, "--kv-memory", "8MiB", "--json", "-"
+    )
     assert code == 0
     document = json.loads(out)
-    assert [one["name"] for one in document["models"]] == [str(checkpoint("gpt2")), str(checkpoint("llama"))]
+    assert [one["name"] for one in document["models"]] == [
+        str(checkpoint("gpt2")),
+        str(checkpoint("llama")),
+    ]
     for one in document["models"]:
         guess = next(f for f in one["figures"] if (f["task"], f["method"]) == ("all", "auto"))
         assert (guess["prompts"], guess["asked"], guess["same"]) == (6, 6, 6)
@@ -161,7 +193,9 @@ def test_all_prompts_too_long(run: Run, checkpoint: MakeCheckpoint, tmp_path: Pa
     assert (one["skipped"], one["figures"][0]["prompts"]) == ([], 2)
 
 
-def test_a_bar_on_a_terminal(run: Run, loaded: object, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_on_a_terminal(
+    run: Run, loaded: object, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -175,13 +209,18 @@ def test_an_interrupt_gives_what_was_measured(
     run: Run, loaded: object, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt_call(monkeypatch, 2 + 2 + 1)  # after the warm-up and the first prompt
-    path, trace = tmp_path / "x.json", tmp_path / "x.jsonl"
+    path = tmp_path / "x.json"
+    trace = tmp_path / "x.jsonl"
     code, out, _ = run("--prompts", prompts, *FEW, "--json", path, "--trace", trace)
     assert code == 130
     assert "Interrupted" in out
     document = json.loads(path.read_text())
     assert document["interrupted"]
-    assert {f["task"]: f["prompts"] for f in document["models"][0]["figures"]} == {"mine": 1, "all": 1, "sound": 1}
+    assert {f["task"]: f["prompts"] for f in document["models"][0]["figures"]} == {
+        "mine": 1,
+        "all": 1,
+        "sound": 1,
+    }
 
     assert run("--replay", trace, "--json", "-")[1] == path.read_text()
     lines = trace.read_bytes().splitlines(keepends=True)
@@ -225,12 +264,18 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--peer", "vllm"], ["'vllm'", "openvino"]),
         (["--peer", "transformers", "--batch", "2"], ["--batch 1, found 2"]),
         (["--peer", "all", "--batch", "2"], ["--batch 1, found 2"]),
-        (["--peer", "openvino"], ["peer openvino: expected a GGUF file as --model, found a folder", "pronk-tiny"]),
+        (
+            ["--peer", "openvino"],
+            ["peer openvino: expected a GGUF file as --model, found a folder", "pronk-tiny"],
+        ),
         (
             ["--peer", "transformers", "--model", "a.gguf"],
             ["peer transformers: expected a folder", "a GGUF file, a.gguf"],
         ),
-        (["--peer", "all", "--model", "a.gguf", "--model", "."], ["peer openvino: expected a GGUF file"]),
+        (
+            ["--peer", "all", "--model", "a.gguf", "--model", "."],
+            ["peer openvino: expected a GGUF file"],
+        ),
         (["--peer-python", "openvino"], ["ENGINE=PATH", "'openvino'"]),
         (["--peer-python", "vllm=bad.jsonl"], ["peer-python", "measured (none), found vllm"]),
         (["--json", "none/x.json"], ["json: expected a file in a folder that exists", "none"]),
@@ -250,7 +295,10 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--replay", "empty.txt", "--threads", "2"], ["replay", "--threads"]),
         (["--json", "x.json", "--trace", "./x.json"], ["different files"]),
         (["--data", "."], ["data", "--suite"]),
-        (["--peer", "transformers", "--peer-python", f"openvino={sys.executable}"], ["peer-python", "transformers"]),
+        (
+            ["--peer", "transformers", "--peer-python", f"openvino={sys.executable}"],
+            ["peer-python", "transformers"],
+        ),
         (["--limit", "0"], ["limit"]),
         (["--repeats", "0"], ["repeats"]),
         (["--temperature", "-1"], ["temperature"]),
@@ -275,13 +323,19 @@ def test_mistakes_are_reported_before_a_model_is_loaded(
 def test_an_unwritable_file_is_reported_before_measuring(
     run: Run, loaded: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
-    """The check precedes hours of measuring. ``os.access`` is replaced, because root may write anywhere."""
+    """The check precedes hours of measuring. ``os.access`` is replaced, because root may write
+    anywhere.
+    """
     path = tmp_path / "x.json"
     if exists:
         path.write_text("")
     refused = path if exists else tmp_path
     monkeypatch.setattr("os.access", lambda asked, mode: mode != os.W_OK or asked != refused)
-    assert_mistake(run(*FEW, "--limit", 1, "--json", path), "json: expected a file that can be written", "x.json")
+    assert_mistake(
+        run(*FEW, "--limit", 1, "--json", path),
+        "json: expected a file that can be written",
+        "x.json",
+    )
     assert not loaded
 
 
@@ -299,12 +353,16 @@ except SystemExit as stop:
     assert not stop.code
 sys.exit("torch" in sys.modules)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert all(option in result.stdout for option in ("--drafter", "--peer", "--json", "--replay"))
 
 
-def test_a_second_model_that_cannot_be_loaded_leaves_the_first_ones_figures(run: Run, tmp_path: Path) -> None:
+def test_a_second_model_that_cannot_be_loaded_leaves_the_first_ones_figures(
+    run: Run, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
     figures = tmp_path / "figures.json"
     models = ("--model", TINY, "--model", tmp_path / "empty")

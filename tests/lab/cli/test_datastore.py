@@ -1,4 +1,6 @@
-"""``pronk datastore`` from outside: what it writes, says and refuses, and that it leaves nothing half done."""
+"""``pronk datastore`` from outside: what it writes, says and refuses, and that it leaves nothing
+half done.
+"""
 
 import gzip
 import json
@@ -41,7 +43,9 @@ def text(tmp_path: Path) -> Path:
     (folder / "code" / "b.md").write_text(PROSE, encoding="utf-8", newline="")
     (folder / "code" / "ignored.bin").write_bytes(b"\xff")
     (folder / "notes.c").write_text("int main;\n")
-    rows = "".join(json.dumps({"text": each}) + "\n" for each in ("first row", "", "half \ud800 a character"))
+    rows = "".join(
+        json.dumps({"text": each}) + "\n" for each in ("first row", "", "half \ud800 a character")
+    )
     (folder / "rows.jsonl").write_text(rows)
     (folder / "rows.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     return folder
@@ -49,7 +53,9 @@ def text(tmp_path: Path) -> Path:
 
 def documents(folder: Path, tokenizer: Tokenizer) -> list[str]:
     """The text of a datastore."""
-    store, found, ids = Datastore.open(folder), list[str](), list[int]()
+    store = Datastore.open(folder)
+    found = list[str]()
+    ids = list[int]()
     assert store.header.vocabulary == tokenizer.fingerprint
     for number in store._token_array.tolist():
         if number == store.header.separator:
@@ -68,7 +74,13 @@ def test_build_and_info(run: Run, model: Path, text: Path, tmp_path: Path) -> No
     assert (code, stdout) == (0, "")
     tokenizer = Tokenizer.load(model, read_config(model).vocab_size)
     rows = ["first row", "half ? a character"]
-    assert documents(out, tokenizer) == [CODE, PROSE.replace("\r\n", "\n"), "int main;\n", *rows, *rows]
+    assert documents(out, tokenizer) == [
+        CODE,
+        PROSE.replace("\r\n", "\n"),
+        "int main;\n",
+        *rows,
+        *rows,
+    ]
     assert sorted(path.name for path in out.iterdir()) == [HEADER, SUFFIXES, TOKENS]
     assert sorted(path.name for path in out.parent.iterdir()) == ["store"]
     size = sum((out / name).stat().st_size for name in (TOKENS, SUFFIXES))
@@ -78,13 +90,16 @@ def test_build_and_info(run: Run, model: Path, text: Path, tmp_path: Path) -> No
     code, stdout, stderr = run("info", out)
     assert (code, stderr) == (0, "")
     assert stdout == (
-        f"{out}: {tokens:,} tokens of 7 documents, {size:,} bytes, undamaged\ntokenizer {tokenizer.fingerprint}\n"
+        f"{out}: {tokens:,} tokens of 7 documents, {size:,} bytes, undamaged\ntokenizer "
+        f"{tokenizer.fingerprint}\n"
         "from code\nfrom notes.c\nfrom rows.jsonl\nfrom rows.jsonl.gz\n"
     )
 
 
 def test_limit(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
-    assert run("build", tmp_path / "s", text / "code", "--model", model, "--limit-tokens", 5)[0] == 0
+    assert (
+        run("build", tmp_path / "s", text / "code", "--model", model, "--limit-tokens", 5)[0] == 0
+    )
     assert Datastore.open(tmp_path / "s").header.tokens == 5
 
 
@@ -101,28 +116,51 @@ def test_long_texts_are_cut_at_line_ends(
     assert list(module._split_text(CODE)) == ["def add(a, b", "):\n", "    return a", " + b\n"]
     assert list(module._split_text("a\nb\n" * 5)) == ["a\nb\n" * 3, "a\nb\n" * 2]
     assert list(module._split_text("")) == [""]
-    assert run("build", tmp_path / "s", text / "code", text / "rows.jsonl", "--model", model)[0] == 0
+    assert (
+        run("build", tmp_path / "s", text / "code", text / "rows.jsonl", "--model", model)[0] == 0
+    )
     found = documents(tmp_path / "s", Tokenizer.load(model))
     assert found == [CODE, PROSE.replace("\r\n", "\n"), "first row", "half ? a character"]
 
 
-def test_mistakes(run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes(
+    run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     (text / "bad.txt").write_bytes(b"\xff\xfe")
     (text / "bad.jsonl").write_text('{"content": 1}\n')
     (text / "empty.txt").write_text("")
     at = ("--model", model)
-    assert_mistake(run("build", out, tmp_path / "nowhere", *at), "expected text files, folders or JSON lines, found no")
-    assert_mistake(run("build", out, text / "bad.txt", *at), "bad.txt: expected text in UTF-8, found")
+    assert_mistake(
+        run("build", out, tmp_path / "nowhere", *at),
+        "expected text files, folders or JSON lines, found no",
+    )
+    assert_mistake(
+        run("build", out, text / "bad.txt", *at), "bad.txt: expected text in UTF-8, found"
+    )
     assert_mistake(run("build", out, text / "bad.jsonl", *at), "expected a string under 'text'")
-    assert_mistake(run("build", out, text / "empty.txt", *at), "expected documents with tokens, found none")
-    assert_mistake(run("build", out, text / "code", "--model", tmp_path), "expected a model folder with config.json")
+    assert_mistake(
+        run("build", out, text / "empty.txt", *at), "expected documents with tokens, found none"
+    )
+    assert_mistake(
+        run("build", out, text / "code", "--model", tmp_path),
+        "expected a model folder with config.json",
+    )
     assert_mistake(run("build", out, text / "code", *at, "--limit-tokens", 0), "--limit-tokens")
-    assert_mistake(run("build", text, text / "code", *at), f"expected a new or empty folder, found {text} in use")
-    assert_mistake(run("build", text / "notes.c", text / "code", *at), "expected a new or empty folder")
-    assert_mistake(run("info", out), "expected a datastore with datastore.json, found none; make one with")
+    assert_mistake(
+        run("build", text, text / "code", *at),
+        f"expected a new or empty folder, found {text} in use",
+    )
+    assert_mistake(
+        run("build", text / "notes.c", text / "code", *at), "expected a new or empty folder"
+    )
+    assert_mistake(
+        run("info", out), "expected a datastore with datastore.json, found none; make one with"
+    )
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
-    assert_mistake(run("build", out, text / "code", *at), "run pip install '.[datastore]' in a clone of pronk")
+    assert_mistake(
+        run("build", out, text / "code", *at), "run pip install '.[datastore]' in a clone of pronk"
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
 
 
@@ -161,7 +199,13 @@ def test_progress(model: Path, text: Path, tmp_path: Path) -> None:
     total = sum(map(module._text_bytes, paths))
     for limit, whole in ((None, total), (10, 10)):
         seen = list[tuple[str, int, int]]()
-        module._build(tmp_path / str(limit), paths, str(model), limit, lambda *each, seen=seen: seen.append(each))
+        module._build(
+            tmp_path / str(limit),
+            paths,
+            str(model),
+            limit,
+            lambda *each, seen=seen: seen.append(each),
+        )
         *steps, last = seen
         assert last == ("sorting", 0, 0)
         assert {(name, end) for name, _, end in steps} == {("tokenizing", whole)}
@@ -170,7 +214,9 @@ def test_progress(model: Path, text: Path, tmp_path: Path) -> None:
         assert done[-1] <= whole
 
 
-def test_bar_on_a_terminal(run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_on_a_terminal(
+    run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")

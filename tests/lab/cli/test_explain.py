@@ -1,4 +1,6 @@
-"""``pronk explain``: a table that can be read, numbers for programs, a plot; mistakes in one line."""
+"""``pronk explain``: a table that can be read, numbers for programs, a plot; mistakes in one
+line.
+"""
 
 import json
 import xml.etree.ElementTree as ET

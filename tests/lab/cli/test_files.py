@@ -26,5 +26,7 @@ from command_line import Command
         f"bench {MODEL} --trace FILE",
     ],
 )
-def test_a_file_of_another_kind_is_refused(command: Command, arguments: str, kind: str, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused(
+    command: Command, arguments: str, kind: str, tmp_path: Path
+) -> None:
     files.test_a_file_of_another_kind_is_refused(command, arguments, kind, tmp_path)

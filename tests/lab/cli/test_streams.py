@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from cli import test_streams as streams
-from cli.test_streams import CLOSED, FULL_STREAM, MODEL, NEEDS_FULL, READER_HAS_ENDED, UNBUFFERED, Run, cases, run_here
+from cli.test_streams import (
+    CLOSED,
+    FULL_STREAM,
+    MODEL,
+    NEEDS_FULL,
+    READER_HAS_ENDED,
+    UNBUFFERED,
+    Run,
+    cases,
+    run_here,
+)
 from pronk.lab.bench import machine, measure
 
 VERIFY = f"verify {MODEL} --drafter suffix --limit 1 --max-tokens 4 --samples 0"
@@ -29,19 +39,27 @@ def quick_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @NEEDS_FULL
-@pytest.mark.parametrize(("run", "arguments", "fault"), cases(COMMANDS, [FULL_STREAM, UNBUFFERED], SLOW_COMMANDS))
+@pytest.mark.parametrize(
+    ("run", "arguments", "fault"), cases(COMMANDS, [FULL_STREAM, UNBUFFERED], SLOW_COMMANDS)
+)
 def test_a_full_output_is_one_line(run: Run, arguments: str, fault: str) -> None:
     streams.test_a_full_output_is_one_line(run, arguments, fault)
 
 
-@pytest.mark.parametrize(("run", "arguments", "fault"), cases(COMMANDS, [CLOSED, READER_HAS_ENDED], SLOW_COMMANDS))
+@pytest.mark.parametrize(
+    ("run", "arguments", "fault"), cases(COMMANDS, [CLOSED, READER_HAS_ENDED], SLOW_COMMANDS)
+)
 def test_an_output_that_ends_is_no_error(run: Run, arguments: str, fault: str) -> None:
     streams.test_an_output_that_ends_is_no_error(run, arguments, fault)
 
 
 @NEEDS_FULL
-@pytest.mark.parametrize(("run", "arguments", "fault"), cases(COMMANDS, [CLOSED, FULL_STREAM], SLOW_COMMANDS))
-def test_standard_error_changes_neither_the_exit_code_nor_the_output(run: Run, arguments: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("run", "arguments", "fault"), cases(COMMANDS, [CLOSED, FULL_STREAM], SLOW_COMMANDS)
+)
+def test_standard_error_changes_neither_the_exit_code_nor_the_output(
+    run: Run, arguments: str, fault: str
+) -> None:
     streams.test_standard_error_changes_neither_the_exit_code_nor_the_output(run, arguments, fault)
 
 
@@ -60,11 +78,18 @@ def test_standard_error_changes_neither_the_exit_code_nor_the_output(run: Run, a
     ],
 )
 def test_standard_error_loses_no_file(arguments: str, result: str, tmp_path: Path) -> None:
-    request = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}
+    request = {
+        "custom_id": "1",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": "x", "max_tokens": 2},
+    }
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps(request | {"text": "def f(x): return x\n" * 20}) + "\n")
     out = tmp_path / "out"
-    done = run_here(arguments.replace("IN", str(source)).replace("OUT", str(out)), stderr=FULL_STREAM)
+    done = run_here(
+        arguments.replace("IN", str(source)).replace("OUT", str(out)), stderr=FULL_STREAM
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert Path(result.replace("OUT", str(out))).stat().st_size
 

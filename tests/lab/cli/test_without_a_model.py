@@ -10,7 +10,9 @@ from checkpoint.hub.test_clone_models import test_commands_without_a_model as ch
 __all__ = ["outside"]
 
 
-@pytest.mark.parametrize("command", ["bench --limit 1", "explain hi", "verify", "datastore build out text.txt"])
+@pytest.mark.parametrize(
+    "command", ["bench --limit 1", "explain hi", "verify", "datastore build out text.txt"]
+)
 def test_commands_without_a_model(
     command: str, outside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,6 @@
-"""The lab's drafters for the engine's tests of all drafters, which this folder's tests of the same names run."""
+"""The lab's drafters for the engine's tests of all drafters, which this folder's tests of the same
+names run.
+"""
 
 from functools import cache
 
@@ -10,7 +12,14 @@ from pronk.drafting.registry import DRAFTERS as ENGINE
 
 REGISTERED = [name for name in REGISTRY if name not in ENGINE]
 # Drafters of the engine with parts of the lab, and drafters of the lab with other options or parts.
-COMPOSED = ("merged", "first_of", "auto", "lookahead, filled", "cape of kangaroo", "merged with trained")
+COMPOSED = (
+    "merged",
+    "first_of",
+    "auto",
+    "lookahead, filled",
+    "cape of kangaroo",
+    "merged with trained",
+)
 DRAFTERS = [*REGISTERED, *COMPOSED]
 
 
@@ -18,7 +27,9 @@ DRAFTERS = [*REGISTERED, *COMPOSED]
 def specs() -> dict[str, str]:
     """Return the specifications of the drafters in :data:`DRAFTERS` that need options."""
     model = drafts.spec()
-    cape, kangaroo, medusa = f"cape(threshold({model}))", trained_kangaroo.spec(), trained_medusa.spec()
+    cape = f"cape(threshold({model}))"
+    kangaroo = trained_kangaroo.spec()
+    medusa = trained_medusa.spec()
     return {
         "lookahead": "lookahead(window=4, ngram=3, guesses=5)",
         "gauss_seidel": "gauss_seidel(num_tokens=5)",
@@ -31,8 +42,13 @@ def specs() -> dict[str, str]:
         "kangaroo": kangaroo,
         "glide": trained_glide.spec(),
         "vanilla": trained_glide.spec("vanilla"),
-        "merged": "merged(prompt_lookup(min_ngram=1), recycling(shared=True), lookahead(window=2), num_nodes=20)",
-        "first_of": "first_of(prompt_lookup(max_ngram=3), lookahead(window=3, ngram=3), gauss_seidel)",
+        "merged": (
+            "merged(prompt_lookup(min_ngram=1), recycling(shared=True), lookahead(window=2), "
+            "num_nodes=20)"
+        ),
+        "first_of": (
+            "first_of(prompt_lookup(max_ngram=3), lookahead(window=3, ngram=3), gauss_seidel)"
+        ),
         "auto": f"auto({cape}, {medusa})",
         "lookahead, filled": "lookahead(window=4, ngram=3, guesses=5, warm_up='random')",
         "cape of kangaroo": f"cape({kangaroo})",

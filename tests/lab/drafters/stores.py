@@ -30,12 +30,15 @@ def make(folder: Path, documents: Documents, **options: Any) -> Datastore:
 def random_documents(seed: int, count: int, longest: int, letters: int) -> list[list[int]]:
     """Return documents of few letters, which repeat much."""
     dice = random.Random(seed)
-    return [[dice.randrange(letters) for _ in range(dice.randint(1, longest))] for _ in range(count)]
+    return [
+        [dice.randrange(letters) for _ in range(dice.randint(1, longest))] for _ in range(count)
+    ]
 
 
 def followers(documents: Documents, phrase: Sequence[int]) -> list[int]:
     """Return the token after each occurrence of a phrase, or -1 at the end of a document."""
-    size, found = len(phrase), list[int]()
+    size = len(phrase)
+    found = list[int]()
     for document in documents:
         for at in range(len(document) - size + 1):
             if list(document[at : at + size]) == list(phrase):
@@ -45,7 +48,9 @@ def followers(documents: Documents, phrase: Sequence[int]) -> list[int]:
 
 @cache
 def conformance_spec() -> str:
-    """Return ``retrieval`` over random documents of 4 and of 131 tokens, as in the tests of all drafters."""
+    """Return ``retrieval`` over random documents of 4 and of 131 tokens, as in the tests of all
+    drafters.
+    """
     documents = [*random_documents(0, 60, 60, 4), *random_documents(1, 60, 60, 131)]
     dice = random.Random(2)
     documents += [[dice.choice((3, 5)) for _ in range(60)] for _ in range(20)]

@@ -1,4 +1,6 @@
-"""CAPE against section 4.2 and appendix A of the paper: numbers of siblings, the mask, and forward passes."""
+"""CAPE against section 4.2 and appendix A of the paper: numbers of siblings, the mask, and forward
+passes.
+"""
 
 import math
 import random
@@ -46,7 +48,8 @@ def below(value: float) -> float:
         ("paper", 0.8, 3),
         ("paper", above(0.8), 1),
         ("paper", 1.0, 1),
-        # Appendix A counts the chain's token, too: 8 8 8 8 6 6 6 6 4 4 2 tokens for floor(10 p) = 0..10.
+        # Appendix A counts the chain's token, too: 8 8 8 8 6 6 6 6 4 4 2 tokens for floor(10 p) =
+        # 0..10.
         ("fine", 1e-6, 7),
         ("fine", below(0.4), 7),
         ("fine", 0.4, 5),
@@ -60,7 +63,9 @@ def below(value: float) -> float:
         (4, 1.0, 4),
     ],
 )
-def test_the_number_of_siblings_falls_with_the_confidence(sizes: str | int, confidence: float, count: int) -> None:
+def test_the_number_of_siblings_falls_with_the_confidence(
+    sizes: str | int, confidence: float, count: int
+) -> None:
     drafter = bind(Cape((Scripted((drafted(1, confidence, *OTHERS, vocab=50),)),), sizes=sizes))
     (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
     assert tree.tokens == (0, 1, *OTHERS[:count])
@@ -74,7 +79,9 @@ def test_impossible_tokens_are_no_siblings() -> None:
 
 
 def linearized(chain: int, expansion: list[int]) -> np.ndarray[Any, Any]:
-    """Return the paper's attention mask: rows of the chain, then ``expansion[i]`` siblings of each chain token."""
+    """Return the paper's attention mask: rows of the chain, then ``expansion[i]`` siblings of each
+    chain token.
+    """
     pos = [*range(1, chain + 1)] + [i for i, size in enumerate(expansion, 1) for _ in range(size)]
     beta = len(pos)
     mask = np.zeros((beta, beta), dtype=bool)
@@ -92,7 +99,9 @@ def expanded(confidences: list[float], **options: Any) -> TokenTree:
 
 
 def test_the_mask_of_the_paper() -> None:
-    """The three tokens of the chain have one, three and five siblings; the paper's mask has no row for the root."""
+    """The three tokens of the chain have one, three and five siblings; the paper's mask has no row
+    for the root.
+    """
     tree = expanded([0.9, 0.7, 0.5])
     assert tree.parents == (-1, 0, 1, 2, 0, 1, 1, 1, *(2,) * 5)
     assert tree.visible[:, 0].all()
@@ -111,7 +120,9 @@ def test_the_mask_of_random_expansions() -> None:
         confidences = [1 - dice.random() for _ in range(dice.randint(1, 9))]
         most = dice.randint(len(confidences), 60)
         tree = expanded(confidences, max_nodes=most, sizes=dice.choice(("paper", "fine")))
-        counts = [sum(parent == depth for parent in tree.parents) - 1 for depth in range(len(confidences))]
+        counts = [
+            sum(parent == depth for parent in tree.parents) - 1 for depth in range(len(confidences))
+        ]
         assert (tree.visible[1:, 1:] == linearized(len(confidences), counts)).all()
 
 
@@ -119,13 +130,25 @@ def test_the_tree_has_32_draft_tokens_at_most_the_chain_first() -> None:
     tree = expanded([0.1] * 9)
     assert tree.num_draft_tokens == 32
     assert tree.tokens[:10] == tuple(range(10))
-    assert [sum(parent == depth for parent in tree.parents) - 1 for depth in range(9)] == [7, 7, 7, 2, 0, 0, 0, 0, 0]
+    assert [sum(parent == depth for parent in tree.parents) - 1 for depth in range(9)] == [
+        7,
+        7,
+        7,
+        2,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
     assert expanded([0.1] * 9, max_nodes=5).tokens == (0, 1, 2, 3, 4, 5)
     assert expanded([0.1] * 40).tokens == tuple(range(33))
 
 
 def ranking(tokens: list[int], params: SamplingParams) -> tuple[list[int], float]:
-    """Return the draft's tokens after a text by falling score, and the probability of the first one."""
+    """Return the draft's tokens after a text by falling score, and the probability of the first
+    one.
+    """
     scores = dense(FAIR)(tokens) / (params.temperature or 1.0)
     if params.temperature and not params.rejects:
         scores = scores + gumbel_noise(params.seed or 0, len(tokens), np.arange(VOCAB))
@@ -146,11 +169,13 @@ def test_siblings_are_the_next_likeliest_tokens(temperature: float) -> None:
     (request,) = decode(engine, drafter, [[1, 2, 3]], temperature=temperature)
     siblings = 0
     for asked in drafter.of(request):
-        want, here = set[tuple[int, ...]](), list(asked.tokens)
+        want = set[tuple[int, ...]]()
+        here = list(asked.tokens)
         chain = min(4, asked.depth, asked.nodes)
         room = min(30, asked.nodes) - chain
         for _ in range(chain):
-            above, (order, confidence) = tuple(here[len(asked.tokens) :]), ranking(here, request.params)
+            above = tuple(here[len(asked.tokens) :])
+            (order, confidence) = ranking(here, request.params)
             count = min(room, size_of(confidence))
             room -= count
             want |= {(*above, token) for token in order[: count + 1]}
@@ -158,13 +183,19 @@ def test_siblings_are_the_next_likeliest_tokens(temperature: float) -> None:
             here.append(order[0])
         assert paths(asked.tree) == want
     assert siblings > 40
-    assert sum(each.accepted for name, each in request.stats.sources.items() if name.startswith("cape")) > 0
+    assert (
+        sum(
+            each.accepted for name, each in request.stats.sources.items() if name.startswith("cape")
+        )
+        > 0
+    )
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
 def test_siblings_take_no_forward_pass_of_the_draft(rule: Any) -> None:
     params = SamplingParams(temperature=0.9, seed=3, rule=rule)
-    passes, trees = [], []
+    passes = []
+    trees = []
     for spec in (MODEL, f"cape({MODEL})", f"cape(threshold({MODEL}, threshold=0.05))"):
         drafter = bound(spec)
         (inner,) = within(drafter, ModelProposer)
@@ -199,7 +230,9 @@ def test_siblings_of_drawn_tokens_are_point_masses(rule: Any) -> None:
 @pytest.mark.parametrize("right", [True, False])
 def test_gains_of_siblings_follow_their_acceptance(right: bool) -> None:
     drafter = bind(Cape((Scripted((drafted(1, 0.9, 5, vocab=50), drafted(2, 0.9, 6, vocab=50))),)))
-    state, policy, gains = drafter.start([0]), RequestPolicy(), list[float]()
+    state = drafter.start([0])
+    policy = RequestPolicy()
+    gains = list[float]()
     for _ in range(6):
         (tree,) = drafter.propose([plain_context(state, [0], policy=policy)])
         assert tree.tokens == (0, 1, 2, 5, 6)

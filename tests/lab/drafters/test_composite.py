@@ -21,7 +21,11 @@ def test_capabilities_of_a_part() -> None:
     [
         "first_of(lookahead(window=3, ngram=3), lookahead(window=5, ngram=4))",
         "first_of(lookahead, lookahead(window=2))",
-        "first_of(lookahead(window=1, ngram=2), lookahead(window=1, ngram=4), lookahead(window=2, ngram=2))",
+        (
+            "first_of(lookahead(window=1, ngram=2), lookahead(window=1, ngram=4), "
+            "lookahead(window=2, "
+            "ngram=2))"
+        ),
         "merged(lookahead(window=3), first_of(jacobi, lookahead(window=2)), recycling)",
     ],
 )
@@ -29,13 +33,16 @@ def test_each_lookahead_reads_its_own_window(spec: str) -> None:
     engine = make_engine(tiny_decoder())
     drafter = make_drafter(spec).bind(engine.target)
     options = SamplingParams(max_tokens=60, temperature=0.7, seed=1, logit_bias={3: 9.0, 5: 9.0})
-    request, plain = make_request([3, 5, 3], options, drafter), make_request([3, 5, 3], options)
+    request = make_request([3, 5, 3], options, drafter)
+    plain = make_request([3, 5, 3], options)
     run(engine, [request])
     run(engine, [plain])
     assert request.output == plain.output
     assert request.stats.accepted > 0
 
 
-@pytest.mark.parametrize("part", [Lookahead(window=2), bind(Lookahead(window=2))], ids=["options", "proposer"])
+@pytest.mark.parametrize(
+    "part", [Lookahead(window=2), bind(Lookahead(window=2))], ids=["options", "proposer"]
+)
 def test_one_drafter_may_be_two_parts(part: Drafter) -> None:
     composite.test_one_drafter_may_be_two_parts(part)

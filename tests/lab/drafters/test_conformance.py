@@ -9,7 +9,9 @@ EACH = pytest.mark.parametrize("name", REGISTERED)
 
 
 @EACH
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 9), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [range(3), pytest.param(range(3, 9), marks=pytest.mark.slow)], ids=str
+)
 def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str, seeds: range) -> None:
     conformance.test_state_depends_on_the_text_and_the_targets_outputs_alone(spec(name), seeds)
 

@@ -14,9 +14,20 @@ from lab.drafters.stores import VOCABULARY, Documents, followers, make, random_d
 from pronk.base.errors import CheckpointError, OptionError, PronkError
 from pronk.lab.drafters.datastore import builder as datastore_build
 from pronk.lab.drafters.datastore import reader as module
-from pronk.lab.drafters.datastore.reader import HEADER, SUFFIX_TYPES, SUFFIXES, TOKENS, Datastore, Header, Match
+from pronk.lab.drafters.datastore.reader import (
+    HEADER,
+    SUFFIX_TYPES,
+    SUFFIXES,
+    TOKENS,
+    Datastore,
+    Header,
+    Match,
+)
 
-A, B, C, D = 10, 11, 12, 13
+A = 10
+B = 11
+C = 12
+D = 13
 
 
 def test_example_of_the_module(tmp_path: Path) -> None:
@@ -38,11 +49,21 @@ def test_suffixes_are_in_the_order_of_their_tokens(tmp_path: Path, vocab_size: i
     header = Header.read(folder)
     kind = ">u2" if vocab_size <= 65535 else ">u4"
     assert header == Header(
-        VOCABULARY, vocab_size - 1, 480, 12, kind, "<u4", header.tokens_sha256, header.suffixes_sha256, ("a.txt",)
+        VOCABULARY,
+        vocab_size - 1,
+        480,
+        12,
+        kind,
+        "<u4",
+        header.tokens_sha256,
+        header.suffixes_sha256,
+        ("a.txt",),
     )
     text = np.fromfile(folder / TOKENS, kind).tolist()
     assert text == [token for document in documents for token in [*document, header.separator]]
-    assert np.fromfile(folder / SUFFIXES, "<u4").tolist() == sorted(range(len(text)), key=lambda at: text[at:])
+    assert np.fromfile(folder / SUFFIXES, "<u4").tolist() == sorted(
+        range(len(text)), key=lambda at: text[at:]
+    )
 
 
 CORPORA: dict[str, Documents] = {
@@ -57,7 +78,10 @@ CORPORA: dict[str, Documents] = {
 
 def longest(documents: Documents, tail: list[int], most: int) -> int:
     sizes = range(1, min(len(tail), most) + 1)
-    return max((n for n in sizes if any(token >= 0 for token in followers(documents, tail[-n:]))), default=0)
+    return max(
+        (n for n in sizes if any(token >= 0 for token in followers(documents, tail[-n:]))),
+        default=0,
+    )
 
 
 @pytest.mark.parametrize("name", CORPORA)
@@ -67,10 +91,13 @@ def test_matches_and_children_equal_a_plain_search(
 ) -> None:
     monkeypatch.setattr(module, "_SAMPLE", sample)
     documents = CORPORA[name]
-    store, dice, lengths = make(tmp_path / "s", documents), random.Random(4), set[int]()
+    store = make(tmp_path / "s", documents)
+    dice = random.Random(4)
+    lengths = set[int]()
     letters = max(max(document) for document in documents) + 1
     for _ in range(120):
-        source, size = dice.choice(documents), dice.randint(1, 12)
+        source = dice.choice(documents)
+        size = dice.randint(1, 12)
         start = dice.randrange(len(source))
         tail = [dice.randrange(letters + 1) for _ in range(3)] + list(source[start : start + size])
         most = dice.choice((1, 2, 5, 16))
@@ -82,13 +109,19 @@ def test_matches_and_children_equal_a_plain_search(
     assert len(lengths) > 1 or name == "one token"
 
 
-def check_children(store: Datastore, documents: Documents, phrase: list[int], low: int, high: int) -> None:
-    """Compare a phrase's next tokens with a count over all documents, and look up each token's interval."""
+def check_children(
+    store: Datastore, documents: Documents, phrase: list[int], low: int, high: int
+) -> None:
+    """Compare a phrase's next tokens with a count over all documents, and look up each token's
+    interval.
+    """
     want = Counter(token for token in followers(documents, phrase) if token >= 0)
     assert high - low == want.total()
     found = store.children(low, high, len(phrase), 99)
     certain = -(-(high - low) // module._SAMPLE)
-    assert {token for token, count in want.items() if count >= certain} <= {child.token for child in found}
+    assert {token for token, count in want.items() if count >= certain} <= {
+        child.token for child in found
+    }
     assert [(child.token, child.high - child.low) for child in found] == sorted(
         ((child.token, want[child.token]) for child in found), key=lambda pair: (-pair[1], pair[0])
     )
@@ -169,10 +202,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
-    refuse(tmp_path / "nowhere", "nowhere: expected a datastore with datastore.json, found none; make one")
+    refuse(
+        tmp_path / "nowhere",
+        "nowhere: expected a datastore with datastore.json, found none; make one",
+    )
     for name in (TOKENS, SUFFIXES, HEADER):
         (folder / name).rename(folder / "away")
-        refuse(folder, f"expected .*{name}" if name == HEADER else f"{name}: expected a readable file")
+        refuse(
+            folder, f"expected .*{name}" if name == HEADER else f"{name}: expected a readable file"
+        )
         (folder / "away").rename(folder / name)
     Datastore.open(folder)
 
@@ -236,7 +274,10 @@ def test_suffixes_that_do_not_sort_the_tokens_are_refused(folder: Path) -> None:
     suffixes = np.fromfile(folder / SUFFIXES, "<u4")
     for wrong in (suffixes[::-1], suffixes + 10**6, suffixes * 0 + (2**32 - 1)):
         wrong.astype("<u4").tofile(folder / SUFFIXES)
-        refuse(folder, "expected suffixes.bin to sort tokens.bin, found otherwise; build the datastore again")
+        refuse(
+            folder,
+            "expected suffixes.bin to sort tokens.bin, found otherwise; build the datastore again",
+        )
     suffixes.tofile(folder / SUFFIXES)
     (folder / TOKENS).write_bytes(bytes(len((folder / TOKENS).read_bytes())))
     refuse(folder, "expected suffixes.bin to sort tokens.bin")
@@ -271,10 +312,13 @@ def test_random_files_raise_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
                             store.children(child.low, child.high, length + 1, 20)
 
 
-def test_a_missing_sorting_library_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sorting_library_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     with pytest.raises(
-        OptionError, match=r"expected pydivsufsort .*run pip install '\.\[datastore\]' in a clone of pronk"
+        OptionError,
+        match=r"expected pydivsufsort .*run pip install '\.\[datastore\]' in a clone of pronk",
     ) as caught:
         make(tmp_path / "new", [[A]])
     assert "\n" not in str(caught.value)

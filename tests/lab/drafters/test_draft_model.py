@@ -1,4 +1,6 @@
-"""Drafters of the lab around a draft model: the engine's tests of a draft model's chains and its KV cache."""
+"""Drafters of the lab around a draft model: the engine's tests of a draft model's chains and its KV
+cache.
+"""
 
 import pytest
 
@@ -15,12 +17,18 @@ WITH_LANES = {
 
 @pytest.mark.parametrize("count", [40, 150])
 @pytest.mark.parametrize("kind", WITH_LANES)
-def test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(kind: str, count: int) -> None:
-    draft_model.test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(WITH_LANES[kind], count)
+def test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(
+    kind: str, count: int
+) -> None:
+    draft_model.test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(
+        WITH_LANES[kind], count
+    )
 
 
 @pytest.mark.parametrize("length", [30, 62, 63, 64, 80])
-@pytest.mark.parametrize(("kind", "most"), [("staged({}, prompt_lookup)", 8), ("beam({})", 5)], ids=["staged", "beam"])
+@pytest.mark.parametrize(
+    ("kind", "most"), [("staged({}, prompt_lookup)", 8), ("beam({})", 5)], ids=["staged", "beam"]
+)
 def test_draft_tokens_end_after_the_drafts_last_position(kind: str, most: int, length: int) -> None:
     draft_model.test_draft_tokens_end_after_the_drafts_last_position(kind, most, length)
 
@@ -35,8 +43,12 @@ AROUND = {
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", AROUND)
-def test_an_interrupted_forward_pass_of_the_draft_changes_no_text(kind: str, *, after: bool) -> None:
-    draft_model.test_an_interrupted_forward_pass_of_the_draft_changes_no_text(AROUND[kind], after=after)
+def test_an_interrupted_forward_pass_of_the_draft_changes_no_text(
+    kind: str, *, after: bool
+) -> None:
+    draft_model.test_an_interrupted_forward_pass_of_the_draft_changes_no_text(
+        AROUND[kind], after=after
+    )
 
 
 @pytest.mark.parametrize("kind", AROUND)
@@ -45,7 +57,8 @@ def test_the_sampler_is_unchanged_after_a_proposal(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["beam({}, width=16, num_tokens=30)", "staged({}, suffix, num_nodes=100, width=32, depth=16)"]
+    "kind",
+    ["beam({}, width=16, num_tokens=30)", "staged({}, suffix, num_nodes=100, width=32, depth=16)"],
 )
 def test_wide_trees_write_only_to_their_own_blocks(kind: str) -> None:
     spec = kind.format(KINDS["draft_model"])
@@ -56,4 +69,6 @@ def test_wide_trees_write_only_to_their_own_blocks(kind: str) -> None:
     engine, drafter = watched(spec)
     watch_draft(models_of(drafter.inner)[0])
     together = decode(engine, drafter, PROMPTS[:2], max_tokens=12, seed=1)
-    assert [request.stats.acceptance for request in together] == [request.stats.acceptance for request in alone]
+    assert [request.stats.acceptance for request in together] == [
+        request.stats.acceptance for request in alone
+    ]

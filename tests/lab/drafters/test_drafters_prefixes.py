@@ -28,7 +28,9 @@ def test_draft_tokens_are_equal(name: str, dtype: DType, pools: list[int]) -> No
 
 
 def test_glide_of_several_layers(pools: list[int]) -> None:
-    """Its rows attend to the target's KV cache, so only rows computed with the whole text may be cached."""
+    """Its rows attend to the target's KV cache, so only rows computed with the whole text may be
+    cached.
+    """
     made = make_drafter(f"glide(model={trained_glide.glide_folder(layers=2)!r})")
     got = compare(tiny_decoder(), made, pools)
     assert got.stats.accepted > 0
@@ -36,7 +38,9 @@ def test_glide_of_several_layers(pools: list[int]) -> None:
 
 
 @pytest.mark.parametrize("windows", [exits.WINDOWS, (None,) * 4], ids=["window", "all"])
-def test_a_drafter_with_a_sliding_window_shares_no_prefixes(windows: tuple[int | None, ...], pools: list[int]) -> None:
+def test_a_drafter_with_a_sliding_window_shares_no_prefixes(
+    windows: tuple[int | None, ...], pools: list[int]
+) -> None:
     decoder = calm_decoder(windows=windows)
     for prompt in (FIRST, FIRST[:5]):
         pools.clear()
@@ -60,4 +64,6 @@ def test_the_draft_model_computes_new_tokens_only(shares: bool) -> None:
 
 
 def test_prefix_hits_and_evictions_in_small_caches(pools: list[int]) -> None:
-    prefixes.check_small_caches(pools, [spec(name) for name in ("kangaroo", "multi_token", "glide")])
+    prefixes.check_small_caches(
+        pools, [spec(name) for name in ("kangaroo", "multi_token", "glide")]
+    )

@@ -12,7 +12,9 @@ from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 CLOSE = ("merged with trained",)
 
 
-@pytest.mark.parametrize(("name", "options", "dtype"), matrix(DRAFTERS, RAGGED, (), FLOAT32, CLOSE), ids=str)
+@pytest.mark.parametrize(
+    ("name", "options", "dtype"), matrix(DRAFTERS, RAGGED, (), FLOAT32, CLOSE), ids=str
+)
 def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
     equality.test_ragged_batch(spec(name), options, dtype)
 
@@ -23,13 +25,17 @@ def test_options_beside_each_other(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "dtype"), matrix(DRAFTERS, ALONE, ("temperature",), BFLOAT16, CLOSE), ids=str
+    ("name", "options", "dtype"),
+    matrix(DRAFTERS, ALONE, ("temperature",), BFLOAT16, CLOSE),
+    ids=str,
 )
 def test_batch_of_one(name: str, options: str, dtype: DType) -> None:
     equality.test_batch_of_one(spec(name), options, dtype)
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("name", ["lookahead", "medusa", "kangaroo", "auto"])
 def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) -> None:
     equality.test_drafters_of_a_model_with_short_convolutions(spec(name), dtype)
@@ -37,7 +43,10 @@ def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) ->
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in (*CLOSE, "glide") else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS],
+    [
+        name if name in (*CLOSE, "glide") else pytest.param(name, marks=pytest.mark.slow)
+        for name in DRAFTERS
+    ],
 )
 def test_8_bit_cache(name: str) -> None:
     equality.test_8_bit_cache(spec(name))
@@ -50,5 +59,7 @@ def test_committed_tokens_never_change(options: str) -> None:
 
 @pytest.mark.parametrize("name", ["jacobi", "gauss_seidel", "lookahead", "merged"])
 @SETTINGS_OF_READERS
-def test_drafters_that_read_logits(name: str, windows: tuple[int | None, ...], settings: dict[str, Any]) -> None:
+def test_drafters_that_read_logits(
+    name: str, windows: tuple[int | None, ...], settings: dict[str, Any]
+) -> None:
     equality.test_drafters_that_read_logits(spec(name), windows, settings)

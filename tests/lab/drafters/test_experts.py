@@ -15,5 +15,7 @@ def test_drafters(name: str, options: str) -> None:
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
 @pytest.mark.parametrize("weights", ["plain", "int4"])
-def test_checkpoints_in_batches_chunks_and_trees(family: str, weights: str, checkpoint: MakeCheckpoint) -> None:
+def test_checkpoints_in_batches_chunks_and_trees(
+    family: str, weights: str, checkpoint: MakeCheckpoint
+) -> None:
     experts.check_checkpoint(family, weights, checkpoint, ["lookahead"])

@@ -33,7 +33,9 @@ KINDS = {
     "smaller": f"staged({spec('vanilla')}, {spec()})",
     "beam": f"beam({spec()}, width=3)",
 }
-LONG = [random.Random(seed).choices(range(VOCAB), k=length) for seed, length in enumerate((60, 5, 530))]
+LONG = [
+    random.Random(seed).choices(range(VOCAB), k=length) for seed, length in enumerate((60, 5, 530))
+]
 
 
 def model_of(drafter: Any) -> DraftRunner:
@@ -42,7 +44,9 @@ def model_of(drafter: Any) -> DraftRunner:
 
 @dataclass
 class DraftRow:
-    """A row of the draft: its text, the range ``oldest .. verified - 1`` in the target's cache, and its logits."""
+    """A row of the draft: its text, the range ``oldest .. verified - 1`` in the target's cache, and
+    its logits.
+    """
 
     text: list[int]
     verified: int
@@ -52,13 +56,18 @@ class DraftRow:
 
 def record_rows(draft: DraftRunner) -> list[DraftRow]:
     """Record all rows that the draft computes from now on."""
-    notes, feed, branch, grow = list[DraftRow](), draft.forward_tokens, draft.forward_trees, draft.draft_chain
+    notes = list[DraftRow]()
+    feed = draft.forward_tokens
+    branch = draft.forward_trees
+    grow = draft.draft_chain
 
     def note(context: DraftContext[DraftCache], text: list[int], logits: Array) -> None:
         table = context.block_table
         notes.append(DraftRow(text, table.length, table.num_released * 16, logits.copy()))
 
-    def fed(contexts: Sequence[DraftContext[DraftCache]], tokens: Sequence[Sequence[int]]) -> list[Array]:
+    def fed(
+        contexts: Sequence[DraftContext[DraftCache]], tokens: Sequence[Sequence[int]]
+    ) -> list[Array]:
         rows = feed(contexts, tokens)
         for context, row in zip(contexts, rows, strict=True):
             note(context, list(context.state.tokens), row)
@@ -83,7 +92,10 @@ def record_rows(draft: DraftRunner) -> list[DraftRow]:
         for number, drafted in enumerate(chain.draft_tokens):
             note(chain.context, text + chain.tokens[:number], drafted.scores)
 
-    draft.forward_tokens, draft.forward_trees, draft.draft_chain = fed, branched, grown  # type: ignore[method-assign]
+    # type: ignore[method-assign]
+    draft.forward_tokens = fed
+    draft.forward_trees = branched
+    draft.draft_chain = grown
     return notes
 
 
@@ -93,8 +105,12 @@ def assert_right(notes: Sequence[DraftRow], dense: DenseGlide) -> None:
         assert np.allclose(each.logits, want, rtol=1e-4, atol=1e-4)
 
 
-def serve(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
-    """Decode the prompts in one batch, with draft tokens for all requests; the texts must equal plain decoding."""
+def serve(
+    engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any
+) -> list[Request]:
+    """Decode the prompts in one batch, with draft tokens for all requests; the texts must equal
+    plain decoding.
+    """
     made = decode(engine, drafter, prompts, **options)
     assert all(request.stats.drafted for request in made)
     return made
@@ -103,7 +119,9 @@ def serve(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int
 @pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", ["glide", "vanilla", "beam", "smaller"])
 def test_logits_equal_the_dense_module_with_a_delayed_cache(name: str, layers: int) -> None:
-    """The draft's cache is right after accepted and rejected draft tokens, its own or those of ``staged``."""
+    """The draft's cache is right after accepted and rejected draft tokens, its own or those of
+    ``staged``.
+    """
     kind = "vanilla" if name == "vanilla" else "glide"
     folder = glide_folder(layers=layers, cross=kind == "glide")
     own = f"{kind}(model={folder!r}, num_tokens=4)"
@@ -118,9 +136,13 @@ def test_logits_equal_the_dense_module_with_a_delayed_cache(name: str, layers: i
     assert sum(request.stats.accepted for request in made) > 0
 
 
-@pytest.mark.parametrize("windows", [pytest.param((12, 12), marks=pytest.mark.slow), (None, 12), (12, None)], ids=str)
+@pytest.mark.parametrize(
+    "windows", [pytest.param((12, 12), marks=pytest.mark.slow), (None, 12), (12, None)], ids=str
+)
 def test_sliding_windows(windows: tuple[int | None, ...]) -> None:
-    """Most tokens of the long prompts are outside the windows, so some rows may attend to no token."""
+    """Most tokens of the long prompts are outside the windows, so some rows may attend to no
+    token.
+    """
     folder = glide_folder(windows=windows)
     engine = make_engine(tiny_decoder(windows=windows), prefill_chunk=32)
     drafter = bound(f"glide(model={folder!r}, num_tokens=6)", engine)
@@ -134,7 +156,9 @@ def test_sliding_windows(windows: tuple[int | None, ...]) -> None:
 
 @pytest.mark.parametrize("number", range(3))
 def test_released_blocks_are_not_read(number: int) -> None:
-    """The draft reads a prompt after the target has released its first blocks, which other requests may use."""
+    """The draft reads a prompt after the target has released its first blocks, which other requests
+    may use.
+    """
     windows = (12, 12)
     folder = glide_folder(layers=2, windows=windows)
     engine = make_engine(tiny_decoder(windows=windows), prefill_chunk=32)
@@ -182,8 +206,14 @@ def test_only_several_layers_compute_accepted_draft_tokens_again() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"glide(model={glide_folder(cross=False)!r})", "glide: expected a folder of this kind of drafter, found van"),
-        (f"vanilla(model={glide_folder()!r})", "vanilla: expected a folder of this kind of drafter, found glide"),
+        (
+            f"glide(model={glide_folder(cross=False)!r})",
+            "glide: expected a folder of this kind of drafter, found van",
+        ),
+        (
+            f"vanilla(model={glide_folder()!r})",
+            "vanilla: expected a folder of this kind of drafter, found glide",
+        ),
     ],
     ids=["vanilla as glide", "glide as vanilla"],
 )
@@ -193,7 +223,11 @@ def test_folders_of_the_other_kind_are_refused(text: str, message: str) -> None:
 
 
 def test_a_target_with_other_heads_is_refused() -> None:
-    """The shapes differ. The fingerprint cannot show that here, because the tiny target has no files."""
+    """The shapes differ. The fingerprint cannot show that here, because the tiny target has no
+    files.
+    """
     other = make_engine(tiny_decoder(heads=4, kv_heads=4))
-    with pytest.raises(CheckpointError, match=r"cross_query.weight: expected shape \(64, 32\), found \(96, 32\)"):
+    with pytest.raises(
+        CheckpointError, match=r"cross_query.weight: expected shape \(64, 32\), found \(96, 32\)"
+    ):
         make_drafter(spec()).bind(other.target)

@@ -16,5 +16,9 @@ SPECS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", SPECS)
-def test_one_call_gives_the_same_trees(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    growth.test_one_call_gives_the_same_trees(SPECS[name], options, record_chains(monkeypatch), monkeypatch)
+def test_one_call_gives_the_same_trees(
+    name: str, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth.test_one_call_gives_the_same_trees(
+        SPECS[name], options, record_chains(monkeypatch), monkeypatch
+    )

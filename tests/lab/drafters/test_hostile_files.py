@@ -1,4 +1,6 @@
-"""Hostile and damaged files of the lab's drafters either load, or are refused; see the engine's test of model files."""
+"""Hostile and damaged files of the lab's drafters either load, or are refused; see the engine's
+test of model files.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +21,13 @@ Bases = dict[str, Path]
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
     """Return a model and a datastore for it."""
     root = tmp_path_factory.mktemp("bases")
-    model, store = make_checkpoint(root / "llama", "llama"), root / "datastore"
+    model = make_checkpoint(root / "llama", "llama")
+    store = root / "datastore"
     store.mkdir()
     documents = [[1, 2, 3, 4, 2, 1] * 4, [*range(20)] * 2]
-    write_datastore(store, documents, vocabulary=Tokenizer.load(model).fingerprint, vocab_size=VOCAB)
+    write_datastore(
+        store, documents, vocabulary=Tokenizer.load(model).fingerprint, vocab_size=VOCAB
+    )
     return {"llama": model, "datastore": store}
 
 
@@ -59,7 +64,10 @@ def datastore_cases(bases: Bases) -> Iterator[Case]:
             yield Case("datastore data", base, file, mutation, request)
 
 
-KINDS: dict[str, Callable[[Bases], Iterator[Case]]] = {"drafter": drafter_cases, "datastore": datastore_cases}
+KINDS: dict[str, Callable[[Bases], Iterator[Case]]] = {
+    "drafter": drafter_cases,
+    "datastore": datastore_cases,
+}
 
 
 def test_undamaged_files_load(bases: Bases, loader: Loader) -> None:

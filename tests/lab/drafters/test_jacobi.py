@@ -1,4 +1,6 @@
-"""Jacobi and Gauss-Seidel decoding against a slow reference: proposals, accepted tokens, convergence."""
+"""Jacobi and Gauss-Seidel decoding against a slow reference: proposals, accepted tokens,
+convergence.
+"""
 
 import random
 
@@ -20,14 +22,24 @@ def plain(prompt: list[int], length: int, model: Model) -> list[int]:
     return tokens
 
 
-def slow(prompt: list[int], steps: int, size: int, model: Model, *, slides: bool) -> list[tuple[list[int], int]]:
-    """Return each step's proposal and length of the text; every position takes a model call of its own."""
-    tokens, draft_tokens, end, found = list(prompt), dict[int, int](), 0, []
+def slow(
+    prompt: list[int], steps: int, size: int, model: Model, *, slides: bool
+) -> list[tuple[list[int], int]]:
+    """Return each step's proposal and length of the text; every position takes a model call of its
+    own.
+    """
+    tokens = list(prompt)
+    draft_tokens = dict[int, int]()
+    end = 0
+    found = []
     for _ in range(steps):
         first = len(tokens)
         if slides or first >= end:
             end = first + size
-        iterate = [draft_tokens.get(place, prompt[place * 7919 % len(prompt)]) for place in range(first, end)]
+        iterate = [
+            draft_tokens.get(place, prompt[place * 7919 % len(prompt)])
+            for place in range(first, end)
+        ]
         outputs = [model([*tokens, *iterate[:i]]) for i in range(len(iterate) + 1)]
         right = 0
         while right < len(iterate) and iterate[right] == outputs[right]:
@@ -41,12 +53,16 @@ def slow(prompt: list[int], steps: int, size: int, model: Model, *, slides: bool
 @pytest.mark.parametrize("model", [scrambled, looping, markov, by_position])
 @pytest.mark.parametrize("size", [1, 3, 8])
 @pytest.mark.parametrize("kind", [Jacobi, GaussSeidel])
-def test_every_step_equals_that_of_a_slow_reference(kind: type[Jacobi], size: int, model: Model) -> None:
+def test_every_step_equals_that_of_a_slow_reference(
+    kind: type[Jacobi], size: int, model: Model
+) -> None:
     """``size`` unknowns take at most ``size`` forward passes and become the greedy tokens."""
     for seed in range(8):
         dice = random.Random(seed)
         prompt = [dice.randrange(VOCAB) for _ in range(dice.randint(1, 9))]
-        drafter, tokens, found = kind(num_tokens=size), list(prompt), []
+        drafter = kind(num_tokens=size)
+        tokens = list(prompt)
+        found = []
         state = drafter.start(prompt)
         for _ in range(25):
             tree = step(drafter, state, tokens, model)

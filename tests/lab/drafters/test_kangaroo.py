@@ -62,29 +62,37 @@ def test_chains_equal_a_reference_without_caches(
 
 @pytest.mark.parametrize("eta", [0, 0.6])
 @pytest.mark.parametrize("calm", [0.0, 0.15, 0.6])
-def test_rows_of_drafting_and_of_the_target(calm: float, eta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafting computes a row in the first layers once, and the target computes it in all layers once.
+def test_rows_of_drafting_and_of_the_target(
+    calm: float, eta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafting computes a row in the first layers once, and the target computes it in all layers
+    once.
 
     A row is computed in the KV slot that follows those of its prefix.
     """
     decoder = calm_decoder(calm=calm)
     engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
-    rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).early_exit.module
+    rows = Calls(engine.cache, monkeypatch)
+    beside = kangaroo_of(drafter).early_exit.module
     assert beside is not None
     own = Calls(beside.cache, monkeypatch)
-    request = make_request(text(0, 50), SamplingParams(max_tokens=40, seed=0, temperature=0.7), drafter)
+    request = make_request(
+        text(0, 50), SamplingParams(max_tokens=40, seed=0, temperature=0.7), drafter
+    )
     engine.add(request)
-    slots, own_slots = list[int](), list[int]()
+    slots = list[int]()
+    own_slots = list[int]()
     while request.result.finish_reason is None:
-        before, proposals = len(rows.calls), len(drafter.of(request))
+        before = len(rows.calls)
+        proposals = len(drafter.of(request))
         engine.step()
         if not drafter.of(request):
             continue
         if request.result.finish_reason is None:
             slots = engine.cache.slots(request.block_table, 0, 100).tolist()
             own_slots = beside.cache.slots(request.speculation.state.block_table, 0, 100).tolist()
-        # Drafting k tokens takes k forward passes of one row through layers 0 and 1. The target's pass computes all
-        # layers for all 1 + k rows.
+        # Drafting k tokens takes k forward passes of one row through layers 0 and 1. The target's
+        # pass computes all layers for all 1 + k rows.
         drafted = sum(asked.tree.num_draft_tokens for asked in drafter.of(request)[proposals:])
         step = [(layer, len(where)) for layer, where in rows.calls[before:]]
         assert step == drafted * [(0, 1), (1, 1)] + [(layer, 1 + drafted) for layer in range(4)]
@@ -97,7 +105,9 @@ def test_rows_of_drafting_and_of_the_target(calm: float, eta: float, monkeypatch
     for layer in range(4):
         for place in range(len(request.tokens) + 4):
             computed = [*texts, *drafts_read] if layer < 2 else [*texts]
-            assert rows.count(layer, slots[place]) == sum(len(each) == place + 1 for each in computed)
+            assert rows.count(layer, slots[place]) == sum(
+                len(each) == place + 1 for each in computed
+            )
     reach = max(map(len, drafts_read))
     earlier = {each for each in texts if len(each) < reach}
     prefixes = {one[: len(each)] for each in earlier for one in drafts_read}
@@ -120,7 +130,8 @@ def test_draft_tokens_are_right_if_the_later_layers_add_nothing() -> None:
 def test_requests_share_forward_passes() -> None:
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, num_tokens=3, eta=0))
-    begin, passes = kangaroo_of(drafter).early_exit.runner.run_first_layers, list[int]()
+    begin = kangaroo_of(drafter).early_exit.runner.run_first_layers
+    passes = list[int]()
 
     def counted(jobs: Sequence[Any], layers: int) -> list[Array]:
         passes.append(len(jobs))
@@ -131,11 +142,17 @@ def test_requests_share_forward_passes() -> None:
     steps = max(len(drafter.of(request)) for request in requests)
     assert len(passes) <= 3 * steps
     assert passes[:3] == [3, 3, 3]
-    assert sum(passes) == sum(note.tree.num_draft_tokens for request in requests for note in drafter.of(request))
+    assert sum(passes) == sum(
+        note.tree.num_draft_tokens for request in requests for note in drafter.of(request)
+    )
 
 
-def test_accepted_draft_tokens_of_another_drafter_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are off the main chain, so their KV rows move; Kangaroo's next chain continues from these rows."""
+def test_accepted_draft_tokens_of_another_drafter_are_not_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are off the main chain, so their KV rows move; Kangaroo's next chain continues from
+    these rows.
+    """
     decoder = calm_decoder()
     params = SamplingParams(max_tokens=30, seed=0)
     texts = {((1, 2, 3), 0): [1, 2, 3, *plain_output([1, 2, 3], params, decoder)]}
@@ -145,10 +162,15 @@ def test_accepted_draft_tokens_of_another_drafter_are_not_computed_again(monkeyp
     (request,) = decode(engine, turns, [[1, 2, 3]])
     assert request.stats.moved > 0
     assert sum(len(asked.path) for asked in inner.of(request)) > 0
-    # Layer 0 computes one row for each of Kangaroo's tokens. All layers compute the target's passes, one per step.
+    # Layer 0 computes one row for each of Kangaroo's tokens. All layers compute the target's
+    # passes, one per step.
     first, last = ([slots for layer, slots in rows.calls if layer == each] for each in (0, 3))
     assert len(last) == len(request.stats.steps)
-    assert len(first) - len(last) == sum(asked.tree.num_draft_tokens for asked in inner.of(request)) > 0
+    assert (
+        len(first) - len(last)
+        == sum(asked.tree.num_draft_tokens for asked in inner.of(request))
+        > 0
+    )
     assert sum(map(len, first)) - sum(map(len, last)) == len(first) - len(last)
     slow = Slow(calm_module(), inner)
     for asked in inner.of(request):
@@ -197,7 +219,8 @@ def test_no_draft_token_if_no_token_can_be_chosen() -> None:
     """Every third call of ``draft_token`` returns ``None``, which ends the chain."""
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, eta=0))
-    draft_token, drafted = Sampler.draft_token, list[bool]()
+    draft_token = Sampler.draft_token
+    drafted = list[bool]()
 
     def sometimes(self: Sampler, *args: Any, **more: Any) -> DraftToken | None:
         drafted.append(len(drafted) % 3 != 2)
@@ -224,11 +247,16 @@ def test_plain_steps_where_draft_tokens_do_not_pay() -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_costs_are_those_of_its_forward_passes(adapter: str) -> None:
-    """Until draft tokens have been timed, their price is the exit layers' share of the target's forward pass."""
+    """Until draft tokens have been timed, their price is the exit layers' share of the target's
+    forward pass.
+    """
     decoder = calm_decoder()
     engine = make_engine(decoder)
     drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
-    asked, curve = (context(None, [1, 2, 3], policy=priced(each, 2)) for each in (None, CostCurve(1.0, 0.9, 0.1)))
+    asked, curve = (
+        context(None, [1, 2, 3], policy=priced(each, 2))
+        for each in (None, CostCurve(1.0, 0.9, 0.1))
+    )
     assert drafter.chain_price(asked) is None
     before = drafter.chain_price(curve)
     assert before is not None

@@ -1,4 +1,6 @@
-"""Kangaroo with other drafters, requests, windows and interruptions; the text must equal plain decoding."""
+"""Kangaroo with other drafters, requests, windows and interruptions; the text must equal plain
+decoding.
+"""
 
 import random
 from collections.abc import Sequence
@@ -31,15 +33,21 @@ from tiny_models import VOCAB, assert_idle, make_engine, make_request, run
 
 
 def overwrite_rows(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
-    """Overwrite what the target's cache holds after the committed tokens with the rows of other tokens."""
+    """Overwrite what the target's cache holds after the committed tokens with the rows of other
+    tokens.
+    """
     block_table = context.block_table
     tree = TokenTree.chain([0] * (1 + context.max_nodes))
-    kangaroo_of(drafter).early_exit.runner.forward([ForwardJob(Segment(block_table, tree), range(0), len(tree))])
+    kangaroo_of(drafter).early_exit.runner.forward(
+        [ForwardJob(Segment(block_table, tree), range(0), len(tree))]
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Spoiled(Proposer[Any]):
-    """Changes the proposals of a drafter at random, or the KV rows that drafting has written ("overwritten")."""
+    """Changes the proposals of a drafter at random, or the KV rows that drafting has written
+    ("overwritten").
+    """
 
     name = "spoiled"
 
@@ -50,7 +58,9 @@ class Spoiled(Proposer[Any]):
         return self.inner.start(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
-        return [self.spoil(*each) for each in zip(contexts, self.inner.propose(contexts), strict=True)]
+        return [
+            self.spoil(*each) for each in zip(contexts, self.inner.propose(contexts), strict=True)
+        ]
 
     def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
         dice = random.Random(len(context.tokens))
@@ -73,7 +83,9 @@ class Spoiled(Proposer[Any]):
         self.inner.stop(state)
 
 
-@pytest.mark.parametrize(("wrapped", "options"), [(False, "penalties"), (True, "greedy")], ids=["chain", "cape"])
+@pytest.mark.parametrize(
+    ("wrapped", "options"), [(False, "penalties"), (True, "greedy")], ids=["chain", "cape"]
+)
 @pytest.mark.parametrize("how", ["cut", "thinned", "dropped", "replaced", "overwritten"])
 def test_changed_proposals(how: str, options: str, *, wrapped: bool) -> None:
     decoder = calm_decoder(windows=WINDOWS)
@@ -87,7 +99,8 @@ def test_changed_proposals(how: str, options: str, *, wrapped: bool) -> None:
 
 def composite(decoder: Decoder, name: str) -> str:
     """Return a drafter made of Kangaroo and others."""
-    made, other = named(decoder, eta=0.3), named(decoder, 1, eta=0.5)
+    made = named(decoder, eta=0.3)
+    other = named(decoder, 1, eta=0.5)
     return {
         "cape": f"cape({made})",
         "cape of threshold": f"cape(threshold({made}), sizes='fine')",
@@ -99,7 +112,15 @@ def composite(decoder: Decoder, name: str) -> str:
     }[name]
 
 
-COMPOSITES = ["cape", "cape of threshold", "first_of", "first", "merged", "two exits", "two exits, one by one"]
+COMPOSITES = [
+    "cape",
+    "cape of threshold",
+    "first_of",
+    "first",
+    "merged",
+    "two exits",
+    "two exits, one by one",
+]
 
 
 @pytest.mark.parametrize("options", ["greedy", "sampling"])
@@ -110,13 +131,17 @@ def test_parts_of_a_composite(name: str, options: str) -> None:
     engine = make_engine(decoder, prefill_chunk=32)
     drafter = make_drafter(composite(decoder, name)).bind(engine.target)
     requests = decode(engine, drafter, [*PROMPTS, text(5, 90)], **OPTIONS[options])
-    sources = [s for request in requests for s in request.stats.sources.items() if "kangaroo" in s[0]]
+    sources = [
+        s for request in requests for s in request.stats.sources.items() if "kangaroo" in s[0]
+    ]
     assert sum(each.accepted for _, each in sources) > 5
     assert_no_blocks(drafter)
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("windows", [(None,) * 4, WINDOWS, (None, 24, None, 24)], ids=["all", "window", "mixed"])
+@pytest.mark.parametrize(
+    "windows", [(None,) * 4, WINDOWS, (None, 24, None, 24)], ids=["all", "window", "mixed"]
+)
 @pytest.mark.parametrize("exit_layer", [1, 3])
 def test_long_prompts_in_small_chunks(exit_layer: int, windows: tuple[int | None, ...]) -> None:
     decoder = calm_decoder(windows=windows)
@@ -137,15 +162,23 @@ def test_learned_positions() -> None:
 @pytest.mark.parametrize("made", ["{}", "cape({})", "threshold({})"])
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
 def test_the_target_reads_no_row_that_drafting_has_written(rule: Any, made: str) -> None:
-    """The outputs equal those of the same proposals after which all rows of the draft are overwritten."""
+    """The outputs equal those of the same proposals after which all rows of the draft are
+    overwritten.
+    """
     decoder = calm_decoder()
-    outputs, accepted = list[list[list[int]]](), 0
+    outputs = list[list[list[int]]]()
+    accepted = 0
     for how in ("unchanged", "overwritten"):
         engine = make_engine(decoder)
         inner = make_drafter(made.format(named(decoder, eta=0.2, noise=0.05))).bind(engine.target)
         drafter = Overwriting(inner) if how == "overwritten" else inner
-        params = [SamplingParams(max_tokens=30, temperature=1.0, seed=seed, rule=rule) for seed in range(4)]
-        requests = [make_request(prompt, own, drafter) for prompt, own in zip(PROMPTS, params, strict=True)]
+        params = [
+            SamplingParams(max_tokens=30, temperature=1.0, seed=seed, rule=rule)
+            for seed in range(4)
+        ]
+        requests = [
+            make_request(prompt, own, drafter) for prompt, own in zip(PROMPTS, params, strict=True)
+        ]
         run(engine, requests)
         outputs.append([request.output for request in requests])
         accepted += total(requests, "accepted")
@@ -171,7 +204,8 @@ class Overwriting(Spoiled):
 def test_an_interrupted_forward_pass_changes_no_text(made: str, *, after: bool, own: bool) -> None:
     decoder = calm_decoder()
     interrupted = 0
-    # In the target, pass 0 reads the prompts; then passes through the first layers precede each verification.
+    # In the target, pass 0 reads the prompts; then passes through the first layers precede each
+    # verification.
     for at in (0, 1, 4, 8) if own else (1, 2, 5, 8, 11):
         engine = make_engine(decoder)
         drafter = make_drafter(made.format(named(decoder))).bind(engine.target)
@@ -179,7 +213,10 @@ def test_an_interrupted_forward_pass_changes_no_text(made: str, *, after: bool, 
         assert beside is not None
         params = SamplingParams(max_tokens=16, seed=1, temperature=0.8, frequency_penalty=0.6)
         requests = [make_request(prompt, params, drafter) for prompt in PROMPTS]
-        with pytest.raises(KeyboardInterrupt), burning(beside.cache if own else engine.cache, at, after=after):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            burning(beside.cache if own else engine.cache, at, after=after),
+        ):
             run(engine, requests)
         interrupted += any(request.output for request in requests)
         abort_one_and_finish(engine, drafter, requests)
@@ -202,7 +239,9 @@ class ModelReader(Spoiled):
 def test_another_part_reads_the_first_layers() -> None:
     decoder = calm_decoder()
     engine = make_engine(decoder)
-    requests = decode(engine, ModelReader(make_drafter(named(decoder)).bind(engine.target), "read"), PROMPTS)
+    requests = decode(
+        engine, ModelReader(make_drafter(named(decoder)).bind(engine.target), "read"), PROMPTS
+    )
     assert total(requests, "accepted") > 20
 
 
@@ -215,7 +254,12 @@ def test_several_processes_share_the_verifying_pass(monkeypatch: pytest.MonkeyPa
         for engine in (make_engine(decoder), several):
             drafter = make_drafter(named(decoder, eta=0)).bind(engine.target)
             requests = decode(engine, drafter, PROMPTS, temperature=0.8)
-            steps.append([[(step.drafted, step.accepted) for step in request.stats.steps] for request in requests])
+            steps.append(
+                [
+                    [(step.drafted, step.accepted) for step in request.stats.steps]
+                    for request in requests
+                ]
+            )
             assert total(requests, "accepted") > 20
         assert isinstance(several.runner, TreeRunner)
         assert several.runner.num_shared_passes > 5

@@ -19,4 +19,6 @@ def test_a_bias_may_be_a_whole_number(llm: LLM, drafter: str) -> None:
 
 
 def test_a_composite_is_lossless(llm: LLM) -> None:
-    assert_lossless(llm, "merged(prompt_lookup, jacobi)", ["def f(x):\n    return x\n\ndef f(x):\n"])
+    assert_lossless(
+        llm, "merged(prompt_lookup, jacobi)", ["def f(x):\n    return x\n\ndef f(x):\n"]
+    )

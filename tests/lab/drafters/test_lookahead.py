@@ -10,7 +10,14 @@ from drafting.helpers import Model, bind, context, looping, priced, scrambled, s
 from pronk import Lookahead
 from pronk.base.errors import OptionError
 from pronk.lab.drafters.lookahead import LookaheadState
-from pronk.lab.drafters.window import NO_WINDOW, WINDOW_SIZES, NgramPool, Window, WindowShape, WindowTuner
+from pronk.lab.drafters.window import (
+    NO_WINDOW,
+    WINDOW_SIZES,
+    NgramPool,
+    Window,
+    WindowShape,
+    WindowTuner,
+)
 from pronk.models.cost_model import CostCurve
 
 
@@ -24,16 +31,27 @@ def initial_token(prompt: Sequence[int], position: int) -> int:
 
 
 def reference_ngrams(
-    prompt: list[int], steps: Sequence[int], model: Model, width: int, size: int, *, filled: bool = False
+    prompt: list[int],
+    steps: Sequence[int],
+    model: Model,
+    width: int,
+    size: int,
+    *,
+    filled: bool = False,
 ) -> list[list[int]]:
-    """Return the n-grams of the lookahead branch (algorithm 1 of the paper) in the order of discovery.
+    """Return the n-grams of the lookahead branch (algorithm 1 of the paper) in the order of
+    discovery.
 
-    Cells are addressed by absolute positions, with one model call per position. ``steps`` are the lengths of the text.
+    Cells are addressed by absolute positions, with one model call per position. ``steps`` are the
+    lengths of the text.
     """
     rows: list[dict[int, int]] = [{}]
     if filled:
         first = steps[0] - 1
-        cells = [[initial_token(prompt, first + r * width + j) for j in range(width)] for r in range(size - 1)]
+        cells = [
+            [initial_token(prompt, first + r * width + j) for j in range(width)]
+            for r in range(size - 1)
+        ]
         rows = [{first + r + j: cells[r][j] for j in range(width)} for r in range(size - 1)]
     grams: list[list[int]] = []
     text = list(prompt)
@@ -52,7 +70,10 @@ def reference_ngrams(
             column = [cells[r][j] for r in range(1, len(rows))]
             new[root + len(rows) + j] = model([*now, *cells[0][1 : j + 1], *column])
         if len(rows) == size - 1:
-            grams += [[*(cells[r][j] for r in range(size - 1)), new[root + size - 1 + j]] for j in range(width)]
+            grams += [
+                [*(cells[r][j] for r in range(size - 1)), new[root + size - 1 + j]]
+                for j in range(width)
+            ]
         rows = [{root + r + j: cells[r][j] for j in range(width)} for r in range(len(rows))]
         rows.append(new)
         if len(rows) == size:
@@ -63,16 +84,23 @@ def reference_ngrams(
 @pytest.mark.parametrize("warm_up", ["grow", "random"])
 @pytest.mark.parametrize("model", [scrambled, looping])
 @pytest.mark.parametrize(
-    ("width", "size", "draft_tokens"), [(1, 2, 1), (5, 4, 2), (3, 2, 3), (2, 5, 2), (4, 3, 0), (1, 4, 2)]
+    ("width", "size", "draft_tokens"),
+    [(1, 2, 1), (5, 4, 2), (3, 2, 3), (2, 5, 2), (4, 3, 0), (1, 4, 2)],
 )
 def test_ngrams_and_outputs_equal_a_slow_reference(
     model: Model, width: int, size: int, draft_tokens: int, warm_up: Literal["grow", "random"]
 ) -> None:
-    drafter = bind(Lookahead(window=width, ngram=size, guesses=draft_tokens, use_prompt=False, warm_up=warm_up))
-    tokens, found = [3, 1, 4], list[list[int]]()
+    drafter = bind(
+        Lookahead(window=width, ngram=size, guesses=draft_tokens, use_prompt=False, warm_up=warm_up)
+    )
+    tokens = [3, 1, 4]
+    found = list[list[int]]()
     state = drafter.start(tokens)
     record = state.pool.add
-    state.pool.add = lambda gram, from_window: (found.append(list(gram)), record(gram, from_window=from_window))  # type: ignore[method-assign,assignment,return-value]
+    state.pool.add = lambda gram, from_window: (
+        found.append(list(gram)),
+        record(gram, from_window=from_window),
+    )  # type: ignore[method-assign,assignment,return-value]
     lengths = []
     for _ in range(30):
         lengths.append(len(tokens))
@@ -84,14 +112,17 @@ def test_ngrams_and_outputs_equal_a_slow_reference(
     while len(plain) < len(tokens):
         plain.append(model(plain))
     assert tokens == plain
-    # With one column, the random tokens never leave the trajectory: each output follows the one above it.
+    # With one column, the random tokens never leave the trajectory: each output follows the one
+    # above it.
     if draft_tokens and model is looping and not (filled and width == 1 and size > 2):
         assert len(tokens) > 3 + 30 * 1.5
 
 
 def test_tree_of_figure_2b() -> None:
     """Check which nodes each node sees and where each node stands, for W = 5, N = 4, G = 2."""
-    orange, green, red = (0, 11, 12, 13, 14), (21, 22, 23, 24, 25), (32, 33, 34, 35, 36)
+    orange = (0, 11, 12, 13, 14)
+    green = (21, 22, 23, 24, 25)
+    red = (32, 33, 34, 35, 36)
     pool = NgramPool(100)
     pool.add((0, 41, 42, 43))
     pool.add((0, 51, 52, 53))
@@ -171,7 +202,9 @@ def test_ngrams_of_the_text_are_marked() -> None:
 @pytest.mark.parametrize("old", [WindowShape(5, 4, 1), WindowShape(2, 3, 1), WindowShape(7, 5, 1)])
 @pytest.mark.parametrize("new", [WindowShape(5, 4, 1), WindowShape(3, 3, 1), WindowShape(1, 2, 1)])
 @pytest.mark.parametrize("step", [1, 2, 9])
-def test_a_resized_window_keeps_its_cells_in_place(old: WindowShape, new: WindowShape, step: int) -> None:
+def test_a_resized_window_keeps_its_cells_in_place(
+    old: WindowShape, new: WindowShape, step: int
+) -> None:
     """Each cell's token is its own position, so a misplaced cell shows."""
     rows = tuple(tuple(10 + r + j for j in range(old.window)) for r in range(old.ngram))
     window = Window(10, rows).shift_to(10 + step, 10 + step, new, [-1])
@@ -188,15 +221,25 @@ DEAR = CostCurve(1.0, 0.6, 0.1125)  # 1.05 with 4 rows, 1.5 with 8
 
 
 def tuned_shapes(
-    tuner: WindowTuner, costs: CostCurve, harvest: Callable[[WindowShape, int], int], steps: int, requests: int = 1
+    tuner: WindowTuner,
+    costs: CostCurve,
+    harvest: Callable[[WindowShape, int], int],
+    steps: int,
+    requests: int = 1,
 ) -> list[WindowShape]:
-    """Return the shape of each step; ``harvest(shape, step)`` is the number of tokens that the window yields."""
+    """Return the shape of each step; ``harvest(shape, step)`` is the number of tokens that the
+    window yields.
+    """
     shapes = []
     for number in range(steps):
         shapes.append(tuner.shape())
         found = harvest(tuner.shape(), number)
         tuner.record_step(
-            requests=requests, rows=requests, other_tokens=requests, window_tokens=found * requests, costs=costs
+            requests=requests,
+            rows=requests,
+            other_tokens=requests,
+            window_tokens=found * requests,
+            costs=costs,
         )
     return shapes
 
@@ -216,7 +259,11 @@ def test_automatic_window_grows_while_its_gain_pays_for_its_rows(
     costs: CostCurve, period: int, requests: int, sizes: set[WindowShape]
 ) -> None:
     shapes = tuned_shapes(
-        WindowTuner(), costs, lambda shape, step: int(shape.window > 0 and step % period == 0), 300, requests
+        WindowTuner(),
+        costs,
+        lambda shape, step: int(shape.window > 0 and step % period == 0),
+        300,
+        requests,
     )
     assert shapes[0] == NO_WINDOW
     assert {*shapes[1:]} == sizes
@@ -231,24 +278,35 @@ def test_automatic_window_closes_where_it_gains_nothing() -> None:
 
 
 def test_the_window_is_off_without_costs_and_changes_between_steps_only() -> None:
-    """No window without known costs; the shape changes only when the first request of a new step proposes."""
-    drafter, texts = bind(Lookahead()), [[1, 2, 3], [4, 0, 1]]
+    """No window without known costs; the shape changes only when the first request of a new step
+    proposes.
+    """
+    drafter = bind(Lookahead())
+    texts = [[1, 2, 3], [4, 0, 1]]
     states = [drafter.start(text) for text in texts]
     for costs in (None, CHEAP):
-        trees = drafter.propose([context(*each, policy=priced(costs)) for each in zip(states, texts, strict=True)])
+        trees = drafter.propose(
+            [context(*each, policy=priced(costs)) for each in zip(states, texts, strict=True)]
+        )
         assert all(all(tree.acceptable) for tree in trees)
     for state, text, tree in zip(states, texts, trees, strict=True):
         verify_step(drafter, state, tree, text, looping)
         assert drafter.shape == NO_WINDOW
-    trees = drafter.propose([context(*each, policy=priced(CHEAP)) for each in zip(states, texts, strict=True)])
+    trees = drafter.propose(
+        [context(*each, policy=priced(CHEAP)) for each in zip(states, texts, strict=True)]
+    )
     assert drafter.shape == WINDOW_SIZES[1]
     assert all(
         len(tree) - sum(tree.acceptable) == WINDOW_SIZES[1].window - 1 for tree in trees
     )  # row 0 counts the root
 
 
-@pytest.mark.parametrize(("window", "ngram", "rows"), [(33, 5, 132), (43, None, 129), (64, 16, 960)])
-def test_windows_of_more_rows_than_a_forward_pass_are_refused(window: int, ngram: int | None, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "ngram", "rows"), [(33, 5, 132), (43, None, 129), (64, 16, 960)]
+)
+def test_windows_of_more_rows_than_a_forward_pass_are_refused(
+    window: int, ngram: int | None, rows: int
+) -> None:
     with pytest.raises(OptionError, match=rf"window \* \(ngram - 1\) of at most 128, found {rows}"):
         Lookahead(window=window, ngram=ngram)
 

@@ -10,7 +10,9 @@ from pronk import Lookahead
 from pronk.drafting import Drafter
 from pronk.lab.drafters.lookahead import LookaheadProposer
 
-SHARED = pytest.mark.parametrize("given", [Lookahead(window=2, ngram=3, shared=True)], ids=["lookahead"])
+SHARED = pytest.mark.parametrize(
+    "given", [Lookahead(window=2, ngram=3, shared=True)], ids=["lookahead"]
+)
 
 
 @memory_of.register

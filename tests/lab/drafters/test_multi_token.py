@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafting.drafting import LIKELY, Asked, Turns, assert_plain, bound, decode, paths, plain_output, watched
+from drafting.drafting import (
+    LIKELY,
+    Asked,
+    Turns,
+    assert_plain,
+    bound,
+    decode,
+    paths,
+    plain_output,
+    watched,
+)
 from drafting.from_draft.drafts import draft_folder
 from drafting.test_conformance import Stage
 from drafting.trees import TreeDrafter, off_chain
@@ -37,7 +47,10 @@ TARGETS: dict[str, dict[str, Any]] = {
     "mixed": {"windows": (24, None)},
     "classic": {"classic": True},
 }
-LONG_PROMPTS = [[(7 * i * i + 3 * i + j) % VOCAB for i in range(length)] for j, length in enumerate((1, 2, 40, 75))]
+LONG_PROMPTS = [
+    [(7 * i * i + 3 * i + j) % VOCAB for i in range(length)]
+    for j, length in enumerate((1, 2, 40, 75))
+]
 Seen = list[tuple[list[int], list[int]]]
 
 
@@ -64,8 +77,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 def check_chains(seen: Seen, shape: HeadsShape, **target: Any) -> None:
-    """Compare greedy chains with a pass over the whole text; ``target``: options of :func:`tiny_module`."""
-    module, classic = tiny_module(**target), target.get("classic", False)
+    """Compare greedy chains with a pass over the whole text; ``target``: options of
+    :func:`tiny_module`.
+    """
+    module = tiny_module(**target)
+    classic = target.get("classic", False)
     for text, draft_tokens in seen:
         if draft_tokens:
             rows = dense_tokens(module, shape, text, classic=classic)
@@ -82,13 +98,18 @@ def test_chains_equal_a_forward_pass_over_the_whole_text(target: str, seen: Seen
 
 
 def test_no_draft_tokens_below_those_of_another_drafter() -> None:
-    """Proposals below another drafter's draft tokens are empty and do not change later proposals."""
-    stage, text = Stage(spec()), [1, 2, 3, 4, 5, 6]
+    """Proposals below another drafter's draft tokens are empty and do not change later
+    proposals.
+    """
+    stage = Stage(spec())
+    text = [1, 2, 3, 4, 5, 6]
     state = stage.start(text)
     (before,) = stage.drafter.propose([stage.context(state, text)])
     assert before.num_draft_tokens == 3
     for drafted in (1, 2):
-        (below,) = stage.drafter.propose([stage.context(state, [*text, 7, 8][: 6 + drafted], drafted)])
+        (below,) = stage.drafter.propose(
+            [stage.context(state, [*text, 7, 8][: 6 + drafted], drafted)]
+        )
         assert below.num_draft_tokens == 0
     (after,) = stage.drafter.propose([stage.context(state, text)])
     assert after == before
@@ -104,7 +125,8 @@ def test_smaller_drafter_of_a_draft_model(seen: Seen) -> None:
 
 
 def test_chains_after_moved_rows(seen: Seen) -> None:
-    engine, text = make_engine(tiny_decoder()), LONG_PROMPTS[2]
+    engine = make_engine(tiny_decoder())
+    text = LONG_PROMPTS[2]
     texts = {(tuple(text), 0): [*text, *plain_output(text, SamplingParams(max_tokens=60, seed=0))]}
     drafter = Turns(TreeDrafter(off_chain, texts), bound(spec(), engine))
     (request,) = decode(engine, drafter, [text], max_tokens=60)
@@ -115,7 +137,9 @@ def test_chains_after_moved_rows(seen: Seen) -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_drawn_chains_are_accepted(rule: str) -> None:
-    params = SamplingParams(max_tokens=40, logit_bias=TWO_LETTERS, temperature=0.8, seed=4, rule=rule)
+    params = SamplingParams(
+        max_tokens=40, logit_bias=TWO_LETTERS, temperature=0.8, seed=4, rule=rule
+    )
     engine = make_engine(tiny_decoder())
     drafter = bound(spec(), engine)
     requests = [make_request(prompt, params, drafter) for prompt in LONG_PROMPTS]
@@ -173,7 +197,9 @@ def last_rows(text: list[int]) -> list[Array]:
 
 
 @pytest.mark.parametrize("tree", [12, TREE])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"temperature": 0.8, "rule": "block"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.8}, {"temperature": 0.8, "rule": "block"}], ids=str
+)
 def test_trees(tree: Any, options: dict[str, Any]) -> None:
     """Trees keep ``max_nodes`` and ``max_depth``, and tokens off the main chain are accepted."""
     engine, drafter = watched(spec(tree=tree))
@@ -199,7 +225,9 @@ def test_num_tokens_limits_the_depth_of_a_tree() -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 40])
 def test_a_tree_of_n_nodes_has_the_n_likeliest_paths(size: int) -> None:
-    """Only the first proposal's gains are products of probabilities; later ones include measured acceptance."""
+    """Only the first proposal's gains are products of probabilities; later ones include measured
+    acceptance.
+    """
     engine, drafter = watched(spec(tree=size))
     for request in decode(engine, drafter, PROMPTS, logit_bias=LIKELY):
         first = drafter.of(request)[0]
@@ -226,11 +254,15 @@ def test_the_main_chain_of_a_tree_has_the_likeliest_tokens() -> None:
 
 def test_wrappers_take_chains_and_no_trees() -> None:
     for wrapper in ("cape", "threshold"):
-        with pytest.raises(OptionError, match="expected a drafter of chains, found multi_token; leave out its tree"):
+        with pytest.raises(
+            OptionError, match="expected a drafter of chains, found multi_token; leave out its tree"
+        ):
             make_drafter(f"{wrapper}({spec(tree=8)})")
         make_drafter(f"{wrapper}({spec()})")
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"tree: expected paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"):
+    with pytest.raises(
+        OptionError, match=r"tree: expected paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"
+    ):
         bound(spec(tree=((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))))

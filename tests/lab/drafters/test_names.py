@@ -1,4 +1,6 @@
-"""The lab's drafters by name and options: valid specifications, and one-line errors for invalid ones."""
+"""The lab's drafters by name and options: valid specifications, and one-line errors for invalid
+ones.
+"""
 
 import pytest
 
@@ -25,10 +27,19 @@ def test_a_name_makes_a_drafter(name: str) -> None:
             "beam(draft_model, draft_model)",
             "beam: expected draft_model, glide or vanilla alone, found draft_model, ",
         ),
-        ("threshold(cape(draft_model))", r"threshold: expected a drafter of chains, found cape; write cape\(threshold"),
-        ("cape(cape(draft_model))", r"cape: expected a drafter of chains, found cape; one cape is enough"),
+        (
+            "threshold(cape(draft_model))",
+            r"threshold: expected a drafter of chains, found cape; write cape\(threshold",
+        ),
+        (
+            "cape(cape(draft_model))",
+            r"cape: expected a drafter of chains, found cape; one cape is enough",
+        ),
         ("cape(draft_model, draft_model)", "cape: expected one drafter of chains"),
-        ("staged(prompt_lookup)", "staged: expected a draft_model and a smaller drafter, .* found prompt_lookup"),
+        (
+            "staged(prompt_lookup)",
+            "staged: expected a draft_model and a smaller drafter, .* found prompt_lookup",
+        ),
         ("staged(draft_model, suffix, suffix)", "found draft_model, suffix, suffix"),
         ("beam(prompt_lookup)", "beam: expected draft_model"),
         ("kangaroo(num_tokens=0)", "num_tokens: expected an integer in 1..64, found 0"),
@@ -54,8 +65,14 @@ def test_a_name_makes_a_drafter(name: str) -> None:
         ("lookahead(ngram=3)", "lookahead: expected no ngram with window="),
         ("lookahead(guesses=1)", "lookahead: expected no guesses with window="),
         ("lookahead(window=3, ngram=1)", "lookahead: ngram"),
-        ("lookahead(window=33, ngram=5)", r"lookahead: expected window \* \(ngram - 1\) of at most 128, found 132"),
-        ("lookahead(warm_up='slow')", "lookahead: warm_up: expected one of grow, random, found 'slow'"),
+        (
+            "lookahead(window=33, ngram=5)",
+            r"lookahead: expected window \* \(ngram - 1\) of at most 128, found 132",
+        ),
+        (
+            "lookahead(warm_up='slow')",
+            "lookahead: warm_up: expected one of grow, random, found 'slow'",
+        ),
         ("multi_token(num_tokens=0)", r"num_tokens: expected an integer in 1\.\.63, found 0"),
     ],
     ids=lambda value: value[:60],

@@ -1,7 +1,8 @@
 """Drafters' modules on the kernels against torch with the same weights, without caches.
 
-In bfloat16 both are compared with the same weights in float32: the kernels' error must not be much larger than torch's.
-Each test also measures the error of outputs without the compared part, so that a comparison cannot be vacuous.
+In bfloat16 both are compared with the same weights in float32: the kernels' error must not be much
+larger than torch's. Each test also measures the error of outputs without the compared part, so that
+a comparison cannot be vacuous.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +56,9 @@ def serve(decoder: Decoder, spec: str, *, tokens: int = 12, **options: Any) -> N
     """Decode the prompts in one batch."""
     engine = make_engine(decoder, **options)
     drafter = make_drafter(spec).bind(engine.target)
-    requests = [make_request(prompt, SamplingParams(max_tokens=tokens), drafter) for prompt in PROMPTS]
+    requests = [
+        make_request(prompt, SamplingParams(max_tokens=tokens), drafter) for prompt in PROMPTS
+    ]
     run(engine, requests)
 
 
@@ -66,11 +69,14 @@ def error(pairs: Pairs) -> float:
 
 
 def assert_close(said: dict[bool, Pairs], dtype: DType, without: Sequence[Array]) -> None:
-    """Check errors of the kernels (``said[True]``) and of torch; ``without``: outputs that lack the tested part."""
+    """Check errors of the kernels (``said[True]``) and of torch; ``without``: outputs that lack the
+    tested part.
+    """
     assert len(said[True]) > 10
     if dtype == FLOAT32:
         assert error(said[True]) < 1e-5
-        # Chained heads amplify rounding: even torch's logits have errors of 1e-5 of the largest logit.
+        # Chained heads amplify rounding: even torch's logits have errors of 1e-5 of the largest
+        # logit.
         assert all(np.abs(got - want).max() < 1e-4 * np.abs(want).max() for got, want in said[True])
     else:
         assert error(said[True]) < 0.1
@@ -146,7 +152,8 @@ def assert_packed(module: Any, *, packed: bool) -> None:
 @pytest.mark.parametrize("classic", [False, True], ids=["", "classic"])
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
 def test_medusa_heads(unembeddings: str, dtype: DType, *, classic: bool) -> None:
-    folder, said = medusa_folder(unembeddings), dict[bool, Pairs]()
+    folder = medusa_folder(unembeddings)
+    said = dict[bool, Pairs]()
     wide = widened(tiny_module(dtype, classic=classic))
     states = np.random.default_rng(0).normal(size=(20, wide.config.hidden_size)).astype(dtype)
     exact = to_tensor(states).float()
@@ -155,7 +162,9 @@ def test_medusa_heads(unembeddings: str, dtype: DType, *, classic: bool) -> None
         loaded = make_drafter(f"medusa(model={folder!r})").bind(engine.target)
         assert_packed(loaded.heads, packed=packed)
         rows = np.concatenate([loaded.logits(list(part)) for part in np.split(states, (1, 4))])
-        want = to_array(head_logits(plain_heads(folder), wide.norm(exact), wide.head)).swapaxes(0, 1)
+        want = to_array(head_logits(plain_heads(folder), wide.norm(exact), wide.head)).swapaxes(
+            0, 1
+        )
         said[packed] = list(zip(np.concatenate(rows), np.concatenate(want), strict=True))
     target = to_array(wide.logits(exact))
     assert_close(said, dtype, [row for row in target for _ in range(3)])
@@ -173,8 +182,11 @@ VARIANTS = {
 @DTYPES
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_multi_token_heads(variant: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape, said, classic = VARIANTS[variant], dict[bool, Pairs](), variant == "classic"
-    read, found = _HeadsRunner.next_logits, list[tuple[list[int], Array]]()
+    shape = VARIANTS[variant]
+    said = dict[bool, Pairs]()
+    classic = variant == "classic"
+    read = _HeadsRunner.next_logits
+    found = list[tuple[list[int], Array]]()
 
     def watched(self: _HeadsRunner, contexts: Any, count: int) -> Array:
         logits = read(self, contexts, count)
@@ -183,8 +195,10 @@ def test_multi_token_heads(variant: str, dtype: DType, monkeypatch: pytest.Monke
         return logits
 
     monkeypatch.setattr(_HeadsRunner, "next_logits", watched)
-    wide, without = widened(tiny_module(dtype, classic=classic)), list[Array]()
-    dense = cache(lambda text: dense_heads(wide, shape, [*text], classic=classic))  # both back ends have most texts
+    wide = widened(tiny_module(dtype, classic=classic))
+    without = list[Array]()
+    # both back ends have most texts
+    dense = cache(lambda text: dense_heads(wide, shape, [*text], classic=classic))
     for packed in BOTH:
         found.clear()
         spec = f"multi_token(model={heads_folder(shape, classic=classic)!r})"
@@ -202,16 +216,23 @@ def test_multi_token_heads(variant: str, dtype: DType, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("windows", [(None, None), (None, 12), (12, 12)], ids=str)
 @pytest.mark.parametrize("layers", [1, 2])
 def test_glide_cross_attention(layers: int, windows: tuple[int | None, ...], dtype: DType) -> None:
-    folder, said = glide_folder(layers=layers, windows=windows), dict[bool, Pairs]()
+    folder = glide_folder(layers=layers, windows=windows)
+    said = dict[bool, Pairs]()
     target = widened(tiny_module(dtype, windows=windows))
-    wide, without = DenseGlide(folder, target, layers), list[Array]()
+    wide = DenseGlide(folder, target, layers)
+    without = list[Array]()
     for packed in BOTH:
         engine = make_engine(tiny_decoder(dtype, windows=windows, packed=packed), prefill_chunk=32)
         drafter = make_drafter(f"glide(model={folder!r}, num_tokens=4)").bind(engine.target)
         assert_packed(model_of(drafter).runner.decoder, packed=packed)
         notes = record_rows(model_of(drafter))
-        run(engine, [make_request(prompt, SamplingParams(max_tokens=9), drafter) for prompt in PROMPTS])
-        said[packed] = [(each.logits, wide(each.text, each.verified, each.oldest)) for each in notes]
+        run(
+            engine,
+            [make_request(prompt, SamplingParams(max_tokens=9), drafter) for prompt in PROMPTS],
+        )
+        said[packed] = [
+            (each.logits, wide(each.text, each.verified, each.oldest)) for each in notes
+        ]
         without += [wide(each.text, 0) for each in notes] if packed else []
     assert_close(said, dtype, without)
 

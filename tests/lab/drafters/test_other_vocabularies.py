@@ -8,7 +8,11 @@ from checkpoints import MakeCheckpoint
 from drafting.from_draft import test_other_vocabularies as vocabularies
 from pronk import LLM
 
-KINDS = ("cape(threshold(draft_model({})))", "staged(draft_model({}), prompt_lookup)", "beam(draft_model({}))")
+KINDS = (
+    "cape(threshold(draft_model({})))",
+    "staged(draft_model({}), prompt_lookup)",
+    "beam(draft_model({}))",
+)
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +22,9 @@ def llm() -> LLM:
 
 @pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "seeded"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shuffled_vocabulary_drafts_as_well(llm: LLM, kind: str, options: str, tmp_path: Path) -> None:
+def test_a_shuffled_vocabulary_drafts_as_well(
+    llm: LLM, kind: str, options: str, tmp_path: Path
+) -> None:
     vocabularies.test_a_shuffled_vocabulary_drafts_as_well(llm, kind, options, tmp_path)
 
 

@@ -29,14 +29,21 @@ def test_proposers_list_their_models(name: str) -> None:
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        (Staged((DraftModel(), Returns(3))), r"drafter returns: expected bind\(\) to return a Proposer, found int"),
+        (
+            Staged((DraftModel(), Returns(3))),
+            r"drafter returns: expected bind\(\) to return a Proposer, found int",
+        ),
         (
             Cape((ReturnsChains(None),)),
             "drafter returns_chains: expected bind.. to return a Proposer, found NoneType",
         ),
         (
             Cape((ReturnsChains(PromptLookup()),)),
-            r"drafter prompt_lookup: expected bind\(\) to return a proposer with a method chains, found PromptLookup",
+            (
+                r"drafter prompt_lookup: expected bind\(\) to return a proposer with a method "
+                r"chains, "
+                r"found PromptLookup"
+            ),
         ),
     ],
     ids=["staged", "cape", "chains of cape"],

@@ -22,14 +22,18 @@ def test_no_tree_of_the_size_has_a_larger_expected_length(size: int) -> None:
         accuracies = [sorted((dice.random() for _ in range(2)), reverse=True) for _ in range(3)]
         every = [path for depth in (1, 2, 3) for path in product(range(2), repeat=depth)]
         expected = {
-            paths: sum(prod(accuracies[depth][rank] for depth, rank in enumerate(path)) for path in paths)
+            paths: sum(
+                prod(accuracies[depth][rank] for depth, rank in enumerate(path)) for path in paths
+            )
             for paths in combinations(every, size)
             if closed(paths)
         }
         best = best_paths(accuracies, size)
         assert len(best) == len(set(best)) == size
         assert closed(best)
-        assert expected[tuple(sorted(best, key=every.index))] == pytest.approx(max(expected.values()))
+        assert expected[tuple(sorted(best, key=every.index))] == pytest.approx(
+            max(expected.values())
+        )
 
 
 def test_likely_paths_come_first_and_parents_before_children() -> None:

@@ -1,4 +1,6 @@
-"""Retrieval: trees of the datastore's continuations, likeliest first; datastores of another vocabulary."""
+"""Retrieval: trees of the datastore's continuations, likeliest first; datastores of another
+vocabulary.
+"""
 
 import random
 from collections.abc import Sequence
@@ -52,7 +54,13 @@ def test_example_of_the_module(folder: Path) -> None:
     tree = propose(drafter, [3, RETURN, SELF])
     assert tree.tokens == (SELF, DOT, NAME, END, VALUE, COMMA)
     assert tree.parents == (-1, 0, 1, 2, 1, 0)
-    ways = [_kind_of(2, 5, 6), _kind_of(3, 3, 5), _kind_of(4, 3, 3), _kind_of(3, 2, 5), _kind_of(2, 1, 6)]
+    ways = [
+        _kind_of(2, 5, 6),
+        _kind_of(3, 3, 5),
+        _kind_of(4, 3, 3),
+        _kind_of(3, 2, 5),
+        _kind_of(2, 1, 6),
+    ]
     assert tree.origin == (("", 0), *(("retrieval", way) for way in ways))
     edges = [1.0, *(_PRIORS[way // _NUM_SHARE_CLASSES][way % _NUM_SHARE_CLASSES] for way in ways)]
     assert tree.gain is not None
@@ -75,7 +83,9 @@ def test_example_of_the_module(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_limits(options: dict[str, int], limits: dict[str, int], tokens: tuple[int, ...] | None, folder: Path) -> None:
+def test_limits(
+    options: dict[str, int], limits: dict[str, int], tokens: tuple[int, ...] | None, folder: Path
+) -> None:
     if tokens is None:
         with pytest.raises(OptionError, match="expected min_match at most max_match = 1, found 2"):
             bound(folder, **options)
@@ -92,7 +102,9 @@ def test_no_draft_tokens_without_a_match(folder: Path) -> None:
 
 def test_nodes_are_the_likeliest_continuations_of_the_longest_match(tmp_path: Path) -> None:
     documents = random_documents(7, 150, 25, 4)
-    drafter, dice, most = bound(write(tmp_path / "s", documents), num_nodes=12, max_depth=4), random.Random(1), 0
+    drafter = bound(write(tmp_path / "s", documents), num_nodes=12, max_depth=4)
+    dice = random.Random(1)
+    most = 0
     for _ in range(40):
         tokens = [dice.randrange(4) for _ in range(dice.randint(2, 9))]
         tree = propose(drafter, tokens)
@@ -102,9 +114,13 @@ def test_nodes_are_the_likeliest_continuations_of_the_longest_match(tmp_path: Pa
         for node in range(len(tree)):
             path = tuple(tree.tokens[each] for each in tree.path(node))
             assert tree.gain[node] == pytest.approx(gains[path])
-        assert sorted(tree.gain, reverse=True) == pytest.approx(sorted(gains.values(), reverse=True)[:13])
+        assert sorted(tree.gain, reverse=True) == pytest.approx(
+            sorted(gains.values(), reverse=True)[:13]
+        )
         for parent in range(len(tree)):
-            children = [tree.gain[node] for node in range(1, len(tree)) if tree.parents[node] == parent]
+            children = [
+                tree.gain[node] for node in range(1, len(tree)) if tree.parents[node] == parent
+            ]
             assert children == sorted(children, reverse=True)
         most = max(most, len(tree))
     assert most == 13
@@ -121,7 +137,9 @@ def every_gain(documents: list[list[int]], tokens: list[int]) -> dict[tuple[int,
         total = len([token for token in after if token >= 0]) if not path else len(after)
         for token in {token for token in after if token >= 0}:
             way = _kind_of(length + len(path), after.count(token), total)
-            gains[*path, token] = gains[path] * _PRIORS[way // _NUM_SHARE_CLASSES][way % _NUM_SHARE_CLASSES]
+            gains[*path, token] = (
+                gains[path] * _PRIORS[way // _NUM_SHARE_CLASSES][way % _NUM_SHARE_CLASSES]
+            )
     return gains
 
 
@@ -131,10 +149,13 @@ def iter_paths(gains: dict[tuple[int, ...], float]) -> Any:
 
 
 def test_gains_follow_the_measured_acceptance(folder: Path) -> None:
-    drafter, policy = bound(folder), RequestPolicy()
+    drafter = bound(folder)
+    policy = RequestPolicy()
 
     def tree(policy: RequestPolicy) -> TokenTree:
-        (tree,) = drafter.propose([context(drafter.start([RETURN, SELF]), [RETURN, SELF], policy=policy)])
+        (tree,) = drafter.propose(
+            [context(drafter.start([RETURN, SELF]), [RETURN, SELF], policy=policy)]
+        )
         return tree
 
     before = tree(policy)
@@ -155,7 +176,9 @@ def test_every_kind_has_a_prior() -> None:
     }
     assert ways <= set(_PRIORS_BY_KIND)
     assert len(_PRIORS_BY_KIND) == len(_PRIORS) * _NUM_SHARE_CLASSES
-    assert all(len(row) == _NUM_SHARE_CLASSES and all(0 < rate < 1 for rate in row) for row in _PRIORS)
+    assert all(
+        len(row) == _NUM_SHARE_CLASSES and all(0 < rate < 1 for rate in row) for row in _PRIORS
+    )
 
 
 def test_a_datastore_of_another_vocabulary_is_refused(folder: Path) -> None:
@@ -169,7 +192,9 @@ def test_a_datastore_of_another_vocabulary_is_refused(folder: Path) -> None:
         assert "\n" not in str(caught.value)
     for fitting, size in ((VOCABULARY, 4096), (None, 4096), (VOCABULARY, 27)):
         bind(drafter, fitting, size)
-    with pytest.raises(OptionError, match="found that of pronk-tiny, of another tokenizer; build one with"):
+    with pytest.raises(
+        OptionError, match="found that of pronk-tiny, of another tokenizer; build one with"
+    ):
         bind(Retrieval(), VOCABULARY, 4096)
 
 
@@ -198,8 +223,13 @@ def test_the_datastore_of_pronk_tiny_is_small_and_documented() -> None:
         assert word in card
     llm = LLM(drafter=Retrieval(), budget="all")
     params = SamplingParams(max_tokens=64, ignore_eos=True)
-    prompts = ["import os\n\n\nclass Path:\n    def __init__(self", "Question: Tom has 3 apples and buys"]
-    retrieved, plain = (llm.generate(prompts, params, drafter=name) for name in (None, "autoregressive"))
+    prompts = [
+        "import os\n\n\nclass Path:\n    def __init__(self",
+        "Question: Tom has 3 apples and buys",
+    ]
+    retrieved, plain = (
+        llm.generate(prompts, params, drafter=name) for name in (None, "autoregressive")
+    )
     assert [done.token_ids for done in retrieved] == [done.token_ids for done in plain]
     assert all(done.stats.accepted > 0 for done in retrieved)
     proposer = llm.get_proposer()

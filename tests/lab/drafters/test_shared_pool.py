@@ -10,12 +10,15 @@ CLOSE = ("lookahead", "kangaroo", "glide")
 # Drafters with a KV cache of their own, alone and as parts of others.
 ALONE = ("glide", "vanilla", "kangaroo", "multi_token")
 WITH_POOLS = (*ALONE, "staged", "cape of kangaroo", "merged with trained")
-OPTIONS = pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "all"])
+OPTIONS = pytest.mark.parametrize(
+    "options", [pytest.param("greedy", marks=pytest.mark.slow), "all"]
+)
 
 
 @OPTIONS
 @pytest.mark.parametrize(
-    "name", [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
+    "name",
+    [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS],
 )
 def test_preempted_requests(name: str, options: str) -> None:
     shared_pool.test_preempted_requests(spec(name), options)
@@ -35,7 +38,10 @@ def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Po
 @OPTIONS
 @pytest.mark.parametrize(
     "name",
-    [name if name in CLOSE and name != "glide" else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS],
+    [
+        name if name in CLOSE and name != "glide" else pytest.param(name, marks=pytest.mark.slow)
+        for name in DRAFTERS
+    ],
 )
 def test_prefix_hits(name: str, options: str) -> None:
     shared_pool.test_prefix_hits(spec(name), options)

@@ -25,7 +25,9 @@ from pronk.sampling.params import SamplingParams
 from softmax import softmax
 from tiny_models import VOCAB, read_kv
 
-RIGHT, FAIR, POOR = 0.0, 0.03, 0.1
+RIGHT = 0.0
+FAIR = 0.03
+POOR = 0.1
 MODEL = f"draft_model(model={draft_folder(FAIR)!r})"
 # The same weights in another folder, so that its forward passes are counted separately.
 TWIN = f"draft_model(model={draft_folder(FAIR, context=4095)!r}, num_tokens=8)"
@@ -44,20 +46,27 @@ Likeliest = Callable[[Path], list[tuple[int, float]]]
 
 
 def likeliest_after(tokens: Sequence[int], params: SamplingParams, breadth: int) -> Likeliest:
-    """Return a function from a path to the ``breadth`` likeliest tokens after it, with their probabilities."""
+    """Return a function from a path to the ``breadth`` likeliest tokens after it, with their
+    probabilities.
+    """
 
     def ask(path: Path) -> list[tuple[int, float]]:
         scores = dense(FAIR)([*tokens, *path]) / (params.temperature or 1.0)
         if params.temperature and not params.rejects:
-            scores = scores + gumbel_noise(params.seed or 0, len(tokens) + len(path), np.arange(VOCAB))
-        probs, best = softmax(scores), np.argsort(-scores)[:breadth]
+            scores = scores + gumbel_noise(
+                params.seed or 0, len(tokens) + len(path), np.arange(VOCAB)
+            )
+        probs = softmax(scores)
+        best = np.argsort(-scores)[:breadth]
         return list(zip(best.tolist(), probs[best].tolist(), strict=True))
 
     return ask
 
 
 def best_first(ask: Likeliest, num_nodes: int, depth: int) -> set[Path]:
-    """Return the likeliest nodes; the children of a node are candidates once the node is in the tree."""
+    """Return the likeliest nodes; the children of a node are candidates once the node is in the
+    tree.
+    """
     heap: list[tuple[float, Path]] = []
     found = set[Path]()
 
@@ -79,7 +88,9 @@ def beam_search(ask: Likeliest, width: int, length: int) -> set[Path]:
     """Return the nodes of the likeliest branches of a length."""
     beam: list[tuple[float, Path]] = [(1.0, ())]
     for _ in range(length):
-        longer = [(reach * share, (*path, token)) for reach, path in beam for token, share in ask(path)]
+        longer = [
+            (reach * share, (*path, token)) for reach, path in beam for token, share in ask(path)
+        ]
         beam = sorted(longer, reverse=True)[:width]
     return {path[: i + 1] for _, path in beam for i in range(length)}
 
@@ -96,7 +107,10 @@ PARAMS = {
 def test_trees_equal_a_best_first_search(smaller: str, params: SamplingParams) -> None:
     want = [best_first(likeliest_after(tokens, params, 3), 14, 5) for tokens in TEXTS]
     for width, lead in ((1, 0), (1, 5), (4, 4), (16, 1)):
-        drafter = bound(f"staged({MODEL}, {smaller}, num_nodes=14, breadth=3, depth=5, width={width}, lead={lead})")
+        drafter = bound(
+            f"staged({MODEL}, {smaller}, num_nodes=14, breadth=3, depth=5, width={width}, "
+            f"lead={lead})"
+        )
         passes = watch_draft(drafter.model.draft)
         trees = drafter.propose([context(drafter, tokens, params=params) for tokens in TEXTS])
         assert [paths(tree) for tree in trees] == want
@@ -105,14 +119,16 @@ def test_trees_equal_a_best_first_search(smaller: str, params: SamplingParams) -
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "breadth", "depth"), [(1, 4, 8), (20, 1, 6), (20, 2, 1), (30, 16, 2), (60, 4, 64), (9, 3, 3)]
+    ("num_nodes", "breadth", "depth"),
+    [(1, 4, 8), (20, 1, 6), (20, 2, 1), (30, 16, 2), (60, 4, 64), (9, 3, 3)],
 )
 def test_trees_of_other_shapes(num_nodes: int, breadth: int, depth: int) -> None:
     options = f"num_nodes={num_nodes}, breadth={breadth}, depth={depth}"
     drafter = bound(f"staged({MODEL}, {SMALLER['lookup']}, {options})")
     for limits in ({}, {"depth": 3}, {"nodes": 5}, {"depth": 1, "nodes": 2}):
         (tree,) = drafter.propose([context(drafter, [1, 2, 3], **limits)])
-        most, deep = min(num_nodes, limits.get("nodes", 60)), min(depth, limits.get("depth", 20))
+        most = min(num_nodes, limits.get("nodes", 60))
+        deep = min(depth, limits.get("depth", 20))
         want = best_first(likeliest_after([1, 2, 3], SamplingParams(), breadth), most, deep)
         assert paths(tree) == want
         assert max(map(len, want)) <= deep
@@ -141,7 +157,8 @@ def passes_with(smaller: str, **options: Any) -> int:
 
 def test_a_right_smaller_drafter_saves_forward_passes() -> None:
     options = {"width": 1, "lead": 8, "num_nodes": 8, "breadth": 1}
-    alone, helped = passes_with("autoregressive", **options), passes_with(TWIN, **options)
+    alone = passes_with("autoregressive", **options)
+    helped = passes_with(TWIN, **options)
     assert alone == 8 * len(TEXTS)
     assert helped == len(TEXTS)  # one forward pass per text computes the whole branch
     assert passes_with(TWIN, **{**options, "lead": 3}) == 2 * len(TEXTS)
@@ -167,8 +184,11 @@ class Counted(list[int]):
 
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
 def test_a_proposal_reads_only_the_end_of_a_long_text(smaller: str) -> None:
-    """The smaller drafter is asked in each forward pass; all together read fewer tokens than the text has."""
-    drafter, tokens = bound(f"staged({MODEL}, {smaller}, width=1, num_nodes=12)"), [*range(20)] * 120
+    """The smaller drafter is asked in each forward pass; all together read fewer tokens than the
+    text has.
+    """
+    drafter = bound(f"staged({MODEL}, {smaller}, width=1, num_nodes=12)")
+    tokens = [*range(20)] * 120
     state = drafter.start(tokens)
     drafter.propose([context(drafter, tokens, state=state)])
     tokens += [5]
@@ -176,16 +196,21 @@ def test_a_proposal_reads_only_the_end_of_a_long_text(smaller: str) -> None:
     text = Counted(tokens)
     (tree,) = drafter.propose([replace(asked, tokens=text)])
     assert 0 < text.read < len(text)
-    (want,) = bound(f"staged({MODEL}, autoregressive, num_nodes=12)").propose([context(drafter, tokens)])
+    (want,) = bound(f"staged({MODEL}, autoregressive, num_nodes=12)").propose(
+        [context(drafter, tokens)]
+    )
     assert paths(tree) == paths(want)
 
 
 def test_accepted_draft_tokens_are_not_computed_again() -> None:
-    """The draft's cache keeps the rows of the accepted branch; only its last token is computed again."""
+    """The draft's cache keeps the rows of the accepted branch; only its last token is computed
+    again.
+    """
     engine, drafter = watched(f"staged({MODEL}, {SMALLER['lookup']})")
     passes = watch_draft(drafter.inner.model.draft)
     (request,) = decode(engine, drafter, [[1, 2, 3]])
-    text, counts = tuple(request.tokens), dict[Path, int]()
+    text = tuple(request.tokens)
+    counts = dict[Path, int]()
     for path in joined(*(each.texts[0] for each in passes)):
         counts[path] = counts.get(path, 0) + 1
     roots = {tuple(asked.tokens) for asked in drafter.of(request)}
@@ -201,11 +226,15 @@ def test_accepted_draft_tokens_are_not_computed_again() -> None:
 
 def test_moved_rows_have_the_bits_of_a_new_draft_cache() -> None:
     drafter = bound(f"staged({MODEL}, {SMALLER['lookup']}, breadth=3)")
-    draft, tokens, moved = drafter.model.draft, [1, 2, 3], 0
+    draft = drafter.model.draft
+    tokens = [1, 2, 3]
+    moved = 0
     state = drafter.start(tokens)
     for number in range(8):
         (tree,) = drafter.propose([context(drafter, tokens, state=state)])
-        leaf = max(range(len(tree)), key=lambda node: (tree.depths[node], node if number % 2 else -node))
+        leaf = max(
+            range(len(tree)), key=lambda node: (tree.depths[node], node if number % 2 else -node)
+        )
         path = tree.path(leaf)
         moved += path != tuple(range(1, len(path) + 1))
         tokens = [*tokens, *(tree.tokens[node] for node in path), number]
@@ -226,8 +255,11 @@ def test_trees_of_a_whole_decoding_equal_a_best_first_search(smaller: str) -> No
     engine, drafter = watched(f"staged({MODEL}, {smaller}, num_nodes=8, breadth=2, depth=4)")
     for request in decode(engine, drafter, TEXTS[:2], temperature=0.7, max_tokens=16):
         for asked in drafter.of(request):
-            most, depth = min(8, asked.nodes), min(4, asked.depth)
-            want = best_first(likeliest_after(asked.tokens, request.params, 2), most if depth else 0, depth)
+            most = min(8, asked.nodes)
+            depth = min(4, asked.depth)
+            want = best_first(
+                likeliest_after(asked.tokens, request.params, 2), most if depth else 0, depth
+            )
             assert paths(asked.tree) == want
         assert request.stats.accepted > 0
 

@@ -50,11 +50,17 @@ def check_refused(kind: str, folder: Path, message: str) -> None:
     ],
 )
 def test_inside_composite_drafters(kind: str, spec: str) -> None:
-    """A trained drafter in ``first_of``, ``merged`` and wrappers, and as the smaller drafter of ``staged``."""
-    spec = spec.replace("DRAFT", f"draft_model(model={draft_folder()!r})").format(f"{kind}(model={FOLDERS[kind]()!r})")
+    """A trained drafter in ``first_of``, ``merged`` and wrappers, and as the smaller drafter of
+    ``staged``.
+    """
+    spec = spec.replace("DRAFT", f"draft_model(model={draft_folder()!r})").format(
+        f"{kind}(model={FOLDERS[kind]()!r})"
+    )
     engine = make_engine(tiny_decoder())
     prompts = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
-    requests = decode(engine, bound(spec, engine), prompts, max_tokens=60, temperature=0.7, logit_bias=LIKELY)
+    requests = decode(
+        engine, bound(spec, engine), prompts, max_tokens=60, temperature=0.7, logit_bias=LIKELY
+    )
     sources = [source for request in requests for source in request.stats.sources.items()]
     own = [each for name, each in sources if name.startswith(kind) or "staged(" in spec]
     assert sum(each.accepted for each in own) > (10 if kind == "multi_token" else 0)
@@ -79,10 +85,26 @@ def test_samples_of_one_prompt(kind: str, windows: tuple[int | None, ...]) -> No
 @pytest.mark.parametrize(
     ("kind", "changed", "message"),
     [
-        ("kangaroo", {"exit_layer": 9}, r"drafter\.json: exit.layer: expected 1 to 1 for a target of 2 layers, found"),
-        ("glide", {"layers": 9}, r"drafter\.json: layers: expected 1 to 2 for a target of 2 layers, found 9"),
-        ("multi_token", {"layer": 9}, r"drafter\.json: layer: expected 1 to 2, the target's layers, found 9"),
-        ("multi_token", {"kind": "rnn"}, r"drafter\.json: kind: expected one of transformer, linear, found 'rnn'"),
+        (
+            "kangaroo",
+            {"exit_layer": 9},
+            r"drafter\.json: exit.layer: expected 1 to 1 for a target of 2 layers, found",
+        ),
+        (
+            "glide",
+            {"layers": 9},
+            r"drafter\.json: layers: expected 1 to 2 for a target of 2 layers, found 9",
+        ),
+        (
+            "multi_token",
+            {"layer": 9},
+            r"drafter\.json: layer: expected 1 to 2, the target's layers, found 9",
+        ),
+        (
+            "multi_token",
+            {"kind": "rnn"},
+            r"drafter\.json: kind: expected one of transformer, linear, found 'rnn'",
+        ),
         ("medusa", {"blocks": 9}, r"drafter\.json: blocks: expected an integer in 1..8, found 9"),
         (
             "medusa",
@@ -90,10 +112,16 @@ def test_samples_of_one_prompt(kind: str, windows: tuple[int | None, ...]) -> No
             r"drafter\.json: medusa: tree: expected each path once .* found \(0, 1\) without",
         ),
         ("medusa", {"tree": []}, r"drafter\.json: medusa: tree: expected 1\.\.127 paths of ranks"),
-        ("medusa", {"num_heads": 4}, r"tensor layers\.3\.blocks\.0\.weight: expected shape \(64, 64\), found None"),
+        (
+            "medusa",
+            {"num_heads": 4},
+            r"tensor layers\.3\.blocks\.0\.weight: expected shape \(64, 64\), found None",
+        ),
     ],
 )
-def test_invalid_shapes_are_refused(kind: str, changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_shapes_are_refused(
+    kind: str, changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     folder = copy_of(kind, tmp_path)
     file = folder / "drafter.json"
     document = json.loads(file.read_text())
@@ -107,7 +135,9 @@ def test_truncated_weights_are_refused(kind: str, tmp_path: Path) -> None:
     bound(f"{kind}(model={str(folder)!r})")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    check_refused(kind, folder, "expected a complete safetensors file, found a truncated or damaged one")
+    check_refused(
+        kind, folder, "expected a complete safetensors file, found a truncated or damaged one"
+    )
 
 
 def test_commands_in_errors_exist() -> None:
@@ -116,4 +146,6 @@ def test_commands_in_errors_exist() -> None:
     assert kinds <= REGISTRY.keys()
     for kind in kinds:
         command, *options = shlex.split(trained._TRAIN_ARGUMENTS.get(kind, kind))
-        assert {*options, "--target"} <= {name for each in commands[command].params for name in each.opts}
+        assert {*options, "--target"} <= {
+            name for each in commands[command].params for name in each.opts
+        }

@@ -1,4 +1,6 @@
-"""GLIDE and its variant without cross-attention, fitted to texts of tiny targets, and a reference without a cache."""
+"""GLIDE and its variant without cross-attention, fitted to texts of tiny targets, and a reference
+without a cache.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -32,9 +34,15 @@ def shape(layers: int = 1, *, cross: bool = True) -> GlideShape:
 
 @cache
 def glide_folder(
-    *, layers: int = 1, cross: bool = True, windows: tuple[int | None, ...] = FREE, classic: bool = False
+    *,
+    layers: int = 1,
+    cross: bool = True,
+    windows: tuple[int | None, ...] = FREE,
+    classic: bool = False,
 ) -> str:
-    """Return a drafter for :func:`tiny_models.tiny_decoder`, fitted to its texts after :data:`PROMPTS`."""
+    """Return a drafter for :func:`tiny_models.tiny_decoder`, fitted to its texts after
+    :data:`PROMPTS`.
+    """
     target = tiny_module(windows=windows, classic=classic)
     made = shape(layers, cross=cross)
     module = GlideDecoderModule(made, target.config)
@@ -43,7 +51,12 @@ def glide_folder(
     kind = "glide" if cross else "vanilla"
     folder = CHECKPOINTS / f"{kind}-{layers}-{windows}-{classic}"
     fingerprint = {"name": "tiny", "architecture": "test", "weights": "none"}
-    document = {"format": TRAINED_FORMAT, "kind": kind, "shape": asdict(made), "target": fingerprint}
+    document = {
+        "format": TRAINED_FORMAT,
+        "kind": kind,
+        "shape": asdict(made),
+        "target": fingerprint,
+    }
     export_drafter(folder, module, document, "")
     return str(folder)
 
@@ -75,10 +88,13 @@ def fit(module: GlideDecoderModule, target: DecoderModule, tokens: Tensor, steps
         optimizer.step()
 
 
-def dense_drafter_logits(module: GlideDecoderModule, target: DecoderModule, tokens: Tensor, seen: Tensor) -> Tensor:
+def dense_drafter_logits(
+    module: GlideDecoderModule, target: DecoderModule, tokens: Tensor, seen: Tensor
+) -> Tensor:
     """Return the logits ``[count * length, vocab]`` of the drafter without a cache.
 
-    ``seen`` ``[length, length]`` marks the tokens whose target keys each row may attend to; windows hide more.
+    ``seen`` ``[length, length]`` marks the tokens whose target keys each row may attend to; windows
+    hide more.
     """
     count, length = tokens.shape
     layers = module.cache_layers
@@ -99,7 +115,9 @@ def dense_drafter_logits(module: GlideDecoderModule, target: DecoderModule, toke
 class DenseGlide:
     """Reference of a trained drafter without a cache: computes the whole text for every call."""
 
-    def __init__(self, folder: str, target: DecoderModule, layers: int = 1, *, cross: bool = True) -> None:
+    def __init__(
+        self, folder: str, target: DecoderModule, layers: int = 1, *, cross: bool = True
+    ) -> None:
         self.target = target
         self.module = GlideDecoderModule(shape(layers, cross=cross), target.config)
         tensors = load_file(Path(folder) / "model.safetensors")
@@ -107,7 +125,9 @@ class DenseGlide:
         self._known = dict[tuple[tuple[int, ...], int, int], Array]()
 
     def __call__(self, tokens: Sequence[int], verified: int, oldest: int = 0) -> Array:
-        """Return logits ``[vocab]`` after ``tokens``, with target keys of positions ``oldest .. verified - 1``."""
+        """Return logits ``[vocab]`` after ``tokens``, with target keys of positions ``oldest ..
+        verified - 1``.
+        """
         key = (tuple(tokens), verified, oldest)
         if key not in self._known:
             self._known[key] = self._compute(*key)
@@ -117,4 +137,6 @@ class DenseGlide:
     def _compute(self, tokens: tuple[int, ...], verified: int, oldest: int) -> Array:
         places = torch.arange(len(tokens))
         seen = (places < places[:, None].clamp(max=verified)) & (places >= oldest)
-        return to_array(dense_drafter_logits(self.module, self.target, torch.tensor([[*tokens]]), seen)[-1])
+        return to_array(
+            dense_drafter_logits(self.module, self.target, torch.tensor([[*tokens]]), seen)[-1]
+        )

@@ -1,7 +1,7 @@
 """Kangaroo's adapters for tests, as folders, and targets whose later layers change little.
 
-An adapter whose last projection is zero applies the target's head to an early layer's output. Its draft tokens are
-right where the later layers change little.
+An adapter whose last projection is zero applies the target's head to an early layer's output. Its
+draft tokens are right where the later layers change little.
 """
 
 from copy import deepcopy
@@ -37,7 +37,9 @@ def calm_module(
     windows: tuple[int | None, ...] = (None,) * LAYERS,
     classic: bool = False,
 ) -> DecoderModule:
-    """Return a target whose layers after the first add ``calm`` times their usual output, as a module of torch."""
+    """Return a target whose layers after the first add ``calm`` times their usual output, as a
+    module of torch.
+    """
     module = deepcopy(tiny_module(windows=windows, classic=classic))
     for layer in module.layers[1:]:
         for linear in (layer.out, layer.down):
@@ -63,7 +65,8 @@ def adapter_folder(
     noise: float = 0.0,
     gain: float = 1.0,
 ) -> str:
-    """Return an adapter for ``decoder`` that adds ``noise`` times a random change of the early output.
+    """Return an adapter for ``decoder`` that adds ``noise`` times a random change of the early
+    output.
 
     ``gain`` multiplies the other matrices; a larger one makes the attention sharper.
     """
@@ -78,11 +81,19 @@ def adapter_folder(
         elif parameter.dim() > 1:
             parameter.data.mul_(gain)
     folder = CHECKPOINTS / f"{id(decoder)}-{exit_layer}-{adapter}-{noise}-{gain}"
-    document: dict[str, Any] = {"format": TRAINED_FORMAT, "kind": "kangaroo", "shape": asdict(shape)}
-    export_drafter(folder, module, document | {"target": {"architecture": "tiny", "weights": "tiny"}}, "")
+    document: dict[str, Any] = {
+        "format": TRAINED_FORMAT,
+        "kind": "kangaroo",
+        "shape": asdict(shape),
+    }
+    export_drafter(
+        folder, module, document | {"target": {"architecture": "tiny", "weights": "tiny"}}, ""
+    )
     return str(folder)
 
 
 def spec() -> str:
-    """Return the specification for tests of all drafters; about a tenth of the draft tokens are right."""
+    """Return the specification for tests of all drafters; about a tenth of the draft tokens are
+    right.
+    """
     return f"kangaroo(model={adapter_folder(noise=0.1)!r}, num_tokens=4, eta=0.2)"

@@ -24,14 +24,25 @@ UNKNOWN = Fingerprint("test", "0")
 
 
 def write_heads(
-    folder: Path, shape: MedusaShape = SHAPE, config: ModelConfig | None = None, target: Fingerprint = UNKNOWN
+    folder: Path,
+    shape: MedusaShape = SHAPE,
+    config: ModelConfig | None = None,
+    target: Fingerprint = UNKNOWN,
 ) -> str:
-    """Write heads, by default for the tiny target; large random weights change the hidden states much."""
-    heads, generator = MedusaModule(shape, config or tiny_config()), torch.Generator().manual_seed(3)
+    """Write heads, by default for the tiny target; large random weights change the hidden states
+    much.
+    """
+    heads = MedusaModule(shape, config or tiny_config())
+    generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in heads.parameters():
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
-    document = {"format": TRAINED_FORMAT, "kind": "medusa", "shape": asdict(shape), "target": asdict(target)}
+    document = {
+        "format": TRAINED_FORMAT,
+        "kind": "medusa",
+        "shape": asdict(shape),
+        "target": asdict(target),
+    }
     export_drafter(folder, heads, document, "")
     return str(folder)
 
@@ -54,12 +65,15 @@ def plain_heads(folder: str, vocab: int = tiny_config().vocab_size) -> MedusaMod
 
 
 def head_logits(heads: MedusaModule, hidden: Tensor, unembed: nn.Module) -> Tensor:
-    """Return logits ``[heads, rows, vocab]``; ``hidden`` ``[rows, hidden]`` is after the target's final norm.
+    """Return logits ``[heads, rows, vocab]``; ``hidden`` ``[rows, hidden]`` is after the target's
+    final norm.
 
     ``unembed``, the target's unembedding, is used unless the heads have their own.
     """
     unembeddings = heads.unembeddings or [unembed] * len(heads.layers)
-    return torch.stack([layer(head(hidden)) for layer, head in zip(unembeddings, heads.layers, strict=True)])
+    return torch.stack(
+        [layer(head(hidden)) for layer, head in zip(unembeddings, heads.layers, strict=True)]
+    )
 
 
 def spec(**options: object) -> str:

@@ -28,7 +28,9 @@ def make_heads(shape: HeadsShape, config: ModelConfig) -> HeadsModule:
     with torch.no_grad():
         for name, parameter in heads.named_parameters():
             if shape.kind == "linear" and name.startswith("layers"):
-                parameter.normal_(0.0, 0.125, generator=torch.Generator().manual_seed(int(name.split(".")[1])))
+                parameter.normal_(
+                    0.0, 0.125, generator=torch.Generator().manual_seed(int(name.split(".")[1]))
+                )
             elif parameter.dim() == 2:
                 parameter.mul_(150.0 if name.endswith(("out.weight", "down.weight")) else 12.0)
     return heads.eval()
@@ -40,7 +42,12 @@ def heads_folder(shape: HeadsShape = SHAPE, *, classic: bool = False) -> str:
     folder = CHECKPOINTS / f"heads-{abs(hash((shape, classic)))}"
     heads = make_heads(shape, tiny_config(classic=classic))
     target = {"name": "tiny", "architecture": "tiny", "weights": "0"}
-    document = {"format": TRAINED_FORMAT, "kind": "multi_token", "shape": asdict(shape), "target": target}
+    document = {
+        "format": TRAINED_FORMAT,
+        "kind": "multi_token",
+        "shape": asdict(shape),
+        "target": target,
+    }
     export_drafter(folder, heads, document, "")
     return str(folder)
 
@@ -52,9 +59,15 @@ def spec(**options: object) -> str:
 
 
 @torch.no_grad()
-def dense_heads(target: DecoderModule, shape: HeadsShape, text: Sequence[int], *, classic: bool = False) -> list[Array]:
-    """Return logits ``[tokens, vocab]`` of each head at every position, in one forward pass without a cache."""
-    heads, length, config = make_heads(shape, tiny_config(classic=classic)), len(text), target.config
+def dense_heads(
+    target: DecoderModule, shape: HeadsShape, text: Sequence[int], *, classic: bool = False
+) -> list[Array]:
+    """Return logits ``[tokens, vocab]`` of each head at every position, in one forward pass without
+    a cache.
+    """
+    heads = make_heads(shape, tiny_config(classic=classic))
+    length = len(text)
+    config = target.config
     for parameter in heads.parameters():  # saved in bfloat16
         parameter.copy_(parameter.bfloat16())
     positions = torch.arange(length)
@@ -63,11 +76,14 @@ def dense_heads(target: DecoderModule, shape: HeadsShape, text: Sequence[int], *
     outputs = [
         y
         for _, y in target.run(
-            x, target.layer_ropes(positions, torch.float32), DenseAttention(1, length, config.windows)
+            x,
+            target.layer_ropes(positions, torch.float32),
+            DenseAttention(1, length, config.windows),
         )
     ]
     attend = DenseAttention(1, length, (config.window,) * shape.num_heads)
-    x, made = outputs[shape.layer - 1], dict[int, Array]()
+    x = outputs[shape.layer - 1]
+    made = dict[int, Array]()
     for index in shape.execution_order:
         out = heads.run_part(index, x, rope, attend)
         x = out if shape.is_chained else x

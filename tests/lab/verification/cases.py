@@ -11,7 +11,13 @@ from pronk.base.arrays import Array
 from pronk.drafting import Drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request_step import RequestStep, verify
-from pronk.lab.verification import DrafterReport, NamedPrompt, VerifyReport, VerifySettings, verify_steps
+from pronk.lab.verification import (
+    DrafterReport,
+    NamedPrompt,
+    VerifyReport,
+    VerifySettings,
+    verify_steps,
+)
 from pronk.llm import LLM
 from pronk.models.model_runner import JobResult
 
@@ -43,12 +49,16 @@ def verify_model(
     return report
 
 
-def check(llm: LLM, drafter: str = DRAFTER, settings: VerifySettings = QUICK, **more: Any) -> VerifyReport:
+def check(
+    llm: LLM, drafter: str = DRAFTER, settings: VerifySettings = QUICK, **more: Any
+) -> VerifyReport:
     return verify_model(llm, [drafter], some_prompts(llm), settings, **more)
 
 
 def drafter_part(report: VerifyReport) -> DrafterReport:
-    """Return the only drafter's part of the report, after a check that plain decoding has passed."""
+    """Return the only drafter's part of the report, after a check that plain decoding has
+    passed.
+    """
     plain, other = report.drafters
     assert plain.plain
     assert not plain.failed
@@ -61,13 +71,19 @@ def is_json(value: Any) -> bool:
         return all(isinstance(key, str) and is_json(entry) for key, entry in value.items())
     if isinstance(value, list):
         return all(map(is_json, value))
-    return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+    return (
+        value is None
+        or isinstance(value, (bool, int, str))
+        or (isinstance(value, float) and math.isfinite(value))
+    )
 
 
 def nudged(llm: LLM, ulps: float) -> Callable[..., Any]:
-    """Return a ``verify`` that adds ``ulps`` to each row's second largest logit if there is a drafter.
+    """Return a ``verify`` that adds ``ulps`` to each row's second largest logit if there is a
+    drafter.
 
-    The unit of ``ulps`` is the last place of that logit in the model's dtype; logits may have a more precise dtype.
+    The unit of ``ulps`` is the last place of that logit in the model's dtype; logits may have a
+    more precise dtype.
     """
 
     def nudged_verify(step: RequestStep, result: JobResult) -> Any:

@@ -13,5 +13,7 @@ def pronk_tiny() -> LLM:
 
 @pytest.fixture(scope="package")
 def llm(checkpoint: MakeCheckpoint) -> LLM:
-    """Return a bfloat16 model, whose two largest logits often differ by at most a unit in the last place."""
+    """Return a bfloat16 model, whose two largest logits often differ by at most a unit in the last
+    place.
+    """
     return LLM(checkpoint("llama"), dtype="bfloat16", kv_memory="32MiB", budget="all")

@@ -1,4 +1,6 @@
-"""The command ``pronk verify``: exit codes, output streams, and the partial report after an interrupt."""
+"""The command ``pronk verify``: exit codes, output streams, and the partial report after an
+interrupt.
+"""
 
 import io
 import json
@@ -25,7 +27,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(pronk_tiny: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    pronk_tiny: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     """Return a function that runs the command and returns exit code, standard output and error."""
     monkeypatch.setattr(pronk.llm, "LLM", lambda *_, **__: pronk_tiny)
 
@@ -47,11 +51,15 @@ def test_verified(run: Run) -> None:
     code, out, err = run(*SMALL, "--drafter", "prompt_lookup(min_ngram=1)")
     assert (code, err) == (0, "")
     assert "Verified: " in out
-    [row] = [line for line in out.splitlines() if line.strip().startswith("prompt_lookup(min_ngram=1) ")]
+    [row] = [
+        line for line in out.splitlines() if line.strip().startswith("prompt_lookup(min_ngram=1) ")
+    ]
     assert "16/16" in row
 
 
-def test_rows_are_printed_to_a_pipe_when_they_are_complete(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_printed_to_a_pipe_when_they_are_complete(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     printed: list[str] = []
     screens: list[str] = []
     real = pronk.lab.verification.verify_steps
@@ -67,7 +75,8 @@ def test_rows_are_printed_to_a_pipe_when_they_are_complete(run: Run, monkeypatch
     run(*SMALL, "--drafter", "prompt_lookup(min_ngram=1)")
     first = screens.index("prompt_lookup(min_ngram=1)")
     assert "promises" in printed[0]
-    assert "verified" in printed[first]  # plain decoding's row, before the checks of the next drafter
+    # plain decoding's row, before the checks of the next drafter
+    assert "verified" in printed[first]
     assert "prompt_lookup" not in printed[first]
 
 
@@ -111,14 +120,27 @@ def test_mistakes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prompts_from_a_file_spread_over_their_tasks(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    rows = [{"id": f"{task}{n}", "task": task, "prompt": f"def {task}{n}(x):\n"} for task in "ab" for n in range(3)]
+    rows = [
+        {"id": f"{task}{n}", "task": task, "prompt": f"def {task}{n}(x):\n"}
+        for task in "ab"
+        for n in range(3)
+    ]
     path.write_text("\n".join(map(json.dumps, rows)))
     given = [prompt.id for prompt in cli_verify._select(path, 3)]
     assert given == ["a0", "b0", "a1"]
     assert len(cli_verify._select(path, None)) == 6
     assert len(cli_verify._select(None, None)) == 8
     assert len({prompt.task for prompt in cli_verify._select(None, None)}) > 1
-    arguments = ("--prompts", str(path), "--samples", "0", "--max-tokens", "4", "--drafter", "autoregressive")
+    arguments = (
+        "--prompts",
+        str(path),
+        "--samples",
+        "0",
+        "--max-tokens",
+        "4",
+        "--drafter",
+        "autoregressive",
+    )
     assert json.loads(run(*arguments, "--json", "-")[1])["prompts"] == 6
 
 

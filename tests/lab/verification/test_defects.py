@@ -9,7 +9,15 @@ import pytest
 
 import pronk.engine.request_step
 import pronk.sampling.sampler
-from lab.verification.cases import QUICK, check, drafter_part, is_json, nudged, some_prompts, verify_model
+from lab.verification.cases import (
+    QUICK,
+    check,
+    drafter_part,
+    is_json,
+    nudged,
+    some_prompts,
+    verify_model,
+)
 from pronk.base.arrays import Array
 from pronk.drafting import PromptLookup
 from pronk.engine.request import Request
@@ -30,7 +38,9 @@ DRAWN = VerifySettings(max_tokens=3, samples=360)
 
 
 def credulous(chance: float) -> Callable[..., VerifiedPath]:
-    """Return a ``verify_tree`` that accepts a share ``chance`` of first children unconditionally."""
+    """Return a ``verify_tree`` that accepts a share ``chance`` of first children
+    unconditionally.
+    """
 
     def accept_too_much(tree: Any, choose: Callable[[int, int], int]) -> VerifiedPath:
         def choose_wrongly(node: int) -> int:
@@ -45,7 +55,9 @@ def credulous(chance: float) -> Callable[..., VerifiedPath]:
 
 
 def check_plain(llm: LLM) -> VerifyReport:
-    """Verify plain decoding: a defect that plain decoding has, too, shows only in the distribution."""
+    """Verify plain decoding: a defect that plain decoding has, too, shows only in the
+    distribution.
+    """
     return verify_model(llm, ["autoregressive"], some_prompts(llm), DRAWN)
 
 
@@ -55,7 +67,9 @@ def first(report: VerifyReport) -> Any:
     return equality.divergences[0]
 
 
-def test_draft_tokens_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_tokens_compared_with_logits_one_row_off(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def shifted(sampler: Sampler, tree: TokenTree, logits: Array, chosen: Any) -> ChooseToken:
         return acceptance_rule(sampler, tree, np.concatenate((logits[:1], logits[:-1])), chosen)
@@ -68,7 +82,9 @@ def test_draft_tokens_compared_with_logits_one_row_off(llm: LLM, monkeypatch: py
     assert is_json(report.to_dict())
 
 
-def test_unverified_draft_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unverified_draft_tokens(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(pronk.engine.request_step, "verify_tree", credulous(1.0))
     report = check(llm)
     assert not report.passed
@@ -82,12 +98,25 @@ def test_unverified_draft_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch, caps
 
     show(report, Console(width=80))
     text = capsys.readouterr().out
-    for word in ("FAILED", "defect", "plain", "found", "logit", "gap", "more, which --json lists", "NOT verified"):
+    for word in (
+        "FAILED",
+        "defect",
+        "plain",
+        "found",
+        "logit",
+        "gap",
+        "more, which --json lists",
+        "NOT verified",
+    ):
         assert word in text
 
 
-def test_sometimes_unverified_draft_tokens_change_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only strings with draft tokens have another distribution; those of plain decoding are right."""
+def test_sometimes_unverified_draft_tokens_change_the_distribution(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only strings with draft tokens have another distribution; those of plain decoding are
+    right.
+    """
     monkeypatch.setattr(pronk.engine.request_step, "verify_tree", credulous(0.5))
     strings = drafter_part(check(llm, settings=DRAWN)).distribution
     assert strings is not None
@@ -95,11 +124,19 @@ def test_sometimes_unverified_draft_tokens_change_the_distribution(llm: LLM, mon
     assert strings.accepted > 0
 
 
-def test_rejection_without_normalization_changes_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probabilities after a rejection do not sum to 1, so a second draft token is accepted too rarely."""
+def test_rejection_without_normalization_changes_the_distribution(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probabilities after a rejection do not sum to 1, so a second draft token is accepted too
+    rarely.
+    """
 
-    def rejection_sample(p: Array, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
-        return next((x for j, (x, _) in enumerate(draft_tokens) if accepts(j, float(p[x]))), int(p.argmax()))
+    def rejection_sample(
+        p: Array, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any
+    ) -> int:
+        return next(
+            (x for j, (x, _) in enumerate(draft_tokens) if accepts(j, float(p[x]))), int(p.argmax())
+        )
 
     monkeypatch.setattr(pronk.sampling.sampler, "rejection_sample", rejection_sample)
     report = check(llm, settings=replace(DRAWN, rule="rejection"))
@@ -110,16 +147,26 @@ def test_rejection_without_normalization_changes_the_distribution(llm: LLM, monk
 def test_wrong_temperature_fails_the_distribution_only(
     pronk_tiny: LLM, monkeypatch: pytest.MonkeyPatch, scale: float
 ) -> None:
-    monkeypatch.setattr(pronk.sampling.sampler, "gumbel_noise", lambda *given: scale * gumbel_noise(*given))
+    monkeypatch.setattr(
+        pronk.sampling.sampler, "gumbel_noise", lambda *given: scale * gumbel_noise(*given)
+    )
     report = verify_model(pronk_tiny, ["autoregressive"], some_prompts(pronk_tiny)[:1], DRAWN)
     assert not report.passed
-    assert report.drafters[0].verdicts() == {"equality": "passed", "rescoring": "passed", "distribution": "failed"}
+    assert report.drafters[0].verdicts() == {
+        "equality": "passed",
+        "rescoring": "passed",
+        "distribution": "failed",
+    }
 
 
-def test_correlated_positions_fail_the_distribution(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correlated_positions_fail_the_distribution(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All positions have equal noise: each token has the right distribution, but strings do not."""
     monkeypatch.setattr(
-        pronk.sampling.sampler, "gumbel_noise", lambda seed, _, tokens: gumbel_noise(seed, 0, np.arange(len(tokens)))
+        pronk.sampling.sampler,
+        "gumbel_noise",
+        lambda seed, _, tokens: gumbel_noise(seed, 0, np.arange(len(tokens))),
     )
     assert check_plain(llm).failed == ("autoregressive",)
 
@@ -143,18 +190,25 @@ def test_more_tokens_than_asked_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
     [
         (lambda done: replace(done, token_ids=done.token_ids[:-1]), "ends after"),
         (lambda done: replace(done, token_ids=[*done.token_ids, 5]), "goes on after"),
-        (lambda done: replace(done, finish_reason="stop"), "finish ('stop', None), expected ('length', None)"),
+        (
+            lambda done: replace(done, finish_reason="stop"),
+            "finish ('stop', None), expected ('length', None)",
+        ),
         (lambda done: replace(done, text=done.text + "!"), "another text of the same tokens"),
     ],
     ids=["shorter", "longer", "finish reason", "text"],
 )
-def test_other_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], what: str) -> None:
+def test_other_ends(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], what: str
+) -> None:
     """The tokens agree up to the end of the shorter text; end, finish reason or text differ."""
     original = LLM.generate
 
     def generate(self: LLM, prompts: Any, params: Any = None, **given: Any) -> Any:
         done = original(self, prompts, params, **given)
-        draft_tokens = not isinstance(given["drafter"], str) and given["drafter"].name != "autoregressive"
+        draft_tokens = (
+            not isinstance(given["drafter"], str) and given["drafter"].name != "autoregressive"
+        )
         return [change(each) for each in done] if draft_tokens and isinstance(done, list) else done
 
     monkeypatch.setattr(LLM, "generate", generate)
@@ -172,14 +226,24 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
     """The tokens are right; log-probabilities of accepted draft tokens are off by 1e-6."""
     original = Request.append
 
-    def append(self: Request, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
-        off = {key: value - 1e-6 for key, value in logprobs.items()} if source and logprobs else logprobs
+    def append(
+        self: Request, token: int, *, source: str | None, logprobs: dict[int, float] | None
+    ) -> bool:
+        off = (
+            {key: value - 1e-6 for key, value in logprobs.items()}
+            if source and logprobs
+            else logprobs
+        )
         return original(self, token, source=source, logprobs=off)
 
     monkeypatch.setattr(Request, "append", append)
     report = check(llm)
     part = drafter_part(report)
-    assert part.verdicts() == {"equality": "passed", "rescoring": "failed", "distribution": "skipped"}
+    assert part.verdicts() == {
+        "equality": "passed",
+        "rescoring": "failed",
+        "distribution": "skipped",
+    }
     assert part.rescoring is not None
     assert part.rescoring.worst == pytest.approx(1e-6, rel=1e-3)
     assert 0 < part.rescoring.wrong < part.rescoring.tokens
@@ -188,7 +252,9 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
     assert not drafter_part(check(llm)).rescoring.failed  # type: ignore[union-attr]
 
 
-def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_ties_are_allowed_where_equality_is_not_promised(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Logits that differ by a unit in the last place change some choices, all between near ties."""
     monkeypatch.setattr("pronk.engine.request_step.verify", nudged(llm, 1.0))
     exact = drafter_part(check(llm)).equality
@@ -240,7 +306,9 @@ def test_tokens_that_rounding_could_choose() -> None:
         noise = gumbel_noise(3, 1, np.arange(3))
         if noise[2] > noise.min():
             assert edge.scores(edge.logits)[2] == -np.inf
-            assert edge.could_choose(2, rival, 0.05) == (int(noise.argmax()) == 2 or rival == 1 or noise[2] > noise[0])
+            assert edge.could_choose(2, rival, 0.05) == (
+                int(noise.argmax()) == 2 or rival == 1 or noise[2] > noise[0]
+            )
 
 
 def test_choices_are_the_argmax_of_the_scores(llm: LLM) -> None:
@@ -259,7 +327,9 @@ def test_without_samples_the_distribution_is_skipped(llm: LLM) -> None:
 
 
 def test_a_drafter_that_raises_does_not_pass(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests continue without draft tokens, so their texts are right, but nothing was tested."""
+    """Its requests continue without draft tokens, so their texts are right, but nothing was
+    tested.
+    """
     original = PromptLookup.propose
 
     def propose(drafter: PromptLookup, contexts: Any) -> Any:

@@ -45,7 +45,9 @@ def test_large_degrees_of_freedom() -> None:
     for freedom in (10_000, 100_000):
         for deviations in (-6.0, -1.0, 0.0, 1.0, 6.0):
             statistic = freedom + deviations * (2 * freedom) ** 0.5
-            assert p_value(statistic, freedom) == pytest.approx(math.erfc(deviations / 2**0.5) / 2, abs=0.005)
+            assert p_value(statistic, freedom) == pytest.approx(
+                math.erfc(deviations / 2**0.5) / 2, abs=0.005
+            )
 
 
 def test_statistic_by_hand() -> None:
@@ -57,7 +59,8 @@ def test_small_cells_are_merged_from_the_smallest_on() -> None:
     assert expected == [6.0, 6.0, 90.0]
     assert observed == [5, 7, 100]
     assert merge_small([1, 2], [1.0, 2.0]) == ([3], [3.0])  # even the sum is below MIN_EXPECTED
-    assert merge_small([0, 4, 50], [0.0, 4.0, 50.0]) == ([54], [54.0])  # a small remainder joins the largest cell
+    # a small remainder joins the largest cell
+    assert merge_small([0, 4, 50], [0.0, 4.0, 50.0]) == ([54], [54.0])
     _, expected = merge_small([0] * 30, [float(n) / 3 for n in range(30)])
     assert min(expected) >= MIN_EXPECTED
     assert sum(expected) == pytest.approx(sum(range(30)) / 3)
@@ -89,7 +92,9 @@ def test_cells_are_a_distribution(exact: ExactDistribution) -> None:
 
 
 def test_cells_from_log_probabilities(llm: LLM, exact: ExactDistribution) -> None:
-    """Cells have the probabilities from ``prompt_logprobs`` of whole strings, with top-k applied here."""
+    """Cells have the probabilities from ``prompt_logprobs`` of whole strings, with top-k applied
+    here.
+    """
     names = [cell for cell in exact.cells if OTHER not in cell]
     assert len(names) == 2**NUM_TESTED_TOKENS
     for cell in names:
@@ -118,7 +123,9 @@ def test_cell_of_a_string() -> None:
     assert exact.cell([9, 2, 3]) is None
 
 
-def test_no_distribution_if_the_context_is_too_short(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_distribution_if_the_context_is_too_short(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = some_prompts(llm)[1:]
     size = len(prompts[0].ids)
     monkeypatch.setattr(llm, "config", _Short(size + NUM_TESTED_TOKENS))

@@ -1,4 +1,6 @@
-"""Verification of a correct model: it passes, and the report names all parts that were not tested."""
+"""Verification of a correct model: it passes, and the report names all parts that were not
+tested.
+"""
 
 import io
 import re
@@ -23,7 +25,13 @@ from pronk import Autoregressive, PromptLookup
 from pronk.base.errors import OptionError, PromptError
 from pronk.drafting import autoregressive, registry
 from pronk.drafting.proposer import Proposer
-from pronk.lab.verification import NamedPrompt, VerifyReport, VerifySettings, fitting_drafters, verify_steps
+from pronk.lab.verification import (
+    NamedPrompt,
+    VerifyReport,
+    VerifySettings,
+    fitting_drafters,
+    verify_steps,
+)
 from pronk.lab.verification.equality import MODES
 from pronk.lab.verification.table import show
 from pronk.llm import LLM
@@ -50,7 +58,10 @@ def report(llm: LLM) -> VerifyReport:
 
 def test_pronk_tiny(pronk_tiny: LLM) -> None:
     report = verify_model(
-        pronk_tiny, ["prompt_lookup"], some_prompts(pronk_tiny)[:1], VerifySettings(max_tokens=16, samples=100)
+        pronk_tiny,
+        ["prompt_lookup"],
+        some_prompts(pronk_tiny)[:1],
+        VerifySettings(max_tokens=16, samples=100),
     )
     assert report.passed
     assert drafter_part(report).tested
@@ -59,9 +70,17 @@ def test_pronk_tiny(pronk_tiny: LLM) -> None:
 def test_everything_passes_and_was_tested(report: VerifyReport) -> None:
     assert report.passed
     assert report.complete
-    assert f"in bfloat16 with kernels {kernels().name}, which promises the same tokens to the bit" in read(report)
+    assert (
+        f"in bfloat16 with kernels {kernels().name}, which promises the same tokens to the bit"
+        in read(report)
+    )
     assert report.to_dict()["kernels"] == report.kernels
-    assert (report.device, report.dtype, report.kernels, report.exact) == ("cpu", "bfloat16", kernels().name, True)
+    assert (report.device, report.dtype, report.kernels, report.exact) == (
+        "cpu",
+        "bfloat16",
+        kernels().name,
+        True,
+    )
     assert (report.prompts, report.too_long, report.vacuous, report.failed) == (2, 0, (), ())
     for each in report.drafters:
         assert each.equality is not None
@@ -69,7 +88,11 @@ def test_everything_passes_and_was_tested(report: VerifyReport) -> None:
         assert each.distribution is not None
         assert each.equality.texts == each.equality.equal == 2 * 2 * len(MODES)
         assert each.rescoring.tokens >= 100
-        assert (each.rescoring.wrong, each.rescoring.worst, each.rescoring.tolerance) == (0, 0.0, 0.0)
+        assert (each.rescoring.wrong, each.rescoring.worst, each.rescoring.tolerance) == (
+            0,
+            0.0,
+            0.0,
+        )
         assert each.distribution.samples == DRAWN.samples
         assert each.distribution.cells > 3
         assert each.distribution.threshold == pytest.approx(5e-5)
@@ -93,22 +116,33 @@ def test_rules_that_accept_by_chance(pronk_tiny: LLM, rule: Rule) -> None:
     assert each.distribution is not None
     assert each.equality.texts == each.equality.equal == 2
     assert each.rescoring.tokens >= 100
-    assert each.rescoring.tolerance == 0.0  # log-probabilities of the same text are equal to the bit
+    # log-probabilities of the same text are equal to the bit
+    assert each.rescoring.tolerance == 0.0
     assert each.rescoring.accepted > each.equality.accepted > 0
     assert 0 < each.distribution.accepted < each.distribution.drafted
     assert set(each.verdicts().values()) == {"passed"}
     text = read(report)
     assert "same greedy" in text
-    assert f"of those sampled by {rule}, only the distribution is independent of the drafter" in text
-    assert f"{each.accepted} accepted draft tokens changed no greedy text and no distribution." in text
+    assert (
+        f"of those sampled by {rule}, only the distribution is independent of the drafter" in text
+    )
+    assert (
+        f"{each.accepted} accepted draft tokens changed no greedy text and no distribution." in text
+    )
     assert max(map(len, shown(report).splitlines()[3:])) <= 80
-    untested = replace(report, drafters=tuple(replace(part, distribution=None) for part in report.drafters))
+    untested = replace(
+        report, drafters=tuple(replace(part, distribution=None) for part in report.drafters)
+    )
     assert "the distribution of sampled texts was not tested" in read(untested)
 
 
 @pytest.mark.parametrize(
     "rule",
-    [pytest.param("coupled", marks=pytest.mark.slow), pytest.param("rejection", marks=pytest.mark.slow), "block"],
+    [
+        pytest.param("coupled", marks=pytest.mark.slow),
+        pytest.param("rejection", marks=pytest.mark.slow),
+        "block",
+    ],
 )
 @pytest.mark.parametrize(
     "drafter",
@@ -118,8 +152,12 @@ def test_rules_that_accept_by_chance(pronk_tiny: LLM, rule: Rule) -> None:
         pytest.param("staged(num_nodes=6)", marks=pytest.mark.slow),
     ],
 )
-def test_sampled_draft_tokens_keep_the_distribution(pronk_tiny: LLM, drafter: str, rule: Rule) -> None:
-    """With draft tokens sampled from pronk-tiny-draft, strings have the distribution of pronk-tiny."""
+def test_sampled_draft_tokens_keep_the_distribution(
+    pronk_tiny: LLM, drafter: str, rule: Rule
+) -> None:
+    """With draft tokens sampled from pronk-tiny-draft, strings have the distribution of
+    pronk-tiny.
+    """
     settings = VerifySettings(max_tokens=8, samples=400, rule=rule)
     report = verify_model(pronk_tiny, [drafter], some_prompts(pronk_tiny)[1:], settings)
     strings = drafter_part(report).distribution
@@ -132,7 +170,9 @@ def test_sampled_draft_tokens_keep_the_distribution(pronk_tiny: LLM, drafter: st
 def register(monkeypatch: pytest.MonkeyPatch, drafter: type[Proposer[Any]]) -> None:
     """Add a drafter to the registry, as a class of the module ``autoregressive``."""
     monkeypatch.setattr(autoregressive, drafter.__name__, drafter, raising=False)
-    monkeypatch.setitem(registry.DRAFTERS, drafter.name, f"drafting.autoregressive:{drafter.__name__}")
+    monkeypatch.setitem(
+        registry.DRAFTERS, drafter.name, f"drafting.autoregressive:{drafter.__name__}"
+    )
 
 
 def test_drafters_that_do_not_fit_the_rule(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +187,9 @@ def test_drafters_that_do_not_fit_the_rule(llm: LLM, monkeypatch: pytest.MonkeyP
 
     register(monkeypatch, Coupled)
     monkeypatch.setattr(
-        registry, "DRAFTERS", {name: registry.DRAFTERS[name] for name in ("prompt_lookup", Coupled.name)}
+        registry,
+        "DRAFTERS",
+        {name: registry.DRAFTERS[name] for name in ("prompt_lookup", Coupled.name)},
     )
     monkeypatch.setattr(registry, "guests", lambda _: {})
     prompt = some_prompts(llm)[0]
@@ -163,7 +205,9 @@ def test_report_as_json_and_as_table(report: VerifyReport) -> None:
     text = shown(report)
     assert max(map(len, text.splitlines())) <= 80
     assert "16/16" in text
-    assert f"Verified: {drafter_part(report).accepted} accepted draft tokens changed nothing." in text
+    assert (
+        f"Verified: {drafter_part(report).accepted} accepted draft tokens changed nothing." in text
+    )
 
 
 def test_verdicts_are_the_same_each_time(llm: LLM, report: VerifyReport) -> None:
@@ -181,7 +225,11 @@ def test_a_drafter_that_never_proposes_is_not_verified(llm: LLM) -> None:
     assert report.vacuous == (NO_PROPOSALS,)
     assert not report.failed
     assert not report.passed
-    assert drafter_part(report).verdicts() == {"equality": "vacuous", "rescoring": "vacuous", "distribution": "skipped"}
+    assert drafter_part(report).verdicts() == {
+        "equality": "vacuous",
+        "rescoring": "vacuous",
+        "distribution": "skipped",
+    }
     assert report.to_dict()["drafters"][1]["verdict"] == "vacuous"
     assert f"{NO_PROPOSALS}: not tested: no draft token was accepted" in read(report)
     assert f"NOT verified: no draft token was accepted of {NO_PROPOSALS}" in read(report)
@@ -203,8 +251,14 @@ def test_plain_decoding_alone_needs_no_draft_tokens(llm: LLM) -> None:
 
 
 def test_drafters_as_objects_and_twice(llm: LLM) -> None:
-    report = verify_model(llm, [PromptLookup(min_ngram=1), DRAFTER, DRAFTER], some_prompts(llm), QUICK)
-    assert [each.drafter for each in report.drafters] == ["autoregressive", "prompt_lookup", DRAFTER]
+    report = verify_model(
+        llm, [PromptLookup(min_ngram=1), DRAFTER, DRAFTER], some_prompts(llm), QUICK
+    )
+    assert [each.drafter for each in report.drafters] == [
+        "autoregressive",
+        "prompt_lookup",
+        DRAFTER,
+    ]
     assert report.passed
 
 
@@ -221,7 +275,11 @@ def test_prompts_that_do_not_fit(llm: LLM) -> None:
 
 def test_steps_show_what_was_verified_so_far(llm: LLM) -> None:
     told: list[tuple[str, int, int]] = []
-    reports = list(verify_steps(llm, [DRAFTER], some_prompts(llm), QUICK, progress=lambda *each: told.append(each)))
+    reports = list(
+        verify_steps(
+            llm, [DRAFTER], some_prompts(llm), QUICK, progress=lambda *each: told.append(each)
+        )
+    )
     assert len(reports) == 2 * 2 * len(MODES) + 1
     assert not any(report.complete or report.passed for report in reports[:-1])
     assert reports[-1].passed
@@ -252,7 +310,15 @@ def test_registered_drafters_that_fit(llm: LLM, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rule": "luck"}, {"max_tokens": 0}, {"samples": 99}, {"samples": -1}, {"seed": -1}, {"seed": 2**63}]
+    "wrong",
+    [
+        {"rule": "luck"},
+        {"max_tokens": 0},
+        {"samples": 99},
+        {"samples": -1},
+        {"seed": -1},
+        {"seed": 2**63},
+    ],
 )
 def test_settings_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(wrong))):

@@ -13,7 +13,13 @@ import typer
 from lab.verification.fake_servers import FakeEngine, fake_server
 from pronk.base.errors import OptionError
 from pronk.lab.cli.verify import verify
-from pronk.lab.verification.remote import TEXTS, RemoteReport, RemoteServer, RemoteSettings, verify_server_steps
+from pronk.lab.verification.remote import (
+    TEXTS,
+    RemoteReport,
+    RemoteServer,
+    RemoteSettings,
+    verify_server_steps,
+)
 from pronk.lab.verification.remote.checks import CHECKS, _RouteVerifier
 from pronk.lab.verification.remote.client import ROUTES, Answer, RemoteToken, ServerUnreachableError
 from pronk.lab.verification.remote.report import compare
@@ -25,7 +31,9 @@ from waiting import eventually
 SETTINGS = RemoteSettings(max_tokens=16, rounds=2)
 
 
-def report_of(engine: FakeEngine, settings: RemoteSettings = SETTINGS, **options: Any) -> RemoteReport:
+def report_of(
+    engine: FakeEngine, settings: RemoteSettings = SETTINGS, **options: Any
+) -> RemoteReport:
     with fake_server(engine) as url, RemoteServer(url, **options) as server:
         *_, report = verify_server_steps(server, TEXTS, settings)
     return report
@@ -33,7 +41,10 @@ def report_of(engine: FakeEngine, settings: RemoteSettings = SETTINGS, **options
 
 def rows(report: RemoteReport, status: str) -> set[str]:
     """Return the checks with a status, which must be that of both routes."""
-    found = [{each.check for each in report.results if (each.status, each.route) == (status, r)} for r in ROUTES]
+    found = [
+        {each.check for each in report.results if (each.status, each.route) == (status, r)}
+        for r in ROUTES
+    ]
     assert found[0] == found[1]
     return found[0]
 
@@ -48,7 +59,8 @@ def test_correct_server_passes() -> None:
         result = report.get(name, "chat")
         assert result is not None
         assert result.comparisons > 0
-    batch, cache = report.get("batch", "chat"), report.get("cache", "completions")
+    batch = report.get("batch", "chat")
+    cache = report.get("cache", "completions")
     assert batch is not None
     assert cache is not None
     assert batch.note.startswith("up to ")
@@ -80,7 +92,9 @@ FAULTS = {
 LIKE_OTHERS = ("empty", "text of logprobs", "batch logprobs", "sum")
 
 
-@pytest.mark.parametrize("fault", [pytest.param(f, marks=pytest.mark.slow if f in LIKE_OTHERS else ()) for f in FAULTS])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=pytest.mark.slow if f in LIKE_OTHERS else ()) for f in FAULTS]
+)
 def test_planted_fault_is_found_by_its_row_alone(fault: str) -> None:
     failed, skipped = FAULTS[fault]
     report = report_of(FakeEngine(fault))
@@ -112,8 +126,12 @@ def test_log_probabilities_within_the_tolerance_are_equal() -> None:
 
 
 @pytest.mark.parametrize(("tolerance", "failed"), [(0.02, set[str]()), (0.0, {"logprobs"})])
-def test_tolerance_applies_to_log_probabilities_that_were_not_asked_for(tolerance: float, failed: set[str]) -> None:
-    report = report_of(FakeEngine("logprobs unasked"), RemoteSettings(max_tokens=16, tolerance=tolerance))
+def test_tolerance_applies_to_log_probabilities_that_were_not_asked_for(
+    tolerance: float, failed: set[str]
+) -> None:
+    report = report_of(
+        FakeEngine("logprobs unasked"), RemoteSettings(max_tokens=16, tolerance=tolerance)
+    )
     assert rows(report, "failed") == failed
 
 
@@ -148,9 +166,13 @@ def test_no_route_is_not_passed() -> None:
 
 
 def test_servers_that_cannot_be_tested() -> None:
-    with pytest.raises(ServerUnreachableError, match=r"url: expected a server at http://127.0.0.1:9, found none"):
+    with pytest.raises(
+        ServerUnreachableError, match=r"url: expected a server at http://127.0.0.1:9, found none"
+    ):
         RemoteServer("http://127.0.0.1:9").connect()
-    with pytest.raises(ServerUnreachableError, match=r"url: expected an address such as .*, found 'nonsense'"):
+    with pytest.raises(
+        ServerUnreachableError, match=r"url: expected an address such as .*, found 'nonsense'"
+    ):
         RemoteServer("nonsense")
     with pytest.raises(ServerUnreachableError, match="model: expected a list of models"):
         report_of(FakeEngine(refused=("models",)))
@@ -158,7 +180,9 @@ def test_servers_that_cannot_be_tested() -> None:
         report_of(FakeEngine(refused=("key",)))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ServerUnreachableError, match=r"timeout: expected an answer of .* within 0.1 s"):
+        with pytest.raises(
+            ServerUnreachableError, match=r"timeout: expected an answer of .* within 0.1 s"
+        ):
             RemoteServer(url, timeout=0.1).connect()
     assert report_of(FakeEngine(refused=("key",)), key="the-right-key").passed
 
@@ -174,7 +198,9 @@ def test_first_difference() -> None:
     assert (other.kind, other.position, other.expected, other.found) == (
         "log-probabilities", 1, "-2.000000", "-2.500000",
     )  # fmt: skip
-    assert str(other) == "only log-probabilities differ: w, prompt p, token 1: -2.000000 / -2.500000"
+    assert (
+        str(other) == "only log-probabilities differ: w, prompt p, token 1: -2.000000 / -2.500000"
+    )
     assert compare(Answer("ab", tokens[0]), Answer("ab", tokens[1]), "p", "w", 0.6) is None
 
 
@@ -195,14 +221,20 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_command(run: Run, tmp_path: Path) -> None:
     """Exit codes, table and JSON document; prompts from a file."""
-    prompts, keys, target = tmp_path / "prompts.jsonl", tmp_path / "keys", tmp_path / "report.json"
-    prompts.write_text('{"id": "mine", "prompt": "def f(x):"}\n{"id": "yours", "turns": ["Say hello."]}\n')
+    prompts = tmp_path / "prompts.jsonl"
+    keys = tmp_path / "keys"
+    target = tmp_path / "report.json"
+    prompts.write_text(
+        '{"id": "mine", "prompt": "def f(x):"}\n{"id": "yours", "turns": ["Say hello."]}\n'
+    )
     keys.write_text("# a comment\nthe-right-key\n")
     small = ("--max-tokens", "8", "--prompts", str(prompts))
     with fake_server(FakeEngine(refused=("key",))) as url:
         with pytest.raises(ServerUnreachableError, match="api-key-file"):
             run("--url", url, *small)
-        code, out, err = run("--url", url, "--api-key-file", str(keys), "--json", str(target), *small)
+        code, out, err = run(
+            "--url", url, "--api-key-file", str(keys), "--json", str(target), *small
+        )
     assert (code, err) == (0, "")
     assert "Deterministic: 24 of 24 checks passed, none failed." in out
     document = json.loads(target.read_text())
@@ -244,7 +276,9 @@ def test_interrupt_shows_the_checks_so_far(run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_options_that_do_not_apply(run: Run) -> None:
-    with pytest.raises(OptionError, match="url: expected only options for servers, found --drafter; leave it out"):
+    with pytest.raises(
+        OptionError, match="url: expected only options for servers, found --drafter; leave it out"
+    ):
         run("--url", "http://127.0.0.1:9", "--drafter", "suffix")
     with pytest.raises(OptionError, match="rounds: expected --url beside it, found none"):
         run("--rounds", "3")
@@ -257,7 +291,8 @@ def test_pronk_serve_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(prefix_cache=True, max_batch=8, threads=1)
     num_expected = 0  # number of requests of a batch that still arrive
     most_running = 0
-    step, together = llm.engine.step, RemoteServer.together
+    step = llm.engine.step
+    together = RemoteServer.together
 
     def step_when_the_batch_has_arrived() -> None:
         nonlocal num_expected, most_running
@@ -276,7 +311,9 @@ def test_pronk_serve_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm.engine, "step", step_when_the_batch_has_arrived)
     monkeypatch.setattr(RemoteServer, "together", announced)
     with running(llm) as served, RemoteServer(served.url, key=KEY) as server:
-        *_, report = verify_server_steps(server, TEXTS, RemoteSettings(max_tokens=24, tolerance=0.0))
+        *_, report = verify_server_steps(
+            server, TEXTS, RemoteSettings(max_tokens=24, tolerance=0.0)
+        )
     failed = [str(each.first or each.note) for each in report.failed]
     assert not failed
     assert report.passed
@@ -292,7 +329,9 @@ def test_pronk_serve_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [None, "tiny"])
 def test_defaults_of_the_server_are_turned_off(name: str | None) -> None:
-    """A penalty that the server recommends would make other tokens the greedy ones than the likeliest."""
+    """A penalty that the server recommends would make other tokens the greedy ones than the
+    likeliest.
+    """
     llm = LLM(threads=1)
     plain = llm.generate("def add(a, b):", SamplingParams(max_tokens=20)).text
     llm.config = replace(llm.config, sampling={"temperature": 0.9, "repetition_penalty": 1.9})
@@ -300,4 +339,6 @@ def test_defaults_of_the_server_are_turned_off(name: str | None) -> None:
         assert server.connect() == "tiny"
         assert server.neutral_options["repetition_penalty"] == 1.0
         assert server.ask("completions", "def add(a, b):", 20)[0].text == plain
-        assert server.ask("completions", "def add(a, b):", 20, repetition_penalty=1.9)[0].text != plain
+        assert (
+            server.ask("completions", "def add(a, b):", 20, repetition_penalty=1.9)[0].text != plain
+        )

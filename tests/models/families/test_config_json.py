@@ -19,11 +19,17 @@ LLAMA: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 100,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+}
 
 
-# Transformers lacks MiMo, and layers of the hybrid Granite are by default not supported. The defaults of multimodal
-# models are those of their ``text_config``.
+# Transformers lacks MiMo, and layers of the hybrid Granite are by default not supported. The
+# defaults of multimodal models are those of their ``text_config``.
 NOT_COMPARED = {"mimo", "granitemoehybrid", "gemma3", "mistral3"}
 
 
@@ -37,7 +43,8 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     from transformers import AutoConfig
 
     raw = of(family) if family == "gpt2" else of(family, num_attention_heads=32)
-    theirs, ours = AutoConfig.for_model(**raw), parse_config(raw)
+    theirs = AutoConfig.for_model(**raw)
+    ours = parse_config(raw)
     assert ours.context == theirs.max_position_embeddings
     assert ours.num_heads == theirs.num_attention_heads
     assert ours.tied == theirs.tie_word_embeddings
@@ -52,16 +59,26 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     assert ours.norm_eps == (theirs.norm_eps if family == "lfm2" else theirs.rms_norm_eps)
     parameters = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
     assert ours.rope.theta == parameters["rope_theta"]
-    assert (ours.rope.kind, ours.rope.factor) == (parameters["rope_type"], parameters.get("factor", 1.0))
+    assert (ours.rope.kind, ours.rope.factor) == (
+        parameters["rope_type"],
+        parameters.get("factor", 1.0),
+    )
     types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 2
     size = getattr(theirs, "sliding_window", None)
     assert ours.windows == tuple(size if kind == "sliding_attention" else None for kind in types)
-    scale = 256**-0.5 if family.startswith("gemma") else 1.0 if family.startswith("granite") else None
+    scale = (
+        256**-0.5 if family.startswith("gemma") else 1.0 if family.startswith("granite") else None
+    )
     assert ours.attention_scale == scale
     assert (ours.mixture is not None) == hasattr(theirs, "num_experts_per_tok")
     if ours.mixture is not None:
         width = getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
-        found = ours.mixture.experts, ours.mixture.per_row, ours.mixture.width, ours.mixture.normalized
+        found = (
+            ours.mixture.experts,
+            ours.mixture.per_row,
+            ours.mixture.width,
+            ours.mixture.normalized,
+        )
         normalized = getattr(theirs, "norm_topk_prob", True)
         assert found == (theirs.num_local_experts, theirs.num_experts_per_tok, width, normalized)
     assert ours.attention_cap == getattr(theirs, "attn_logit_softcapping", None)
@@ -88,8 +105,13 @@ def test_null_is_not_absent() -> None:
     ],
 )
 def test_context_includes_scaling(scaling: dict[str, Any] | None, expected: int) -> None:
-    """Configs may state the length before scaling: Vicuna's 16k checkpoints state 4096 and a factor of 4."""
-    assert parse_config(LLAMA | {"max_position_embeddings": 4096, "rope_scaling": scaling}).context == expected
+    """Configs may state the length before scaling: Vicuna's 16k checkpoints state 4096 and a factor
+    of 4.
+    """
+    assert (
+        parse_config(LLAMA | {"max_position_embeddings": 4096, "rope_scaling": scaling}).context
+        == expected
+    )
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -106,7 +128,9 @@ def test_dtype_option(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["int8", "float64", "", "half"])
 def test_unknown_dtype_option_lists_the_known(name: str) -> None:
-    with pytest.raises(OptionError, match=rf"expected one of auto, float32, bfloat16, float16, found '{name}'"):
+    with pytest.raises(
+        OptionError, match=rf"expected one of auto, float32, bfloat16, float16, found '{name}'"
+    ):
         parse_dtype(name, parse_config(LLAMA))
 
 
@@ -114,29 +138,53 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
 REFUSED = [
     (
         {"model_type": "retnet"},
-        r"'retnet'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granite_swa, granitemoe, gra",
+        (
+            r"'retnet'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, "
+            r"granite_swa, granitemoe, gra"
+        ),
     ),
-    ({"model_type": "lfm2_moe"}, r"model_type 'lfm2_moe': short convolutions with mixtures .*; use a dense LFM2"),
+    (
+        {"model_type": "lfm2_moe"},
+        r"model_type 'lfm2_moe': short convolutions with mixtures .*; use a dense LFM2",
+    ),
     ({"model_type": "lfm2_vl"}, r"'lfm2_vl': images are not supported; use the text model LFM2"),
     (
         {"model_type": "mamba2"},
         r"'mamba2': layers with a recurrent state are not supported .*; use a model with attention",
     ),
-    ({"model_type": "deepseek_v3"}, r"'deepseek_v3': multi-head latent attention is not supported; use a model with"),
+    (
+        {"model_type": "deepseek_v3"},
+        r"'deepseek_v3': multi-head latent attention is not supported; use a model with",
+    ),
     ({"model_type": "kimi_k2"}, r"'kimi_k2': multi-head latent attention"),
-    ({"model_type": "llama4"}, r"'llama4': mixtures with a shared expert are not supported; use Mixtral, Qwen3-MoE"),
-    ({"model_type": "glm4_moe"}, r"'glm4_moe': these mixtures of experts are not supported; use Mixtral"),
+    (
+        {"model_type": "llama4"},
+        r"'llama4': mixtures with a shared expert are not supported; use Mixtral, Qwen3-MoE",
+    ),
+    (
+        {"model_type": "glm4_moe"},
+        r"'glm4_moe': these mixtures of experts are not supported; use Mixtral",
+    ),
     ({"model_type": "gemma3n"}, r"'gemma3n': embeddings per layer and shared keys .*; use Gemma 3"),
     ({"model_type": "minimax"}, r"'minimax': layers with a recurrent state"),
     ({"model_type": "kimi_linear"}, r"'kimi_linear': layers with a recurrent state"),
-    ({"model_type": "qwen3_next"}, r"'qwen3_next': layers with a recurrent state are not supported"),
+    (
+        {"model_type": "qwen3_next"},
+        r"'qwen3_next': layers with a recurrent state are not supported",
+    ),
     ({"model_type": None}, r"model_type None; supported are gemma2"),
     ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),
     ({"quantization_config": "awq"}, r"expected an object as quantization_config, found 'awq'"),
-    ({"compression_config": ["awq"]}, r"expected an object as quantization_config, found \['awq'\]"),
+    (
+        {"compression_config": ["awq"]},
+        r"expected an object as quantization_config, found \['awq'\]",
+    ),
     ({"hidden_size": None}, r"hidden_size: expected an integer in 1..2147483647, found None"),
     ({"vocab_size": "100"}, r"vocab_size: expected an integer .* found '100'"),
-    ({"num_hidden_layers": True}, r"num_hidden_layers: expected an integer in 1..10000, found True"),
+    (
+        {"num_hidden_layers": True},
+        r"num_hidden_layers: expected an integer in 1..10000, found True",
+    ),
     ({"rms_norm_eps": "small"}, r"rms_norm_eps: expected a finite number above 0, found 'small'"),
     ({"num_attention_heads": 5}, r"num_attention_heads to divide hidden_size = 64, found 5"),
     ({"num_key_value_heads": 3}, r"4 attention heads cannot share 3"),
@@ -144,15 +192,30 @@ REFUSED = [
     ({"hidden_act": "relu2"}, r"hidden_act: expected one of silu, .* found 'relu2'"),
     ({"dtype": "int8"}, r"dtype: expected one of float32, float16, bfloat16, found 'int8'"),
     ({"rope_theta": 1}, r"rope_theta: expected a finite number above 1, found 1.0"),
-    ({"layer_types": ["full_attention"]}, r"expected 2 layer_types, each full_attention, found \['full_attention'\]"),
-    ({"layer_types": ["full_attention", "linear_attention"]}, r"found \['full_attention', 'linear_attention'\]"),
+    (
+        {"layer_types": ["full_attention"]},
+        r"expected 2 layer_types, each full_attention, found \['full_attention'\]",
+    ),
+    (
+        {"layer_types": ["full_attention", "linear_attention"]},
+        r"found \['full_attention', 'linear_attention'\]",
+    ),
     ({"attn_logit_softcapping": 30.0}, r"attn_logit_softcapping = 30.0 is not supported"),
     ({"is_causal": False}, r"is_causal = False is not supported"),
     ({"num_experts": 8}, r"num_experts = 8 is not supported"),
     ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0.5 is not supported"),
-    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor = 0.5 is not supported"),
-    ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, r"'ntk' is not supported; supported are default"),
-    ({"rope_scaling": {"type": "longrope"}}, r"long_factor \(longrope\): expected a list of 8 numbers, found None"),
+    (
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        r"partial_rotary_factor = 0.5 is not supported",
+    ),
+    (
+        {"rope_scaling": {"type": "ntk", "factor": 2.0}},
+        r"'ntk' is not supported; supported are default",
+    ),
+    (
+        {"rope_scaling": {"type": "longrope"}},
+        r"long_factor \(longrope\): expected a list of 8 numbers, found None",
+    ),
     (
         {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 7}},
         r"short_factor \(longrope\): expected a list of 8 numbers, found \[1.0",
@@ -170,7 +233,10 @@ REFUSED = [
     ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, r"low_freq_factor .*found None"),
     ({"rope_scaling": YARN | {"beta_fast": "x"}}, r"beta_fast .*found 'x'"),
     ({"rope_scaling": YARN | {"mrope_section": [1, 2]}}, r"'mrope_section' is not supported"),
-    ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, r"'full_attention' is not supported"),
+    (
+        {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
+        r"'full_attention' is not supported",
+    ),
     ({"rope_parameters": "linear"}, r"expected an object for the rotary embedding, found 'linear'"),
     ({"rope_theta": -1.0}, r"rope_theta .*expected a number above 0 .*found -1.0"),
 ]
@@ -189,11 +255,17 @@ SLIDING = ["sliding_attention", "full_attention"]
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (of("mistral", layer_types=SLIDING), r"full attention in some layers; expected sliding_attention in all"),
+        (
+            of("mistral", layer_types=SLIDING),
+            r"full attention in some layers; expected sliding_attention in all",
+        ),
         (of("mistral", sliding_window=None, layer_types=SLIDING), r"each full_attention, found"),
         (of("mistral", sliding_window=0), r"sliding_window: expected an integer .*, found 0"),
         (of("qwen2", layer_types=SLIDING), r"each full_attention, found"),
-        (of("qwen2", use_sliding_window=True, layer_types=["x", "y"]), r"full_attention or sliding_attention, found"),
+        (
+            of("qwen2", use_sliding_window=True, layer_types=["x", "y"]),
+            r"full_attention or sliding_attention, found",
+        ),
         (
             of("qwen2", use_sliding_window=True, max_window_layers="x"),
             r"max_window_layers: expected an integer in 0.*, found 'x'",
@@ -202,14 +274,20 @@ SLIDING = ["sliding_attention", "full_attention"]
             of("lfm2", layer_types=["conv", "mamba"]),
             r"2 layer_types, each conv or full_attention, found \['conv', 'mamba'",
         ),
-        (of("lfm2", layer_types=["conv"]), r"expected 2 layer_types, each conv or full_attention, found \['conv'\]"),
+        (
+            of("lfm2", layer_types=["conv"]),
+            r"expected 2 layer_types, each conv or full_attention, found \['conv'\]",
+        ),
         *(
             (of(family, rope_parameters=value), "rope_parameters: expected an object, found")
             for family in ("gemma3_text", "ministral3", "olmo3")
             for value in (1, 0.5, True, "linear", [], [None], [["a", 1]])
         ),
         *(
-            (of(family, rope_parameters=None, rope_scaling=value), "rope_scaling: expected an object, found")
+            (
+                of(family, rope_parameters=None, rope_scaling=value),
+                "rope_scaling: expected an object, found",
+            )
             for family in ("gemma3_text", "olmo3")
             for value in (1, "linear", [None])
         ),
@@ -225,12 +303,21 @@ SLIDING = ["sliding_attention", "full_attention"]
             for value in (1, {}, [[]], ["conv", {}])
         ),
         *(
-            (of("qwen3_moe", mlp_only_layers=value), "mlp_only_layers: expected a list of values of type int")
+            (
+                of("qwen3_moe", mlp_only_layers=value),
+                "mlp_only_layers: expected a list of values of type int",
+            )
             for value in (1, "x", ["x"])
         ),
         (of("lfm2", conv_L_cache=17), r"conv_L_cache: expected an integer in 1..16, found 17"),
-        (of("granitemoehybrid"), r"expected 2 layer_types, each attention, found \[\]; use a dense Granite"),
-        (of("granitemoehybrid", layer_types=["attention", "mamba"]), r"each attention, found \['attention', 'mamba'\]"),
+        (
+            of("granitemoehybrid"),
+            r"expected 2 layer_types, each attention, found \[\]; use a dense Granite",
+        ),
+        (
+            of("granitemoehybrid", layer_types=["attention", "mamba"]),
+            r"each attention, found \['attention', 'mamba'\]",
+        ),
         (
             of("granitemoehybrid", layer_types=["attention"] * 2),
             "expected a hybrid Granite without experts, found 8; use a dense one or granitemoe",
@@ -239,14 +326,23 @@ SLIDING = ["sliding_attention", "full_attention"]
             of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0),
             r"position_embedding_type: expected one of rope, found None",
         ),
-        (of("granite_swa", layer_rope_theta=[0.0]), "layer_rope_theta: expected 2 numbers, found 1"),
-        (of("granite_swa", layer_rope_theta=[0.0, 1.0]), "layer_rope_theta: expected a number above 1 .*found 1.0"),
+        (
+            of("granite_swa", layer_rope_theta=[0.0]),
+            "layer_rope_theta: expected 2 numbers, found 1",
+        ),
+        (
+            of("granite_swa", layer_rope_theta=[0.0, 1.0]),
+            "layer_rope_theta: expected a number above 1 .*found 1.0",
+        ),
         (of("granite_swa", layer_rope_theta="x"), "layer_rope_theta: expected a list of values"),
         (
             of("granite_swa", layer_rope_theta=[3.0, 4.0, 5.0], num_hidden_layers=3),
             "layer_rope_theta: expected at most 2 bases, found 3",
         ),
-        (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx = True is not supported"),
+        (
+            GPT2 | {"scale_attn_by_inverse_layer_idx": True},
+            r"scale_attn_by_inverse_layer_idx = True is not supported",
+        ),
         (GPT2 | {"add_cross_attention": True}, r"add_cross_attention = True is not supported"),
         (GPT2 | {"scale_attn_weights": False}, r"scale_attn_weights = false is not supported"),
         (GPT2 | {"n_head": 5}, r"5 heads do not divide the hidden size 32"),
@@ -276,17 +372,31 @@ def write(folder: Path, config: object, generation: object = None) -> Path:
         ({}, (7,)),
     ],
 )
-def test_end_of_text_of_generation_config_wins(generation: Any, expected: tuple[int, ...], tmp_path: Path) -> None:
+def test_end_of_text_of_generation_config_wins(
+    generation: Any, expected: tuple[int, ...], tmp_path: Path
+) -> None:
     assert read_config(write(tmp_path, LLAMA | {"eos_token_id": 7}, generation)).eos_ids == expected
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"suppress_tokens": [1], "stop_strings": ["a"], "temperature": 0.5}, "suppress_tokens, stop_strings"),
+        (
+            {"suppress_tokens": [1], "stop_strings": ["a"], "temperature": 0.5},
+            "suppress_tokens, stop_strings",
+        ),
         ({"min_new_tokens": 5}, "min_new_tokens"),
         ({"no_repeat_ngram_size": 3, "num_beams": 4}, "no_repeat_ngram_size, num_beams"),
-        ({"num_beams": 1, "suppress_tokens": [], "min_length": 0, "typical_p": 1.0, "stop_strings": None}, None),
+        (
+            {
+                "num_beams": 1,
+                "suppress_tokens": [],
+                "min_length": 0,
+                "typical_p": 1.0,
+                "stop_strings": None,
+            },
+            None,
+        ),
     ],
 )
 def test_options_of_generation_config_that_are_not_read_are_named(
@@ -296,7 +406,10 @@ def test_options_of_generation_config_that_are_not_read_are_named(
     if named is None:
         read_config(folder)  # a warning would be an error
     else:
-        with pytest.warns(UserWarning, match=rf"generation_config.json: {named}: ignored; give options of requests"):
+        with pytest.warns(
+            UserWarning,
+            match=rf"generation_config.json: {named}: ignored; give options of requests",
+        ):
             read_config(folder)
 
 
@@ -304,18 +417,27 @@ def test_options_of_generation_config_that_are_not_read_are_named(
 def test_ids_that_are_no_tokens_are_ignored_with_a_warning(wrong: Any) -> None:
     for key in ("bos_token_id", "eos_token_id"):
         with pytest.warns(
-            UserWarning, match=rf"config.json: {key}: expected the id of a token in 0..99, found {wrong!r}"
+            UserWarning,
+            match=rf"config.json: {key}: expected the id of a token in 0..99, found {wrong!r}",
         ):
-            config = parse_config(LLAMA | {"bos_token_id": 5, "eos_token_id": [6, 7], key: [wrong, 8]})
-        assert (config.bos_id, config.eos_ids) == ((8, (6, 7)) if key == "bos_token_id" else (5, (8,)))
-    unused = {f"{name}_token_id": wrong for name in ("pad", "unk", "sep", "cls", "mask", "decoder_start")}
+            config = parse_config(
+                LLAMA | {"bos_token_id": 5, "eos_token_id": [6, 7], key: [wrong, 8]}
+            )
+        assert (config.bos_id, config.eos_ids) == (
+            (8, (6, 7)) if key == "bos_token_id" else (5, (8,))
+        )
+    unused = {
+        f"{name}_token_id": wrong for name in ("pad", "unk", "sep", "cls", "mask", "decoder_start")
+    }
     assert parse_config(LLAMA | unused) == parse_config(LLAMA)
 
 
 def test_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a model folder with config.json, found none"):
         read_config(tmp_path)
-    with pytest.raises(CheckpointError, match=r"no such folder: '.*absent'; expected a folder with config.json"):
+    with pytest.raises(
+        CheckpointError, match=r"no such folder: '.*absent'; expected a folder with config.json"
+    ):
         read_config(tmp_path / "absent")
 
 
@@ -336,7 +458,9 @@ def test_damaged_config(text: str, message: str, tmp_path: Path) -> None:
 
 def test_message_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"{tmp_path.name}: config.json has model_type .mamba.: layers with a recurrent state"
+        ConfigError,
+        match=rf"{tmp_path.name}: config.json has model_type .mamba.: "
+        r"layers with a recurrent state",
     ):
         read_config(write(tmp_path, {"model_type": "mamba"}))
 
@@ -357,8 +481,17 @@ def test_keys_of_early_lfm2_configs() -> None:
     config = parse_config(of("lfm2", num_key_value_heads=2, **early))
     assert (config.intermediate_size, config.tied, config.qk_norm) == (8192, False, True)
     assert config.convolution is not None
-    assert (config.convolution.taps, config.convolution.layers, config.convolution.bias) == (3, (True, False), False)
+    assert (config.convolution.taps, config.convolution.layers, config.convolution.bias) == (
+        3,
+        (True, False),
+        False,
+    )
     assert config.convolution_of(0) is config.convolution
     assert config.convolution_of(1) is None
-    assert parse_config(of("lfm2", num_key_value_heads=2, block_ffn_dim_multiplier=None)).intermediate_size == 64
+    assert (
+        parse_config(
+            of("lfm2", num_key_value_heads=2, block_ffn_dim_multiplier=None)
+        ).intermediate_size
+        == 64
+    )
     assert parse_config(of("lfm2", num_key_value_heads=2)).convolution is None

@@ -18,12 +18,16 @@ CONTEXT = 65536  # tokens; agents ask for answers of up to 32000
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Running]]:
-    """Return a function that starts the server of a family once: a random model with the tokenizer of pronk-tiny."""
+    """Return a function that starts the server of a family once: a random model with the tokenizer
+    of pronk-tiny.
+    """
     with ExitStack() as stack:
 
         @cache
         def start(family: str) -> Running:
-            return stack.enter_context(running(random_model(tmp_path_factory.mktemp(family), family)))
+            return stack.enter_context(
+                running(random_model(tmp_path_factory.mktemp(family), family))
+            )
 
         yield start
 

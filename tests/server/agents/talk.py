@@ -10,8 +10,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
 # Types of whole answers and of events in the clients' libraries.
 WHOLE: Mapping[str, TypeAdapter[Any]] = {
     CHAT: TypeAdapter(ChatCompletion),
@@ -57,7 +60,9 @@ def parse_events(route: str, text: str) -> list[dict[str, Any]]:
 
 
 def _typed(route: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Return an event without the nulls that OpenAI sends before the last event, and whose type does not have them."""
+    """Return an event without the nulls that OpenAI sends before the last event, and whose type
+    does not have them.
+    """
     if route != COMPLETIONS:
         return event
     choices = [choice for choice in event["choices"] if choice["finish_reason"] is not None]

@@ -43,7 +43,9 @@ def has_system_message(request: Recorded) -> bool:
 
 
 def named(requests: list[Recorded]) -> pytest.MarkDecorator:
-    """Run a test with each request; the families of models take turns, all other combinations are slow tests."""
+    """Run a test with each request; the families of models take turns, all other combinations are
+    slow tests.
+    """
     cases = covering(FAMILIES, requests, strength=1)
     return pytest.mark.parametrize(("served", "request_"), cases, indirect=["served"], ids=case_id)
 
@@ -60,7 +62,9 @@ def client(served: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def short(served: Running) -> Fields:
-    """Return fields that end each answer soon: a bias for ends of thoughts, JSON, schemes of URIs and answers."""
+    """Return fields that end each answer soon: a bias for ends of thoughts, JSON, schemes of URIs
+    and answers.
+    """
     return fields_of_short_answers(served.llm)
 
 

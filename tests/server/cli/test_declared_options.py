@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cli.test_declared_options import NAMES, OF_LLM, SERVED, WRITTEN, assert_same, check_range, options_of
+from cli.test_declared_options import (
+    NAMES,
+    OF_LLM,
+    SERVED,
+    WRITTEN,
+    assert_same,
+    check_range,
+    options_of,
+)
 from command_line import Command
 from pronk.base.options import DeclaredOption
 from pronk.cli.options import NOT_ON_THE_COMMAND_LINE
@@ -32,5 +40,7 @@ def test_no_other_option_of_the_library_is_given() -> None:
     [OF_LLM[name] for name in sorted(SERVED) if OF_LLM[name].option.low is not None],
     ids=lambda each: each.name,
 )
-def test_ranges_are_checked_before_a_model_is_loaded(declared: DeclaredOption, command: Command) -> None:
+def test_ranges_are_checked_before_a_model_is_loaded(
+    declared: DeclaredOption, command: Command
+) -> None:
     check_range(declared, command, "serve")

@@ -20,7 +20,11 @@ from command_line import Command
         f"batch {MODEL} REQUESTS FILE",
     ],
 )
-def test_a_file_of_another_kind_is_refused(command: Command, arguments: str, kind: str, tmp_path: Path) -> None:
-    request = '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}'
+def test_a_file_of_another_kind_is_refused(
+    command: Command, arguments: str, kind: str, tmp_path: Path
+) -> None:
+    request = (
+        '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}'
+    )
     (tmp_path / "requests.jsonl").write_text(f"{request}\n")
     files.test_a_file_of_another_kind_is_refused(command, arguments, kind, tmp_path)

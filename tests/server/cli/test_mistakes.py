@@ -16,6 +16,10 @@ from command_line import Command
     ids=lambda value: str(value)[:60],
 )
 def test_wrong_values_are_named(
-    command: Command, arguments: list[object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    arguments: list[object],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mistakes.test_wrong_values_are_named(command, arguments, message, tmp_path, monkeypatch)

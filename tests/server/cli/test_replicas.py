@@ -18,15 +18,29 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--replicas", 3, "--threads", 1], "replicas: expected at most 2 of 1 threads each on the 2 cores of this "),
-        (["--replicas", 2, "--workers", 2], "replicas: expected at most 1 of 2 threads each on the 2 cores of this "),
-        (["--replicas", 2, "--min-replicas", 3], "min-replicas: expected at most --replicas (2), found 3"),
-        (["--replicas", 2, "--calibration", "counts.json"], "calibration: expected on or off with replicas"),
+        (
+            ["--replicas", 3, "--threads", 1],
+            "replicas: expected at most 2 of 1 threads each on the 2 cores of this ",
+        ),
+        (
+            ["--replicas", 2, "--workers", 2],
+            "replicas: expected at most 1 of 2 threads each on the 2 cores of this ",
+        ),
+        (
+            ["--replicas", 2, "--min-replicas", 3],
+            "min-replicas: expected at most --replicas (2), found 3",
+        ),
+        (
+            ["--replicas", 2, "--calibration", "counts.json"],
+            "calibration: expected on or off with replicas",
+        ),
         (["--replicas", 2, "--drafter", "nonsense"], "found 'nonsense'"),
         (["--replicas", 2, "--also", "nonsense"], "found 'nonsense'"),
     ],
 )
-def test_options_that_replicas_refuse(command: Command, options: list[object], message: str) -> None:
+def test_options_that_replicas_refuse(
+    command: Command, options: list[object], message: str
+) -> None:
     assert_mistake(command("serve", "--port", 0, *options), message)
 
 
@@ -43,7 +57,10 @@ def test_without_ray(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_port_in_use_is_found_before_replicas_are_begun(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        message = f"port: expected an address to listen at, found 127.0.0.1:{port}: Address already in use; "
+        message = (
+            f"port: expected an address to listen at, found 127.0.0.1:{port}: "
+            "Address already in use; "
+        )
         assert_mistake(command("serve", "--replicas", 2, "--port", port), message)
 
 

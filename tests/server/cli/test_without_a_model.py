@@ -15,6 +15,7 @@ def test_commands_without_a_model(
     command: str, outside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (outside / "in.jsonl").write_text(
-        '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "a"}}\n'
+        '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": "m", '
+        '"prompt": "a"}}\n'
     )
     check(command, outside, monkeypatch, capsys)

@@ -17,7 +17,8 @@ from pronk import LLM, SamplingParams
 from pronk.base.errors import ConnectionLostError
 from waiting import HUNG, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # Ray takes half a minute to start and stop
+# Ray takes half a minute to start and stop
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
 OPTIONS = ["--model", "pronk-tiny", "--replicas", "2", "--threads", "1"]
@@ -30,37 +31,55 @@ def request(number: int, **body: Any) -> dict[str, Any]:
 
 def test_answers_equal_those_of_one_model(tmp_path: Path) -> None:
     lines = [request(number) for number in range(20)] + [request(20, max_tokens=10**6)]
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = {"id": "batch_req_x", "custom_id": "r3", "response": {"status_code": 200, "body": "kept"}, "error": None}
+    done = {
+        "id": "batch_req_x",
+        "custom_id": "r3",
+        "response": {"status_code": 200, "body": "kept"},
+        "error": None,
+    }
     target.write_text(json.dumps(done) + "\n")
     command = [sys.executable, "-m", "pronk", "batch", *OPTIONS, str(source), str(target)]
     env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
         pytest.skip("needs a core for each replica")
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, env=env, check=False)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=HUNG, env=env, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert f"20 answers in {target}, 1 of them refusals" in ran.stderr
-    found = {row["custom_id"]: row["response"] for row in map(json.loads, target.read_text().splitlines())}
+    found = {
+        row["custom_id"]: row["response"]
+        for row in map(json.loads, target.read_text().splitlines())
+    }
     assert len(found) == 21
     assert found["r3"]["body"] == "kept"
     assert found["r20"]["status_code"] == 400
     llm = LLM(threads=1)
     for number in (0, 7, 19):
-        want = llm.generate(f"def f{number}(", SamplingParams(max_tokens=8, temperature=0.8, seed=number))
+        want = llm.generate(
+            f"def f{number}(", SamplingParams(max_tokens=8, temperature=0.8, seed=number)
+        )
         assert found[f"r{number}"]["body"]["choices"][0]["text"] == want.text
-    again = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, env=env, check=False)
+    again = subprocess.run(
+        command, capture_output=True, text=True, timeout=HUNG, env=env, check=False
+    )
     assert "nothing to do" in again.stdout + again.stderr
 
 
 def test_killed_replica_loses_no_answer(tmp_path: Path) -> None:
     lines = [request(number, max_tokens=200, ignore_eos=True) for number in range(120)]
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [sys.executable, "-m", "pronk", "batch", *OPTIONS, str(source), str(target)]
     mark = token_hex(8)
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PRONK_TEST": mark}) as ran:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PRONK_TEST": mark}
+    ) as ran:
         assert eventually(lambda: target.exists() and target.stat().st_size > 0)
         victims = [process for process in marked(mark) if b"MapBatches" in command_of(process)]
         assert victims

@@ -34,7 +34,10 @@ pytestmark = [
     pytest.mark.xdist_group("ray"),
 ]
 
-BEGINNINGS = ["def add(a, b):\n    return a + b\n\n\n" * 8, "class Stack:\n    def push(self, item):\n" * 8]
+BEGINNINGS = [
+    "def add(a, b):\n    return a + b\n\n\n" * 8,
+    "class Stack:\n    def push(self, item):\n" * 8,
+]
 OPTIONS = {
     "model": "pronk-tiny",
     "threads": 1,
@@ -62,7 +65,8 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
     made.shutdown()
     del made
-    gc.collect()  # Ray does not wait for its processes; a later test would fail because of the warning
+    # Ray does not wait for its processes; a later test would fail because of the warning
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +75,18 @@ def dispatcher(cluster: Any) -> Iterator[Dispatcher]:
 
     del cluster
     with deploy(ReplicaPlan(OPTIONS, 2, drain=5.0)) as deployed:
-        made = Dispatcher(ModelReader(LLM(threads=1).path, "recycling", deployed.about()), ObservedReplicas(deployed))
+        made = Dispatcher(
+            ModelReader(LLM(threads=1).path, "recycling", deployed.about()),
+            ObservedReplicas(deployed),
+        )
         use_all_replicas(made, 2)
         yield made
 
 
 def use_all_replicas(dispatcher: Dispatcher, count: int) -> None:
-    """Wait until the router, which learns of replicas one by one, has sent equally many prompts to each."""
+    """Wait until the router, which learns of replicas one by one, has sent equally many prompts to
+    each.
+    """
     prompts = Counter[str]()
     replicas_of(dispatcher).on_accept = prompts.update
 
@@ -111,7 +120,9 @@ async def collect(dispatcher: Dispatcher, prompt: str, own: SamplingParams) -> l
 async def start_streams(
     dispatcher: Dispatcher, prompts: Sequence[str], options: Sequence[SamplingParams]
 ) -> list[asyncio.Task[list[Piece]]]:
-    """Start a stream per prompt and return, once each has its first tokens, the tasks that collect the pieces."""
+    """Start a stream per prompt and return, once each has its first tokens, the tasks that collect
+    the pieces.
+    """
     begun = [asyncio.Event() for _ in prompts]
 
     async def collect(prompt: str, own: SamplingParams, event: asyncio.Event) -> list[Piece]:
@@ -121,7 +132,9 @@ async def start_streams(
             event.set()
         return found
 
-    tasks = [asyncio.create_task(collect(*each)) for each in zip(prompts, options, begun, strict=True)]
+    tasks = [
+        asyncio.create_task(collect(*each)) for each in zip(prompts, options, begun, strict=True)
+    ]
     await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), HUNG)
     return tasks
 
@@ -130,7 +143,8 @@ class ObservedReplicas:
     """Replicas that record which of them accept requests."""
 
     def __init__(self, deployed: Any) -> None:
-        self.deployed, self.accepted = deployed, dict[str, RequestAccepted]()
+        self.deployed = deployed
+        self.accepted = dict[str, RequestAccepted]()
         self.on_accept: Callable[[list[str]], None] = lambda _: None
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
@@ -151,7 +165,9 @@ def num_running() -> int:
     from ray import serve
 
     applications = serve.status().applications.values()
-    deployments = [each for application in applications for each in application.deployments.values()]
+    deployments = [
+        each for application in applications for each in application.deployments.values()
+    ]
     return sum(each.replica_states.get("RUNNING", 0) for each in deployments)
 
 
@@ -162,7 +178,12 @@ def is_alive(process: int) -> bool:
         return False
 
 
-def check(llm: LLM, found: Sequence[list[Piece]], prompts: Sequence[str], options: Sequence[SamplingParams]) -> None:
+def check(
+    llm: LLM,
+    found: Sequence[list[Piece]],
+    prompts: Sequence[str],
+    options: Sequence[SamplingParams],
+) -> None:
     for pieces, prompt, own in zip(found, prompts, options, strict=True):
         want = llm.generate(prompt, own, drafter="recycling")
         assert [piece.token_id for piece in pieces] == want.token_ids
@@ -175,7 +196,10 @@ def test_prompts_go_to_the_node_with_their_prefix(dispatcher: Dispatcher, llm: L
     prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(8)]
 
     async def main() -> list[list[Piece]]:
-        return [await collect(dispatcher, prompt, own) for prompt, own in zip(prompts, options, strict=True)]
+        return [
+            await collect(dispatcher, prompt, own)
+            for prompt, own in zip(prompts, options, strict=True)
+        ]
 
     accepted = list[str]()
     replicas_of(dispatcher).on_accept = accepted.extend
@@ -195,7 +219,9 @@ def test_simultaneous_requests_are_spread(dispatcher: Dispatcher, llm: LLM) -> N
     prompts = [f"{seed} is a prompt without a cached prefix" for seed in range(24)]
 
     async def main() -> list[list[Piece]]:
-        return await asyncio.gather(*(collect(dispatcher, *each) for each in zip(prompts, options, strict=True)))
+        return await asyncio.gather(
+            *(collect(dispatcher, *each) for each in zip(prompts, options, strict=True))
+        )
 
     counts = Counter[str]()
     replicas_of(dispatcher).on_accept = counts.update  # type: ignore[assignment]
@@ -208,7 +234,8 @@ def test_simultaneous_requests_are_spread(dispatcher: Dispatcher, llm: LLM) -> N
 
 
 def test_streams_continue_when_a_replica_is_killed(dispatcher: Dispatcher, llm: LLM) -> None:
-    options, prompts = [params(seed, 200) for seed in range(12)], [BEGINNINGS[seed % 2] for seed in range(12)]
+    options = [params(seed, 200) for seed in range(12)]
+    prompts = [BEGINNINGS[seed % 2] for seed in range(12)]
 
     async def main() -> list[list[Piece]]:
         tasks = await start_streams(dispatcher, prompts, options)
@@ -245,7 +272,8 @@ def test_cancelled_requests_end_on_their_replica(dispatcher: Dispatcher) -> None
 @pytest.mark.slow
 def test_stalled_replica_is_replaced(dispatcher: Dispatcher, llm: LLM) -> None:
     """Its streams continue on another replica."""
-    options, prompts = [params(seed, 200) for seed in range(8)], [BEGINNINGS[seed % 2] for seed in range(8)]
+    options = [params(seed, 200) for seed in range(8)]
+    prompts = [BEGINNINGS[seed % 2] for seed in range(8)]
 
     async def main() -> list[list[Piece]]:
         tasks = await start_streams(dispatcher, prompts, options)
@@ -257,7 +285,9 @@ def test_stalled_replica_is_replaced(dispatcher: Dispatcher, llm: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_two_hundred_streams_and_a_death_every_ten_seconds(dispatcher: Dispatcher, llm: LLM) -> None:
+def test_two_hundred_streams_and_a_death_every_ten_seconds(
+    dispatcher: Dispatcher, llm: LLM
+) -> None:
     """Each request ends with its own text, once."""
     options = [params(seed, 400) for seed in range(200)]
     prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(200)]
@@ -268,7 +298,8 @@ def test_two_hundred_streams_and_a_death_every_ten_seconds(dispatcher: Dispatche
         while True:
             await asyncio.sleep(10.0)
             victims = replicas_of(dispatcher).processes()
-            if victims and num_running() == 2:  # the other one goes on, however long a replacement takes to start
+            # the other one goes on, however long a replacement takes to start
+            if victims and num_running() == 2:
                 os.kill(victims[deaths % len(victims)], signal.SIGKILL)
                 deaths += 1
 
@@ -276,7 +307,9 @@ def test_two_hundred_streams_and_a_death_every_ten_seconds(dispatcher: Dispatche
         reaper = asyncio.create_task(reap())
         found = list[list[Piece]]()
         while deaths < 3:
-            found += await asyncio.gather(*(collect(dispatcher, *each) for each in zip(prompts, options, strict=True)))
+            found += await asyncio.gather(
+                *(collect(dispatcher, *each) for each in zip(prompts, options, strict=True))
+            )
         reaper.cancel()
         return found
 
@@ -298,12 +331,18 @@ def test_number_of_replicas_follows_the_load(dispatcher: Dispatcher, llm: LLM) -
     serve.shutdown()  # type: ignore[no-untyped-call]  # frees both cores
     prompts = [f"{seed} def f(" for seed in range(40)]
     many = [params(seed, 600) for seed in range(40)]
-    with deploy(ReplicaPlan(OPTIONS, 2, min_replicas=1, drain=1.0, downscale_delay=4.0)) as deployed:
-        made = Dispatcher(ModelReader(llm.path, "recycling", deployed.about()), ObservedReplicas(deployed))
+    with deploy(
+        ReplicaPlan(OPTIONS, 2, min_replicas=1, drain=1.0, downscale_delay=4.0)
+    ) as deployed:
+        made = Dispatcher(
+            ModelReader(llm.path, "recycling", deployed.about()), ObservedReplicas(deployed)
+        )
 
         async def main() -> tuple[list[list[Piece]], list[list[Piece]]]:
             while len(replicas_of(made).processes()) < 2:
-                crowd = await asyncio.gather(*(collect(made, *each) for each in zip(prompts, many, strict=True)))
+                crowd = await asyncio.gather(
+                    *(collect(made, *each) for each in zip(prompts, many, strict=True))
+                )
             # Two long streams keep both replicas busy until the low load removes one of them.
             few = list[list[Piece]]()
             while len(replicas_of(made).processes()) > 1:
@@ -329,10 +368,16 @@ def test_application_behind_the_proxy_of_ray_serve(dispatcher: Dispatcher, llm: 
         port = found.getsockname()[1]
     serve.start(proxy_location="HeadOnly", http_options={"port": port})
     options = {"threads": 1, "budget": "all"}
-    with pytest.raises(OptionError, match="expected api_key_file=FILE with the keys of clients, found none"):
+    with pytest.raises(
+        OptionError, match="expected api_key_file=FILE with the keys of clients, found none"
+    ):
         app(ApplicationArgs())
     serve.run(
-        app(ApplicationArgs(model=str(llm.path), replicas=1, name="tiny", open_to_all=True, options=options)),
+        app(
+            ApplicationArgs(
+                model=str(llm.path), replicas=1, name="tiny", open_to_all=True, options=options
+            )
+        ),
         name="other",
         route_prefix="/tiny",
     )
@@ -378,7 +423,9 @@ def test_missing_model_is_a_one_line_error(cluster: Any) -> None:
 
     del cluster
     plan = replace(ReplicaPlan({**OPTIONS, "model": "/nowhere"}, 1), cpus=0.1)
-    message = r"replicas: expected 1 with the model loaded, found an error: .*no such folder: '/nowhere'"
+    message = (
+        r"replicas: expected 1 with the model loaded, found an error: .*no such folder: '/nowhere'"
+    )
     with pytest.raises(PronkError, match=message) as found, deploy(plan):
         pass
     assert "\n" not in str(found.value)
@@ -388,18 +435,40 @@ def test_missing_model_is_a_one_line_error(cluster: Any) -> None:
     ("replicas", "cpus", "message"),
     [
         (3, 2.0, "replicas: expected at least 6 cores in the cluster, found 2; use fewer replicas"),
-        (1, 2.0, "replicas: expected room for 1 of 2 cores each, found machines of at most 1 cores; use fewer threads"),
-        (1, 1.0, "replicas: expected 1 free cores, found 0 of 2; use fewer replicas, or stop other programs"),
+        (
+            1,
+            2.0,
+            (
+                "replicas: expected room for 1 of 2 cores each, found machines of at most 1 cores; "
+                "use "
+                "fewer threads"
+            ),
+        ),
+        (
+            1,
+            1.0,
+            (
+                "replicas: expected 1 free cores, found 0 of 2; use fewer replicas, "
+                "or stop other programs"
+            ),
+        ),
     ],
 )
 def test_too_few_cores_are_a_one_line_error(
-    dispatcher: Dispatcher, replicas: int, cpus: float, message: str, monkeypatch: pytest.MonkeyPatch
+    dispatcher: Dispatcher,
+    replicas: int,
+    cpus: float,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from pronk.server.replicas import cluster
 
     del dispatcher  # the fixture's replicas occupy both cores
     monkeypatch.setattr(cluster, "_FREE_CORES_TIMEOUT", 0.2)
-    with pytest.raises(OptionError, match=message), cluster.deploy(cluster.ReplicaPlan(OPTIONS, replicas, cpus=cpus)):
+    with (
+        pytest.raises(OptionError, match=message),
+        cluster.deploy(cluster.ReplicaPlan(OPTIONS, replicas, cpus=cpus)),
+    ):
         pass
 
 
@@ -417,7 +486,8 @@ def test_address_of_another_service_is_a_one_line_error(monkeypatch: pytest.Monk
         try:
             address = f"127.0.0.1:{server.server_address[1]}"
             message = (
-                f"ray-address: expected a Ray cluster at {address}, found none: the service at this port is not Ray"
+                f"ray-address: expected a Ray cluster at {address}, found none: the service at "
+                "this port is not Ray"
             )
             with pytest.raises(OptionError, match=message) as caught:
                 cluster.connect(address, 1)
@@ -434,7 +504,9 @@ def test_replicas_end_when_their_server_is_killed(cluster: Any) -> None:
     serve.shutdown()  # type: ignore[no-untyped-call]
     options = ["--ray-address", cluster.address, "--threads", "1", "--port", "0", "--drain", "1"]
     command = [sys.executable, "-m", "pronk", "serve", "--model", "pronk-tiny", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
         assert server.stdout is not None
         assert any("http://" in line for line in server.stdout)
         assert len(serve.status().applications) == 1

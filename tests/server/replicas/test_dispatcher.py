@@ -15,7 +15,14 @@ import pytest
 from adapters import write_adapter
 from checkpoints import MakeCheckpoint
 from pronk import LLM, AsyncLLM, SamplingParams
-from pronk.base.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PronkError, ResumeError
+from pronk.base.errors import (
+    ClosedError,
+    DeadlineError,
+    OptionError,
+    OverloadedError,
+    PronkError,
+    ResumeError,
+)
 from pronk.cache.budget import BLOCK_SIZE
 from pronk.drafting import Suffix
 from pronk.engine.outputs import Piece
@@ -33,7 +40,9 @@ from pronk.server.replicas.prefix_routes import InFlightRequests, PrefixRoutes, 
 from waiting import HUNG, ShiftedClock, until
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n"
-ONE, OTHER = '{"kernels": "avx512"}', '{"kernels": "avx2"}'  # identities of replicas
+# identities of replicas
+ONE = '{"kernels": "avx512"}'
+OTHER = '{"kernels": "avx2"}'
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +61,8 @@ class DyingReplicas:
 
     def __init__(self, llm: LLM, lives: Sequence[int], identities: Sequence[str] = ()) -> None:
         self.engine = AsyncLLM(llm)
-        self.lives, self.identities = [*lives], [*identities]
+        self.lives = [*lives]
+        self.identities = [*identities]
         self.requests: list[GenerateRequest] = []
         self.exact = True
 
@@ -62,7 +72,11 @@ class DyingReplicas:
         identity = self.identities.pop(0) if self.identities else ONE
         yield RequestAccepted(f"replica {len(self.requests)}", identity, exact=self.exact)
         assert request.identity in (None, identity), "the stream goes on after a mismatch"
-        options: Any = {"drafter": request.drafter, "adapter": request.adapter, "given": request.given}
+        options: Any = {
+            "drafter": request.drafter,
+            "adapter": request.adapter,
+            "given": request.given,
+        }
         steps = self.engine.steps(request.prompts, request.params, **options)
         try:
             async with aclosing(steps):
@@ -87,7 +101,9 @@ async def collect(
 
 
 def whole(pieces: Sequence[Piece]) -> list[Any]:
-    """Return the pieces and the completion of each sample without statistics; check that they agree."""
+    """Return the pieces and the completion of each sample without statistics; check that they
+    agree.
+    """
     found = []
     for index in sorted({piece.index for piece in pieces}):
         own = [piece for piece in pieces if piece.index == index]
@@ -109,10 +125,16 @@ def whole(pieces: Sequence[Piece]) -> list[Any]:
     return found
 
 
-def test_texts_of_adapters_are_independent_of_deaths(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """The replica that continues a text uses the same adapter; adapters are part of the identity of replicas."""
+def test_texts_of_adapters_are_independent_of_deaths(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """The replica that continues a text uses the same adapter; adapters are part of the identity of
+    replicas.
+    """
     model = checkpoint("llama")
-    llm = LLM(model, adapters={"a": write_adapter(tmp_path / "a", model)}, threads=1, prefix_cache=True)
+    llm = LLM(
+        model, adapters={"a": write_adapter(tmp_path / "a", model)}, threads=1, prefix_cache=True
+    )
     params = SamplingParams(max_tokens=24, seed=7, ignore_eos=True, logprobs=1)
     want = [llm.generate(PROMPT, params, adapter=name) for name in (None, "a")]
     assert want[0].token_ids != want[1].token_ids
@@ -156,33 +178,53 @@ def test_request_without_a_seed_keeps_one_seed(llm: LLM) -> None:
         replicas = DyingReplicas(llm, [4, 4])
         ((*_, seed),) = whole(await collect(dispatcher(llm, replicas), params))
         assert {request.params.seed for request in replicas.requests} == {seed}
-        assert whole(await collect(dispatcher(llm, DyingReplicas(llm, [])), replace(params, seed=seed)))[0][-1] == seed
+        assert (
+            whole(
+                await collect(dispatcher(llm, DyingReplicas(llm, [])), replace(params, seed=seed))
+            )[0][-1]
+            == seed
+        )
 
     asyncio.run(main())
 
 
 def test_another_model_does_not_resume(llm: LLM) -> None:
-    """Another model may start a text, but a text in progress waits for a replica of its own model."""
+    """Another model may start a text, but a text in progress waits for a replica of its own
+    model.
+    """
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
 
     async def main() -> None:
         want = whole(await collect(dispatcher(llm, DyingReplicas(llm, [])), params))
         made = dispatcher(llm, DyingReplicas(llm, [4], [ONE, *[OTHER] * 3]))
-        message = r"expected a replica of the same model and kernels .* found kernels avx2 instead of avx512; try again"
+        message = (
+            r"expected a replica of the same model and kernels .* found kernels avx2 instead of "
+            r"avx512; try again"
+        )
         with pytest.raises(ResumeError, match=message):
             await collect(made, params)
         assert not made._active
         replicas = DyingReplicas(llm, [4], [ONE, OTHER])
         assert whole(await collect(dispatcher(llm, replicas), params)) == want
-        # The router sends the prompt to the last replica with its prefix, so the request must exclude it.
-        assert [request.avoid for request in replicas.requests] == [frozenset(), frozenset(), {"replica 2"}]
-        assert whole(await collect(dispatcher(llm, DyingReplicas(llm, [0], [ONE, OTHER])), params)) == want
+        # The router sends the prompt to the last replica with its prefix, so the request must
+        # exclude it.
+        assert [request.avoid for request in replicas.requests] == [
+            frozenset(),
+            frozenset(),
+            {"replica 2"},
+        ]
+        assert (
+            whole(await collect(dispatcher(llm, DyingReplicas(llm, [0], [ONE, OTHER])), params))
+            == want
+        )
 
     asyncio.run(main())
 
 
 def test_inexact_kernels_do_not_resume(llm: LLM) -> None:
-    """The rule ``rejection`` resumes all the same, because it does not promise one text per seed."""
+    """The rule ``rejection`` resumes all the same, because it does not promise one text per
+    seed.
+    """
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, temperature=0.8)
 
     async def main() -> None:
@@ -190,7 +232,9 @@ def test_inexact_kernels_do_not_resume(llm: LLM) -> None:
             replicas = DyingReplicas(llm, lives)
             replicas.exact = False
             if own is params and lives[0]:
-                with pytest.raises(ResumeError, match=r"expected kernels of equal bits .* found torch; try again"):
+                with pytest.raises(
+                    ResumeError, match=r"expected kernels of equal bits .* found torch; try again"
+                ):
                     await collect(dispatcher(llm, replicas), own)
             else:
                 assert len(await collect(dispatcher(llm, replicas), own)) == 20
@@ -216,7 +260,9 @@ def test_identity_covers_the_config(llm: LLM, tmp_path: Path, config: dict[str, 
     assert (identity(other, {}) == own) == (not config)
     about = ReplicaInfo(*own, llm.kernels, "recycling")
     if config:
-        with pytest.raises(OptionError, match=r"replicas: expected the server's config, .*; found ") as caught:
+        with pytest.raises(
+            OptionError, match=r"replicas: expected the server's config, .*; found "
+        ) as caught:
             ModelReader(other.path, "recycling", about)
         assert "\n" not in str(caught.value)
     else:
@@ -240,15 +286,22 @@ def test_the_server_knows_the_end_tokens_of_replicas(llm: LLM, tmp_path: Path) -
     """They include tokens that only the tokenizer names; the config of the files has none here."""
     folder = copy(llm, tmp_path / "model", eos_token_id=None)
     made = LLM(folder, threads=1)
-    reader = ModelReader(folder, "recycling", ReplicaInfo(*identity(made, {}), made.kernels, "recycling"))
+    reader = ModelReader(
+        folder, "recycling", ReplicaInfo(*identity(made, {}), made.kernels, "recycling")
+    )
     assert reader.config.eos_ids == made.config.eos_ids != ()
 
 
 def test_identity_covers_formats_and_kernels(llm: LLM) -> None:
     own, model = identity(llm, {})
-    for options in ({"weights": "int8"}, {"kv_dtype": "int8"}, {"workers": 2, "parallel": "tensor"}):
+    for options in (
+        {"weights": "int8"},
+        {"kv_dtype": "int8"},
+        {"workers": 2, "parallel": "tensor"},
+    ):
         assert identity(llm, options)[1] != model
-    assert identity(llm, {"workers": 2, "parallel": "tree"}) == (own, model)  # same bits as one worker
+    # same bits as one worker
+    assert identity(llm, {"workers": 2, "parallel": "tree"}) == (own, model)
     other = LLM(threads=1, kernels="portable")
     assert identity(other, {})[0] != own
     assert identity(other, {})[1] == model
@@ -291,8 +344,12 @@ def test_replay_with_other_tokens_fails(llm: LLM) -> None:
             async for message in super().generate(request):
                 yield message
 
-    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, prompt_logprobs=0, temperature=1.5)
-    with pytest.raises(PronkError, match="expected the tokens of the replica that ended, found others; try again"):
+    params = SamplingParams(
+        max_tokens=20, seed=1, ignore_eos=True, prompt_logprobs=0, temperature=1.5
+    )
+    with pytest.raises(
+        PronkError, match="expected the tokens of the replica that ended, found others; try again"
+    ):
         asyncio.run(collect(dispatcher(llm, OtherSeed(llm, [6])), params))
 
 
@@ -314,7 +371,9 @@ def test_invalid_requests_are_not_retried(llm: LLM) -> None:
         first = made.steps([PROMPT], SamplingParams(max_tokens=400, ignore_eos=True))
         async with aclosing(first):
             await anext(first)
-            with pytest.raises(OverloadedError, match="expected at most 2 requests at a time, found 2 more"):
+            with pytest.raises(
+                OverloadedError, match="expected at most 2 requests at a time, found 2 more"
+            ):
                 await collect(made, SamplingParams(n=2))
         with pytest.raises(DeadlineError, match="not done by its deadline"):
             await collect(made, SamplingParams(), deadline=0.0)
@@ -345,7 +404,9 @@ def test_the_deadline_counts_while_prompts_wait_for_a_thread(llm: LLM) -> None:
     asyncio.run(main())
 
 
-def test_deadline_ends_a_request_on_a_stalled_replica(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_ends_a_request_on_a_stalled_replica(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = ShiftedClock()
     monkeypatch.setattr("pronk.server.replicas.dispatcher._GRACE", 0.05)
     monkeypatch.setattr("pronk.server.replicas.dispatcher.perf_counter", clock)
@@ -368,17 +429,22 @@ def test_deadline_ends_a_request_on_a_stalled_replica(llm: LLM, monkeypatch: pyt
 
 def test_deaths_during_replay_carry_no_blame(llm: LLM) -> None:
     """With ``prompt_logprobs`` each replica replays the text from its beginning."""
-    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, prompt_logprobs=0, temperature=0.8)
+    params = SamplingParams(
+        max_tokens=20, seed=1, ignore_eos=True, prompt_logprobs=0, temperature=0.8
+    )
 
     async def main() -> None:
-        want = whole(await collect(dispatcher(llm, DyingReplicas(llm, [])), params, drafter="autoregressive"))
+        want = whole(
+            await collect(dispatcher(llm, DyingReplicas(llm, [])), params, drafter="autoregressive")
+        )
         replicas = DyingReplicas(llm, [6, 5, 4, 3, 2])
         made = dispatcher(llm, replicas)
         again = await collect(made, params, drafter="autoregressive")
         assert whole(again) == want
         assert made.resumed == 5
         (end,) = [piece.completion for piece in again if piece.completion is not None]
-        assert [sum(step.tokens for step in end.stats.steps), end.stats.target_steps] == [20, 20]  # without replays
+        # without replays
+        assert [sum(step.tokens for step in end.stats.steps), end.stats.target_steps] == [20, 20]
         assert not made._active
         assert not made._active_at_death
         assert not made._loads
@@ -393,14 +459,19 @@ def test_deaths_during_replay_carry_no_blame(llm: LLM) -> None:
 
 def test_rejection_rule_does_not_replay(llm: LLM) -> None:
     """The text depends on the draft tokens, which may differ on another replica."""
-    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, rule="rejection", temperature=0.8)
+    params = SamplingParams(
+        max_tokens=20, seed=1, ignore_eos=True, rule="rejection", temperature=0.8
+    )
 
     async def main() -> None:
         assert len(await collect(dispatcher(llm, DyingReplicas(llm, [4])), params)) == 20
         with pytest.raises(
-            PronkError, match=r'prompt_logprobs: expected rule="coupled" to resume .* found "rejection"'
+            PronkError,
+            match=r'prompt_logprobs: expected rule="coupled" to resume .* found "rejection"',
         ):
-            await collect(dispatcher(llm, DyingReplicas(llm, [4])), replace(params, prompt_logprobs=0))
+            await collect(
+                dispatcher(llm, DyingReplicas(llm, [4])), replace(params, prompt_logprobs=0)
+            )
 
     asyncio.run(main())
 
@@ -453,7 +524,8 @@ class Future:
 
 
 def test_in_flight_counts_requests_from_the_selection_on() -> None:
-    busy, futures = InFlightRequests[str](), [Future() for _ in range(4)]
+    busy = InFlightRequests[str]()
+    futures = [Future() for _ in range(4)]
     assert busy.count_requests("ab") == {"a": 0, "b": 0}
     busy.choose("1", "a", futures[0])
     assert busy.count_requests("ab") == {"a": 1, "b": 0}
@@ -494,8 +566,10 @@ def test_prompts_with_one_prefix_go_to_one_replica() -> None:
     routes.learn(digests[1], "b")  # the shared prefix now belongs to "b"
     assert routes.choose(digests[2], {"a": 0, "b": 3}) == "b"
     assert routes.choose(digests[0], {"a": 0, "b": 0}) == "a"
-    assert routes.choose(digests[0], {"a": 9, "b": 0}) == "b"  # "a" has the prefix but is much busier
-    assert routes.choose(digests[0], {"b": 5, "c": 1}) == "b"  # "a" is gone; "b" has the shorter prefix
+    # "a" has the prefix but is much busier
+    assert routes.choose(digests[0], {"a": 9, "b": 0}) == "b"
+    # "a" is gone; "b" has the shorter prefix
+    assert routes.choose(digests[0], {"b": 5, "c": 1}) == "b"
     assert routes.choose((), {"a": 2, "b": 1}) == "b"
     routes.retain_replicas({"a"})
     assert routes.choose(digests[1], {"b": 0, "a": 3}) == "b"  # the prefixes of "b" are dropped
@@ -505,7 +579,10 @@ def test_prompts_with_one_prefix_go_to_one_replica() -> None:
 
 
 def test_embeddings_are_refused_by_name(llm: LLM) -> None:
-    message = "input: expected a server that computes embeddings, found replicas; start pronk serve without --replicas"
+    message = (
+        "input: expected a server that computes embeddings, found replicas; start pronk serve "
+        "without --replicas"
+    )
     with pytest.raises(OptionError, match=message):
         asyncio.run(dispatcher(llm, None).embed(["a"], pooling="mean"))
 
@@ -515,7 +592,8 @@ def test_ready_means_that_a_replica_answers(llm: LLM, monkeypatch: pytest.Monkey
     monkeypatch.setattr("pronk.server.replicas.dispatcher._READY_SECONDS", HUNG)
 
     class Answering(DyingReplicas):
-        answers: Sequence[str] = ("lost", "fine", "silent")  # of the next calls; the last one is repeated
+        # of the next calls; the last one is repeated
+        answers: Sequence[str] = ("lost", "fine", "silent")
         calls = 0
 
         async def about_async(self) -> ReplicaInfo:

@@ -1,4 +1,6 @@
-"""``pronk serve --replicas``: streams outlive replicas, the cluster is private, no process remains."""
+"""``pronk serve --replicas``: streams outlive replicas, the cluster is private, no process
+remains.
+"""
 
 import json
 import os
@@ -32,7 +34,9 @@ TOKENS = 600
 
 @dataclass(frozen=True)
 class Served:
-    """A running ``pronk serve``: its process, its URL, and the text that marks its processes' environment."""
+    """A running ``pronk serve``: its process, its URL, and the text that marks its processes'
+    environment.
+    """
 
     command: subprocess.Popen[str]
     url: str
@@ -54,7 +58,9 @@ class Served:
         """Return an environment variable of the first replica."""
         (process, *_) = self.processes("ray::ServeReplica")
         entries = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        (found,) = [entry.partition(b"=")[2] for entry in entries if entry.startswith(name.encode() + b"=")]
+        (found,) = [
+            entry.partition(b"=")[2] for entry in entries if entry.startswith(name.encode() + b"=")
+        ]
         return found.decode()
 
 
@@ -68,7 +74,18 @@ def served() -> Iterator[Served]:
 @contextmanager
 def serving(*more: str) -> Iterator[Served]:
     mark = token_hex(8)
-    options = ["--replicas", "2", "--threads", "1", "--port", "0", "--drafter", "recycling", "--budget", "all"]
+    options = [
+        "--replicas",
+        "2",
+        "--threads",
+        "1",
+        "--port",
+        "0",
+        "--drafter",
+        "recycling",
+        "--budget",
+        "all",
+    ]
     command = subprocess.Popen(
         [sys.executable, "-m", "pronk", "serve", "--model", "pronk-tiny", *options, *more],
         stdout=subprocess.PIPE,
@@ -92,10 +109,20 @@ def serving(*more: str) -> Iterator[Served]:
 
 
 def post(served: Served, prompt: str, seed: int) -> Any:
-    own = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "stream": True, "ignore_eos": True}
+    own = {
+        "prompt": prompt,
+        "max_tokens": TOKENS,
+        "temperature": 0.8,
+        "seed": seed,
+        "stream": True,
+        "ignore_eos": True,
+    }
     body = json.dumps(own).encode()
     return urllib.request.urlopen(
-        urllib.request.Request(f"{served.url}/v1/completions", body, {"Content-Type": "application/json"}), timeout=HUNG
+        urllib.request.Request(
+            f"{served.url}/v1/completions", body, {"Content-Type": "application/json"}
+        ),
+        timeout=HUNG,
     )
 
 
@@ -120,7 +147,9 @@ def test_client_sees_one_stream_when_replicas_are_killed(served: Served) -> None
     assert "".join(found) == LLM(threads=1).generate(prompt, params).text
     assert not before & {*served.processes("ray::ServeReplica")}
     with urllib.request.urlopen(f"{served.url}/metrics", timeout=HUNG) as answer:
-        assert re.search(r'pronk:requests_resumed\{model_name="pronk-tiny"\} [1-9]', answer.read().decode())
+        assert re.search(
+            r'pronk:requests_resumed\{model_name="pronk-tiny"\} [1-9]', answer.read().decode()
+        )
 
 
 def test_cluster_is_private(served: Served) -> None:
@@ -130,7 +159,9 @@ def test_cluster_is_private(served: Served) -> None:
     replicas = served.processes("ray::ServeReplica")
     listening = [*sockets(served.processes())]
     assert len(listening) > 5
-    open_to_all = [(process, port) for process, address, port in listening if not address.is_loopback]
+    open_to_all = [
+        (process, port) for process, address, port in listening if not address.is_loopback
+    ]
     assert {process for process, _ in open_to_all} <= {*replicas}
     token = served.environment("RAY_AUTH_TOKEN")
     assert len(token) == 64
@@ -138,7 +169,11 @@ def test_cluster_is_private(served: Served) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
             codes = []
-            for metadata in (None, [("authorization", "Bearer 0")], [("authorization", f"Bearer {token}")]):
+            for metadata in (
+                None,
+                [("authorization", "Bearer 0")],
+                [("authorization", f"Bearer {token}")],
+            ):
                 with pytest.raises(grpc.RpcError) as error:
                     call(b"", metadata=metadata, timeout=HUNG)
                 codes.append(error.value.code())
@@ -156,7 +191,9 @@ def test_sigterm_ends_all_processes(served: Served) -> None:
 
 @pytest.mark.slow  # test_cluster.py kills a server whose cluster remains
 def test_killing_the_server_ends_the_replicas_and_the_cluster() -> None:
-    """Two agents of Ray remain for a minute, in which they try to report the end of the cluster to the cluster."""
+    """Two agents of Ray remain for a minute, in which they try to report the end of the cluster to
+    the cluster.
+    """
     with serving() as made:
         names = ("ray::ServeReplica", "raylet", "gcs_server")
         assert all(made.processes(name) for name in names)

@@ -22,46 +22,57 @@ TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 NAMES = ("get_weather", "search")
 Parsed = tuple[str, str, list[tuple[str, str]]]  # thoughts, text, calls
 
-# Outputs as the models write them, special tokens included; and whether the prompt ends with the begin marker.
+# Outputs as the models write them, special tokens included; and whether the prompt ends with the
+# begin marker.
 RECORDED: dict[str, tuple[str, bool, str, Parsed]] = {
     "qwen3": (
         "hermes", False,
-        "<think>\nOkay, the user greets me.\n\nI greet back.\n</think>\n\nHello! How can I help you today?",
+        ("<think>\nOkay, the user greets me.\n\nI greet back.\n</think>\n\nHello! How can I help "
+        "you today?"),
         ("Okay, the user greets me.\n\nI greet back.", "Hello! How can I help you today?", []),
     ),
     "qwen3 with calls": (
         "hermes", False,
         (
-            '<think>\nLook.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n'
-            '</tool_call>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+            '<think>\nLook.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": '
+            '{"city": "Oslo"}}\n'
+            '</tool_call>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": '
+            '"Paris"}}\n</tool_call>'
         ),
         ("Look.", "", [("get_weather", '{"city": "Oslo"}'), ("get_weather", '{"city": "Paris"}')]),
     ),
     "qwen3 with a call in its thoughts": (
         "hermes", False,
-        '<think>\nI could write <tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>.\n</think>\n\nNo.',
-        ('I could write <tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>.', "No.", []),
+        ('<think>\nI could write <tool_call>\n{"name": "search", "arguments": '
+        '{}}\n</tool_call>.\n</think>\n\nNo.'),
+        (('I could write <tool_call>\n{"name": "search", "arguments": '
+            '{}}\n</tool_call>.'), "No.", []),
     ),
-    "qwen3 without thinking": ("hermes", False, "Hello! <think> is a tag.", ("", "Hello! <think> is a tag.", [])),
+    "qwen3 without "
+    "thinking": ("hermes", False, "Hello! <think> is a tag.", ("", "Hello! <think> is a tag.", [])),
     "qwen3, empty thoughts": ("hermes", False, "<think>\n\n</think>\n\nHi", ("", "Hi", [])),
     "deepseek-r1": (
-        "hermes", True, "First, 2 < 3.\nSo yes.\n</think>\n\n**Yes**", ("First, 2 < 3.\nSo yes.", "**Yes**", [])
+        "hermes", True, ("First, 2 < 3.\nSo "
+            "yes.\n</think>\n\n**Yes**"), ("First, 2 < 3.\nSo yes.", "**Yes**", [])
     ),
     "deepseek-r1, cut": ("hermes", True, "First, 2 </thin", ("First, 2 </thin", "", [])),
     "magistral": (
         "mistral", False,
-        '[THINK]Look it up.[/THINK][TOOL_CALLS]search[ARGS]{"q": "x"}[TOOL_CALLS]get_weather[ARGS]{}',
+        ('[THINK]Look it up.[/THINK][TOOL_CALLS]search[ARGS]{"q": '
+        '"x"}[TOOL_CALLS]get_weather[ARGS]{}'),
         ("Look it up.", "", [("search", '{"q": "x"}'), ("get_weather", "{}")]),
     ),
     "gpt-oss": (
         "channels", False,
-        "<|channel|>analysis<|message|>User says hi.<|end|><|start|>assistant<|channel|>final<|message|>Hello!",
+        ("<|channel|>analysis<|message|>User says "
+        "hi.<|end|><|start|>assistant<|channel|>final<|message|>Hello!"),
         ("User says hi.", "Hello!", []),
     ),
     "gpt-oss with a call": (
         "channels", False,
         (
-            "<|channel|>analysis<|message|>Need weather.<|end|><|start|>assistant<|channel|>commentary to=functions."
+            "<|channel|>analysis<|message|>Need "
+            "weather.<|end|><|start|>assistant<|channel|>commentary to=functions."
             'get_weather <|constrain|>json<|message|>{"city": "Oslo"}'
         ),
         ("Need weather.", "", [("get_weather", '{"city": "Oslo"}')]),
@@ -83,7 +94,8 @@ RECORDED: dict[str, tuple[str, bool, str, Parsed]] = {
         "channels", False,
         (
             "<|channel|>analysis<|message|>Plan.<|end|><|start|>assistant<|channel|>commentary<|message|>**Plan**:"
-            "\n1. Look.<|end|><|start|>assistant<|channel|>commentary to=functions.search<|constrain|>json<|message|>"
+            "\n1. Look.<|end|><|start|>assistant<|channel|>commentary "
+            "to=functions.search<|constrain|>json<|message|>"
             '{"q": "x"}'
         ),
         ("Plan.", "**Plan**:\n1. Look.", [("search", '{"q": "x"}')]),
@@ -91,7 +103,8 @@ RECORDED: dict[str, tuple[str, bool, str, Parsed]] = {
     "gpt-oss with a built-in tool": (
         "channels", False,
         (
-            "<|channel|>analysis<|message|>Compute.<|end|><|start|>assistant<|channel|>analysis to=python code"
+            "<|channel|>analysis<|message|>Compute.<|end|><|start|>assistant<|channel|>analysis "
+            "to=python code"
             "<|message|>print(2 + 2)"
         ),
         ("Compute.print(2 + 2)", "", []),
@@ -110,7 +123,9 @@ RECORDED: dict[str, tuple[str, bool, str, Parsed]] = {
 
 
 def parsed(parts: list[Part]) -> Parsed:
-    thoughts, text, calls = "", "", list[tuple[str, str]]()
+    thoughts = ""
+    text = ""
+    calls = list[tuple[str, str]]()
     for part in parts:
         if isinstance(part, Thought):
             assert part.text
@@ -149,7 +164,13 @@ def test_recorded_answers_are_parsed_the_same_when_split_anywhere(name: str, tok
         halves = []
         for half in (single[:at], single[at:]):
             for text, token in half:
-                if token is None and halves and halves[-1][1] is None and halves[-1] is not None and half is not None:
+                if (
+                    token is None
+                    and halves
+                    and halves[-1][1] is None
+                    and halves[-1] is not None
+                    and half is not None
+                ):
                     halves[-1] = (halves[-1][0] + text, None)
                 else:
                     halves.append((text, token))
@@ -161,7 +182,11 @@ def test_recorded_answers_are_parsed_the_same_when_split_anywhere(name: str, tok
 @pytest.mark.parametrize(
     ("family", "output", "want"),
     [
-        ("mistral", 'See\n[TOOL_CALLS]search[ARGS]{"q": 1}', ("", "See\n", [("search", '{"q": 1}')])),
+        (
+            "mistral",
+            'See\n[TOOL_CALLS]search[ARGS]{"q": 1}',
+            ("", "See\n", [("search", '{"q": 1}')]),
+        ),
         ("mistral", "[THINK]See\n[/THINK]One", ("See", "One", [])),
         (
             "channels",
@@ -173,10 +198,15 @@ def test_recorded_answers_are_parsed_the_same_when_split_anywhere(name: str, tok
 def test_the_beginning_of_a_stop_string_stays_before_a_special_token(
     family: str, output: str, want: Parsed, stop: str
 ) -> None:
-    r"""The text ``\n`` may begin a stop string, so it is withheld, but not beyond the marker after it."""
+    r"""The text ``\n`` may begin a stop string, so it is withheld, but not beyond the marker after
+    it.
+    """
     form = AnswerFormat(thinking_tokenizer(family))
     stream = TextStream(form.tokenizer, [], [stop])
-    pieces = [(stream.push(token)[0], token) for token in form.tokenizer.encode(output, add_special_tokens=False)]
+    pieces = [
+        (stream.push(token)[0], token)
+        for token in form.tokenizer.encode(output, add_special_tokens=False)
+    ]
     assert read(form.reader(NAMES, opened=False), [*pieces, (stream.flush()[0], None)]) == want
 
 
@@ -196,11 +226,13 @@ def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
 
 def test_thought_tokens_are_known_while_they_are_read() -> None:
     form = AnswerFormat(thinking_tokenizer("channels"))
-    reader, seen = form.reader((), opened=False), list[bool]()
+    reader = form.reader((), opened=False)
+    seen = list[bool]()
     for text, token in pieces_of(form.tokenizer, RECORDED["gpt-oss"][2]):
         reader.push(text, token)
         seen.append(reader.in_thought)
-    # <|channel|> analysis <|message|> thoughts <|end|> <|start|> assistant <|channel|> final <|message|> text
+    # <|channel|> analysis <|message|> thoughts <|end|> <|start|> assistant <|channel|> final
+    # <|message|> text
     assert seen == [False, True, True, True, *[False] * 7]
 
 
@@ -216,7 +248,10 @@ def test_thought_tokens_are_known_while_they_are_read() -> None:
 )
 def test_prompts_that_open_thoughts(name: str, options: dict[str, Any], opened: bool) -> None:
     if name == "open":
-        source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}<|Assistant|><think>\n"
+        source = (
+            "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor "
+            "%}<|Assistant|><think>\n"
+        )
     else:
         source = (TEMPLATE_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=source)
@@ -225,7 +260,9 @@ def test_prompts_that_open_thoughts(name: str, options: dict[str, Any], opened: 
     assert form.reasoning.name == "think"
     prompt = tokenizer.chat([{"role": "user", "content": "Say <think>"}], options=options)
     assert form.opened_by(tokenizer.encode(prompt, add_special_tokens=False)) == opened
-    assert prompt.endswith(("</think>\n\n", "</think>\n")) == (options == {"enable_thinking": False})
+    assert prompt.endswith(("</think>\n\n", "</think>\n")) == (
+        options == {"enable_thinking": False}
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "mistral-nemo", "phi-4", "phi-3.5"])
@@ -280,16 +317,24 @@ def fits(name: str, text: str) -> bool:
         if (family, thinking) != ("channels", "open")  # prompts of gpt-oss do not open thoughts
     ],
 )
-def test_thoughts_then_a_call_or_the_form(family: str, tools: bool, thinking: Thinking, form: str) -> None:
-    """Random texts of the grammar have thoughts if they may, then exactly a call or the required form."""
+def test_thoughts_then_a_call_or_the_form(
+    family: str, tools: bool, thinking: Thinking, form: str
+) -> None:
+    """Random texts of the grammar have thoughts if they may, then exactly a call or the required
+    form.
+    """
     answers = AnswerFormat(thinking_tokenizer(family))
     schemas = {"get_weather": arguments_schema(SCHEMA)} if tools else {}
     guide = answers.grammar(tools=tools).guide(schemas, form=FORMS[form], thinking=thinking)
     assert guide is not None
     ended = called = formed = thought = 0
-    reasoning, token_id = answers.reasoning, answers.tokenizer.backend.token_to_id
+    reasoning = answers.reasoning
+    token_id = answers.tokenizer.backend.token_to_id
     assert reasoning is not None
-    wanted = {token_id(reasoning.begin.partition("analysis")[0]): 0.5, token_id(reasoning.end): 0.05}
+    wanted = {
+        token_id(reasoning.begin.partition("analysis")[0]): 0.5,
+        token_id(reasoning.end): 0.05,
+    }
     for seed in range(12):
         tokens = random_text(answers.tokenizer, guide, seed, wanted, 300)
         reader = answers.reader(schemas, opened=thinking == "open")
@@ -320,16 +365,27 @@ def test_free_text_needs_no_guide() -> None:
 @pytest.mark.parametrize("opened", [False, True])
 def test_hostile_answers_are_parsed_in_linear_time(opened: bool) -> None:
     answers = AnswerFormat(thinking_tokenizer("hermes"))
-    for text in ("<think>" * 2_000, "\n" * 15_000, "</thin" * 2_000, " " * 15_000, "<think>" + "\n" * 15_000):
+    for text in (
+        "<think>" * 2_000,
+        "\n" * 15_000,
+        "</thin" * 2_000,
+        " " * 15_000,
+        "<think>" + "\n" * 15_000,
+    ):
         whole = read(answers.reader(NAMES, opened=opened), [(text, None)])
-        assert read(answers.reader(NAMES, opened=opened), [(character, None) for character in text]) == whole
+        assert (
+            read(answers.reader(NAMES, opened=opened), [(character, None) for character in text])
+            == whole
+        )
 
 
 def test_random_answers_are_parsed_the_same_when_split() -> None:
     dice = random.Random(3)
-    words = ["<think>", "</think>", "\n", " ", "a", "<", "<tool_call>", '\n{"name": "search", "arguments": {', "}}",
+    words = ["<think>", "</think>", "\n", " ", "a", "<", "<tool_call>", ('\n{"name": "search", "arguments": '
+        '{'), "}}",
              "\n</tool_call>", "<|channel|>", "analysis", "<|message|>", "<|end|>", "<|start|>", "assistant", "final",
-             " to=functions.search", "[TOOL_CALLS]", "search", "[ARGS]", "{", "}", "[THINK]", "[/THINK]"]  # fmt: skip
+             (" "
+             "to=functions.search"), "[TOOL_CALLS]", "search", "[ARGS]", "{", "}", "[THINK]", "[/THINK]"]  # fmt: skip
     for family in ("hermes", "mistral", "channels"):
         answers = AnswerFormat(thinking_tokenizer(family, tokens=False))
         for _ in range(300):
@@ -340,12 +396,20 @@ def test_random_answers_are_parsed_the_same_when_split() -> None:
 
 
 def read_loosely(reader: AnswerReader, texts: list[str]) -> list[Any]:
-    """Return the parts of an answer in order, neighbours of one kind joined, without the random ids of calls."""
+    """Return the parts of an answer in order, neighbours of one kind joined, without the random ids
+    of calls.
+    """
     parts = [part for text in texts for part in reader.push(text)] + reader.flush()
     joined = list[list[Any]]()
     for part in parts:
         kind: Any = type(part).__name__
-        content = part if isinstance(part, str) else part.arguments if isinstance(part, CallPart) else part.text
+        content = (
+            part
+            if isinstance(part, str)
+            else part.arguments
+            if isinstance(part, CallPart)
+            else part.text
+        )
         key = [kind, part.index] if isinstance(part, CallPart) else [kind, None]
         if joined and joined[-1][0] == key:
             joined[-1][1] += content

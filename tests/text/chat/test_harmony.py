@@ -15,14 +15,21 @@ SOURCE = (Path(__file__).parent / "templates" / "gpt-oss.jinja").read_text(encod
 USER = {"role": "user", "content": "Is it warm?"}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": "weather", "description": "Weather of a city.", "parameters": CITY}},
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "Weather of a city.", "parameters": CITY},
+    },
     {"type": "function", "function": {"name": "here"}},
 ]
 
 
 def called(*calls: tuple[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
     made = [
-        {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         for number, (name, arguments) in enumerate(calls)
     ]
     return {"role": "assistant", "content": "", "tool_calls": made, **more}
@@ -75,19 +82,27 @@ def test_tools_are_described_to_the_developer_role() -> None:
     )
 
 
-THOUGHTS, CALL = "<|start|>assistant<|channel|>analysis<|message|>", "<|start|>assistant to=functions."
+THOUGHTS = "<|start|>assistant<|channel|>analysis<|message|>"
+CALL = "<|start|>assistant to=functions."
 BEFORE = "<|start|>user<|message|>Is it warm?<|end|>"
 
 
 def after_tools(*messages: dict[str, Any]) -> str:
-    return prompt(USER, *messages, tools=TOOLS).partition("namespace functions<|end|>")[2].removeprefix(BEFORE)
+    return (
+        prompt(USER, *messages, tools=TOOLS)
+        .partition("namespace functions<|end|>")[2]
+        .removeprefix(BEFORE)
+    )
 
 
 def test_thoughts_before_a_call_stay_until_the_final_answer() -> None:
     call = called(("weather", {"city": "Oslo"}), thinking="Ask.")
     written = f'{CALL}weather<|channel|>commentary json<|message|>{{"city": "Oslo"}}<|call|>'
     result = '<|start|>functions.weather to=assistant<|channel|>commentary<|message|>"7 C"<|end|>'
-    assert after_tools(call, answered(0, "7 C")) == f"{THOUGHTS}Ask.<|end|>{written}{result}<|start|>assistant"
+    assert (
+        after_tools(call, answered(0, "7 C"))
+        == f"{THOUGHTS}Ask.<|end|>{written}{result}<|start|>assistant"
+    )
     final = {"role": "assistant", "content": "No.", "thinking": "Cold."}
     assert after_tools(call, answered(0, "7 C"), final, USER) == (
         f"{written}{result}<|start|>assistant<|channel|>final<|message|>No.<|end|>{BEFORE}<|start|>assistant"
@@ -105,17 +120,27 @@ def test_text_beside_a_call_is_written_with_the_thoughts() -> None:
 def test_every_call_of_a_message_is_written_with_its_result(order: tuple[int, int]) -> None:
     """The template alone writes the first call, and all results under its name."""
     results = [answered(0, "7 C"), answered(1, "Oslo")]
-    text = after_tools(called(("weather", {"city": "x"}), ("here", {}), thinking="Ask."), *(results[i] for i in order))
+    text = after_tools(
+        called(("weather", {"city": "x"}), ("here", {}), thinking="Ask."),
+        *(results[i] for i in order),
+    )
     assert text == (
-        f'{THOUGHTS}Ask.<|end|>{CALL}weather<|channel|>commentary json<|message|>{{"city": "x"}}<|call|>'
+        f'{THOUGHTS}Ask.<|end|>{CALL}weather<|channel|>commentary json<|message|>{{"city": '
+        f'"x"}}<|call|>'
         '<|start|>functions.weather to=assistant<|channel|>commentary<|message|>"7 C"<|end|>'
         f"{CALL}here<|channel|>commentary json<|message|>{{}}<|call|>"
-        '<|start|>functions.here to=assistant<|channel|>commentary<|message|>"Oslo"<|end|><|start|>assistant'
+        "<|start|>functions.here "
+        'to=assistant<|channel|>commentary<|message|>"Oslo"<|end|><|start|>assistant'
     )
 
 
 def test_a_call_without_a_result_takes_no_other_result() -> None:
     text = after_tools(called(("weather", {"city": "x"}), ("here", {})), answered(1, "Oslo"))
-    assert "<|call|><|start|>assistant to=functions.here<|channel|>commentary json<|message|>{}<|call|>" in text
+    assert (
+        "<|call|><|start|>assistant to=functions.here<|channel|>commentary "
+        "json<|message|>{}<|call|>" in text
+    )
     assert text.count("to=assistant") == 1
-    assert '<|start|>functions.here to=assistant<|channel|>commentary<|message|>"Oslo"<|end|>' in text
+    assert (
+        '<|start|>functions.here to=assistant<|channel|>commentary<|message|>"Oslo"<|end|>' in text
+    )

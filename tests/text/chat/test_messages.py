@@ -20,8 +20,18 @@ def parts(*given: Any) -> list[Any]:
     [
         (None, "messages: expected a list of objects with 'role' and 'content', found None"),
         ("Hi", "messages: expected a list of objects with 'role' and 'content', found str 'Hi'"),
-        (b"Hi", "messages: expected a list of objects with 'role' and 'content', found bytes b'Hi'"),
-        (USER, "messages: expected a list of objects with 'role' and 'content', found dict {'role': 'user', "),
+        (
+            b"Hi",
+            "messages: expected a list of objects with 'role' and 'content', found bytes b'Hi'",
+        ),
+        (
+            USER,
+            (
+                "messages: expected a list of objects with 'role' and 'content', found dict "
+                "{'role': "
+                "'user', "
+            ),
+        ),
         (5, "messages: expected a list of objects with 'role' and 'content', found int 5"),
         ([], "messages: expected at least one message with 'role' and 'content', found none"),
         ([None], "messages[0]: expected an object with 'role' and 'content', found None"),
@@ -31,46 +41,91 @@ def parts(*given: Any) -> list[Any]:
             "messages[1]: expected a string or a list of parts for 'content', found no such key",
         ),
         ([{"content": "Hi"}], "messages[0]: expected a string for 'role', found no such key"),
-        ([{"role": None, "content": "Hi"}], "messages[0]: expected a string for 'role', found None"),
+        (
+            [{"role": None, "content": "Hi"}],
+            "messages[0]: expected a string for 'role', found None",
+        ),
         ([{"role": 1, "content": "x"}], "messages[0]: expected a string for 'role', found int 1"),
         (
             [{"role": "user", "content": None}],
             "messages[0]: expected a string or a list of parts for 'content', found None",
         ),
-        ([{"role": "assistant", "content": None}], "messages[0]: expected a string or a list of parts for 'content'"),
+        (
+            [{"role": "assistant", "content": None}],
+            "messages[0]: expected a string or a list of parts for 'content'",
+        ),
         (
             [{"role": "user", "content": None, "tool_calls": [CALL]}],
-            "messages[0]: expected tool_calls with the role 'assistant' only, found the role 'user'",
+            (
+                "messages[0]: expected tool_calls with the role 'assistant' only, "
+                "found the role 'user'"
+            ),
         ),
         (
             [USER, {"role": "assistant", "content": "a", "tool_call_id": "1"}],
-            "messages[1]: expected tool_call_id with the role 'tool' only, found the role 'assistant'",
+            (
+                "messages[1]: expected tool_call_id with the role 'tool' only, "
+                "found the role 'assistant'"
+            ),
         ),
         (
             [{"role": "usr", "content": "Hi"}],
-            f"messages[0]: expected a role of {', '.join(ROLES)}, found 'usr'; did you mean 'user'?",
+            (
+                f"messages[0]: expected a role of {', '.join(ROLES)}, found 'usr'; "
+                "did you mean 'user'?"
+            ),
         ),
         (
             [{"role": "User", "content": "Hi"}],
-            f"messages[0]: expected a role of {', '.join(ROLES)}, found 'User'; did you mean 'user'?",
+            (
+                f"messages[0]: expected a role of {', '.join(ROLES)}, found 'User'; "
+                "did you mean 'user'?"
+            ),
         ),
         (
             [{"role": "xyz\n", "content": "Hi"}],
-            "messages[0]: expected a role of system, developer, user, assistant, tool, found 'xyz\\n'",
+            (
+                "messages[0]: expected a role of system, developer, user, assistant, tool, "
+                "found 'xyz\\n'"
+            ),
         ),
         (
             [{"role": "user", "content": 5}],
             "messages[0]: expected a string or a list of parts for 'content', found int 5",
         ),
         (
-            parts({"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "…"}}),
-            "messages[0], part 1: expected the type 'text', found 'image_url'; the model reads text alone, so leave it",
+            parts(
+                {"type": "text", "text": "What is it?"},
+                {"type": "image_url", "image_url": {"url": "…"}},
+            ),
+            (
+                "messages[0], part 1: expected the type 'text', found 'image_url'; the model reads "
+                "text alone, so leave it"
+            ),
         ),
-        (parts({"type": "input_audio"}), "messages[0], part 0: expected the type 'text', found 'input_audio'"),
-        (parts("Hi"), "messages[0], part 0: expected an object such as {'type': 'text', 'text': '…'}, found str 'Hi'"),
-        (parts({"text": "Hi"}), "messages[0], part 0: expected an object such as {'type': 'text', 'text': '…'}, found"),
-        (parts({"type": "text"}), "messages[0], part 0: expected a string for 'text', found no such key"),
-        (parts({"type": "text", "text": ["a"]}), "messages[0], part 0: expected a string for 'text', found list ['a']"),
+        (
+            parts({"type": "input_audio"}),
+            "messages[0], part 0: expected the type 'text', found 'input_audio'",
+        ),
+        (
+            parts("Hi"),
+            (
+                "messages[0], part 0: expected an object such as {'type': 'text', 'text': '…'}, "
+                "found str 'Hi'"
+            ),
+        ),
+        (
+            parts({"text": "Hi"}),
+            "messages[0], part 0: expected an object such as {'type': 'text', 'text': '…'}, found",
+        ),
+        (
+            parts({"type": "text"}),
+            "messages[0], part 0: expected a string for 'text', found no such key",
+        ),
+        (
+            parts({"type": "text", "text": ["a"]}),
+            "messages[0], part 0: expected a string for 'text', found list ['a']",
+        ),
     ],
 )
 def test_malformed_messages(messages: Any, message: str) -> None:
@@ -114,15 +169,24 @@ def test_messages_are_copied_with_all_their_keys() -> None:
         {"role": "assistant", "tool_calls": [1]},
     ]
     checked = check_messages(tuple(given))
-    read = {**CALL, "function": {"name": "f", "arguments": {}}}  # templates expect the arguments as an object
+    # templates expect the arguments as an object
+    read = {**CALL, "function": {"name": "f", "arguments": {}}}
     assert checked == [given[0], {**given[1], "tool_calls": [read]}, given[2]]
     assert CALL["function"] == {"name": "f", "arguments": "{}"}
     assert all(a is not b for a, b in zip(checked, given, strict=True))
 
 
 def test_parts_are_joined_as_lines() -> None:
-    (message,) = check_messages(parts({"type": "text", "text": "one"}, {"type": "text", "text": "two", "more": 1}))
-    assert message["content"] == [{"type": "text", "text": "one"}, {"type": "text", "text": "two", "more": 1}]
+    (message,) = check_messages(
+        parts({"type": "text", "text": "one"}, {"type": "text", "text": "two", "more": 1})
+    )
+    assert message["content"] == [
+        {"type": "text", "text": "one"},
+        {"type": "text", "text": "two", "more": 1},
+    ]
     assert join_parts(message) == {"role": "user", "content": "one\ntwo"}
     assert join_parts(USER) == USER
-    assert join_parts({"role": "assistant", "tool_calls": [CALL]}) == {"role": "assistant", "tool_calls": [CALL]}
+    assert join_parts({"role": "assistant", "tool_calls": [CALL]}) == {
+        "role": "assistant",
+        "tool_calls": [CALL],
+    }

@@ -1,4 +1,6 @@
-"""Hostile templates end within the limits of time and memory, and the next template is rendered all the same."""
+"""Hostile templates end within the limits of time and memory, and the next template is rendered all
+the same.
+"""
 
 import os
 import shutil
@@ -17,20 +19,28 @@ from waiting import HUNG, eventually, processor_limit
 
 USER = {"role": "user", "content": "Hi"}
 TOO_LONG = (
-    "chat template: expected one that ends, found one that loops or repeats for too long with these messages; use"
+    "chat template: expected one that ends, found one that loops or repeats for too long with "
+    "these messages; use"
 )
 LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
 # BODY runs 90,000 times. ONE is 1, unknown when the template is compiled.
-GROWS = "{% set n = namespace(x='ab', l=[1], t=(1,)) %}{% for i in range(90000) %}{% set BODY %}{% endfor %}"
+GROWS = (
+    "{% set n = namespace(x='ab', l=[1], t=(1,)) %}{% for i in range(90000) %}{% set BODY %}{% "
+    "endfor %}"
+)
 SHARED = GROWS.replace("90000", "60").replace("BODY", "n.l = [n.l, n.l]")
 LONG = "{% set s = 'ab' * (10**7 * ONE) %}"
 HOSTILE = {
     # Loops.
     "loops": LOOPS,
-    "loops that skip": LOOPS.replace("in range(90000) %}{% endfor", "in range(90000) if false %}{% endfor"),
-    "recursive loops": "{% for a in [9] recursive %}{{ loop([1]) + loop([1]) if loop.depth < 60 }}{% endfor %}",
+    "loops that skip": LOOPS.replace("in range(90000) %}{% endfor", "in range(90000) if false %}{% "
+        "endfor"),
+    "recursive "
+    "loops": ("{% for a in [9] recursive %}{{ loop([1]) + loop([1]) if loop.depth < 60 }}{% endfor "
+        "%}"),
     "endless macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "macros": ("{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) "
+        "}}"),
     "blocks": LOOPS.replace("{% endfor %}", "{{ self.b() }}{% endfor %}", 1) + "{% block b %}x{% endblock %}",
     # Single operations.
     "text times a number": "{{ ('ab' * (10**10 * ONE)) | length }}",
@@ -47,7 +57,9 @@ HOSTILE = {
     "replace": LONG + "{{ s.replace('a', s) }}",
     "split": LONG + "{{ s.split('a') | length }}",
     "list of text": LONG + "{% set l = s | list %}{{ (l + l) | tojson }}",
-    "regular expressions": "{{ ('<!--' * (10**6 * ONE)) | striptags }}{{ ('www.a' * (10**6 * ONE)) | urlize }}",
+    "regular "
+    "expressions": ("{{ ('<!--' * (10**6 * ONE)) | striptags }}{{ ('www.a' * (10**6 * ONE)) | urlize "
+        "}}"),
     "equal hash values": "{{ range(0, 90000 * (2**61 - 1), 2**61 - 1) | unique | list | length }}",
     # Values that grow.
     "doubled text": GROWS.replace("BODY", "n.x = n.x ~ n.x"),
@@ -77,7 +89,9 @@ def hasty() -> Iterator[Renderer]:
 
 
 def render_in_time(hasty: Renderer, source: str, content: str) -> str:
-    """Render a short template with a message; again if the machine was too busy for the limit of time."""
+    """Render a short template with a message; again if the machine was too busy for the limit of
+    time.
+    """
     rendered = list[str]()
 
     def is_in_time() -> bool:
@@ -93,8 +107,12 @@ def render_in_time(hasty: Renderer, source: str, content: str) -> str:
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_templates_are_stopped(source: str, hasty: Renderer) -> None:
     with processor_limit(5), pytest.raises((PromptError, TokenizerError)) as caught:
-        ChatTemplate(source.replace("ONE", "(messages | length)"), {}, renderer=hasty).render([USER])
-    assert TOO_LONG in str(caught.value) or "it takes too long, or too much memory" in str(caught.value)
+        ChatTemplate(source.replace("ONE", "(messages | length)"), {}, renderer=hasty).render(
+            [USER]
+        )
+    assert TOO_LONG in str(caught.value) or "it takes too long, or too much memory" in str(
+        caught.value
+    )
     assert "\n" not in str(caught.value)
     assert render_in_time(hasty, "{{ messages[0].content }}", "Hi") == "Hi"
 
@@ -103,7 +121,9 @@ def test_hostile_templates_are_stopped(source: str, hasty: Renderer) -> None:
 def test_memory_is_limited() -> None:
     renderer = Renderer(seconds=600, memory=2**28)
     text = "{{ ('ab' * (SIZE * (messages | length))) | length }}"
-    assert ChatTemplate(text.replace("SIZE", "10**7"), {}, renderer=renderer).render([USER]) == str(2 * 10**7)
+    assert ChatTemplate(text.replace("SIZE", "10**7"), {}, renderer=renderer).render([USER]) == str(
+        2 * 10**7
+    )
     for size in ("2**27", "10**12"):
         with pytest.raises(PromptError, match=TOO_LONG):
             ChatTemplate(text.replace("SIZE", size), {}, renderer=renderer).render([USER])
@@ -111,7 +131,9 @@ def test_memory_is_limited() -> None:
 
 
 def test_threads_share_a_renderer(hasty: Renderer) -> None:
-    source = "{% if messages[0].content == 'loop' %}" + LOOPS + "{% endif %}{{ messages[0].content }}"
+    source = (
+        "{% if messages[0].content == 'loop' %}" + LOOPS + "{% endif %}{{ messages[0].content }}"
+    )
 
     def render(content: str) -> str:
         if content != "loop":
@@ -140,7 +162,9 @@ def test_a_child_process_that_ended_is_replaced(renderer: Renderer) -> None:
 
 def test_a_child_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(TokenizerError, match=r"found that it ended with code 1; check that this Python has jinja2"):
+    with pytest.raises(
+        TokenizerError, match=r"found that it ended with code 1; check that this Python has jinja2"
+    ):
         Renderer().ask("x")
 
 

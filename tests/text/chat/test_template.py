@@ -15,7 +15,8 @@ from text.chat.tool_templates import TEMPLATES as TOOL_TEMPLATES
 
 FILES = Path(__file__).with_name("templates").glob("*.jinja")
 TEMPLATES = {path.stem: path.read_text(encoding="utf-8") for path in FILES} | TOOL_TEMPLATES
-# Written here; it has the constructs of Gemma's template, and the block that marks text for training.
+# Written here; it has the constructs of Gemma's template, and the block that marks text for
+# training.
 TEMPLATES["gemma"] = """{{ bos_token }}
 {%- set prefix = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' -%}
 {%- set turns = messages[1:] if prefix else messages -%}
@@ -51,12 +52,19 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 USER = {"role": "user", "content": ' What\'s\n2 + 2? "日本" '}
 SYSTEM = {"role": "system", "content": "Be <brief> & 'kind', \"é\"."}
-THOUGHT = {"role": "assistant", "content": "<think>\nFour.\n</think>\n\n4 ü", "reasoning_content": None}
+THOUGHT = {
+    "role": "assistant",
+    "content": "<think>\nFour.\n</think>\n\n4 ü",
+    "reasoning_content": None,
+}
 ARGUMENTS = {"a": 2, "b": [2.5, None, True, "<é>'"], "c": {"x": {}}}
 CALL = {"id": "abcdef123", "type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "abcdef123", "name": "add", "content": '{"sum": "4 ü"}'}
-PARTS = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
+PARTS = {
+    "role": "user",
+    "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+}
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "one message": [USER],
     "system": [SYSTEM, USER],
@@ -69,10 +77,20 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "developer": [{"role": "developer", "content": "x"}, USER],
     "many turns": [SYSTEM, *[USER, THOUGHT] * 40, USER],
 }
-NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", 'y"']}}, "required": ["a"]}
+NUMBERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", 'y"']}},
+    "required": ["a"],
+}
 TOOLS = [
-    {"type": "function", "function": {"name": "add", "description": "Adds <numbers> & 'é'.", "parameters": NUMBERS}},
-    {"type": "function", "function": {"name": "more", "description": "More.", "parameters": {"type": "object"}}},
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds <numbers> & 'é'.", "parameters": NUMBERS},
+    },
+    {
+        "type": "function",
+        "function": {"name": "more", "description": "More.", "parameters": {"type": "object"}},
+    },
 ]
 
 
@@ -97,10 +115,15 @@ def expected_prompt(tokenizer: Any, *args: Any, **kwargs: Any) -> str:
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_prompts_equal_those_of_transformers(name: str, conversation: str, transformers_tokenizer: Any) -> None:
+def test_prompts_equal_those_of_transformers(
+    name: str, conversation: str, transformers_tokenizer: Any
+) -> None:
     """Templates get the role ``system`` in place of ``developer``."""
-    source, messages = TEMPLATES[name], CONVERSATIONS[conversation]
-    theirs = [{**message, "role": message["role"].replace("developer", "system")} for message in messages]
+    source = TEMPLATES[name]
+    messages = CONVERSATIONS[conversation]
+    theirs = [
+        {**message, "role": message["role"].replace("developer", "system")} for message in messages
+    ]
     if name in ("granite", "lfm2") and any("tool_calls" in message for message in messages):
         pytest.skip("transformers drops calls that a template does not write")
     if "<|channel|>" in source and conversation == "two calls":
@@ -108,7 +131,9 @@ def test_prompts_equal_those_of_transformers(name: str, conversation: str, trans
     template = ChatTemplate(source, TOKENS)
     for tools in (None, TOOLS):
         for given in ({"add_generation_prompt": False}, {"add_generation_prompt": True}):
-            expected = expected_prompt(transformers_tokenizer, theirs, tools, chat_template=source, **given)
+            expected = expected_prompt(
+                transformers_tokenizer, theirs, tools, chat_template=source, **given
+            )
             try:
                 prompt = template.render(messages, tools=tools, **given)
             except PromptError as error:
@@ -117,10 +142,19 @@ def test_prompts_equal_those_of_transformers(name: str, conversation: str, trans
 
 
 @pytest.mark.parametrize("source", SOURCES.strip().splitlines())
-def test_functions_and_blocks_equal_those_of_transformers(source: str, transformers_tokenizer: Any) -> None:
-    source, messages = source.replace("NL", "\n"), [USER, THOUGHT, USER]
-    expected = transformers_tokenizer.apply_chat_template(messages, TOOLS, chat_template=source, tokenize=False)
-    assert ChatTemplate(source, TOKENS).render(messages, tools=TOOLS, add_generation_prompt=False) == expected != ""
+def test_functions_and_blocks_equal_those_of_transformers(
+    source: str, transformers_tokenizer: Any
+) -> None:
+    source = source.replace("NL", "\n")
+    messages = [USER, THOUGHT, USER]
+    expected = transformers_tokenizer.apply_chat_template(
+        messages, TOOLS, chat_template=source, tokenize=False
+    )
+    assert (
+        ChatTemplate(source, TOKENS).render(messages, tools=TOOLS, add_generation_prompt=False)
+        == expected
+        != ""
+    )
 
 
 def test_strftime_now() -> None:
@@ -134,10 +168,20 @@ def test_strftime_now() -> None:
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "one\ntwo"),
         ("{{ messages[0]['content'].split('\n') }}", "['one', 'two']"),
         ("{% for line in messages[0].content.splitlines() %}{{ line }}.{% endfor %}", "one.two."),
-        ("{% for m in messages %}{% for part in m['content'] %}{{ part.text }}+{% endfor %}{% endfor %}", "one+two+"),
+        (
+            (
+                "{% for m in messages %}{% for part in m['content'] %}{{ part.text }}+{% endfor "
+                "%}{% "
+                "endfor %}"
+            ),
+            "one+two+",
+        ),
         ("{% for part in messages[0].content[1:] | list %}{{ part['text'] }}{% endfor %}", "two"),
         (
-            "{% set content = messages[0].content %}{% for part in content %}{{ part.type }}{% endfor %}",
+            (
+                "{% set content = messages[0].content %}{% for part in content %}{{ part.type }}{% "
+                "endfor %}"
+            ),
             "texttext",
         ),
     ],
@@ -147,15 +191,22 @@ def test_parts_are_joined_for_templates_that_do_not_loop_over_them(source: str, 
 
 
 def test_malformed_messages_are_refused() -> None:
-    with pytest.raises(PromptError, match="messages: expected a list of objects with 'role' and 'content', found None"):
+    with pytest.raises(
+        PromptError,
+        match="messages: expected a list of objects with 'role' and 'content', found None",
+    ):
         ChatTemplate("x", {}).render(None)  # type: ignore[arg-type]
-    with pytest.raises(PromptError, match=r"messages\[1\], part 0: expected the type 'text', found 'image_url'"):
+    with pytest.raises(
+        PromptError, match=r"messages\[1\], part 0: expected the type 'text', found 'image_url'"
+    ):
         ChatTemplate("x", {}).render([USER, {"role": "user", "content": [{"type": "image_url"}]}])
 
 
 @pytest.mark.parametrize("value", [b"x", {1, 2}, UTC, {(1, 2): 3}, object()])
 def test_values_that_are_no_json_are_refused(value: object) -> None:
-    with pytest.raises(PromptError, match=r"messages, tools: expected JSON values, found another \(.+\); ") as caught:
+    with pytest.raises(
+        PromptError, match=r"messages, tools: expected JSON values, found another \(.+\); "
+    ) as caught:
         ChatTemplate("x", {}).render([{**USER, "extra": value}])
     assert "\n" not in str(caught.value)
 
@@ -173,14 +224,19 @@ def test_circular_deep_and_large_values_are_refused() -> None:
 
 def test_any_text_reaches_the_template_and_comes_back() -> None:
     text = 'a\x00\r\n\u2028\ud800\U0010ffff"\\{{ 1 }}'
-    assert ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": text}]) == text
+    assert (
+        ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": text}])
+        == text
+    )
 
 
 def test_long_conversations_are_rendered() -> None:
     """The template loops over all messages for each of them, and reads each text several times."""
     source = (
-        "{% for m in messages %}{% set ns = namespace(n=0) %}{% for o in messages %}{% if o.role == m.role %}"
-        "{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}{{ ns.n }}{{ m.content | trim | upper | lower }}{% endfor %}"
+        "{% for m in messages %}{% set ns = namespace(n=0) %}{% for o in messages %}{% if o.role "
+        "== m.role %}"
+        "{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}{{ ns.n }}{{ m.content | trim | upper | "
+        "lower }}{% endfor %}"
     )
     many: list[dict[str, Any]] = [{"role": "user", "content": "yes"}] * 300
     assert ChatTemplate(source, {}).render(many) == "300yes" * 300
@@ -190,7 +246,10 @@ def test_long_conversations_are_rendered() -> None:
 
 def test_long_templates_are_refused() -> None:
     ChatTemplate("x" * 100_000, {})
-    with pytest.raises(TokenizerError, match="chat template: expected at most 100000 characters, found 100001; use an"):
+    with pytest.raises(
+        TokenizerError,
+        match="chat template: expected at most 100000 characters, found 100001; use an",
+    ):
         ChatTemplate("x" * 100_001, {})
 
 

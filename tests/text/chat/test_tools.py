@@ -16,7 +16,12 @@ from checkpoints import byte_tokenizer
 from covering import covering
 from pronk.base.errors import OptionError, PromptError, TokenizerError
 from pronk.sampling.grammars import Grammars
-from pronk.text.chat.answer_grammar import AnswerGrammar, arguments_schema, relax_arguments, relax_tools
+from pronk.text.chat.answer_grammar import (
+    AnswerGrammar,
+    arguments_schema,
+    relax_arguments,
+    relax_tools,
+)
 from pronk.text.chat.answers import AnswerFormat, AnswerReader
 from pronk.text.chat.calls import CallPart
 from pronk.text.chat.dialects import TOOL_DIALECTS, TokenSymbols, find_tool_dialect
@@ -40,13 +45,19 @@ from waiting import processor_limit
 FAMILIES = [(family, tokens) for family in TEMPLATES for tokens in (True, False)]
 ADD = {
     "type": "object",
-    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x}", '"]', "\\"]}},
+    "properties": {
+        "a": {"type": "integer", "minimum": 0, "maximum": 99},
+        "b": {"enum": ["x}", '"]', "\\"]},
+    },
     "required": ["a", "b"],
     "additionalProperties": False,
 }
 SCHEMAS = {"add": arguments_schema(ADD), "add_more": arguments_schema(None)}
 TOOLS = [
-    {"type": "function", "function": {"name": "add", "description": "Adds <numbers> & 'é'.", "parameters": ADD}},
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds <numbers> & 'é'.", "parameters": ADD},
+    },
     {"type": "function", "function": {"name": "add_more", "description": "More."}},
 ]
 USER = {"role": "user", "content": "What is 2 + 2?"}
@@ -56,7 +67,9 @@ class Form:
     """Dialect of a tokenizer's chat template, with its grammars and parsers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.row, self.symbols = tokenizer, find_tool_dialect(tokenizer), TokenSymbols(tokenizer)
+        self.tokenizer = tokenizer
+        self.row = find_tool_dialect(tokenizer)
+        self.symbols = TokenSymbols(tokenizer)
         added = tokenizer.backend.get_added_tokens_decoder()
         self.added = {token.content: token_id for token_id, token in added.items()}
         self.begin = self.added.get(self.row.begin)  # id of the begin marker
@@ -78,9 +91,12 @@ class Form:
 
     def written(self, *calls: tuple[str, str], before: str = "") -> list[tuple[str, int | None]]:
         """Return calls as pieces."""
-        row, bodies = self.row, [self.call(*call) for call in calls]
+        row = self.row
+        bodies = [self.call(*call) for call in calls]
         groups = [row.separator.join(bodies)] if row.separator else bodies
-        sections = [f"{row.begin}{row.after_begin}{group}{row.before_end}{row.end}" for group in groups]
+        sections = [
+            f"{row.begin}{row.after_begin}{group}{row.before_end}{row.end}" for group in groups
+        ]
         return pieces_of(self.tokenizer, before + row.between.join(sections))
 
 
@@ -102,7 +118,11 @@ def called(*calls: tuple[str, Any]) -> dict[str, Any]:
 
 
 def answered(number: int, content: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": f"call_0123456789abcdef0000000{number}", "content": content}
+    return {
+        "role": "tool",
+        "tool_call_id": f"call_0123456789abcdef0000000{number}",
+        "content": content,
+    }
 
 
 @pytest.fixture(params=FAMILIES, ids=lambda pair: f"{pair[0]}-{'tokens' if pair[1] else 'text'}")
@@ -130,11 +150,22 @@ def test_arguments_are_parsed_and_ids_have_the_length_that_the_template_checks(f
 
 
 @pytest.mark.parametrize(
-    "arguments", ["no", "[1]", "5", "{", '{"a": NaN}', "[" * 10**5, '{"a": ' * 10**5, '{"a": ' + "9" * 5000 + "}"]
+    "arguments",
+    [
+        "no",
+        "[1]",
+        "5",
+        "{",
+        '{"a": NaN}',
+        "[" * 10**5,
+        '{"a": ' * 10**5,
+        '{"a": ' + "9" * 5000 + "}",
+    ],
 )
 def test_arguments_that_are_not_an_object_are_refused(arguments: str) -> None:
     with pytest.raises(
-        PromptError, match=r"messages\[1\], call 0: expected arguments that are a JSON object, found str"
+        PromptError,
+        match=r"messages\[1\], call 0: expected arguments that are a JSON object, found str",
     ):
         ChatTemplate(HERMES, {}).render([USER, called(("add", arguments))])
 
@@ -144,9 +175,13 @@ def test_a_call_with_empty_arguments() -> None:
 
 
 def test_many_tools() -> None:
-    many = [{"type": "function", "function": {"name": f"f{n}", "parameters": ADD}} for n in range(128)]
+    many = [
+        {"type": "function", "function": {"name": f"f{n}", "parameters": ADD}} for n in range(128)
+    ]
     for template in TEMPLATES.values():
-        assert '"f127"' in ChatTemplate(template, {"bos_token": "", "eos_token": ""}).render([USER], tools=many)
+        assert '"f127"' in ChatTemplate(template, {"bos_token": "", "eos_token": ""}).render(
+            [USER], tools=many
+        )
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
@@ -154,8 +189,16 @@ def test_names_of_special_tokens_stay_text(family: str) -> None:
     tokenizer = tool_tokenizer(family)
     bad = "".join(name for name, silent in TOKENS[family].items() if silent)
     half = bad[: len(next(iter(TOKENS[family]))) - 1]
-    parameters = {"type": "object", "properties": {bad: {"description": bad, "default": [bad, half]}, half: {}}}
-    tools = [{"type": "function", "function": {"name": "add", "description": bad, "parameters": parameters}}]
+    parameters = {
+        "type": "object",
+        "properties": {bad: {"description": bad, "default": [bad, half]}, half: {}},
+    }
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "add", "description": bad, "parameters": parameters},
+        }
+    ]
     talk = [USER, called(("add", json.dumps({bad: bad, half: [half]}))), answered(0, bad)]
     honest = [USER, called(("add", {"a": 1})), answered(0, "4")]
 
@@ -171,8 +214,15 @@ def test_names_of_special_tokens_stay_text(family: str) -> None:
 def test_dialects_are_detected(tokenizer: Tokenizer) -> None:
     row = find_tool_dialect(tokenizer)
     assert TEMPLATES[row.name] == tokenizer.chat_template
-    assert row.after_begin == {"hermes": "\n", "granite": "[", "mistral list": " [", "lfm2": "["}.get(row.name, "")
-    assert bool(row.begin) == (row.name != "llama" or "<|python_tag|>" in tokenizer.backend.get_vocab())
+    assert row.after_begin == {
+        "hermes": "\n",
+        "granite": "[",
+        "mistral list": " [",
+        "lfm2": "[",
+    }.get(row.name, "")
+    assert bool(row.begin) == (
+        row.name != "llama" or "<|python_tag|>" in tokenizer.backend.get_vocab()
+    )
     names = ["hermes", "phi", "granite", "mistral list", "mistral", "llama", "lfm2", "channels"]
     assert [each.name for each in TOOL_DIALECTS] == names
 
@@ -181,13 +231,18 @@ def test_dialects_are_detected(tokenizer: Tokenizer) -> None:
 def test_dialects_of_published_templates(name: str) -> None:
     source = (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
     special = {"bos_token": "<s>", "eos_token": "</s>"}
-    row = find_tool_dialect(Tokenizer(byte_tokenizer(), chat_template=source, special_tokens=special))
+    row = find_tool_dialect(
+        Tokenizer(byte_tokenizer(), chat_template=source, special_tokens=special)
+    )
     assert row.name == ("mistral list" if name == "mistral-nemo" else "hermes")
     assert row.after_begin == ("[" if name == "mistral-nemo" else "\n")
 
 
 TOOL_LIST = "{%- for tool in tools %}{{ tool | string }}{% endfor %}"
-TURNS = "{%- for message in messages %}{{ '<' + message.role + '>' + message.content + '\\n' }}{% endfor %}"
+TURNS = (
+    "{%- for message in messages %}{{ '<' + message.role + '>' + message.content + '\\n' }}{% "
+    "endfor %}"
+)
 CALLED = [USER, called(("add", '{"a": 2}'), ("add_more", "{}")), answered(0, "4")]
 HERMES_CALLS = """<tool_call>
 {"name": "add", "arguments": {"a": 2}}
@@ -195,23 +250,39 @@ HERMES_CALLS = """<tool_call>
 <tool_call>
 {"name": "add_more", "arguments": {}}
 </tool_call>"""
-GRANITE_CALLS = '<|tool_call|>[{"name": "add", "arguments": {"a": 2}}, {"name": "add_more", "arguments": {}}]'
+GRANITE_CALLS = (
+    '<|tool_call|>[{"name": "add", "arguments": {"a": 2}}, {"name": "add_more", "arguments": {}}]'
+)
 
 
 @pytest.mark.parametrize(
     ("family", "hint", "name", "calls"),
     [
-        ("SmolLM3", '<tool_call>\\n{"name": <function-name>, "arguments": …}\\n</tool_call>', "hermes", HERMES_CALLS),
+        (
+            "SmolLM3",
+            '<tool_call>\\n{"name": <function-name>, "arguments": …}\\n</tool_call>',
+            "hermes",
+            HERMES_CALLS,
+        ),
         ("Granite 3.3", "<|tool_call|> followed by a JSON list", "granite", GRANITE_CALLS),
     ],
 )
-def test_templates_that_describe_tools_and_write_no_calls(family: str, hint: str, name: str, calls: str) -> None:
-    """Calls of earlier messages are written as the template tells the model to write them, after their content."""
+def test_templates_that_describe_tools_and_write_no_calls(
+    family: str, hint: str, name: str, calls: str
+) -> None:
+    """Calls of earlier messages are written as the template tells the model to write them, after
+    their content.
+    """
     special = {"bos_token": "", "eos_token": ""}
-    for source in (TOOL_LIST + "{{- '" + hint + "' }}" + TURNS, TOOL_LIST + f"{{# {hint} #}}" + TURNS):
+    for source in (
+        TOOL_LIST + "{{- '" + hint + "' }}" + TURNS,
+        TOOL_LIST + f"{{# {hint} #}}" + TURNS,
+    ):
         tokenizer = Tokenizer(byte_tokenizer(), chat_template=source, special_tokens=special)
         assert find_tool_dialect(tokenizer).name == name
-        assert tokenizer.chat(CALLED, tools=TOOLS).endswith(f"<user>What is 2 + 2?\n<assistant>{calls}\n<tool>4\n")
+        assert tokenizer.chat(CALLED, tools=TOOLS).endswith(
+            f"<user>What is 2 + 2?\n<assistant>{calls}\n<tool>4\n"
+        )
         parts = [USER, {**CALLED[1], "content": [{"type": "text", "text": "é"}]}]
         assert tokenizer.chat(parts, tools=TOOLS).endswith(f"<assistant>é\n{calls}\n")
         assert "tool_calls" in CALLED[1]
@@ -220,8 +291,23 @@ def test_templates_that_describe_tools_and_write_no_calls(family: str, hint: str
 @pytest.mark.parametrize(
     ("calls", "name", "begin"),
     [
-        ("{{- '<|tool_call|>' + (calls | map(attribute='function') | list | tojson(indent=4)) }}", "granite", "["),
-        ("{{- '<|tool_call|>' + (calls | map(attribute='function') | list | tojson) + '<|/tool_call|>' }}", "phi", "["),
+        (
+            (
+                "{{- '<|tool_call|>' + (calls | map(attribute='function') | list | "
+                "tojson(indent=4)) "
+                "}}"
+            ),
+            "granite",
+            "[",
+        ),
+        (
+            (
+                "{{- '<|tool_call|>' + (calls | map(attribute='function') | list | tojson) + "
+                "'<|/tool_call|>' }}"
+            ),
+            "phi",
+            "[",
+        ),
         ("{{- '<tool_call>' + (calls[0].function | tojson) + '</tool_call>' }}", "hermes", ""),
     ],
 )
@@ -235,12 +321,25 @@ def test_calls_as_templates_of_servers_write_them(calls: str, name: str, begin: 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "tools: expected a model whose chat template has tools"),
-        (HERMES.replace("tools", "documents"), "tools: expected a model whose chat template has tools"),
-        (HERMES.replace("arguments", "args"), "tools: expected a model whose chat template has tools"),
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}",
+            "tools: expected a model whose chat template has tools",
+        ),
+        (
+            HERMES.replace("tools", "documents"),
+            "tools: expected a model whose chat template has tools",
+        ),
+        (
+            HERMES.replace("arguments", "args"),
+            "tools: expected a model whose chat template has tools",
+        ),
         (
             HERMES.replace("<tool_call>", "<call>"),
-            "tools: expected calls as Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3, LFM2 or gpt-oss write",
+            (
+                "tools: expected calls as Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3, "
+                "LFM2 "
+                "or gpt-oss write"
+            ),
         ),
         (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, "),
         (LLAMA.replace('"name"', '"function"'), "tools: expected calls as Hermes, Qwen, "),
@@ -248,7 +347,9 @@ def test_calls_as_templates_of_servers_write_them(calls: str, name: str, begin: 
     ],
 )
 def test_unknown_formats_are_refused(template: str, message: str) -> None:
-    other = Tokenizer(byte_tokenizer(), chat_template=template, special_tokens={"bos_token": "", "eos_token": ""})
+    other = Tokenizer(
+        byte_tokenizer(), chat_template=template, special_tokens={"bos_token": "", "eos_token": ""}
+    )
     with pytest.raises(PromptError) as caught:
         find_tool_dialect(other)
     assert str(caught.value).startswith(message)
@@ -260,7 +361,10 @@ def test_unknown_formats_are_refused(template: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"properties": {"a": {"default": {1, 2}}}}, "expected a schema of JSON values, found other values"),
+        (
+            {"properties": {"a": {"default": {1, 2}}}},
+            "expected a schema of JSON values, found other values",
+        ),
         ({"properties": {"a\ud800": {}}}, "expected valid Unicode, found half a character"),
     ],
 )
@@ -274,7 +378,8 @@ Parts = list[str | CallPart]
 
 def joined(parts: Parts) -> tuple[str, list[tuple[str, str]]]:
     """Return the text and the calls (name, arguments); check that ids look like those of OpenAI."""
-    text, calls = "", list[tuple[str, str]]()
+    text = ""
+    calls = list[tuple[str, str]]()
     for part in parts:
         if isinstance(part, str):
             assert part
@@ -291,7 +396,9 @@ def joined(parts: Parts) -> tuple[str, list[tuple[str, str]]]:
     return text, calls
 
 
-def read(form: Form, pieces: Sequence[tuple[str, int | None]], names: Sequence[str] = tuple(SCHEMAS)) -> Any:
+def read(
+    form: Form, pieces: Sequence[tuple[str, int | None]], names: Sequence[str] = tuple(SCHEMAS)
+) -> Any:
     reader = AnswerReader(form.symbols, form.row, None, names)
     parts = [part for text, token in pieces for part in reader.push(text, token)]
     parts += reader.flush()
@@ -314,7 +421,10 @@ def test_calls_are_parsed_from_pieces_of_any_size(tokenizer: Tokenizer, size: in
     for calls in cases:
         assert read(form, [*cut(form.written(*calls), size)]) == ("", calls)
     if form.row.begin and form.row.name != "channels":
-        assert read(form, [*cut(form.written(one, before=" Well,\nthen. "), size)]) == (" Well,\nthen. ", [one])
+        assert read(form, [*cut(form.written(one, before=" Well,\nthen. "), size)]) == (
+            " Well,\nthen. ",
+            [one],
+        )
         assert read(form, [*cut(form.written(one, before="\n"), size)]) == ("", [one])
 
 
@@ -328,7 +438,8 @@ def test_an_answer_that_ends_within_a_call(tokenizer: Tokenizer) -> None:
         if stop < named:
             shown = "".join(text for text, _ in pieces[:stop])
             assert calls == []
-            assert text == shown or (form.row.name == "channels" and not text)  # headers are no text
+            # headers are no text
+            assert text == shown or (form.row.name == "channels" and not text)
         else:
             ((name, arguments),) = calls
             assert (text, name) == ("", "add")
@@ -348,9 +459,14 @@ def test_an_incomplete_second_call_is_dropped() -> None:
     "text",
     ["", "a", " \n", "\n\na b \n", "<", "<tool", "<tool_cal", "<tool_call", "[TOOL_CALLS", "{", '{"name": ',
      '{"name":"add"',
-     '{"names": 1}', "a <tool_call> b", "<tool_call><tool_call>", '<tool_call>\n{"name": "rm", "arguments": {}}',
-     '<tool_call>\n{"name": "add!"', '<tool_call>\n{"name": "' + "a" * 300, '<tool_call>\n{"arguments": {}}',
-     '[TOOL_CALLS] [{"name": "rm"', "[TOOL_CALLS][[", "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]add {}",
+     ('{"names": '
+     '1}'), "a <tool_call> b", "<tool_call><tool_call>", ('<tool_call>\n{"name": "rm", "arguments": '
+         '{}}'),
+     ('<tool_call>\n{"name": '
+     '"add!"'), '<tool_call>\n{"name": "' + "a" * 300, ('<tool_call>\n{"arguments": '
+         '{}}'),
+     ('[TOOL_CALLS] [{"name": '
+     '"rm"'), "[TOOL_CALLS][[", "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]add {}",
      '{"name": "rm", "parameters": {}}', '\n{"name": "add"'],
 )  # fmt: skip
 def test_text_that_resembles_a_call_is_text(tokenizer: Tokenizer, text: str) -> None:
@@ -380,13 +496,21 @@ def test_text_is_held_back_only_while_it_may_begin_a_call() -> None:
 
 
 def test_a_special_token_within_the_beginning_of_a_call_makes_it_text() -> None:
-    """For the grammar, the text before and after the token is free text, so the parser returns it as text."""
-    for family, begun, rest in (("hermes", "<tool", '_call>\n{"name": "add"'), ("llama", '{"name', '": "add"')):
+    """For the grammar, the text before and after the token is free text, so the parser returns it
+    as text.
+    """
+    for family, begun, rest in (
+        ("hermes", "<tool", '_call>\n{"name": "add"'),
+        ("llama", '{"name', '": "add"'),
+    ):
         form = Form(tool_tokenizer(family))
         other = form.added["<|im_start|>" if family == "hermes" else "<|spare|>"]
         assert read(form, [(begun, None), ("", other), (rest, None)]) == (begun + rest, [])
     llama = Form(tool_tokenizer("llama"))
-    assert read(llama, [("", llama.added["<|spare|>"]), ('{"name": "add", "parameters": {', None)])[1] == []
+    assert (
+        read(llama, [("", llama.added["<|spare|>"]), ('{"name": "add", "parameters": {', None)])[1]
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -418,14 +542,18 @@ def grammars_of(tokenizer: Tokenizer) -> Grammars:
 def random_text(
     tokenizer: Tokenizer, guide: Guide, seed: int, wanted: Mapping[int, float], length: int = 400
 ) -> list[int]:
-    """Draw random tokens that the guide allows, up to an end token; ``wanted``: token ids with a probability each."""
+    """Draw random tokens that the guide allows, up to an end token; ``wanted``: token ids with a
+    probability each.
+    """
     rng = random.Random(seed)
     follower = grammars_of(tokenizer).compile(guide).new_processor()
     tokens = list[int]()
     while len(tokens) < length:
         mask = follower.mask(np.zeros(tokenizer.vocab_size, np.float32))
         allowed = np.flatnonzero(np.isfinite(mask)).tolist()
-        likely = [each for each, chance in wanted.items() if each in allowed and rng.random() < chance]
+        likely = [
+            each for each, chance in wanted.items() if each in allowed and rng.random() < chance
+        ]
         token = likely[0] if likely else rng.choice(allowed)
         if token == 0:
             break
@@ -436,13 +564,17 @@ def random_text(
 
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("several", [False, True])
-def test_texts_of_the_grammar_are_parsed_as_calls_of_the_tools(tokenizer: Tokenizer, free: bool, several: bool) -> None:
+def test_texts_of_the_grammar_are_parsed_as_calls_of_the_tools(
+    tokenizer: Tokenizer, free: bool, several: bool
+) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     form = Form(tokenizer)
     guide = form.guide(SCHEMAS, allow_text=free, allow_multiple=several)
     counts = list[int]()
     for seed in range(6):
-        tokens = random_text(tokenizer, guide, seed, {} if form.begin is None else {form.begin: 0.05})
+        tokens = random_text(
+            tokenizer, guide, seed, {} if form.begin is None else {form.begin: 0.05}
+        )
         stream = TextStream(tokenizer, [5], ())
         pieces = [(stream.push(token)[0], token) for token in tokens]
         text, calls = read(form, [*pieces, (stream.flush()[0], None)])
@@ -450,8 +582,13 @@ def test_texts_of_the_grammar_are_parsed_as_calls_of_the_tools(tokenizer: Tokeni
         whole = calls if len(tokens) < 400 else calls[:-1]
         for name, arguments in whole:
             jsonschema.validate(json.loads(arguments), json.loads(SCHEMAS[name]))
-            assert json.dumps(json.loads(arguments), ensure_ascii=False) == arguments or "\\u" in arguments
-        assert free or (text.strip() == "" and len(calls) >= 1), tokenizer.decode(tokens, skip_special_tokens=False)
+            assert (
+                json.dumps(json.loads(arguments), ensure_ascii=False) == arguments
+                or "\\u" in arguments
+            )
+        assert free or (text.strip() == "" and len(calls) >= 1), tokenizer.decode(
+            tokens, skip_special_tokens=False
+        )
     most = 1 if form.row.name in ("llama", "channels") or not several else 100
     assert max(counts) <= most
     if form.begin is not None:
@@ -465,20 +602,35 @@ def test_the_grammar_guides_calls_whose_markers_are_ordinary_text(free: bool) ->
         tokenizer = tool_tokenizer(family, tokens=False)
         form = Form(tokenizer)
         grammars = grammars_of(tokenizer)
-        follower = grammars.compile(form.guide(SCHEMAS, allow_text=free, allow_multiple=True)).new_processor()
+        follower = grammars.compile(
+            form.guide(SCHEMAS, allow_text=free, allow_multiple=True)
+        ).new_processor()
         good = f'{begin}add{form.row.before_arguments}{{"a": 7, "b": "x}}"}}}}'
         for at, letter in enumerate(good):
             (token,) = tokenizer.encode(letter)[:1]
-            # The mask may allow only a longer token that begins with the letter; the test still advances by letters.
-            assert follower.allows(token) or tokenizer.decode(follower.forced()).startswith(letter), good[: at + 1]
-            others = [bad for bad in '"x} ,_:\n' if bad != letter and follower.allows(tokenizer.encode(bad)[0])]
+            # The mask may allow only a longer token that begins with the letter; the test still
+            # advances by letters.
+            assert follower.allows(token) or tokenizer.decode(follower.forced()).startswith(
+                letter
+            ), good[: at + 1]
+            others = [
+                bad
+                for bad in '"x} ,_:\n'
+                if bad != letter and follower.allows(tokenizer.encode(bad)[0])
+            ]
             inside = good[:at].endswith(begin + "add")
-            assert at < len(begin) or not others or inside or good[at - 1] in '7"', (good[:at], others)
+            assert at < len(begin) or not others or inside or good[at - 1] in '7"', (
+                good[:at],
+                others,
+            )
             follower.advance(token)
 
 
 def test_schemas_cannot_change_how_json_is_written() -> None:
-    loose = {**ADD, "x-guidance": {"whitespace_flexible": True, "lenient": True, "item_separator": "nonsense"}}
+    loose = {
+        **ADD,
+        "x-guidance": {"whitespace_flexible": True, "lenient": True, "item_separator": "nonsense"},
+    }
     assert arguments_schema(loose) == SCHEMAS["add"]
     tokenizer = tool_tokenizer("llama")
     form = Form(tokenizer)
@@ -494,8 +646,22 @@ def test_schemas_cannot_change_how_json_is_written() -> None:
     ("parameters", "dropped"),
     [
         ({"type": ["object", "null"]}, ()),
-        ({"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]}, ()),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}}}}, ()),
+        (
+            {
+                "anyOf": [
+                    {"type": "object", "required": ["a"]},
+                    {"type": "object", "required": ["b"]},
+                ]
+            },
+            (),
+        ),
+        (
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}}},
+            },
+            (),
+        ),
         ({"type": "obj"}, ("type",)),
         ({"type": "string"}, ("type",)),
         ({"type": ["string", "null"], "maxLength": 3}, ("type",)),
@@ -503,12 +669,17 @@ def test_schemas_cannot_change_how_json_is_written() -> None:
         ({"anyOf": [{"type": "string"}]}, ("anyOf",)),
         ({"const": 3}, ("const",)),
         (
-            {"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 2}}, "required": ["a"]},
+            {
+                "properties": {"a": {"type": "integer", "minimum": 3, "maximum": 2}},
+                "required": ["a"],
+            },
             ("properties.a.minimum",),
         ),
     ],
 )
-def test_parameters_that_allow_an_object(parameters: dict[str, Any], dropped: Sequence[str]) -> None:
+def test_parameters_that_allow_an_object(
+    parameters: dict[str, Any], dropped: Sequence[str]
+) -> None:
     tokenizer = tool_tokenizer("hermes")
     assert tuple(relax_arguments(parameters).dropped) == dropped
     schema = arguments_schema(parameters)
@@ -517,24 +688,39 @@ def test_parameters_that_allow_an_object(parameters: dict[str, Any], dropped: Se
 
 
 def test_schemas_that_are_too_large_together_are_left_out() -> None:
-    """The largest schemas become those of any object; the grammar of all tools is small enough to be compiled."""
+    """The largest schemas become those of any object; the grammar of all tools is small enough to
+    be compiled.
+    """
     form = Form(tool_tokenizer("hermes"))
-    large = [{"properties": {f"name_{number}": {"enum": [*range(size)]} for number in range(200)}} for size in (90, 91)]
+    large = [
+        {"properties": {f"name_{number}": {"enum": [*range(size)]} for number in range(200)}}
+        for size in (90, 91)
+    ]
     long = {"properties": {"a": {"type": "array", "maxItems": 9000}}}
     found = relax_tools([ADD, large[1], long, large[0], None, large[1], large[0]])
-    assert [each.dropped for each in found] == [(), ("",), (), (), (), ("",), ()]  # equal schemas count once
+    # equal schemas count once
+    assert [each.dropped for each in found] == [(), ("",), (), (), (), ("",), ()]
     schemas = {f"tool_{number}": json.dumps(each.schema) for number, each in enumerate(found)}
     guide = form.guide(schemas, allow_text=True, allow_multiple=True)
-    assert follow(form.tokenizer, guide, '<tool_call>\n{"name": "tool_').allows(form.tokenizer.encode("1")[0])
+    assert follow(form.tokenizer, guide, '<tool_call>\n{"name": "tool_').allows(
+        form.tokenizer.encode("1")[0]
+    )
     described = relax_tools([{"description": "x" * 200_000}] * 3)  # descriptions do not count
     assert [each.dropped for each in described] == [(), (), ()]
 
 
 @pytest.mark.parametrize("count", [pytest.param(500, marks=pytest.mark.slow), 1024])
-@pytest.mark.parametrize(("family", "equal", "free"), covering([*TEMPLATES], [False, True], [False, True]))
-def test_each_of_a_thousand_tools_can_be_called(family: str, equal: bool, count: int, free: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "equal", "free"), covering([*TEMPLATES], [False, True], [False, True])
+)
+def test_each_of_a_thousand_tools_can_be_called(
+    family: str, equal: bool, count: int, free: bool
+) -> None:
     form = Form(tool_tokenizer(family))
-    properties = [{"a": {"type": "string", "maxLength": 5 if equal else 5 + number}} for number in range(count)]
+    properties = [
+        {"a": {"type": "string", "maxLength": 5 if equal else 5 + number}}
+        for number in range(count)
+    ]
     found = relax_tools([{"properties": each, "required": ["a"]} for each in properties])
     names = [f"a/b.{number:_>60}" for number in range(count)]
     schemas = {name: json.dumps(each.schema) for name, each in zip(names, found, strict=True)}
@@ -556,17 +742,22 @@ def test_tools_whose_rules_are_too_large_are_refused_by_name() -> None:
     """Each property takes a rule of its own in Python's syntax; equal values share theirs."""
     form = Form(tool_tokenizer("lfm2"))
     shared = {
-        f"tool_{number}": arguments_schema({"properties": {f"a{n}": {} for n in range(9)}}) for number in range(900)
+        f"tool_{number}": arguments_schema({"properties": {f"a{n}": {} for n in range(9)}})
+        for number in range(900)
     }
     assert form.guide(shared, allow_text=True, allow_multiple=True).source.count("%json") == 1
     large = {"properties": {f"a{n}": {"maxLength": n} for n in range(250)}}
     schemas = {f"t{n}": arguments_schema({**large, "required": [f"a{n}"]}) for n in range(100)}
-    with pytest.raises(OptionError, match=r"^tools: expected tools and a form whose grammar has at most 262144 "):
+    with pytest.raises(
+        OptionError, match=r"^tools: expected tools and a form whose grammar has at most 262144 "
+    ):
         form.guide(schemas, allow_text=True, allow_multiple=True)
 
 
 @pytest.mark.parametrize("required", [[], ["p0"], ["p599"]])
-def test_objects_with_very_many_optional_properties_do_not_fail_within_a_call(required: list[str]) -> None:
+def test_objects_with_very_many_optional_properties_do_not_fail_within_a_call(
+    required: list[str],
+) -> None:
     properties = {f"p{number}": {"type": "string"} for number in range(600)}
     found = relax_arguments({"properties": properties, "required": required})
     assert found.dropped == ("properties",)
@@ -590,12 +781,19 @@ def test_arguments_in_python_may_have_any_names_if_any_object_fits() -> None:
 
 
 def test_multiples_of_all_tools_have_a_small_common_multiple() -> None:
-    parameters = [{"properties": {"a": {"type": "integer", "multipleOf": each}}} for each in (7, 11, 13, 14, 17)]
+    parameters = [
+        {"properties": {"a": {"type": "integer", "multipleOf": each}}}
+        for each in (7, 11, 13, 14, 17)
+    ]
     found = [each.dropped for each in relax_tools(parameters)]
     assert found == [(), (), (), (), ("properties.a.multipleOf",)]
     tokenizer = tool_tokenizer("hermes")
-    schemas = {f"tool_{number}": arguments_schema(each) for number, each in enumerate(parameters[:4])}
-    grammars_of(tokenizer).compile(Form(tokenizer).guide(schemas, allow_text=True, allow_multiple=True))
+    schemas = {
+        f"tool_{number}": arguments_schema(each) for number, each in enumerate(parameters[:4])
+    }
+    grammars_of(tokenizer).compile(
+        Form(tokenizer).guide(schemas, allow_text=True, allow_multiple=True)
+    )
 
 
 def test_ids_that_mistral_models_write_are_dropped() -> None:
@@ -611,13 +809,19 @@ def test_ids_that_mistral_models_write_are_dropped() -> None:
         want = ("", [("add", '{"a": 1}'), ("add_more", "{}")])
         for size in (1, 3, 10**6):
             assert read(form, [*cut(pieces_of(form.tokenizer, text), size)]) == want
-        for bad in ("[TOOL_CALLS]add[CALL_ID]a b[ARGS]{}", f"[TOOL_CALLS]add[CALL_ID]{'a' * 60_000}"):
+        for bad in (
+            "[TOOL_CALLS]add[CALL_ID]a b[ARGS]{}",
+            f"[TOOL_CALLS]add[CALL_ID]{'a' * 60_000}",
+        ):
             calls = read(form, pieces_of(form.tokenizer, bad))[1]
             assert calls == [("add", "")]  # the name was emitted before; what follows is text
         # The grammar allows an id, and does not require one.
         compile_guide = grammars_of(form.tokenizer).compile
         guide = form.guide(SCHEMAS, allow_text=False, allow_multiple=True)
-        for text in ("[TOOL_CALLS]add_more[CALL_ID]a1B2c3D4e[ARGS]{}", "[TOOL_CALLS]add_more[ARGS]{}"):
+        for text in (
+            "[TOOL_CALLS]add_more[CALL_ID]a1B2c3D4e[ARGS]{}",
+            "[TOOL_CALLS]add_more[ARGS]{}",
+        ):
             follower = compile_guide(guide).new_processor()
             for token in form.tokenizer.encode(text, add_special_tokens=False):
                 assert follower.allows(token), text
@@ -629,7 +833,8 @@ BARE = [
     '{"name": "add", "arguments": {"a": 1, "b": "x}"}}',
     '\n{"name":"add","arguments":{"a":{"b":[1]}}}\n',
     '{\n  "name": "add_more",\n  "arguments": {}\n}\n\n',
-    '```json\n{\n  "name": "add",\n  "arguments": {"a": "```"}\n}\n```',  # as Qwen2.5-Coder-0.5B writes it
+    # as Qwen2.5-Coder-0.5B writes it
+    '```json\n{\n  "name": "add",\n  "arguments": {"a": "```"}\n}\n```',
     '```\n{"name": "add_more", "arguments": {}}\n```\n',
 ]
 NOT_BARE = [
@@ -671,7 +876,8 @@ def test_a_json_object_as_the_whole_answer_is_a_call(text: str) -> None:
     assert read(mistral, [(text, None)]) == (text, [])
 
 
-# Texts up to the colon before the arguments of a call without markers, and the text after the arguments.
+# Texts up to the colon before the arguments of a call without markers, and the text after the
+# arguments.
 BEGUN = [
     ('{"name": "add", "arguments":', "}"),
     ('\n{"name":"add_more","arguments":', "}"),
@@ -680,18 +886,26 @@ BEGUN = [
     ('```\n{\t"name": "add_more",\r\n "arguments":', "}```"),
 ]
 FREE = [
-    '{"name": "rm", "arguments": {}}', '{"name": "add"', '{"name": "add", "parameters": {}} x', "```json\n{}\n```",
-    'So: {"name": "add", "arguments": {}}', '{"arguments": {}, "name": "add"}', '[{"name": "add", "arguments": {}}]',
-    '```python\n{"name": "add", "arguments": {}}\n```', "", " \n", '{"name": " add", "arguments": {}}',
+    '{"name": "rm", "arguments": {}}', '{"name": "add"', ('{"name": "add", "parameters": {}} '
+        'x'), "```json\n{}\n```",
+    'So: {"name": "add", "arguments": {}}', ('{"arguments": {}, "name": '
+        '"add"}'), ('[{"name": "add", "arguments": '
+        '{}}]'),
+    '```python\n{"name": "add", "arguments": {}}\n```', "", " \n", ('{"name": " add", "arguments": '
+        '{}}'),
 ]  # fmt: skip
 
 
 def follow(tokenizer: Tokenizer, guide: Guide, text: str) -> Any:
-    """Return the guide's processor after a text, written letter by letter; check that the text is allowed."""
+    """Return the guide's processor after a text, written letter by letter; check that the text is
+    allowed.
+    """
     follower = grammars_of(tokenizer).compile(guide).new_processor()
     for at, letter in enumerate(text):
         (token,) = tokenizer.encode(letter)[:1]
-        assert follower.allows(token) or tokenizer.decode(follower.forced()).startswith(letter), text[: at + 1]
+        assert follower.allows(token) or tokenizer.decode(follower.forced()).startswith(letter), (
+            text[: at + 1]
+        )
         follower.advance(token)
     return follower
 
@@ -707,8 +921,11 @@ def test_arguments_of_calls_without_markers_follow_the_schema(tokens: bool, seve
     rng = np.random.default_rng(5)
     for begun, ending in BEGUN:
         for _ in range(4):
-            follower, written = follow(tokenizer, guide, begun), list[int]()
-            while not (mask := np.isfinite(follower.mask(np.zeros(tokenizer.vocab_size, np.float32))))[0]:
+            follower = follow(tokenizer, guide, begun)
+            written = list[int]()
+            while not (
+                mask := np.isfinite(follower.mask(np.zeros(tokenizer.vocab_size, np.float32)))
+            )[0]:
                 written.append(int(rng.choice(np.flatnonzero(mask))))
                 follower.advance(written[-1])
                 assert len(written) < 200
@@ -719,9 +936,15 @@ def test_arguments_of_calls_without_markers_follow_the_schema(tokens: bool, seve
             assert text.rstrip().endswith(ending[-1])
         # The model cannot give other arguments, nor say anything after the call.
         assert not follow(tokenizer, guide, begun + " ").allows(tokenizer.encode('"')[0])
-        whole = f'{begun} {{"a": 7, "b": "x}}"}}{ending}' if "add_more" not in begun else f"{begun} {{}}{ending}"
+        whole = (
+            f'{begun} {{"a": 7, "b": "x}}"}}{ending}'
+            if "add_more" not in begun
+            else f"{begun} {{}}{ending}"
+        )
         follower = follow(tokenizer, guide, whole)
-        (allowed,) = np.nonzero(np.isfinite(follower.mask(np.zeros(tokenizer.vocab_size, np.float32))))
+        (allowed,) = np.nonzero(
+            np.isfinite(follower.mask(np.zeros(tokenizer.vocab_size, np.float32)))
+        )
         assert allowed[0] == 0
         assert tokenizer.decode(allowed[1:].tolist()).strip() == ""
 
@@ -734,14 +957,20 @@ def test_text_that_is_no_call_without_markers_is_free(text: str, tokens: bool) -
     guide = form.guide(SCHEMAS, allow_text=True, allow_multiple=True)
     assert follow(tokenizer, guide, text).allows(0)
     assert read(form, [(text, None)]) == (text, [])
-    call = "".join(piece or "<tool_call>" for piece, _ in form.written(("add_more", "{}"))) if not tokens else ""
+    call = (
+        "".join(piece or "<tool_call>" for piece, _ in form.written(("add_more", "{}")))
+        if not tokens
+        else ""
+    )
     if call:  # a call with markers may follow, and after it another text
         assert follow(tokenizer, guide, text + call).allows(0)
         assert follow(tokenizer, guide, text + call + BARE[0]).allows(0)
 
 
 def test_calls_without_markers_after_thoughts_and_beside_a_form() -> None:
-    """Thoughts may come before such a call. If the text has a required form, an object without markers is text."""
+    """Thoughts may come before such a call. If the text has a required form, an object without
+    markers is text.
+    """
     tokenizer = thinking_tokenizer("hermes", tokens=False)
     answers = AnswerFormat(tokenizer)
     guide = answers.grammar(tools=True).guide(SCHEMAS, thinking="open")
@@ -763,7 +992,9 @@ def test_many_tools_may_be_called_without_markers() -> None:
     with processor_limit(20):
         guide = Form(tokenizer).guide(schemas, allow_text=True, allow_multiple=True)
         follower = follow(tokenizer, guide, f'{{"name": "{[*schemas][-1]}", "arguments":')
-    assert tokenizer.decode(follower.forced()).strip().startswith("{") or follower.allows(tokenizer.encode("{")[0])
+    assert tokenizer.decode(follower.forced()).strip().startswith("{") or follower.allows(
+        tokenizer.encode("{")[0]
+    )
 
 
 def test_text_is_held_back_only_while_the_answer_may_be_a_json_object() -> None:
@@ -780,7 +1011,8 @@ def test_text_is_held_back_only_while_the_answer_may_be_a_json_object() -> None:
     reader.push('{"name": "add", "arguments": {}}')
     first, rest = reader.flush()
     assert isinstance(first, CallPart)
-    assert (first.name, first.arguments, rest) == ("add", "", CallPart(0, "{}"))  # as every call is streamed
+    # as every call is streamed
+    assert (first.name, first.arguments, rest) == ("add", "", CallPart(0, "{}"))
 
 
 @pytest.mark.parametrize(
@@ -801,7 +1033,8 @@ def test_text_is_held_back_only_while_the_answer_may_be_a_json_object() -> None:
 )  # fmt: skip
 def test_arguments_in_the_syntax_of_python(written: str, arguments: dict[str, Any]) -> None:
     for size in (1, 3, 10**6):
-        reader, text = KeywordArguments(), ""
+        reader = KeywordArguments()
+        text = ""
         for start in range(0, len(written), size):
             assert not reader.found
             piece = written[start : start + size]
@@ -812,7 +1045,8 @@ def test_arguments_in_the_syntax_of_python(written: str, arguments: dict[str, An
         assert json.loads(text) == arguments
         assert text == json.dumps(arguments, ensure_ascii=False)
     values = {key: value for key, value in arguments.items() if key.isidentifier()}
-    reader, call = KeywordArguments(), write_call("f", values)
+    reader = KeywordArguments()
+    call = write_call("f", values)
     assert json.loads(reader.read(call, 2)[1]) == values
 
 
@@ -826,7 +1060,9 @@ def test_optional_arguments_and_booleans_are_guided() -> None:
         texts = {"a": ("a=True", "a=False"), "b": ("b=7",), "c": ("c=null",)}
         subsets = product(*[(*texts[name], *([] if name in required else [""])) for name in texts])
         expected = {", ".join(filter(None, each)) + ")" for each in subsets}
-        seen, guide, seeds = set[str](), Guide(grammar="\n".join(rules)), iter(range(200))
+        seen = set[str]()
+        guide = Guide(grammar="\n".join(rules))
+        seeds = iter(range(200))
         while len(seen) < len(expected):
             seen.add(tokenizer.decode(random_text(tokenizer, guide, next(seeds), {})))
         assert seen == expected
@@ -837,18 +1073,34 @@ def test_optional_arguments_and_booleans_are_guided() -> None:
     [
         ({"properties": {"a-b": {}, "c": {"const": 1}}}, {")", "c=1)"}, ["properties.a-b"]),
         ({"properties": {"a-b": {}}, "required": ["a-b"]}, {")"}, ["required", "properties.a-b"]),
-        ({"properties": {"a": {"const": 1}}, "anyOf": [{"required": ["a"]}]}, {")", "a=1)"}, ["anyOf"]),
+        (
+            {"properties": {"a": {"const": 1}}, "anyOf": [{"required": ["a"]}]},
+            {")", "a=1)"},
+            ["anyOf"],
+        ),
         ({"patternProperties": {"x": {}}}, {")"}, []),
         ({"properties": {"a": False, "b": {"const": 1}}}, {")", "b=1)"}, []),
         ({"properties": {"a": {"minimum": 2, "maximum": 1, "type": "integer"}}}, {")"}, []),
         (
-            {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "maxProperties": 1, "additionalProperties": False},
+            {
+                "properties": {"a": {"const": 1}, "b": {"const": 2}},
+                "maxProperties": 1,
+                "additionalProperties": False,
+            },
             {")", "a=1)", "b=2)", "a=1, b=2)"},
             ["maxProperties"],
         ),
         ({"required": ["a"], "additionalProperties": {"const": 1}}, {"a=1)"}, []),
-        ({"$ref": "#/$defs/d", "$defs": {"d": {"properties": {"a": {"const": 1}}}}}, {")", "a=1)"}, []),
-        ({"properties": {"a": {"const": 1}}, "uniqueItems": True, "title": "t", "if": {}}, {")", "a=1)"}, []),
+        (
+            {"$ref": "#/$defs/d", "$defs": {"d": {"properties": {"a": {"const": 1}}}}},
+            {")", "a=1)"},
+            [],
+        ),
+        (
+            {"properties": {"a": {"const": 1}}, "uniqueItems": True, "title": "t", "if": {}},
+            {")", "a=1)"},
+            [],
+        ),
     ],
 )
 def test_keywords_that_calls_in_python_leave_out(
@@ -857,7 +1109,9 @@ def test_keywords_that_calls_in_python_leave_out(
     relaxed = relax_arguments(schema)
     guide = Guide(grammar="\n".join(keyword_rules("start", json.dumps(relaxed.schema))))
     tokenizer = tool_tokenizer("lfm2")
-    assert {tokenizer.decode(random_text(tokenizer, guide, seed, {})) for seed in range(20)} == written
+    assert {
+        tokenizer.decode(random_text(tokenizer, guide, seed, {})) for seed in range(20)
+    } == written
     assert not_followed(relaxed.schema) == left_out
     form = Form(tokenizer)
     guide = form.guide({"f": json.dumps(relaxed.schema)}, allow_text=True, allow_multiple=True)

@@ -12,7 +12,8 @@ from pronk.text.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}\n"
-    "{{ m.content | trim }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{{ m.content | trim }}<|im_end|>\n{% endfor %}{% if add_generation_prompt "
+    "%}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|im_end|>x", "<s>"]
 
@@ -55,7 +56,10 @@ def test_names_of_special_tokens_stay_text(tokenizer: Tokenizer, message: dict[s
 
 
 def test_messages_without_names_have_the_same_tokens(tokenizer: Tokenizer) -> None:
-    for messages in ([user("Hi \U000f0000")], [user("<|im_en|>"), {"role": "assistant", "content": "<|"}, user("|>")]):
+    for messages in (
+        [user("Hi \U000f0000")],
+        [user("<|im_en|>"), {"role": "assistant", "content": "<|"}, user("|>")],
+    ):
         assert tokenizer.chat_ids(messages, trusted=False) == tokenizer.chat_ids(messages)
 
 
@@ -81,9 +85,16 @@ def test_names_cut_across_parts_stay_text(tokenizer: Tokenizer, parts: list[str]
     joins = TEMPLATE.replace("{{ m.content | trim }}", each)
     joining = Tokenizer(tokenizer.backend, chat_template=joins)
     messages = [user([{"type": "text", "text": part} for part in parts])]
-    ids, read = joining.chat_ids(messages, trusted=False), joining.chat_ids(messages)
-    assert sum(token in joining.special_ids for token in ids) == 3 < sum(token in joining.special_ids for token in read)
-    assert joining.decode(ids, skip_special_tokens=False) == joining.decode(read, skip_special_tokens=False)
+    ids = joining.chat_ids(messages, trusted=False)
+    read = joining.chat_ids(messages)
+    assert (
+        sum(token in joining.special_ids for token in ids)
+        == 3
+        < sum(token in joining.special_ids for token in read)
+    )
+    assert joining.decode(ids, skip_special_tokens=False) == joining.decode(
+        read, skip_special_tokens=False
+    )
 
 
 def test_messages_with_all_private_characters_are_refused() -> None:

@@ -92,7 +92,8 @@ LLAMA = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
 
-# The constructs of Mistral Small 3.2 and Devstral: the name is plain text between two special tokens.
+# The constructs of Mistral Small 3.2 and Devstral: the name is plain text between two special
+# tokens.
 NEW_MISTRAL = """{{- bos_token }}
 {%- if tools is not none %}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
 {%- for message in messages %}
@@ -204,7 +205,8 @@ TOKENS: dict[str, dict[str, bool]] = {
     "phi": {
         "<|user|>": True, "<|assistant|>": True, "<|end|>": True, "<|tool_call|>": True, "<|/tool_call|>": True,
     },
-    "mistral list": {"<s>": True, "</s>": True, "[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True},
+    "mistral "
+    "list": {"<s>": True, "</s>": True, "[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True},
     "mistral": {"<s>": True, "</s>": True, "[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True, "[ARGS]": True},
     "llama": {
         "<|start_header_id|>": True, "<|end_header_id|>": True, "<|eot_id|>": True, "<|python_tag|>": True,
@@ -226,14 +228,19 @@ AddedTokens = tuple[tuple[str, bool], ...]  # names, and whether they are specia
 
 # Added tokens of thoughts. The markers of Qwen3 have text when decoded, those of Mistral have none.
 THOUGHTS: AddedTokens = (("<think>", False), ("</think>", False))
-THOUGHT_TOKENS: dict[str, AddedTokens] = {"mistral": (("[THINK]", True), ("[/THINK]", True)), "channels": ()}
+THOUGHT_TOKENS: dict[str, AddedTokens] = {
+    "mistral": (("[THINK]", True), ("[/THINK]", True)),
+    "channels": (),
+}
 # Text that makes a template one of a model that thinks.
 THOUGHT_TEXTS = {"mistral": "{# [THINK] [/THINK] #}", "channels": "{# <|channel|>analysis #}"}
 
 
 @cache
 def thinking_tokenizer(family: str, *, tokens: bool = True) -> Tokenizer:
-    """Return the tokenizer of a family whose models think; Mistral's list and Llama have the markers of Qwen3."""
+    """Return the tokenizer of a family whose models think; Mistral's list and Llama have the
+    markers of Qwen3.
+    """
     made = tool_tokenizer(family, tokens=tokens, more=THOUGHT_TOKENS.get(family, THOUGHTS))
     template = TEMPLATES[family] + THOUGHT_TEXTS.get(family, "{# <think> </think> #}")
     return Tokenizer(made.backend, special_tokens=SPECIAL, chat_template=template)
@@ -244,7 +251,8 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
 
 @cache
 def tool_tokenizer(family: str, *, tokens: bool = True, more: AddedTokens = ()) -> Tokenizer:
-    """Return a byte-level tokenizer of about 300 tokens, with or without the added tokens of the family.
+    """Return a byte-level tokenizer of about 300 tokens, with or without the added tokens of the
+    family.
 
     Equal ones are shared; tests must not change them.
     """

@@ -62,7 +62,11 @@ def test_values_of_formats(name: str) -> None:
 @pytest.mark.parametrize("name", FORMAT_CHECKS)
 def test_random_texts_of_formats_are_valid(name: str) -> None:
     schema = relax({"type": "string", "format": name}).schema
-    found = [json.loads(text) for text in islice(texts(schema, random.Random(3), longest=90), 200) if text]
+    found = [
+        json.loads(text)
+        for text in islice(texts(schema, random.Random(3), longest=90), 200)
+        if text
+    ]
     assert len(found) > 100
     assert [text for text in found if not FORMAT_CHECKS[name](text)] == []
 

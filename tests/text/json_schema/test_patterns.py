@@ -1,4 +1,6 @@
-"""Translation of ECMA-262's regular expressions, compared with Python's ``re`` on random expressions."""
+"""Translation of ECMA-262's regular expressions, compared with Python's ``re`` on random
+expressions.
+"""
 
 import random
 import re
@@ -26,7 +28,9 @@ def random_patterns(count: int) -> Iterator[str]:
     dice = random.Random(0)
 
     def sequence() -> str:
-        return "".join(dice.choice(ATOMS) + dice.choice(QUANTIFIERS) for _ in range(dice.randint(1, 3)))
+        return "".join(
+            dice.choice(ATOMS) + dice.choice(QUANTIFIERS) for _ in range(dice.randint(1, 3))
+        )
 
     for _ in range(count):
         begin = dice.choice(["", "^", "(^", "^("])
@@ -86,7 +90,15 @@ def test_patterns_without_a_translation(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [["a"], ["a", "ab"], ["", "x"], ["a", "b", "aa"], ['q"t', "größe", "x\ny", "]", "^-", "\\"], ["😀"]]
+    "names",
+    [
+        ["a"],
+        ["a", "ab"],
+        ["", "x"],
+        ["a", "b", "aa"],
+        ['q"t', "größe", "x\ny", "]", "^-", "\\"],
+        ["😀"],
+    ],
 )
 def test_other_names(names: list[str]) -> None:
     follower = matcher({"type": "string", "pattern": other_than(names)})

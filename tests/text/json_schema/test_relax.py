@@ -1,7 +1,8 @@
 """Schemas of any draft as grammars: what is enforced, what is left out, and what is refused.
 
-Soundness: a text of the grammar fits the schema without the keywords that were left out. Completeness: a value that
-fits the schema has a text in the grammar. Both are checked with random schemas, by an independent validator.
+Soundness: a text of the grammar fits the schema without the keywords that were left out.
+Completeness: a value that fits the schema has a text in the grammar. Both are checked with random
+schemas, by an independent validator.
 """
 
 import json
@@ -16,7 +17,16 @@ import pytest
 from pronk.base.errors import GuideError
 from pronk.text.json_schema import relax as module
 from pronk.text.json_schema.relax import check, relax
-from schema_corpus import Corpus, accepts, accepts_in_some_order, instance, is_valid, parse, texts, without
+from schema_corpus import (
+    Corpus,
+    accepts,
+    accepts_in_some_order,
+    instance,
+    is_valid,
+    parse,
+    texts,
+    without,
+)
 
 
 def check_soundness(seeds: range, each: int) -> Counter[str]:
@@ -38,7 +48,10 @@ def check_completeness(seeds: range, each: int) -> Counter[str]:
     counts = Counter[str]()
     for seed in seeds:
         schema = Corpus(seed, faulty=0).schema()
-        if any(f'"{reference}"' in json.dumps(schema) for reference in ("#/$defs/nowhere", "http://x/y", "#")):
+        if any(
+            f'"{reference}"' in json.dumps(schema)
+            for reference in ("#/$defs/nowhere", "http://x/y", "#")
+        ):
             continue
         relaxed = relax(schema)
         dice = random.Random(seed)
@@ -72,7 +85,9 @@ def test_values_of_many_schemas_have_a_text() -> None:
 
 
 def test_schemas_of_a_file(schemas: list[dict[str, Any]]) -> None:
-    """Texts fit the schemas of the option ``--schemas``, for example those of the JSON Schema Test Suite."""
+    """Texts fit the schemas of the option ``--schemas``, for example those of the JSON Schema Test
+    Suite.
+    """
     for number, schema in enumerate(schemas):
         relaxed = relax(schema)
         rest = without(schema, relaxed.dropped)
@@ -80,9 +95,11 @@ def test_schemas_of_a_file(schemas: list[dict[str, Any]]) -> None:
             assert not text or is_valid(json.loads(text), rest), (text, schema, relaxed)
 
 
-# A schema, what is left out of it, and the path and the words of the error for a schema that must not be relaxed.
+# A schema, what is left out of it, and the path and the words of the error for a schema that must
+# not be relaxed.
 LEFT_OUT: list[tuple[dict[str, Any], list[str], str]] = [
-    ({"not": {"type": "null"}}, ["not"], "expected keywords that can be checked from left to right, found 'not'"),
+    ({"not": {"type": "null"}}, ["not"], ("expected keywords that can be checked from left to right, "
+        "found 'not'")),
     ({"uniqueItems": True}, ["uniqueItems"], "found 'uniqueItems'; remove it"),
     ({"if": {}, "then": {"minimum": 1}}, ["if", "then"], "found 'if'; remove it"),
     ({"if": {}, "else": False}, ["if", "else"], "found 'if'"),
@@ -104,12 +121,15 @@ LEFT_OUT: list[tuple[dict[str, Any], list[str], str]] = [
     ({"pattern": "(a"}, ["pattern"], "pattern: expected a parenthesis"),
     ({"pattern": 3}, ["pattern"], "pattern: expected a regular expression, found 3"),
     ({"patternProperties": {"(?=a)": {}}, "additionalProperties": False},
-     ["patternProperties.(?=a)", "additionalProperties"], "patternProperties.(?=a): expected no look-around"),
+     ["patternProperties.(?=a)", "additionalProperties"], ("patternProperties.(?=a): expected no "
+         "look-around")),
     ({"patternProperties": {"^a": {}, "b$": {}}, "additionalProperties": False},
      ["patternProperties", "additionalProperties"], "found 'patternProperties'"),
     ({"properties": 3, "additionalProperties": False}, ["properties", "additionalProperties"], "properties: expected"),
-    ({"prefixItems": {}, "items": False}, ["prefixItems", "items"], "prefixItems: expected a list of schemas"),
-    ({"properties": {"a": None}}, ["properties.a"], "properties.a: expected a schema, an object or true, found None"),
+    ({"prefixItems": {}, "items": False}, ["prefixItems", "items"], ("prefixItems: expected a list of "
+        "schemas")),
+    ({"properties": {"a": None}}, ["properties.a"], ("properties.a: expected a schema, an object or true, "
+        "found None")),
     ({"type": "strng"}, ["type"], "type: expected one or several of null, boolean,"),
     ({"type": ["string", 3]}, ["type"], "type: expected one or several of"),
     ({"type": []}, ["type"], "type: expected one or several of"),
@@ -124,12 +144,15 @@ LEFT_OUT: list[tuple[dict[str, Any], list[str], str]] = [
     ({"enum": []}, ["enum"], "enum: expected a list of values that is not empty"),
     ({"enum": "a"}, ["enum"], "enum: expected a list of values"),
     ({"const": 2**70}, ["const"], "const: expected numbers with at most 15 digits"),
-    ({"type": "string", "const": 3}, ["const"], "const: expected a value of the type string, found 3"),
+    ({"type": "string", "const": 3}, ["const"], ("const: expected a value of the type string, found "
+        "3")),
     ({"format": 3}, ["format"], "format: expected the name of a format"),
     ({"anyOf": []}, ["anyOf"], "anyOf: expected a list of schemas that is not empty"),
     ({"allOf": {}}, ["allOf"], "allOf: expected a list of schemas that is not empty"),
-    ({"$ref": "#/$defs/none"}, ["$ref"], "$ref: expected a reference to a schema within the schema"),
-    ({"$ref": "http://example.com/schema"}, ["$ref"], "$ref: expected a reference to a schema within the schema"),
+    ({"$ref": "#/$defs/none"}, ["$ref"], ("$ref: expected a reference to a schema within the "
+        "schema")),
+    ({"$ref": "http://example.com/schema"}, ["$ref"], ("$ref: expected a reference to a schema within the "
+        "schema")),
     ({"$ref": 3}, ["$ref"], "$ref: expected a reference"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, ["minimum"], "found 'minimum'; remove it"),
     ({"type": "object", "minProperties": 1, "properties": {"a": {}}, "required": ["b"], "allOf": [{"type": "null"}]},
@@ -158,7 +181,9 @@ def at(place: str, schema: Any) -> tuple[dict[str, Any], str]:
     return holders[place]
 
 
-@pytest.mark.parametrize("place", ["root", "property", "nested", "definition", "alternative", "conjunct", "tuple"])
+@pytest.mark.parametrize(
+    "place", ["root", "property", "nested", "definition", "alternative", "conjunct", "tuple"]
+)
 @pytest.mark.parametrize(("schema", "dropped", "message"), LEFT_OUT, ids=range(len(LEFT_OUT)))
 def test_keywords_that_no_grammar_enforces(
     schema: dict[str, Any], dropped: list[str], message: str, place: str
@@ -195,9 +220,27 @@ NOTHING: list[dict[str, Any]] = [
     {"format": "int64"},
     {"additionalItems": False},
     {"exclusiveMinimum": False},
-    {"$schema": "http://unknown/schema", "$id": "http://x/y", "$anchor": "a", "$vocabulary": {}, "$comment": "c"},
-    {"title": 1, "description": None, "default": [], "examples": 3, "deprecated": True, "readOnly": True},
-    {"nullable": True, "discriminator": {"propertyName": "a"}, "x-order": 1, "unknown": {"not": {}}},
+    {
+        "$schema": "http://unknown/schema",
+        "$id": "http://x/y",
+        "$anchor": "a",
+        "$vocabulary": {},
+        "$comment": "c",
+    },
+    {
+        "title": 1,
+        "description": None,
+        "default": [],
+        "examples": 3,
+        "deprecated": True,
+        "readOnly": True,
+    },
+    {
+        "nullable": True,
+        "discriminator": {"propertyName": "a"},
+        "x-order": 1,
+        "unknown": {"not": {}},
+    },
     {"contentEncoding": "base64", "contentMediaType": "a/b", "contentSchema": False},
     {"required": []},
     {"x-guidance": {"lenient": True, "item_separator": ";"}},
@@ -217,7 +260,9 @@ def test_keywords_of_other_types_ask_for_nothing(kind: str) -> None:
         "array": {"uniqueItems": True, "contains": {}},
         "string": {"pattern": "(?=a)", "maxLength": "x"},
     }
-    assert relax({"type": kind, "dependentRequired": {"a": ["b"]}, **keywords[other]}) == relax({"type": kind})
+    assert relax({"type": kind, "dependentRequired": {"a": ["b"]}, **keywords[other]}) == relax(
+        {"type": kind}
+    )
 
 
 # Schemas that are followed exactly, texts that fit, and texts that do not.
@@ -255,7 +300,9 @@ EXACT: list[tuple[Any, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), EXACT, ids=range(len(EXACT)))
-def test_schemas_that_are_followed_exactly(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+def test_schemas_that_are_followed_exactly(
+    schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
     relaxed = relax(schema)
     assert not relaxed.dropped
     assert check(schema) == relaxed.schema
@@ -263,7 +310,10 @@ def test_schemas_that_are_followed_exactly(schema: dict[str, Any], good: list[st
     assert [text for text in bad if accepts(relaxed.schema, text)] == []
 
 
-TAGGED = [{"type": "object", "properties": {"kind": {"const": kind}, "x": {}}, "required": ["kind"]} for kind in "ab"]
+TAGGED = [
+    {"type": "object", "properties": {"kind": {"const": kind}, "x": {}}, "required": ["kind"]}
+    for kind in "ab"
+]
 ONE_OF: list[tuple[dict[str, Any], bool]] = [
     ({"oneOf": TAGGED}, True),
     ({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": dict(zip("ab", TAGGED, strict=True))}, True),
@@ -277,7 +327,8 @@ ONE_OF: list[tuple[dict[str, Any], bool]] = [
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, False),
     ({"oneOf": [{"enum": ["a", "b"]}, {"enum": ["b"]}]}, False),
     ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, False),
-    ({"oneOf": [{"properties": {"kind": {"const": kind}}, "type": "object"} for kind in "ab"]}, False),  # not required
+    # not required
+    ({"oneOf": [{"properties": {"kind": {"const": kind}}, "type": "object"} for kind in "ab"]}, False),
     ({"oneOf": [{"const": 1, "not": {}}, {"const": 1}]}, False),
     ({"oneOf": [{"$ref": "#"}, {"$ref": "#"}]}, False),
 ]  # fmt: skip
@@ -289,7 +340,9 @@ def test_alternatives_of_which_no_value_matches_two(schema: dict[str, Any], is_e
 
 
 def test_control_characters_beside_intersected_objects() -> None:
-    """Such a grammar has no escapes of control characters, so that a value with one could not be written."""
+    """Such a grammar has no escapes of control characters, so that a value with one could not be
+    written.
+    """
     objects = [{"properties": {"a": {}}}, {"properties": {"b": {}}}]
     schema = {"properties": {"c": {"const": "\u0003"}}, "required": ["c"], "type": "object"}
     assert relax(schema).dropped == ()
@@ -311,11 +364,16 @@ def test_circles_that_no_text_ends_are_left_out() -> None:
 
 
 def test_long_schemas_lose_a_property_or_everything() -> None:
-    names = {f"property_{number}": {"type": "integer", "enum": [*range(30)]} for number in range(60)}
+    names = {
+        f"property_{number}": {"type": "integer", "enum": [*range(30)]} for number in range(60)
+    }
     bad = {"type": "string", "pattern": "^a$", "minLength": 2}
     required = {"type": "object", "properties": {**names, "bad": bad}, "required": ["bad"]}
     assert relax(required).dropped == ("properties.bad",)
-    chain = {f"d{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(1000)}
+    chain = {
+        f"d{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}}
+        for n in range(1000)
+    }
     assert relax({"$ref": "#/$defs/d0", "$defs": {**chain, "d1000": {}}}).dropped == ("",)
 
 
@@ -373,17 +431,25 @@ def scraps(dice: random.Random, depth: int) -> Any:
         return dice.choice(SCRAPS)
     if kind < 0.5:
         return [scraps(dice, depth - 1) for _ in range(dice.randint(0, 3))]
-    return {dice.choice([*KEYWORDS, "a"]): scraps(dice, depth - 1) for _ in range(dice.randint(1, 4))}
+    return {
+        dice.choice([*KEYWORDS, "a"]): scraps(dice, depth - 1) for _ in range(dice.randint(1, 4))
+    }
 
 
 def test_every_json_value_can_be_relaxed() -> None:
     for seed in range(400):
         dice = random.Random(seed)
-        schema = {"properties": {"a": scraps(dice, 3)}, "allOf": [scraps(dice, 3)], "$defs": {"a": scraps(dice, 2)}}
+        schema = {
+            "properties": {"a": scraps(dice, 3)},
+            "allOf": [scraps(dice, 3)],
+            "$defs": {"a": scraps(dice, 2)},
+        }
         relaxed = relax(schema)
         assert next(texts(relaxed.schema, dice, longest=60)) is not None
         error = _error(schema)
-        assert error is None or re.fullmatch(r"guide: json: .*expected .*, found .*; (change|remove) it", error)
+        assert error is None or re.fullmatch(
+            r"guide: json: .*expected .*, found .*; (change|remove) it", error
+        )
         assert error is None or relaxed.dropped
 
 

@@ -16,7 +16,9 @@ from command_line import Command
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_misspelled_names_get_the_nearest(command: Command, arguments: list[object], near: str) -> None:
+def test_misspelled_names_get_the_nearest(
+    command: Command, arguments: list[object], near: str
+) -> None:
     mistakes.test_misspelled_names_get_the_nearest(command, arguments, near)
 
 
@@ -28,6 +30,10 @@ def test_misspelled_names_get_the_nearest(command: Command, arguments: list[obje
     ids=lambda value: str(value)[:60],
 )
 def test_wrong_values_are_named(
-    command: Command, arguments: list[object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    arguments: list[object],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mistakes.test_wrong_values_are_named(command, arguments, message, tmp_path, monkeypatch)

@@ -1,4 +1,6 @@
-"""The decoder of training: logits of each family by dense attention, and the engine's oracle with the same weights."""
+"""The decoder of training: logits of each family by dense attention, and the engine's oracle with
+the same weights.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -30,18 +32,30 @@ from pronk.train.modules.decoder import load_module
 from train.tiny_modules import tiny_module
 
 CPU = torch.device("cpu")
-# Families with queries that grow with the position, attention sinks or short convolutions, which modules lack.
+# Families with queries that grow with the position, attention sinks or short convolutions, which
+# modules lack.
 REFUSED = ("ministral3", "mistral3", "gpt_oss", "granite_swa", "lfm2")
 SUPPORTED = [case for case in CASES if case.family not in REFUSED]
 
 
 @torch.no_grad()
-def logits(folder: Path, length: int, context: int | None = None, dtype: torch.dtype = torch.float32) -> Array:
-    """Return the logits of a text, whose length may decide the rotations, as it does in transformers."""
+def logits(
+    folder: Path, length: int, context: int | None = None, dtype: torch.dtype = torch.float32
+) -> Array:
+    """Return the logits of a text, whose length may decide the rotations, as it does in
+    transformers.
+    """
     module = load_module(folder, read_config(folder, context=context), dtype, CPU)
-    config, text = module.config, torch.tensor(tokens(length))
-    rotations = [oracle.dense_rotations(config.rope_of(layer), length, dtype) for layer in range(config.num_layers)]
-    ropes = [rope and (torch.cat((rope[0],) * 2, -1), torch.cat((-rope[1], rope[1]), -1)) for rope in rotations]
+    config = module.config
+    text = torch.tensor(tokens(length))
+    rotations = [
+        oracle.dense_rotations(config.rope_of(layer), length, dtype)
+        for layer in range(config.num_layers)
+    ]
+    ropes = [
+        rope and (torch.cat((rope[0],) * 2, -1), torch.cat((-rope[1], rope[1]), -1))
+        for rope in rotations
+    ]
     attend = DenseAttention(1, length, config.windows, config.attention_cap)
     *_, (_, hidden) = module.run(module.embed(text, torch.arange(length), dtype), ropes, attend)
     return to_array(module.logits(hidden).float())
@@ -52,14 +66,18 @@ def compute() -> Compute:
     return logits
 
 
-@pytest.mark.parametrize("case", SUPPORTED, ids=[f"{case.family}: {case.name}" for case in SUPPORTED])
+@pytest.mark.parametrize(
+    "case", SUPPORTED, ids=[f"{case.family}: {case.name}" for case in SUPPORTED]
+)
 def test_logits_equal_transformers(case: Case, checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint(case.family, **case.overrides)
     assert np.abs(logits(folder, case.length) - reference(folder, case.length)).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_matrices_of_all_experts_in_one_tensor(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_matrices_of_all_experts_in_one_tensor(
+    family: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     original, folder = write_joined_experts(family, checkpoint, tmp_path)
     assert np.abs(logits(folder, 20) - logits(original, 20)).max() < 1e-5
 
@@ -68,13 +86,21 @@ def test_matrices_of_all_experts_in_one_tensor(family: str, checkpoint: MakeChec
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
 def test_half_precision(family: str, dtype: DType, checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint(family, tie_word_embeddings=True)
-    found, expected = logits(folder, 30, None, torch_dtype(dtype)), reference(folder, 30)
+    found = logits(folder, 30, None, torch_dtype(dtype))
+    expected = reference(folder, 30)
     assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(
     "shape",
-    [{}, {"classic": True}, {"special": "gemma"}, {"special": "outputs"}, {"special": "experts"}, {"qk_norm": True}],
+    [
+        {},
+        {"classic": True},
+        {"special": "gemma"},
+        {"special": "outputs"},
+        {"special": "experts"},
+        {"qk_norm": True},
+    ],
     ids=str,
 )
 @torch.no_grad()
@@ -89,6 +115,7 @@ def test_logits_equal_those_of_the_oracle(shape: dict[str, Any]) -> None:
 def test_training_refuses_convolutions(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("lfm2")
     with pytest.raises(
-        OptionError, match=r"attention in all layers, found lfm2 with short convolutions; use a drafter"
+        OptionError,
+        match=r"attention in all layers, found lfm2 with short convolutions; use a drafter",
     ):
         load_module(folder, read_config(folder), torch.float32, CPU)

@@ -34,17 +34,22 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModule:
     ],
     ids=str,
 )
-def test_logits_are_those_of_transformers(family: str, overrides: dict[str, Any], checkpoint: MakeCheckpoint) -> None:
+def test_logits_are_those_of_transformers(
+    family: str, overrides: dict[str, Any], checkpoint: MakeCheckpoint
+) -> None:
     folder = checkpoint(family, **overrides)
     module = load(folder)
     assert not any(parameter.requires_grad for parameter in module.parameters())
     logits = dense_logits(module, torch.tensor([TOKENS, TOKENS[::-1]]))[: len(TOKENS)]
-    np.testing.assert_allclose(logits.numpy(), transformers_logits(folder, TOKENS), rtol=0, atol=2e-3)
+    np.testing.assert_allclose(
+        logits.numpy(), transformers_logits(folder, TOKENS), rtol=0, atol=2e-3
+    )
 
 
 def test_weights_have_the_dtype_that_is_asked_for(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("llama", tie_word_embeddings=True)
-    plain, rounded = load(folder), load(folder, torch.bfloat16)
+    plain = load(folder)
+    rounded = load(folder, torch.bfloat16)
     assert rounded.head.weight is rounded.embedding
     for name, parameter in rounded.state_dict().items():
         assert torch.equal(parameter, plain.state_dict()[name].bfloat16()), name
@@ -52,6 +57,8 @@ def test_weights_have_the_dtype_that_is_asked_for(checkpoint: MakeCheckpoint) ->
 
 def test_an_incomplete_checkpoint_is_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((checkpoint("llama") / "config.json").read_text())
-    (tmp_path / "model.safetensors").write_bytes((checkpoint("qwen3") / "model.safetensors").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(
+        (checkpoint("qwen3") / "model.safetensors").read_bytes()
+    )
     with pytest.raises(CheckpointError, match="unexpected tensors"):
         load(tmp_path)

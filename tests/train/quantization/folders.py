@@ -16,7 +16,11 @@ from pronk.base.arrays import Array
 
 def tensors(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a folder."""
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    return {
+        name: tensor
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
 
 
 def config(folder: Path) -> dict[str, Any]:
@@ -38,7 +42,8 @@ def dequantized(folder: Path, out: Path) -> Path:
     """Write a plain checkpoint of the dequantized weights in float32."""
     document = config(folder)
     weights = document.pop("quantization_config")["config_groups"]["group_0"]["weights"]
-    stored, plain = tensors(folder), {}
+    stored = tensors(folder)
+    plain = {}
     for name, tensor in stored.items():
         if name.endswith(".weight_packed"):
             module = name.removesuffix(".weight_packed")
@@ -59,5 +64,7 @@ def perplexity(folder: Path, tokens: Array) -> float:
     losses = []
     for row in tokens.tolist():
         logits = torch.from_numpy(transformers_logits(folder, row)[:-1])
-        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="none"))
+        losses.append(
+            torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="none")
+        )
     return float(torch.cat(losses).mean().exp())

@@ -1,4 +1,6 @@
-"""Checkpoints written by ``quantize``: their weights and perplexities; after an error no file remains."""
+"""Checkpoints written by ``quantize``: their weights and perplexities; after an error no file
+remains.
+"""
 
 import shutil
 from pathlib import Path
@@ -32,7 +34,9 @@ MATRICES = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_at
 MATRICES += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
 
 
-def make(source: Path, out: Path, bits: int = 4, group: int | None = None, **options: Any) -> QuantizedCheckpoint:
+def make(
+    source: Path, out: Path, bits: int = 4, group: int | None = None, **options: Any
+) -> QuantizedCheckpoint:
     texts = options.pop("texts", TEXTS)
     return quantize(source, out, bits, group, lambda: texts, **options)
 
@@ -44,7 +48,8 @@ def test_matrices_are_the_nearest_codes(
 ) -> None:
     source = checkpoint("llama", save_dtype=dtype)
     made = make(source, tmp_path / "out", bits, group)
-    stored, plain = tensors(tmp_path / "out"), tensors(source)
+    stored = tensors(tmp_path / "out")
+    plain = tensors(source)
     names = [f"model.layers.{layer}.{name}" for layer in range(3) for name in MATRICES]
     for name in names:
         codes, scale = unpacked(stored, name, bits)
@@ -127,7 +132,9 @@ def test_written_weights_have_the_measured_perplexity(
     assert made.num_tokens == 3 * 39
 
 
-def test_the_best_method_is_kept(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_method_is_kept(
+    checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = checkpoint("llama")
     made = make(source, tmp_path / "out", texts=BOTH)
     assert list(made.perplexities) == ["nearest", "scaled", "gptq"]
@@ -146,15 +153,21 @@ def test_the_best_method_is_kept(checkpoint: MakeCheckpoint, tmp_path: Path, mon
         with monkeypatch.context() as patch:
             patch.setattr(CalibrationTexts, "methods", (method,))
             make(source, tmp_path / f"{method} alone", texts=BOTH)
-        one, other = tensors(tmp_path / method), tensors(tmp_path / f"{method} alone")
+        one = tensors(tmp_path / method)
+        other = tensors(tmp_path / f"{method} alone")
         assert all(torch.equal(one[name], other[name]) for name in one)
-    alone = [tensors(tmp_path / method)["model.layers.0.mlp.up_proj.weight_packed"] for method in made.perplexities]
+    alone = [
+        tensors(tmp_path / method)["model.layers.0.mlp.up_proj.weight_packed"]
+        for method in made.perplexities
+    ]
     assert not torch.equal(alone[0], alone[1])
     assert not torch.equal(alone[0], alone[2])
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_pronk_reads_its_own_checkpoints(bits: int, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_pronk_reads_its_own_checkpoints(
+    bits: int, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     """The weights equal the dequantized ones, and draft tokens change no token."""
     source = checkpoint("llama")
     make(source, tmp_path / "out", bits)
@@ -169,7 +182,10 @@ def test_pronk_reads_its_own_checkpoints(bits: int, checkpoint: MakeCheckpoint, 
     llm = LLM(tmp_path / "out", budget="all")
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     out = llm.generate("for i in range(10):", params, drafter="prompt_lookup")
-    assert out.token_ids == llm.generate("for i in range(10):", params, drafter="autoregressive").token_ids
+    assert (
+        out.token_ids
+        == llm.generate("for i in range(10):", params, drafter="autoregressive").token_ids
+    )
     assert out.stats.drafted
 
 
@@ -179,7 +195,8 @@ def test_shards_hold_the_same(checkpoint: MakeCheckpoint, tmp_path: Path) -> Non
     make(source, tmp_path / "one")
     made = make(source, tmp_path / "many", shard_bytes=20_000)
     assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 3
-    one, many = tensors(tmp_path / "one"), tensors(tmp_path / "many")
+    one = tensors(tmp_path / "one")
+    many = tensors(tmp_path / "many")
     assert one.keys() == many.keys()
     assert all(torch.equal(one[name], many[name]) for name in one)
     assert made.num_bytes == sum(tensor.nbytes for tensor in many.values())
@@ -203,7 +220,9 @@ def test_card(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
         assert words in card
 
 
-@pytest.mark.parametrize("problem", [KeyboardInterrupt(), RuntimeError("x"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "problem", [KeyboardInterrupt(), RuntimeError("x"), OSError(28, "No space left on device")]
+)
 @pytest.mark.parametrize("when", ["measuring", "quantizing, gptq", "writing"])
 def test_an_interrupted_run_leaves_no_output(
     when: str, problem: BaseException, checkpoint: MakeCheckpoint, tmp_path: Path
@@ -237,21 +256,44 @@ def no_kernels() -> None:
     raise KernelsError("no library")
 
 
-def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = checkpoint("llama"), tmp_path / "out"
+def test_refused(
+    checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = checkpoint("llama")
+    out = tmp_path / "out"
     make(source, out)
     refuse(source, out, OptionError, "expected a new or empty folder, found .* in use")
-    refuse(out, tmp_path / "twice", CheckpointError, r"found a model that is quantized already \(compressed-tensors\)")
-    refuse(checkpoint("gpt2"), tmp_path / "x", CheckpointError, "found gpt2, .*; load it with --weights int8 or int4")
+    refuse(
+        out,
+        tmp_path / "twice",
+        CheckpointError,
+        r"found a model that is quantized already \(compressed-tensors\)",
+    )
+    refuse(
+        checkpoint("gpt2"),
+        tmp_path / "x",
+        CheckpointError,
+        "found gpt2, .*; load it with --weights int8 or int4",
+    )
     refuse(source, tmp_path / "x", OptionError, "bits: expected 4 or 8", bits=5)
     refuse(source, tmp_path / "x", OptionError, "group: expected", group=32)
     refuse(tmp_path, tmp_path / "x", CheckpointError, "expected a model folder")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    refuse(tmp_path / "model.gguf", tmp_path / "x", CheckpointError, "found a GGUF file; give the checkpoint with")
+    refuse(
+        tmp_path / "model.gguf",
+        tmp_path / "x",
+        CheckpointError,
+        "found a GGUF file; give the checkpoint with",
+    )
     (tmp_path / "model.gguf").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(module, "load_kernels", no_kernels)
-        refuse(source, tmp_path / "x", OptionError, "expected pronk's kernels .* found none: no library; install")
+        refuse(
+            source,
+            tmp_path / "x",
+            OptionError,
+            "expected pronk's kernels .* found none: no library; install",
+        )
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 4, 5))
     refuse(source, tmp_path / "x", OptionError, "of free disk space")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -259,16 +301,23 @@ def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "family",
-    "gemma2 gemma3_text gpt_oss granite granite_swa granitemoe granitemoehybrid lfm2 mixtral ministral3 olmo2 olmo3 "
+    "gemma2 gemma3_text gpt_oss granite granite_swa granitemoe granitemoehybrid lfm2 mixtral "
+    "ministral3 olmo2 olmo3 "
     "phi3 qwen3_moe smollm3".split(),
 )
-def test_families_that_are_not_supported_are_refused(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    message = f"found {family}, which this command does not support; load it with --weights int8 or int4"
+def test_families_that_are_not_supported_are_refused(
+    family: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    message = (
+        f"found {family}, which this command does not support; load it with --weights int8 or int4"
+    )
     refuse(checkpoint(family), tmp_path / "x", CheckpointError, message)
 
 
 @pytest.mark.parametrize("texts", [TEXTS, BOTH], ids=["nearest", "all"])
-def test_weights_of_nan_are_refused(texts: CalibrationTexts, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_weights_of_nan_are_refused(
+    texts: CalibrationTexts, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     source = damaged(checkpoint("llama"), tmp_path / "source", name, (3, 5), torch.nan)
     refuse(source, tmp_path / "x", CheckpointError, "layer 1: expected finite numbers", texts=texts)
@@ -288,9 +337,16 @@ def test_weights_of_nan_are_refused(texts: CalibrationTexts, checkpoint: MakeChe
 def test_models_with_infinite_outputs_are_refused(
     name: str, value: float, where: str, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    """Invalid norms, embeddings and heads, which are not rounded, are found by the outputs of the model."""
+    """Invalid norms, embeddings and heads, which are not rounded, are found by the outputs of the
+    model.
+    """
     source = damaged(checkpoint("llama"), tmp_path / "source", name, slice(None), value)
-    refuse(source, tmp_path / "x", CheckpointError, f"{where}: expected finite numbers in its output, found NaN")
+    refuse(
+        source,
+        tmp_path / "x",
+        CheckpointError,
+        f"{where}: expected finite numbers in its output, found NaN",
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -307,7 +363,10 @@ def test_a_method_without_a_perplexity_is_not_the_best(
     made = make(checkpoint("llama"), tmp_path / "out", texts=BOTH)
     assert (made.method, made.perplexity) == ("gptq", 9.0)
     figures["gptq"] = torch.nan
-    message = "expected a finite perplexity after quantization, found nan by nearest, inf by scaled, nan by gptq; use"
+    message = (
+        "expected a finite perplexity after quantization, found nan by nearest, inf by scaled, nan "
+        "by gptq; use"
+    )
     refuse(checkpoint("llama"), tmp_path / "x", CheckpointError, message, texts=BOTH)
     assert not (tmp_path / "x").exists()
 
@@ -315,10 +374,14 @@ def test_a_method_without_a_perplexity_is_not_the_best(
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("bits", "group"), [(4, 16), (4, 0), (8, 16), (8, 0)])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_transformers_reads_it(family: str, bits: int, group: int, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_transformers_reads_it(
+    family: str, bits: int, group: int, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     """The logits have the bits of those of the dequantized weights."""
     pytest.importorskip("compressed_tensors")
     make(checkpoint(family), tmp_path / "out", bits, group)
     twin = dequantized(tmp_path / "out", tmp_path / "twin")
     tokens = EVALUATION[0].tolist()
-    assert np.array_equal(transformers_logits(tmp_path / "out", tokens), transformers_logits(twin, tokens))
+    assert np.array_equal(
+        transformers_logits(tmp_path / "out", tokens), transformers_logits(twin, tokens)
+    )

@@ -17,14 +17,19 @@ from tiny_models import kernels, tiny_module
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("layout", ["speculators", "eagle"])
 def test_quantized_files(bits: Bits, layout: str, tmp_path: Path) -> None:
-    """``pronk quantize``: a head has the logits of its dequantized weights, up to rounded inputs."""
-    head, rule = random_head(EAGLE), RoundingRule(kernels(), bits, 16, FLOAT32)
-    plain, folder = write_head(head, tmp_path / "plain", layout), tmp_path / "rounded"
+    """``pronk quantize``: a head has the logits of its dequantized weights, up to rounded
+    inputs.
+    """
+    head = random_head(EAGLE)
+    rule = RoundingRule(kernels(), bits, 16, FLOAT32)
+    plain = write_head(head, tmp_path / "plain", layout)
+    folder = tmp_path / "rounded"
     result = quantize_head(plain, folder, bits, 16)
     assert result.num_bytes < result.source_bytes * (0.4 if bits == 8 else 0.3)
     assert 0.001 < result.error < (0.01 if bits == 8 else 0.15)
     rounded = {
-        name: rule.nearest(weight).dequantize() if weight.ndim == 2 else weight for name, weight in head.tensors.items()
+        name: rule.nearest(weight).dequantize() if weight.ndim == 2 else weight
+        for name, weight in head.tensors.items()
     }
     stage = Stage(folder, "eagle3")
     for linear in (stage.runner.head.layers[0].qkv, stage.runner.head.head, stage.runner.head.fc):

@@ -34,8 +34,11 @@ def dequantized(made: QuantizedMatrix) -> Tensor:
 
 
 def slow_gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
-    """Round one column after the other and correct the later ones (equations 2 and 3 of the paper)."""
-    left, h = weight.double().clone(), hessian.double().clone()
+    """Round one column after the other and correct the later ones (equations 2 and 3 of the
+    paper).
+    """
+    left = weight.double().clone()
+    h = hessian.double().clone()
     h.diagonal().add_(0.01 * h.diagonal().mean())
     inverse = torch.linalg.inv(h)
     inputs = weight.shape[1]
@@ -44,7 +47,8 @@ def slow_gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
     for j in range(inputs):
         if j % group == 0:
             scale = to_tensor(rule.scales(to_array(left[:, j : j + group].float())))[:, 0].double()
-        low, high = -rule.zero, rule.zero - 1
+        low = -rule.zero
+        high = rule.zero - 1
         result[:, j] = (left[:, j] / scale).round().clamp(low, high) * scale
         error = (left[:, j] - result[:, j]) / inverse[j, j]
         left[:, j:] -= error[:, None] * inverse[j, j:]
@@ -53,7 +57,8 @@ def slow_gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "inputs"), [(4, 8, 24), (4, 24, 24), (8, 8, 32), (4, WHOLE_ROW, 32), (4, 64, 192), (4, 136, 272)]
+    ("bits", "group", "inputs"),
+    [(4, 8, 24), (4, 24, 24), (8, 8, 32), (4, WHOLE_ROW, 32), (4, 64, 192), (4, 136, 272)],
 )
 def test_codes_equal_those_of_the_slow_method(bits: Bits, group: int, inputs: int) -> None:
     weight, hessian = some_layer(6, inputs, 4 * inputs)
@@ -91,7 +96,9 @@ def test_output_error() -> None:
 def test_products_that_are_not_finite_are_refused(place: tuple[int, int], value: float) -> None:
     weight, hessian = some_layer(8, 32, 64)
     hessian[place] = hessian[place[::-1]] = value
-    with pytest.raises(ValueError, match="expected finite products of the inputs, found NaN or inf; quant") as caught:
+    with pytest.raises(
+        ValueError, match="expected finite products of the inputs, found NaN or inf; quant"
+    ) as caught:
         gptq(weight, hessian, RoundingRule(KERNELS, 4, 8, BFLOAT16))
     assert "\n" not in str(caught.value)
 
@@ -112,7 +119,9 @@ def test_zero_inputs_and_too_few_samples() -> None:
     rule = RoundingRule(KERNELS, 4, 8, BFLOAT16)
     made = gptq(weight, hessian, rule)
     assert np.array_equal(made.codes[:, 8:16], nearest(weight, rule).codes[:, 8:16])
-    mine, other = (output_error(weight, dequantized(each), hessian) for each in (made, nearest(weight, rule)))
+    mine, other = (
+        output_error(weight, dequantized(each), hessian) for each in (made, nearest(weight, rule))
+    )
     assert mine < other
     nothing = gptq(weight, torch.zeros(64, 64), rule)
     assert np.array_equal(nothing.codes, nearest(weight, rule).codes)

@@ -17,12 +17,17 @@ KERNELS = candidates()[0]
 
 
 def some_weight(outputs: int = 24, inputs: int = 96) -> Array:
-    weight = np.random.default_rng(inputs).normal(size=(outputs, inputs)) * np.logspace(-3, 1, outputs)[:, None]
+    weight = (
+        np.random.default_rng(inputs).normal(size=(outputs, inputs))
+        * np.logspace(-3, 1, outputs)[:, None]
+    )
     return weight.astype(np.float32)
 
 
 def shape(hidden: int, mlp: int, heads: int = 2) -> ModelConfig:
-    return llama_config(hidden=hidden, layers=1, heads=heads, kv_heads=1, mlp=mlp, vocab=8, context=8, eos_ids=(0,))
+    return llama_config(
+        hidden=hidden, layers=1, heads=heads, kv_heads=1, mlp=mlp, vocab=8, context=8, eos_ids=(0,)
+    )
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16])
@@ -40,12 +45,16 @@ def test_codes_are_nearest_for_the_stored_scale(bits: Bits, group: int, dtype: D
     codes = np.arange(-made.zero, made.zero, dtype=np.float32)
     for n in range(len(weight)):
         wrong = np.abs(weight[n, :, None] - scale[n, :, None] * codes).min(1)
-        np.testing.assert_allclose(np.abs(made.dequantize()[n] - weight[n]), wrong, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(
+            np.abs(made.dequantize()[n] - weight[n]), wrong, rtol=1e-4, atol=1e-7
+        )
     assert not made.dequantize()[3].any()
 
 
 def test_scales_beyond_float16() -> None:
-    """Scales below the smallest number become 0, and so do their weights; large scales become the largest number."""
+    """Scales below the smallest number become 0, and so do their weights; large scales become the
+    largest number.
+    """
     weight = some_weight() * np.float32(1e-8)
     assert not RoundingRule(KERNELS, 8, 32, FLOAT16).nearest(weight).dequantize()[0].any()
     large = RoundingRule(KERNELS, 8, 32, FLOAT16).nearest(some_weight() * np.float32(1e9))
@@ -72,14 +81,22 @@ def test_groups(hidden: int, mlp: int, bits: int, group: int | None, found: int)
     ("hidden", "mlp", "bits", "group", "message"),
     [
         (64, 128, 3, 32, "bits: expected 4 or 8, found 3"),
-        (320, 832, 4, 128, "divides the matrices' 320 and 832 inputs, found 128; use 64, 32, 16, 8, or 0 for a"),
+        (
+            320,
+            832,
+            4,
+            128,
+            "divides the matrices' 320 and 832 inputs, found 128; use 64, 32, 16, 8, or 0 for a",
+        ),
         (64, 128, 4, 12, "expected a multiple of 8"),
         (64, 128, 4, -1, "found -1"),
         (60, 128, 4, None, "found inputs of no common multiple of 8"),
         (60, 128, 4, 0, "found 0"),
     ],
 )
-def test_impossible_groups_are_refused(hidden: int, mlp: int, bits: int, group: int | None, message: str) -> None:
+def test_impossible_groups_are_refused(
+    hidden: int, mlp: int, bits: int, group: int | None, message: str
+) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         choose_group(matrix_inputs(shape(hidden, mlp)), bits, group)
     assert "\n" not in str(caught.value)

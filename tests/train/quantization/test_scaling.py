@@ -64,20 +64,27 @@ def scale(layer: Some) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "overrides"), [("llama", {}), ("llama", BIASES), ("qwen2", {}), ("qwen3", {})], ids=str
+    ("family", "overrides"),
+    [("llama", {}), ("llama", BIASES), ("qwen2", {}), ("qwen3", {})],
+    ids=str,
 )
 @torch.no_grad()
-def test_same_function_and_better_codes(family: str, overrides: dict[str, bool], checkpoint: MakeCheckpoint) -> None:
+def test_same_function_and_better_codes(
+    family: str, overrides: dict[str, bool], checkpoint: MakeCheckpoint
+) -> None:
     layer, plain = (some_layer(checkpoint(family, **overrides)) for _ in range(2))
     expected = output(layer)
     scale(layer)
-    torch.testing.assert_close(output(layer), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        output(layer), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
+    )
     norm = layer.weights["attention_norm.weight"]
     assert torch.equal(norm, norm.bfloat16().float())
     assert not torch.equal(norm, plain.weights["attention_norm.weight"])
     assert not torch.equal(layer.weights["down.weight"], plain.weights["down.weight"])
     if "mlp_bias" in overrides:
-        bias, before = layer.weights["up.bias"], plain.weights["up.bias"]
+        bias = layer.weights["up.bias"]
+        before = plain.weights["up.bias"]
         assert torch.equal(bias[80:], bias[80:].bfloat16().float())
         assert not torch.equal(bias[80:], before[80:])
         assert torch.equal(bias[:80], before[:80])
@@ -104,22 +111,28 @@ def test_gains_of_zero_stay(checkpoint: MakeCheckpoint) -> None:
 def test_biases_of_zero_scale_with_their_rows(checkpoint: MakeCheckpoint) -> None:
     layer = some_layer(checkpoint("llama", **BIASES))
     layer.weights["up.bias"][100:120] = 0.0
-    expected, before = output(layer), layer.weights["up.weight"].clone()
+    expected = output(layer)
+    before = layer.weights["up.weight"].clone()
     scale(layer)
     assert layer.weights["up.bias"][100:120].count_nonzero() == 0
     assert (layer.weights["up.weight"] != before)[100:120].all()
-    torch.testing.assert_close(output(layer), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        output(layer), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
+    )
 
 
 def test_divided_values_are_rounded_to_the_dtype_of_the_file() -> None:
-    values, divisors = torch.tensor([3.0, 1e-7, 60000.0, 0.0]), torch.tensor([7.0, 9.0, 0.5, 2.0])
+    values = torch.tensor([3.0, 1e-7, 60000.0, 0.0])
+    divisors = torch.tensor([7.0, 9.0, 0.5, 2.0])
     divided, by = quantize._divide(values, divisors, RULE._replace(dtype=FLOAT16))
     assert divided.tolist() == [float(torch.tensor(3 / 7).half()), *values[1:].tolist()]
     assert by.tolist() == [float(values[0] / divided[0]), 1.0, 1.0, 1.0]
 
 
 @torch.no_grad()
-def test_hessians_are_products_of_the_inputs(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hessians_are_products_of_the_inputs(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer = some_layer(checkpoint("llama"))
     seen = hessians(layer)
     module = ModuleLayer(layer.config)
@@ -127,6 +140,7 @@ def test_hessians_are_products_of_the_inputs(checkpoint: MakeCheckpoint, monkeyp
     x = module.attention_norm(layer.rows)
     torch.testing.assert_close(seen["qkv"], x.t() @ x, rtol=1e-4, atol=1e-3)
     assert seen["down"].shape == (80, 80)
-    monkeypatch.setattr("pronk.train.quantization.calibration._MAX_ROWS", LENGTH)  # the sequences one by one
+    # the sequences one by one
+    monkeypatch.setattr("pronk.train.quantization.calibration._MAX_ROWS", LENGTH)
     for name, product in hessians(layer).items():
         torch.testing.assert_close(product, seen[name], rtol=1e-4, atol=1e-3)

@@ -45,7 +45,8 @@ def test_evaluation_text_is_not_in_the_calibration_text(model: Path, tmp_path: P
     texts = read_texts(model, rows(tmp_path / "rows.jsonl", 900))
     assert texts.calibration is not None
     assert texts.methods == ("nearest", "scaled", "gptq")
-    measured, seen = decode(model, texts.evaluation), decode(model, texts.calibration)
+    measured = decode(model, texts.evaluation)
+    seen = decode(model, texts.calibration)
     ends = [f"ends at {number}<" for number in range(900)]
     held_out = {end for end in ends if end in measured.replace("document", "<")}
     assert 2 <= len(held_out) <= 20
@@ -53,7 +54,9 @@ def test_evaluation_text_is_not_in_the_calibration_text(model: Path, tmp_path: P
 
 
 def test_a_single_file_and_a_limit(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("".join(f"Line {number} of a book.\n" for number in range(4000)))
+    (tmp_path / "book.txt").write_text(
+        "".join(f"Line {number} of a book.\n" for number in range(4000))
+    )
     texts = read_texts(model, tmp_path / "book.txt", 1000)
     assert texts.calibration is not None
     assert texts.calibration.shape == (3, 256)
@@ -78,9 +81,13 @@ def test_short_and_missing_texts_are_refused(model: Path, tmp_path: Path) -> Non
         assert "\n" not in str(caught.value)
 
 
-def test_calibration_needs_torch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_needs_torch(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    message = r"calibrate: expected torch, found none; run pip install '\.\[train\]' in a clone of pronk"
+    message = (
+        r"calibrate: expected torch, found none; run pip install '\.\[train\]' in a clone of pronk"
+    )
     with pytest.raises(OptionError, match=message):
         read_texts(model, rows(tmp_path / "rows.jsonl", 900))
     assert read_texts(model).calibration is None

@@ -1,7 +1,8 @@
 """Atomic writes: after a crash or on a full disk, a file or folder is complete or unchanged.
 
-If a write fails, :func:`replace_file`, :func:`replace_folder` and :func:`new_folder` let the error propagate;
-:func:`write_json` and :func:`write_tokens` turn the error into a CheckpointError with a message of one line.
+If a write fails, :func:`replace_file`, :func:`replace_folder` and :func:`new_folder` let the error
+propagate; :func:`write_json` and :func:`write_tokens` turn the error into a CheckpointError with a
+message of one line.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from pronk.base.files.regular import check_regular
 def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file, and rename it to ``path`` after the block unless the block raises.
 
-    If ``path`` is a link, the file that it points to is replaced; a device or a pipe raises an OSError. A
-    file keeps its permissions. If ``shared``, several processes or threads may replace the file at the same time: the
-    name of the temporary file is random, and the file of a killed process is never removed. Otherwise the next call
-    overwrites that file.
+    If ``path`` is a link, the file that it points to is replaced; a device or a pipe raises an
+    OSError. A file keeps its permissions. If ``shared``, several processes or threads may replace
+    the file at the same time: the name of the temporary file is random, and the file of a killed
+    process is never removed. Otherwise the next call overwrites that file.
     """
     check_regular(path)
     path = path.resolve()
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial" if shared else f"{path.name}.partial")
+    partial = path.with_name(
+        f"{path.name}.{secrets.token_hex(8)}.partial" if shared else f"{path.name}.partial"
+    )
     try:
         with partial.open("xb" if shared else "wb") as file:
             yield file
@@ -51,10 +54,12 @@ def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder, and rename it to ``folder`` after the block; the old folder is deleted.
+    """Create a temporary folder, and rename it to ``folder`` after the block.
 
-    If the block raises, ``folder`` is unchanged. The old folder is first renamed to ``NAME.old``; if the process dies
-    before the second rename, the next call renames the old folder back.
+    The old folder is deleted.
+
+    If the block raises, ``folder`` is unchanged. The old folder is first renamed to ``NAME.old``;
+    if the process dies before the second rename, the next call renames the old folder back.
     """
     old = folder.with_name(f"{folder.name}.old")
     _restore(old, folder)
@@ -74,7 +79,10 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder; after the block rename it to ``folder``, which must be absent or empty."""
+    """Create a temporary folder.
+
+    After the block rename it to ``folder``, which must be absent or empty.
+    """
     with _partial_folder(folder) as partial:
         yield partial
         _fsync_files(partial)
@@ -85,7 +93,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial_folder(folder: Path) -> Iterator[Path]:
-    """Create the temporary folder ``NAME.partial``; remove it at the end unless the caller renamed it."""
+    """Create the temporary folder ``NAME.partial``.
+
+    Remove it at the end unless the caller renamed it.
+    """
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -112,8 +123,8 @@ def _fsync_files(folder: Path) -> None:
 def convert_write_errors(path: Path, content: str, *error_types: type[Exception]) -> Iterator[None]:
     """Turn write errors of the block into a CheckpointError of one line, which begins with ``path``.
 
-    ``content`` is a noun phrase for the message, such as ``the datastore``. ``error_types`` are classes of exceptions
-    that count as write errors, besides ``OSError``.
+    ``content`` is a noun phrase for the message, such as ``the datastore``. ``error_types`` are
+    classes of exceptions that count as write errors, besides ``OSError``.
     """
     write_errors: tuple[type[Exception], ...] = (OSError, *error_types)
     try:
@@ -121,12 +132,18 @@ def convert_write_errors(path: Path, content: str, *error_types: type[Exception]
     except PronkError:  # already has a message for the user
         raise
     except write_errors as error:
-        refuse(path, f"expected to write {content}, found {_describe(error)}", CheckpointError, error)
+        refuse(
+            path, f"expected to write {content}, found {_describe(error)}", CheckpointError, error
+        )
 
 
 def _describe(error: Exception) -> str:
     first_line = (str(error).splitlines() or [""])[0]
-    problem = describe_reason(error) if isinstance(error, OSError) else first_line or describe_reason(error)
+    problem = (
+        describe_reason(error)
+        if isinstance(error, OSError)
+        else first_line or describe_reason(error)
+    )
     if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT, None):
         return f"{problem}; choose a writable folder"
     return f"{problem}; make room and give the same command again"

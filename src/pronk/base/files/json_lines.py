@@ -21,7 +21,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number (from 1) and JSON object of each non-empty line of a ``.jsonl[.gz]`` file.
 
     Raises:
-        OptionError: the file cannot be read or decompressed, or a line is not a JSON object in UTF-8.
+        OptionError: the file cannot be read or decompressed, or a line is not a JSON object in
+            UTF-8.
     """
     try:
         with open_input(path) as file:
@@ -31,12 +32,17 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     yield number, _parse(path, number, line)
     except (OSError, EOFError, MemoryError, zlib.error) as error:
         reason = describe_reason(error)
-        msg = f"{path}: expected a file with one JSON object a line, found: {reason}; check the path"
+        msg = (
+            f"{path}: expected a file with one JSON object a line, found: {reason}; check the path"
+        )
         raise OptionError(msg) from error
 
 
 def _read_lines(file: io.BufferedIOBase | BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file; raise an OSError for one of more than ``MAX_STREAM_BYTES`` bytes."""
+    """Yield the lines of a file.
+
+    Raise an OSError for one of more than ``MAX_STREAM_BYTES`` bytes.
+    """
     while line := file.readline(MAX_STREAM_BYTES + 1):
         if len(line) > MAX_STREAM_BYTES:
             raise OSError(errno.EFBIG, f"a line of more than {MAX_STREAM_BYTES >> 20} MiB")
@@ -49,8 +55,15 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        problem = f"expected one JSON object a line, found {describe_json_error(error, number)}; correct the line"
+        problem = (
+            f"expected one JSON object a line, found {describe_json_error(error, number)}; "
+            "correct the line"
+        )
         refuse(f"{path}, line {number}", problem, OptionError, error)
     if not isinstance(row, dict):
-        refuse(f"{path}, line {number}", f"expected a JSON object, found {type(row).__name__}", OptionError)
+        refuse(
+            f"{path}, line {number}",
+            f"expected a JSON object, found {type(row).__name__}",
+            OptionError,
+        )
     return row

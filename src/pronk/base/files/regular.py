@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-MAX_STREAM_BYTES = 2**28  # of an input without a known size: standard input, an open pipe, a line of a file
+# of an input without a known size: standard input, an open pipe, a line of a file
+MAX_STREAM_BYTES = 2**28
 
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -23,7 +24,10 @@ _KINDS = (
 
 
 def check_regular(path: Path) -> None:
-    """Raise an OSError if ``path`` is a device, pipe or socket; its ``strerror`` says what it is."""
+    """Raise an OSError if ``path`` is a device, pipe or socket.
+
+    Its ``strerror`` says what it is.
+    """
     with suppress(FileNotFoundError):
         _check_kind(path, path.stat().st_mode)
 

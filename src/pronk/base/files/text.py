@@ -1,7 +1,7 @@
 """Reading of text files: UTF-8, with or without a byte order mark.
 
-Editors and shells of Windows begin a file with the mark U+FEFF. It is not a part of the text: in a prompt it would be a
-token, and JSON does not allow it.
+Editors and shells of Windows begin a file with the mark U+FEFF. It is not a part of the text: in a
+prompt it would be a token, and JSON does not allow it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pronk.base.files.regular import read_input
 
 BYTE_ORDER_MARK = "\ufeff"
 
-# Marks at the beginning of other encodings; that of UTF-32 begins with that of UTF-16, and so comes first.
+# Marks at the beginning of other encodings; that of UTF-32 begins with that of UTF-16, and so comes
+# first.
 _OTHER_ENCODINGS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -23,12 +24,14 @@ _OTHER_ENCODINGS = (
 )
 
 
-def read_text(path: Path, where: object = None, *, max_bytes: int = -1, error: type[PronkError] = OptionError) -> str:
+def read_text(
+    path: Path, where: object = None, *, max_bytes: int = -1, error: type[PronkError] = OptionError
+) -> str:
     """Return the text of a file, without a byte order mark; line breaks are unchanged.
 
-    ``where`` is the option or file that error messages name, by default the path. Of a file that is longer than
-    ``max_bytes`` (-1: no limit), only these bytes are read. ``error`` is the type of error that is raised if the file
-    cannot be read, is a folder or a device, or is not UTF-8.
+    ``where`` is the option or file that error messages name, by default the path. Of a file that is
+    longer than ``max_bytes`` (-1: no limit), only these bytes are read. ``error`` is the type of
+    error that is raised if the file cannot be read, is a folder or a device, or is not UTF-8.
     """
     try:
         data = read_input(path, max_bytes)

@@ -13,13 +13,20 @@ from pronk.base.arrays import BFLOAT16, FLOAT32, UINT8, Array, is_finite
 from pronk.base.errors import CheckpointError, refuse
 from pronk.checkpoint.formats import scheme
 from pronk.checkpoint.formats.matrix import SLICE_OUTPUTS, QuantizedMatrix
-from pronk.checkpoint.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor, matches_components
+from pronk.checkpoint.formats.scheme import (
+    FLOATS,
+    LinearModule,
+    Scheme,
+    StoredTensor,
+    matches_components,
+)
 
 FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memory of the file"
 
 _REMEDY = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
 _SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # names that the tensor of scales may have
-# Names of tensors with scales of activations: a checkpoint may have these tensors, but they are not used.
+# Names of tensors with scales of activations: a checkpoint may have these tensors, but they are not
+# used.
 _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 
 
@@ -27,13 +34,16 @@ _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 class FP8(Scheme):
     """Scheme of an FP8 checkpoint, as DeepSeek, Qwen, vLLM and FBGEMM write them.
 
-    There is one scale per block of outputs and inputs (``weight_scale_inv``, usually 128 by 128), per output, or per
-    matrix (``weight_scale``). CPUs have no FP8 arithmetic, and the 8-bit kernels multiply integers. Loading therefore
-    dequantizes the weights: ``weight * scale`` is computed in float32 and rounded to bfloat16.
+    There is one scale per block of outputs and inputs (``weight_scale_inv``, usually 128 by 128),
+    per output, or per matrix (``weight_scale``). CPUs have no FP8 arithmetic, and the 8-bit kernels
+    multiply integers. Loading therefore dequantizes the weights: ``weight * scale`` is computed in
+    float32 and rounded to bfloat16.
     """
 
-    block: tuple[int, int] | None  # (outputs, inputs) per scale; ``None`` means one scale per output or per matrix
-    unquantized: tuple[str, ...] = ()  # patterns of names of modules without FP8; see ``matches_components``
+    # (outputs, inputs) per scale; ``None`` means one scale per output or per matrix
+    block: tuple[int, int] | None
+    # patterns of names of modules without FP8; see ``matches_components``
+    unquantized: tuple[str, ...] = ()
     notes: tuple[str, ...] = (FP8_NOTE,)
 
     name = "fp8"
@@ -47,15 +57,27 @@ class FP8(Scheme):
             scheme.refuse("no modules_to_convert", config["modules_to_convert"], _REMEDY)
         block = config.get("weight_block_size")
         if block is not None and not (
-            isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+            isinstance(block, list)
+            and len(block) == 2
+            and all(type(n) is int and n > 0 for n in block)
         ):
             scheme.refuse("two sizes as weight_block_size", block, _REMEDY)
-        unquantized = scheme.read_names(config, "modules_to_not_convert") + scheme.read_names(config, "ignored_layers")
-        notes = (FP8_NOTE, scheme.STATIC_NOTE) if config.get("activation_scheme") == "static" else (FP8_NOTE,)
+        unquantized = scheme.read_names(config, "modules_to_not_convert") + scheme.read_names(
+            config, "ignored_layers"
+        )
+        notes = (
+            (FP8_NOTE, scheme.STATIC_NOTE)
+            if config.get("activation_scheme") == "static"
+            else (FP8_NOTE,)
+        )
         return cls(None if block is None else (block[0], block[1]), tuple(unquantized), notes)
 
     def weight(self, module: LinearModule) -> FP8Weight | None:
-        if module.head or module.transposed or any(matches_components(module.name, name) for name in self.unquantized):
+        if (
+            module.head
+            or module.transposed
+            or any(matches_components(module.name, name) for name in self.unquantized)
+        ):
             return None
         return FP8Weight(module, self.block, _SCALE_NAMES[:1] if self.block else _SCALE_NAMES)
 
@@ -64,8 +86,10 @@ class FP8Weight(NamedTuple):
     """Weight of a linear module, stored as e4m3 values and scales."""
 
     module: LinearModule
-    block: tuple[int, int] | None  # (outputs, inputs) per scale; ``None`` means one scale per output or per matrix
-    scale_names: tuple[str, ...]  # the checkpoint must have exactly one tensor with one of these names: the scales
+    # (outputs, inputs) per scale; ``None`` means one scale per output or per matrix
+    block: tuple[int, int] | None
+    # the checkpoint must have exactly one tensor with one of these names: the scales
+    scale_names: tuple[str, ...]
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
@@ -75,25 +99,36 @@ class FP8Weight(NamedTuple):
             shapes = ((ceil(outputs / self.block[0]), ceil(inputs / self.block[1])),)
         return {
             "weight": StoredTensor(((outputs, inputs),), ("F8_E4M3",)),
-            **{name: StoredTensor(shapes, FLOATS, required=len(self.scale_names) == 1) for name in self.scale_names},
+            **{
+                name: StoredTensor(shapes, FLOATS, required=len(self.scale_names) == 1)
+                for name in self.scale_names
+            },
             **{name: StoredTensor(None, FLOATS, required=False) for name in _ACTIVATION_SCALES},
         }
 
     def read(self, tensors: Mapping[str, Array], codes: Array) -> Array:  # noqa: ARG002 - FP8 has no integer codes
-        """Return the dequantized weight, bfloat16 ``[outputs, inputs]``; leave ``codes`` unchanged."""
+        """Return the dequantized weight, bfloat16 ``[outputs, inputs]``.
+
+        Leave ``codes`` unchanged.
+        """
         names = [name for name in self.scale_names if name in tensors]
         if len(names) != 1:
             allowed = " and ".join(self.scale_names)
-            msg = f"expected one of {allowed}, found {len(names)}; check that the files are complete"
+            msg = (
+                f"expected one of {allowed}, found {len(names)}; check that the files are complete"
+            )
             raise CheckpointError(msg)
         scale = tensors[names[0]].astype(FLOAT32)
-        return _dequantize(tensors["weight"], scale, self.block or (1, self.module.inputs), names[0])
+        return _dequantize(
+            tensors["weight"], scale, self.block or (1, self.module.inputs), names[0]
+        )
 
 
 def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) -> Array:
     """Return ``weight * scale``, bfloat16, computed in slices to keep float32 temporaries small."""
     outputs, inputs = weight.shape
-    block_outputs, block_inputs = min(block[0], outputs), min(block[1], inputs)
+    block_outputs = min(block[0], outputs)
+    block_inputs = min(block[1], inputs)
     if scale.ndim < 2 or scale.size == 1:
         scale = np.broadcast_to(scale.reshape(-1, 1), (outputs, 1))
     out = np.empty((outputs, inputs), BFLOAT16)
@@ -103,7 +138,10 @@ def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) 
         with np.errstate(all="ignore"):
             products *= np.repeat(scale[rows], block_inputs, axis=1)[:, :inputs]
         if not is_finite(products):
-            msg = f"expected finite numbers in weight and {name}, found NaN or infinity; download the weights again"
+            msg = (
+                f"expected finite numbers in weight and {name}, found NaN or infinity; download "
+                "the weights again"
+            )
             raise CheckpointError(msg)
         out[start : start + SLICE_OUTPUTS] = products
     return out
@@ -119,9 +157,9 @@ MXFP4_CODES = (16 + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
 class MXFP4(Scheme):
     """Scheme of a checkpoint (gpt-oss) whose experts are 4-bit floats (e2m1) in groups of 32 with a scale.
 
-    A scale is a power of two. Twice a float of e2m1 is an integer from -12 to 12. Loading keeps these integers as codes
-    of 5 bits, and half of the scale as their scale, so that the weights are exact. Two floats are a byte, the first one
-    in its low half.
+    A scale is a power of two. Twice a float of e2m1 is an integer from -12 to 12. Loading keeps
+    these integers as codes of 5 bits, and half of the scale as their scale, so that the weights are
+    exact. Two floats are a byte, the first one in its low half.
     """
 
     name = "mxfp4"
@@ -145,7 +183,10 @@ class _Weight(NamedTuple):
         """Expected tensors in the checkpoint; a shape is that of all experts."""
         _, name = self.module.name.rsplit(".", 1)
         if self.module.inputs % _GROUP:
-            refuse(self.module.name, f"expected a multiple of {_GROUP} inputs, found {self.module.inputs}")
+            refuse(
+                self.module.name,
+                f"expected a multiple of {_GROUP} inputs, found {self.module.inputs}",
+            )
         shape = self.module.experts, self.module.outputs, self.module.inputs // _GROUP
         blocks = StoredTensor(((*shape, _GROUP // 2),), ("U8",))
         return {f"{name}_blocks": blocks, f"{name}_scales": StoredTensor((shape,), ("U8",))}
@@ -154,7 +195,8 @@ class _Weight(NamedTuple):
         """Return the weight of an expert, of which ``tensors`` has the blocks, then the scales."""
         blocks, exponents = tensors.values()
         pairs = blocks.reshape(len(codes), -1)
-        codes[:, 0::2], codes[:, 1::2] = MXFP4_CODES[pairs & 15], MXFP4_CODES[pairs >> 4]
+        codes[:, 0::2] = MXFP4_CODES[pairs & 15]
+        codes[:, 1::2] = MXFP4_CODES[pairs >> 4]
         return QuantizedMatrix(codes, mxfp4_scale(exponents), None, 5, _GROUP)
 
 

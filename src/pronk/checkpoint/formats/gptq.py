@@ -17,8 +17,12 @@ from pronk.checkpoint.formats import matrix, scheme
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, to_quantized_matrix
 from pronk.checkpoint.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor
 
-_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # checkpoint_format to the number to add to a stored zero point
-_REMEDY = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
+# checkpoint_format to the number to add to a stored zero point
+_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+_REMEDY = (
+    "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, "
+    "or the model's 16-bit weights"
+)
 # Options that change the weights or the forward pass in ways that are not implemented here.
 _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 
@@ -27,10 +31,10 @@ _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 class GPTQ(Scheme):
     """Scheme of a GPTQ checkpoint, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
 
-    One int32 word packs the codes of consecutive inputs (``qweight`` ``[inputs * bits / 32, outputs]``) or the zero
-    points of consecutive outputs (``qzeros`` ``[groups, outputs * bits / 32]``). A weight is ``scales[g] * (code -
-    zero[g])``, where ``g = g_idx[input]`` is its group. The format ``gptq`` stores ``zero - 1``, the format ``gptq_v2``
-    stores ``zero``.
+    One int32 word packs the codes of consecutive inputs (``qweight`` ``[inputs * bits / 32,
+    outputs]``) or the zero points of consecutive outputs (``qzeros`` ``[groups, outputs * bits /
+    32]``). A weight is ``scales[g] * (code - zero[g])``, where ``g = g_idx[input]`` is its group.
+    The format ``gptq`` stores ``zero - 1``, the format ``gptq_v2`` stores ``zero``.
     """
 
     bits: Bits  # number of bits per code
@@ -40,7 +44,8 @@ class GPTQ(Scheme):
     needs_index: bool  # whether the tensor ``g_idx`` (group of each input) must exist: ``desc_act``
     head: bool = False  # whether the LM head is quantized
     excluded: tuple[re.Pattern[str], ...] = ()  # patterns of names of unquantized modules
-    # Suffixes of the names of quantized modules, such as ``self_attn.q_proj``; ``None``: all linear modules of layers.
+    # Suffixes of the names of quantized modules, such as ``self_attn.q_proj``; ``None``: all linear
+    # modules of layers.
     included: frozenset[str] | None = None
 
     @classmethod
@@ -72,10 +77,20 @@ class GPTQ(Scheme):
         return f"GPTQ of {self.bits} bits"
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        if any(pattern.match(module.name) for pattern in self.excluded) or (module.head and not self.head):
+        if any(pattern.match(module.name) for pattern in self.excluded) or (
+            module.head and not self.head
+        ):
             return None
-        included = module.head or self.included is None or any(module.name.endswith(f".{n}") for n in self.included)
-        return _Weight(self, module, matrix.group_size(self.group, module.inputs)) if included else None
+        included = (
+            module.head
+            or self.included is None
+            or any(module.name.endswith(f".{n}") for n in self.included)
+        )
+        return (
+            _Weight(self, module, matrix.group_size(self.group, module.inputs))
+            if included
+            else None
+        )
 
 
 class _Weight(NamedTuple):
@@ -86,7 +101,8 @@ class _Weight(NamedTuple):
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
         _, outputs, inputs, *_ = self.module
-        bits, num_groups = self.scheme.bits, ceil(inputs / self.group)
+        bits = self.scheme.bits
+        num_groups = ceil(inputs / self.group)
         return {
             "qweight": StoredTensor(((ceil(inputs * bits / 32), outputs),), ("I32",)),
             "qzeros": StoredTensor(((num_groups, ceil(outputs * bits / 32)),), ("I32",)),
@@ -98,23 +114,40 @@ class _Weight(NamedTuple):
 
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
         scheme.check_zeros("bias", tensors, "as by config.json the module has no bias")
-        bits, group = self.scheme.bits, self.group
+        bits = self.scheme.bits
+        group = self.group
         matrix.unpack_into(codes, tensors["qweight"].T, bits)
         order = None
         if "g_idx" in tensors:
-            order = matrix.input_order("g_idx", tensors["g_idx"], group, required=self.scheme.needs_index)
-        return to_quantized_matrix(codes, self._zeros(tensors["qzeros"]), tensors["scales"].T, bits, group, order)
+            order = matrix.input_order(
+                "g_idx", tensors["g_idx"], group, required=self.scheme.needs_index
+            )
+        return to_quantized_matrix(
+            codes, self._zeros(tensors["qzeros"]), tensors["scales"].T, bits, group, order
+        )
 
     def _zeros(self, packed: Array) -> Array:
         """Unpack and check the zero points; return them as int16 ``[outputs, groups]``."""
         bits = self.scheme.bits
-        zeros = matrix.unpack(packed, bits, self.module.outputs).T.astype(np.int16) + self.scheme.zero_offset
-        maximum, middle = (1 << bits) - 1, 1 << (bits - 1)
+        zeros = (
+            matrix.unpack(packed, bits, self.module.outputs).T.astype(np.int16)
+            + self.scheme.zero_offset
+        )
+        maximum = (1 << bits) - 1
+        middle = 1 << (bits - 1)
         if int(zeros.max()) > maximum:
-            # Cause: the format gptq stores a zero point of 0 as -1, whose one bits overwrite other zero points.
-            refuse("qzeros", f"expected 0..{maximum}, found {int(zeros.max())}; use a checkpoint in the format gptq_v2")
+            # Cause: the format gptq stores a zero point of 0 as -1, whose one bits overwrite other
+            # zero points.
+            refuse(
+                "qzeros",
+                f"expected 0..{maximum}, found {int(zeros.max())}; "
+                "use a checkpoint in the format gptq_v2",
+            )
         if self.scheme.symmetric and bool((zeros != middle).any()):
-            found = f"{int(zeros.min())}..{int(zeros.max())}; check sym and checkpoint_format in quantization_config"
+            found = (
+                f"{int(zeros.min())}..{int(zeros.max())}; check sym and checkpoint_format in "
+                "quantization_config"
+            )
             refuse("qzeros", f"expected zero points of {middle}, as sym is true, found {found}")
         return zeros
 
@@ -130,11 +163,16 @@ def _parse_group_size(size: object, remedy: str) -> int:
 
 def _read_flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
     value = config.get(key)
-    return check_flag(f"quantization_config: {key}", default if value is None else value, error=ConfigError)
+    return check_flag(
+        f"quantization_config: {key}", default if value is None else value, error=ConfigError
+    )
 
 
 def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
-    """Compile the patterns of unquantized modules: rules ``-:PATTERN`` in ``dynamic``; refuse other rules."""
+    """Compile the patterns of unquantized modules: rules ``-:PATTERN`` in ``dynamic``.
+
+    Refuse other rules.
+    """
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):
@@ -147,12 +185,17 @@ def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
         try:
             patterns.append(re.compile(rule.removeprefix("-:")))
         except scheme.EXPRESSION_ERRORS as error:
-            scheme.refuse("regular expressions in dynamic", rule, f"correct the expression ({error})")
+            scheme.refuse(
+                "regular expressions in dynamic", rule, f"correct the expression ({error})"
+            )
     return tuple(patterns)
 
 
 def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the names in ``modules_in_block_to_quantize``, a list or a list of lists; ``None`` if absent."""
+    """Return the names in ``modules_in_block_to_quantize``, a list or a list of lists.
+
+    ``None`` if absent.
+    """
     blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
     if not blocks:
         return None
@@ -172,13 +215,15 @@ _POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
 class AWQ(Scheme):
     """Scheme of an AWQ checkpoint in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
 
-    One int32 word packs the 4-bit codes (``qweight`` ``[inputs, outputs / 8]``) or the 4-bit zero points (``qzeros``
-    ``[groups, outputs / 8]``) of eight consecutive outputs. From the lowest bits up, the word holds the outputs 0 2 4 6
-    1 3 5 7. A weight is ``scales[g] * (code - zero[g])``, where ``g = input // group`` is its group.
+    One int32 word packs the 4-bit codes (``qweight`` ``[inputs, outputs / 8]``) or the 4-bit zero
+    points (``qzeros`` ``[groups, outputs / 8]``) of eight consecutive outputs. From the lowest bits
+    up, the word holds the outputs 0 2 4 6 1 3 5 7. A weight is ``scales[g] * (code - zero[g])``,
+    where ``g = input // group`` is its group.
     """
 
     group: int  # number of inputs per group; -1 means all inputs
-    unquantized: tuple[str, ...] = ()  # parts of module names; a module whose name has one is not quantized
+    # parts of module names; a module whose name has one is not quantized
+    unquantized: tuple[str, ...] = ()
 
     name = "AWQ"
 
@@ -186,21 +231,36 @@ class AWQ(Scheme):
     def parse(cls, config: Mapping[str, Any]) -> AWQ:
         """Parse a ``quantization_config``, or the ``quant_config.json`` of older checkpoints."""
         scheme.check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _AWQ_REMEDY)
-        version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
+        version = (
+            config.get("checkpoint_format")
+            or config.get("format")
+            or config.get("version")
+            or "gemm"
+        )
         if str(version).lower() != "gemm":
             scheme.refuse("the version gemm", version, _AWQ_REMEDY)
-        if config.get("backend", "autoawq") == "llm-awq":  # its words pack consecutive inputs, not outputs
+        # its words pack consecutive inputs, not outputs
+        if config.get("backend", "autoawq") == "llm-awq":
             scheme.refuse("the backend autoawq", "llm-awq", _AWQ_REMEDY)
         if config.get("zero_point", True) is not True:
             scheme.refuse("zero_point true", config["zero_point"], _AWQ_REMEDY)
-        size = _parse_group_size(config.get("group_size", config.get("q_group_size", 128)), _AWQ_REMEDY)
+        size = _parse_group_size(
+            config.get("group_size", config.get("q_group_size", 128)), _AWQ_REMEDY
+        )
         return cls(size, tuple(scheme.read_names(config, "modules_to_not_convert")))
 
     def weight(self, module: LinearModule) -> _AWQWeight | None:
-        if module.head or module.transposed or any(text in module.name for text in self.unquantized):
+        if (
+            module.head
+            or module.transposed
+            or any(text in module.name for text in self.unquantized)
+        ):
             return None
         if module.outputs % 8:
-            refuse(module.name, f"expected a multiple of 8 outputs, found {module.outputs}; {_AWQ_REMEDY}")
+            refuse(
+                module.name,
+                f"expected a multiple of 8 outputs, found {module.outputs}; {_AWQ_REMEDY}",
+            )
         return _AWQWeight(module, matrix.group_size(self.group, module.inputs))
 
 
@@ -219,13 +279,20 @@ class _AWQWeight(NamedTuple):
         }
 
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
-        outputs, packed = self.module.outputs, tensors["qweight"]
+        outputs = self.module.outputs
+        packed = tensors["qweight"]
         for start in range(0, outputs, matrix.SLICE_OUTPUTS):
             stop = min(start + matrix.SLICE_OUTPUTS, outputs)
             codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).T
-        return to_quantized_matrix(codes, _unpack(tensors["qzeros"], outputs).T, tensors["scales"].T, 4, self.group)
+        return to_quantized_matrix(
+            codes, _unpack(tensors["qzeros"], outputs).T, tensors["scales"].T, 4, self.group
+        )
 
 
 def _unpack(packed: Array, outputs: int) -> Array:
     """Unpack int32 ``[rows, outputs / 8]`` to uint8 ``[rows, outputs]``, in the order of the outputs."""
-    return matrix.unpack(packed, 4, outputs).reshape(len(packed), -1, 8)[..., _POSITIONS].reshape(len(packed), outputs)
+    return (
+        matrix.unpack(packed, 4, outputs)
+        .reshape(len(packed), -1, 8)[..., _POSITIONS]
+        .reshape(len(packed), outputs)
+    )

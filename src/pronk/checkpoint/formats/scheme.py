@@ -1,7 +1,8 @@
 """Interface and table of the quantization formats, and helpers to parse them.
 
-The ``quantization_config`` of a checkpoint is parsed into a :class:`Scheme`. For each linear module of the model, the
-scheme returns a :class:`StoredWeight`: the tensors that the checkpoint must have, and their conversion to a weight.
+The ``quantization_config`` of a checkpoint is parsed into a :class:`Scheme`. For each linear module
+of the model, the scheme returns a :class:`StoredWeight`: the tensors that the checkpoint must have,
+and their conversion to a weight.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
 FLOATS = ("F32", "F16", "BF16")  # names of float dtypes in safetensors
 MATCHES_NOTHING = re.compile(r"(?!)")  # value of ``Scheme.ignored`` if no tensor is ignored
-# Errors of re.compile, in this order: for invalid expressions, huge repetition counts and deep nesting.
+# Errors of re.compile, in this order: for invalid expressions, huge repetition counts and deep
+# nesting.
 EXPRESSION_ERRORS = (re.error, OverflowError, RecursionError)
 
-STATIC_NOTE = "static scales of activations are not used: activations are quantized dynamically, or not at all"
+STATIC_NOTE = (
+    "static scales of activations are not used: activations are quantized dynamically, "
+    "or not at all"
+)
 
 
 class LinearModule(NamedTuple):
@@ -33,8 +38,10 @@ class LinearModule(NamedTuple):
     outputs: int  # number of output features
     inputs: int  # number of input features
     head: bool = False  # whether the module is the LM head
-    transposed: bool = False  # whether an unquantized weight is stored ``[inputs, outputs]``, as in GPT-2
-    # Number of experts whose matrices are in one tensor, whose name is then ``name``; 0: a tensor has one matrix
+    # whether an unquantized weight is stored ``[inputs, outputs]``, as in GPT-2
+    transposed: bool = False
+    # Number of experts whose matrices are in one tensor, whose name is then ``name``; 0: a tensor
+    # has one matrix
     experts: int = 0
 
 
@@ -56,9 +63,10 @@ class StoredWeight(Protocol):
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix | Array:
         """Return the weight as a quantized matrix, or dequantized to bfloat16 ``[outputs, inputs]``.
 
-        ``tensors`` are the module's, by the names of :attr:`tensors`, whose requirements they fulfil. ``codes``, uint8
-        ``[outputs, inputs]``, receives the codes if the result is a quantized matrix. Invalid values raise a
-        CheckpointError of one line that does not name the module.
+        ``tensors`` are the module's, by the names of :attr:`tensors`, whose requirements they
+        fulfil. ``codes``, uint8 ``[outputs, inputs]``, receives the codes if the result is a
+        quantized matrix. Invalid values raise a CheckpointError of one line that does not name the
+        module.
         """
 
 
@@ -76,27 +84,43 @@ class Scheme(Protocol):
 
     @property
     def ignored(self) -> re.Pattern[str]:
-        """Pattern of names of tensors to ignore; the names lack the model family's prefix (``model.``)."""
+        """Pattern of names of tensors to ignore.
+
+        The names lack the model family's prefix (``model.``).
+        """
         return MATCHES_NOTHING
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Return how the checkpoint stores the weight of ``module``; ``None`` if the weight is not quantized."""
+        """Return how the checkpoint stores the weight of ``module``.
+
+        ``None`` if the weight is not quantized.
+        """
 
 
-def refuse(expected: str, found: object, remedy: str = "restore config.json from its source") -> NoReturn:
+def refuse(
+    expected: str, found: object, remedy: str = "restore config.json from its source"
+) -> NoReturn:
     """Raise a :class:`ConfigError`: ``quantization_config: expected EXPECTED, found FOUND; REMEDY``."""
-    errors.refuse("quantization_config", f"expected {expected}, found {found!r:.80}; {remedy}", ConfigError)
+    errors.refuse(
+        "quantization_config", f"expected {expected}, found {found!r:.80}; {remedy}", ConfigError
+    )
 
 
 def check_bits(name: str, bits: object, allowed: Sequence[int], remedy: str) -> Bits:
-    """Return ``bits`` if it is an int in ``allowed``, not a bool or float; else raise a ConfigError."""
+    """Return ``bits`` if it is an int in ``allowed``, not a bool or float.
+
+    Else raise a ConfigError.
+    """
     if isinstance(bits, bool) or not isinstance(bits, int) or bits not in allowed:
         refuse(f"{name} of {' or '.join(map(str, allowed))}", bits, remedy)
     return cast("Bits", bits)
 
 
 def read_names(config: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of names ``config[key]``, or an empty list; raise a ConfigError for other types."""
+    """Return the list of names ``config[key]``, or an empty list.
+
+    Raise a ConfigError for other types.
+    """
     names = [] if config.get(key) is None else config[key]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         refuse(f"a list of names as {key}", names)
@@ -106,7 +130,8 @@ def read_names(config: Mapping[str, Any], key: str) -> list[str]:
 def matches_components(module: str, pattern: str) -> bool:
     """Return whether ``pattern``, text or a regular expression, matches whole components of ``module``.
 
-    Both ``mlp.up_proj`` and ``layers.[01]`` match ``layers.0.mlp.up_proj``, but ``mlp.up`` does not.
+    Both ``mlp.up_proj`` and ``layers.[01]`` match ``layers.0.mlp.up_proj``, but ``mlp.up`` does
+    not.
     """
     if f".{pattern.strip('.')}." in f".{module}.":
         return True

@@ -1,11 +1,12 @@
 """Types of GGUF tensors, and the exact conversion of their blocks; weights equal llama.cpp's.
 
-A GGUF block holds the codes of 32 or 256 consecutive weights of a row, with their scales. Functions such as
-:func:`_q4_0` convert blocks, uint8 ``[..., bytes of a block]``, to codes ``[..., weights of a block]``, scales ``[...,
-groups]``, and minima ``[..., groups]`` or ``None``. 2-bit and 3-bit codes become 4-bit codes; 5-bit and 6-bit codes,
-and the integers that IQ4_NL's codes stand for, become 8-bit codes. Codes of formats without minima are shifted to a
-zero point of 8 (4-bit codes) or 128; the floats of MXFP4 become 5-bit codes with a zero point of 16. Source:
-``ggml-quants.c``, ``gguf/quants.py`` and ``gguf/constants.py`` of llama.cpp. Bytes of a block, in order (scale and
+A GGUF block holds the codes of 32 or 256 consecutive weights of a row, with their scales. Functions
+such as :func:`_q4_0` convert blocks, uint8 ``[..., bytes of a block]``, to codes ``[..., weights of
+a block]``, scales ``[..., groups]``, and minima ``[..., groups]`` or ``None``. 2-bit and 3-bit
+codes become 4-bit codes; 5-bit and 6-bit codes, and the integers that IQ4_NL's codes stand for,
+become 8-bit codes. Codes of formats without minima are shifted to a zero point of 8 (4-bit codes)
+or 128; the floats of MXFP4 become 5-bit codes with a zero point of 16. Source: ``ggml-quants.c``,
+``gguf/quants.py`` and ``gguf/constants.py`` of llama.cpp. Bytes of a block, in order (scale and
 minimum are float16)::
 
     MXFP4  exponent of the scale 1, nibbles 16
@@ -31,9 +32,25 @@ from pronk.base.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.checkpoint.formats.floats import MXFP4_CODES, mxfp4_scale
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
-# Format characters of Python's module `struct`, by type number of a metadata value that is a number or bool.
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-BOOL, STRING, ARRAY = 7, 8, 9  # type numbers of metadata values; BOOL is also in SCALARS
+# Format characters of Python's module `struct`, by type number of a metadata value that is a number
+# or bool.
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "B",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+# type numbers of metadata values; BOOL is also in SCALARS
+BOOL = 7
+STRING = 8
+ARRAY = 9
 
 
 class TensorType(NamedTuple):
@@ -81,14 +98,21 @@ TENSOR_TYPES = {  # type number of a tensor to the type
     41: TensorType("Q1_0", 128, 18),
 }
 
-Unpacked = tuple[Array, Array, Array | None]  # codes, scales, and minima or None, in the shapes above
+# codes, scales, and minima or None, in the shapes above
+Unpacked = tuple[Array, Array, Array | None]
 
-# Number of bytes of a file that are converted at a time; the temporary arrays need a few times as much memory.
+# Number of bytes of a file that are converted at a time; the temporary arrays need a few times as
+# much memory.
 _CHUNK_BYTES = 1 << 20
 
-# Integers that the codes 0 .. 15 of IQ4_NL stand for, plus the zero point (``kvalues_iq4nl`` of llama.cpp).
+# Integers that the codes 0 .. 15 of IQ4_NL stand for, plus the zero point (``kvalues_iq4nl`` of
+# llama.cpp).
 _IQ4_NL_CODES = np.array(
-    [128 + value for value in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)], UINT8
+    [
+        128 + value
+        for value in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+    ],
+    UINT8,
 )
 
 
@@ -97,17 +121,20 @@ class BlockRows:
     """Rows of a matrix as a file stores them."""
 
     stored: Array  # uint8 ``[rows, bytes of a row]``, a view of the mapped file
-    # Number of heads whose rows are in the order of interleaved RoPE (see :mod:`~pronk.checkpoint.gguf.checkpoint`);
-    # 0: the rows are in order.
+    # Number of heads whose rows are in the order of interleaved RoPE (see
+    # :mod:`~pronk.checkpoint.gguf.checkpoint`); 0: the rows are in order.
     heads: int = 0
-    name: str = ""  # name of the tensor in the file; of an expert's rows with its number, as in ``…_exps.weight[3]``
+    # name of the tensor in the file; of an expert's rows with its number, as in
+    # ``…_exps.weight[3]``
+    name: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockMatrix:
     """A matrix ``[outputs, inputs]`` in GGUF blocks; the kernels pack the blocks as they are.
 
-    The number of inputs has no limit, unlike that of a ``QuantizedMatrix``: sums are over 32 or 256 inputs.
+    The number of inputs has no limit, unlike that of a ``QuantizedMatrix``: sums are over 32 or 256
+    inputs.
     """
 
     type: str  # GGUF type of all blocks, one of :data:`PACKED_BLOCKS`
@@ -128,17 +155,21 @@ class _BlockFormat(NamedTuple):
     group: int  # number of inputs per scale
 
 
-def unpack(stored: Array, type_: TensorType, codes: Array, rows: Array | None = None) -> QuantizedMatrix:
+def unpack(
+    stored: Array, type_: TensorType, codes: Array, rows: Array | None = None
+) -> QuantizedMatrix:
     """Convert a stored matrix, uint8 ``[outputs, bytes of a row]``, to a QuantizedMatrix.
 
-    ``type_`` is one of :data:`BLOCKS`. The codes are written to ``codes``, uint8 ``[outputs, inputs]``. ``rows`` has
-    the index in ``stored`` of each output, int64 ``[outputs]``; ``None`` keeps the order.
+    ``type_`` is one of :data:`BLOCKS`. The codes are written to ``codes``, uint8 ``[outputs,
+    inputs]``. ``rows`` has the index in ``stored`` of each output, int64 ``[outputs]``; ``None``
+    keeps the order.
 
     Raises:
         ValueError: a scale is not finite, or the matrix has more inputs than the kernels support.
     """
     block_format = BLOCKS[type_.name]
-    scales, minima = [], []
+    scales = []
+    minima = []
     step = max(1, _CHUNK_BYTES // stored.shape[1])
     for start in range(0, len(stored), step):
         chunk = stored[start : start + step] if rows is None else stored[rows[start : start + step]]
@@ -149,7 +180,9 @@ def unpack(stored: Array, type_: TensorType, codes: Array, rows: Array | None = 
         scales.append(scale.reshape(count, -1))
         minima += [] if minimum is None else [minimum.reshape(count, -1)]
     minimum = np.concatenate(minima) if minima else None
-    return QuantizedMatrix(codes, np.concatenate(scales), minimum, block_format.bits, block_format.group)
+    return QuantizedMatrix(
+        codes, np.concatenate(scales), minimum, block_format.bits, block_format.group
+    )
 
 
 def _to_float32(stored: Array) -> Array:
@@ -171,7 +204,9 @@ def _unpack_two_bits(stored: Array) -> Array:
 
 def _unpack_bit_planes(stored: Array) -> Array:
     """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``: bit 0 of all bytes, then bit 1, and so on."""
-    return (stored[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(*stored.shape[:-1], -1)
+    return (stored[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(
+        *stored.shape[:-1], -1
+    )
 
 
 def _q8_0(blocks: Array) -> Unpacked:
@@ -183,16 +218,26 @@ def _q4_0(blocks: Array) -> Unpacked:
 
 
 def _q4_1(blocks: Array) -> Unpacked:
-    return _unpack_nibbles(blocks[..., 4:], 16), _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
+    return (
+        _unpack_nibbles(blocks[..., 4:], 16),
+        _to_float32(blocks[..., :2]),
+        _to_float32(blocks[..., 2:4]),
+    )
 
 
 def _q5_0(blocks: Array) -> Unpacked:
-    codes = _unpack_nibbles(blocks[..., 6:], 16) | np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little") << 4
+    codes = (
+        _unpack_nibbles(blocks[..., 6:], 16)
+        | np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little") << 4
+    )
     return codes + (128 - 16), _to_float32(blocks[..., :2]), None
 
 
 def _q5_1(blocks: Array) -> Unpacked:
-    codes = _unpack_nibbles(blocks[..., 8:], 16) | np.unpackbits(blocks[..., 4:8], axis=-1, bitorder="little") << 4
+    codes = (
+        _unpack_nibbles(blocks[..., 8:], 16)
+        | np.unpackbits(blocks[..., 4:8], axis=-1, bitorder="little") << 4
+    )
     return codes, _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
 
 
@@ -205,24 +250,36 @@ def _unpack_k_scales(blocks: Array) -> tuple[Array, Array]:
         byte i + 8     minimum i + 4, bits 5-4     minimum i, 6 bits
         byte i + 12    minimum i + 4, bits 3-0     scale i + 4, bits 3-0
     """
-    scale_factor, minimum_factor = _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
-    scale, minimum, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scale_factor = _to_float32(blocks[..., :2])
+    minimum_factor = _to_float32(blocks[..., 2:4])
+    scale = blocks[..., 4:8]
+    minimum = blocks[..., 8:12]
+    rest = blocks[..., 12:16]
     scales = np.concatenate((scale & 63, (rest & 15) | (scale >> 2 & 48)), axis=-1)
     minima = np.concatenate((minimum & 63, rest >> 4 | (minimum >> 2 & 48)), axis=-1)
-    return scale_factor * scales, -(minimum_factor * minima)  # llama.cpp subtracts the minimum; QuantizedMatrix adds it
+    # llama.cpp subtracts the minimum; QuantizedMatrix adds it
+    return scale_factor * scales, -(minimum_factor * minima)
 
 
 def _q2_k(blocks: Array) -> Unpacked:
-    scales, minima = blocks[..., :16] & 15, blocks[..., :16] >> 4
+    scales = blocks[..., :16] & 15
+    minima = blocks[..., :16] >> 4
     factors = _to_float32(blocks[..., 80:])
-    return _unpack_two_bits(blocks[..., 16:80]), factors[..., :1] * scales, -(factors[..., 1:] * minima)
+    return (
+        _unpack_two_bits(blocks[..., 16:80]),
+        factors[..., :1] * scales,
+        -(factors[..., 1:] * minima),
+    )
 
 
 def _q3_k(blocks: Array) -> Unpacked:
     codes = _unpack_two_bits(blocks[..., 32:96]) | _unpack_bit_planes(blocks[..., :32]) << 2
     # Bytes 96 .. 103 hold the low 4 bits of the sixteen scales, bytes 104 .. 107 the high 2 bits.
-    low, high = blocks[..., 96:104], blocks[..., None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    scales = np.concatenate((low & 15, low >> 4), axis=-1) | high.reshape(*blocks.shape[:-1], 16) << 4
+    low = blocks[..., 96:104]
+    high = blocks[..., None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    scales = (
+        np.concatenate((low & 15, low >> 4), axis=-1) | high.reshape(*blocks.shape[:-1], 16) << 4
+    )
     return codes + (8 - 4), _to_float32(blocks[..., 108:]) * (scales.astype(FLOAT32) - 32), None
 
 

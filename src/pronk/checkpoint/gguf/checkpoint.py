@@ -1,8 +1,9 @@
 """Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
 
-RoPE rotates pairs of a head's values. For some architectures, GGUF permutes the rows of the query and key projections
-so that the values 2i and 2i + 1 are a pair. In pronk, a pair is the values i and i + size / 2 of a head: with
-``permuted_heads``, the number of heads, the methods of :class:`GgufCheckpoint` undo the permutation.
+RoPE rotates pairs of a head's values. For some architectures, GGUF permutes the rows of the query
+and key projections so that the values 2i and 2i + 1 are a pair. In pronk, a pair is the values i
+and i + size / 2 of a head: with ``permuted_heads``, the number of heads, the methods of
+:class:`GgufCheckpoint` undo the permutation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from pronk.checkpoint.gguf.reader import GgufFile, TensorInfo
 from pronk.checkpoint.gguf.vocabulary import Vocabulary
 
 _DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
-_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # such as model-00001-of-00003.gguf
+# such as model-00001-of-00003.gguf
+_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 def is_gguf(path: Path) -> bool:
@@ -42,12 +44,13 @@ def file_identity(path: Path, state: os.stat_result | None = None) -> tuple[str,
 class GgufCheckpoint:
     """Read access to the tensors of a GGUF model, like :class:`pronk.checkpoint.tensors.Checkpoint`.
 
-    A tensor ``[experts, outputs, inputs]`` has the matrices of all experts; ``expert`` is the number of one of them.
-    Only the headers are read on construction. A damaged or missing part, or a path that is not that of the first part,
-    raises a CheckpointError.
+    A tensor ``[experts, outputs, inputs]`` has the matrices of all experts; ``expert`` is the
+    number of one of them. Only the headers are read on construction. A damaged or missing part, or
+    a path that is not that of the first part, raises a CheckpointError.
     """
 
-    config_source = "its metadata"  # place of the model's configuration, in words for error messages
+    # place of the model's configuration, in words for error messages
+    config_source = "its metadata"
 
     def __init__(self, path: Path) -> None:
         self.folder = path  # path of the first file; called ``folder`` as in ``Checkpoint``
@@ -61,11 +64,16 @@ class GgufCheckpoint:
                 self._infos[name] = file, info
         count = self.header.get("split.tensors.count")
         if len(self._files) > 1 and count != len(self._infos):
-            self.header.refuse(f"expected {count!r:.20} tensors in all parts, found {len(self._infos)}")
+            self.header.refuse(
+                f"expected {count!r:.20} tensors in all parts, found {len(self._infos)}"
+            )
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the tokenizer, empty if the file has none; raises a TokenizerError if inconsistent."""
+        """Vocabulary of the tokenizer, empty if the file has none.
+
+        Raises a TokenizerError if inconsistent.
+        """
         return Vocabulary.read(self.header)
 
     @property
@@ -95,13 +103,18 @@ class GgufCheckpoint:
         return self._infos[name][1].type.name
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
-        """Raise a CheckpointError for a GGUF type not in ``dtypes``; matrices may also have quantized blocks."""
+        """Raise a CheckpointError for a GGUF type not in ``dtypes``.
+
+        Matrices may also have quantized blocks.
+        """
         type_ = self.type(name)
         types = [*dtypes, *(BLOCKS if len(self.shape(name)) > 1 else ())]
         if type_ not in types:
             command = "llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
             remedy = f"use a Q4_K_M or Q8_0 file of this model, or convert the original: {command}"
-            refuse(self.folder, f"tensor {name}: expected {', '.join(types)}, found {type_}; {remedy}")
+            refuse(
+                self.folder, f"tensor {name}: expected {', '.join(types)}, found {type_}; {remedy}"
+            )
 
     def raw_bytes(self, name: str) -> Array:
         """Return the bytes of a tensor, uint8, as a view that keeps the file mapped."""
@@ -109,7 +122,10 @@ class GgufCheckpoint:
         return np.frombuffer(file.buffer, UINT8, info.size, info.start)
 
     def tensor(self, name: str, permuted_heads: int = 0) -> Array:
-        """Return a float tensor in the file's dtype; it is a view of the file if rows are not permuted."""
+        """Return a float tensor in the file's dtype.
+
+        It is a view of the file if rows are not permuted.
+        """
         info = self._infos[name][1]
         values = self.raw_bytes(name).view(_DTYPES[info.type.name]).reshape(info.shape)
         order = row_order(len(values), permuted_heads)
@@ -119,11 +135,14 @@ class GgufCheckpoint:
         """Return whether a tensor is stored in quantized blocks, not as floats."""
         return self.type(name) not in _DTYPES
 
-    def weight(self, name: str, codes: Array, expert: int | None = None, permuted_heads: int = 0) -> QuantizedMatrix:
+    def weight(
+        self, name: str, codes: Array, expert: int | None = None, permuted_heads: int = 0
+    ) -> QuantizedMatrix:
         """Return a quantized matrix, whose codes are written to ``codes``, uint8 ``[outputs, inputs]``.
 
-        ``name`` is that of a tensor with :meth:`has_blocks`, ``expert`` the number of the expert in a tensor of all
-        experts. A CheckpointError is raised if the blocks are damaged, or the kernels do not support the matrix.
+        ``name`` is that of a tensor with :meth:`has_blocks`, ``expert`` the number of the expert in
+        a tensor of all experts. A CheckpointError is raised if the blocks are damaged, or the
+        kernels do not support the matrix.
         """
         info = self._infos[name][1]
         tensor = f"{self.folder}: tensor {name} ({info.type.name})"
@@ -131,7 +150,9 @@ class GgufCheckpoint:
             rows = self._stored_rows(name, expert)
             return unpack(rows, info.type, codes, row_order(len(rows), permuted_heads))
 
-    def blocks(self, name: str, expert: int | None = None, permuted_heads: int = 0) -> BlockMatrix | None:
+    def blocks(
+        self, name: str, expert: int | None = None, permuted_heads: int = 0
+    ) -> BlockMatrix | None:
         """Return a quantized matrix in its blocks; ``None`` if the kernels do not pack such blocks.
 
         ``name`` is that of a tensor with :meth:`has_blocks`.
@@ -166,18 +187,30 @@ def row_order(num_rows: int, permuted_heads: int) -> Array | None:
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:
-    """Open the other files of a split model, in order; return an empty list if the model is one file."""
-    count, number = first.get("split.count"), first.get("split.no")
+    """Open the other files of a split model, in order.
+
+    Return an empty list if the model is one file.
+    """
+    count = first.get("split.count")
+    number = first.get("split.no")
     if not isinstance(count, int) or count < 2:
         return []
     match = _PART_NAME.fullmatch(first.path.name)
     if match is None or int(match[3]) != count:
-        expected = f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
-        first.refuse(f"expected {expected}, found {first.path.name}", "restore the original names of the parts")
+        expected = (
+            f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
+        )
+        first.refuse(
+            f"expected {expected}, found {first.path.name}",
+            "restore the original names of the parts",
+        )
     names = [f"{match[1]}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
     if number != 0 or int(match[2]) != 1:
         first.refuse(f"expected the first of {count} files, found another one", f"give {names[0]}")
     missing = [name for name in names[1:] if not (first.path.parent / name).is_file()]
     if missing:
-        first.refuse(f"expected {count} files in the same folder, found no {missing[0]}", "download the missing file")
+        first.refuse(
+            f"expected {count} files in the same folder, found no {missing[0]}",
+            "download the missing file",
+        )
     return [GgufFile(first.path.parent / name) for name in names[1:]]

@@ -8,8 +8,9 @@
     padding
     values of the tensors                                   each at a multiple of general.alignment (metadata)
 
-A string is its length (8 bytes) and its UTF-8 bytes. Before memory is allocated for a count or length, it is compared
-with the remaining bytes. Metadata arrays are converted to lists on access. Source: ``docs/gguf.md`` of ggml.
+A string is its length (8 bytes) and its UTF-8 bytes. Before memory is allocated for a count or
+length, it is compared with the remaining bytes. Metadata arrays are converted to lists on access.
+Source: ``docs/gguf.md`` of ggml.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ from pronk.checkpoint.gguf.blocks import ARRAY, BOOL, SCALARS, STRING, TENSOR_TY
 _MIN_PAIR_BYTES = 8 + 4 + 1  # smallest key-value pair: length of an empty key, type, one-byte value
 # Smallest description of a tensor: empty name, number of dimensions, one dimension, type, offset.
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
-_MAX_NAME_BYTES = 65_535  # limit of GGUF for metadata keys; here also the limit for names of tensors
-# Limits for hostile files, far beyond those of models, because Python objects need more memory than the file's bytes.
+# limit of GGUF for metadata keys; here also the limit for names of tensors
+_MAX_NAME_BYTES = 65_535
+# Limits for hostile files, far beyond those of models, because Python objects need more memory than
+# the file's bytes.
 _MAX_ENTRIES = 100_000  # tensors, and pairs of metadata
-_MAX_ELEMENTS = 1 << 22  # elements of a metadata array that is read: a vocabulary has less than a million tokens
+# elements of a metadata array that is read: a vocabulary has less than a million tokens
+_MAX_ELEMENTS = 1 << 22
 _MAX_DIMENSIONS = 4  # limit of ggml for tensors
-# Names that select code; values of another type are refused on opening, so that no reader must check them.
+# Names that select code; values of another type are refused on opening, so that no reader must
+# check them.
 _NAME_KEYS = ("general.architecture", "tokenizer.ggml.model")
 _ALIGNMENTS = [1 << bits for bits in range(3, 21)]  # possible values of general.alignment, in bytes
 
@@ -61,10 +66,13 @@ class _Array(NamedTuple):
 
 
 class GgufFile:
-    """Validated header of one memory-mapped file; ``state`` is the file's size, time of modification, ….
+    """Validated header of one memory-mapped file.
+
+    ``state`` is the file's size, time of modification, ….
 
     Raises:
-        CheckpointError: the file is not GGUF, has another version or byte order, or is truncated or damaged.
+        CheckpointError: the file is not GGUF, has another version or byte order, or is truncated or
+            damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,10 +82,14 @@ class GgufFile:
         self._position = 0  # offset in the file of the next byte to read
         num_tensors, num_pairs = self._read_file_header()
         self._pairs = self._read_pairs(num_pairs)
-        self.tensors = self._read_tensors(num_tensors)  # descriptions by name, in the order of the file
+        # descriptions by name, in the order of the file
+        self.tensors = self._read_tensors(num_tensors)
 
     def get(self, key: str) -> Any:
-        """Return a metadata value: int, float, bool, str, or a list of one of these types; ``None`` if absent."""
+        """Return a metadata value: int, float, bool, str, or a list of one of these types.
+
+        ``None`` if absent.
+        """
         value = self._pairs.get(key)
         if isinstance(value, bytes):
             return self._decode(value, key)
@@ -95,20 +107,28 @@ class GgufFile:
                     self.refuse(f"expected a GGUF file, found {size} bytes")
                 return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
-            msg = f"{self.path}: expected a readable file, found {getattr(error, 'strerror', None) or error}"
+            msg = (
+                f"{self.path}: expected a readable file, found "
+                f"{getattr(error, 'strerror', None) or error}"
+            )
             raise CheckpointError(msg) from error
 
     def _read_file_header(self) -> tuple[int, int]:
-        magic, version = self._read_bytes(4), self._read_number("I")
+        magic = self._read_bytes(4)
+        version = self._read_number("I")
         if magic != b"GGUF":
-            self.refuse(f"expected a GGUF file, found one that begins with {magic!r}", "check that it is the right one")
+            self.refuse(
+                f"expected a GGUF file, found one that begins with {magic!r}",
+                "check that it is the right one",
+            )
         if version & 0xFFFF == 0:
             remedy = "convert it with gguf-py: gguf-convert-endian MODEL little"
             self.refuse("expected a little-endian file, found a big-endian one", remedy)
         if version not in (2, 3):
             remedy = "convert the model with a current llama.cpp"
             self.refuse(f"expected version 2 or 3 of GGUF, found {version}", remedy)
-        num_tensors, num_pairs = self._read_number("Q"), self._read_number("Q")
+        num_tensors = self._read_number("Q")
+        num_pairs = self._read_number("Q")
         if num_pairs * _MIN_PAIR_BYTES + num_tensors * _MIN_TENSOR_BYTES > self._num_left:
             found = f"{num_tensors} tensors and {num_pairs} pairs of metadata announced"
             self.refuse(f"expected as many as {self._file_size} bytes can hold, found {found}")
@@ -123,10 +143,16 @@ class GgufFile:
         return self._file_size - self._position
 
     def _advance(self, size: int) -> int:
-        """Advance the position by ``size`` bytes and return the previous position; refuse a truncated file."""
+        """Advance the position by ``size`` bytes and return the previous position.
+
+        Refuse a truncated file.
+        """
         start = self._position
         if size > self._num_left:
-            self.refuse(f"expected {size} bytes at {start}, found {self._num_left}: the file is truncated or damaged")
+            self.refuse(
+                f"expected {size} bytes at {start}, found {self._num_left}: "
+                "the file is truncated or damaged"
+            )
         self._position += size
         return start
 
@@ -136,7 +162,9 @@ class GgufFile:
 
     def _read_number(self, format_char: str) -> int:
         """Read a little-endian number; ``format_char`` is its format character of :mod:`struct`."""
-        return struct.unpack_from(f"<{format_char}", self.buffer, self._advance(struct.calcsize(format_char)))[0]
+        return struct.unpack_from(
+            f"<{format_char}", self.buffer, self._advance(struct.calcsize(format_char))
+        )[0]
 
     def _decode(self, text: bytes, text_name: str) -> str:
         """Decode UTF-8; the error message begins with ``text_name``."""
@@ -151,10 +179,14 @@ class GgufFile:
     def _read_name(self, owner: str) -> str:
         size = self._read_number("Q")
         if size > _MAX_NAME_BYTES:
-            self.refuse(f"expected the name of {owner} in at most {_MAX_NAME_BYTES} bytes, found {size}")
+            self.refuse(
+                f"expected the name of {owner} in at most {_MAX_NAME_BYTES} bytes, found {size}"
+            )
         name = self._decode(self._read_bytes(size), f"the name of {owner}")
         if not name.isprintable():
-            self.refuse(f"expected the name of {owner} in printable characters, found {name[:80]!r}")
+            self.refuse(
+                f"expected the name of {owner} in printable characters, found {name[:80]!r}"
+            )
         return name
 
     def _read_pairs(self, count: int) -> dict[str, Any]:
@@ -185,15 +217,24 @@ class GgufFile:
         if kind in SCALARS:
             return _Array(kind, count, self._advance(count * struct.calcsize(SCALARS[kind])))
         if kind == ARRAY:
-            self.refuse(f"{key:.80}: expected an array of numbers or strings, found an array of arrays")
+            self.refuse(
+                f"{key:.80}: expected an array of numbers or strings, found an array of arrays"
+            )
         if kind != STRING:
             self.refuse(f"{key:.80}: expected an array of a known type (0..12), found type {kind}")
         if count * 8 > self._num_left:
             found = f"{count} announced"
-            self.refuse(f"{key:.80}: expected as many strings as {self._num_left} bytes can hold, found {found}")
+            self.refuse(
+                f"{key:.80}: expected as many strings as {self._num_left} bytes can hold, "
+                f"found {found}"
+            )
         start = end = self._position
-        # Do not call _read_number for each string: a vocabulary has hundreds of thousands of strings.
-        read_size, buffer, last, ends = struct.Struct("<Q").unpack_from, self.buffer, self._file_size - 8, array("Q")
+        # Do not call _read_number for each string: a vocabulary has hundreds of thousands of
+        # strings.
+        read_size = struct.Struct("<Q").unpack_from
+        buffer = self.buffer
+        last = self._file_size - 8
+        ends = array("Q")
         for _ in range(count):
             if end > last:
                 end = self._file_size + 1  # beyond the file, so that _advance refuses it
@@ -207,9 +248,13 @@ class GgufFile:
 
     def _array_values(self, array: _Array, key: str) -> list[Any]:
         if array.length > _MAX_ELEMENTS:
-            self.refuse(f"{key:.80}: expected at most {_MAX_ELEMENTS} elements, found {array.length}")
+            self.refuse(
+                f"{key:.80}: expected at most {_MAX_ELEMENTS} elements, found {array.length}"
+            )
         if array.type != STRING:
-            values = struct.unpack_from(f"<{array.length}{SCALARS[array.type]}", self.buffer, array.start)
+            values = struct.unpack_from(
+                f"<{array.length}{SCALARS[array.type]}", self.buffer, array.start
+            )
             return [value != 0 for value in values] if array.type == BOOL else list(values)
         if not array.length:
             return []
@@ -226,7 +271,10 @@ class GgufFile:
                 return texts
             # A string has a zero byte itself.
             ends = [end - array.start for end in array.ends]
-            return [bytes(stored[start + 8 : end]).decode() for start, end in zip(starts, ends, strict=True)]
+            return [
+                bytes(stored[start + 8 : end]).decode()
+                for start, end in zip(starts, ends, strict=True)
+            ]
         except UnicodeDecodeError:
             self._refuse_text(key)
 
@@ -247,29 +295,48 @@ class GgufFile:
         return located
 
     def _read_info(self, alignment: int) -> TensorInfo:
-        """Read a tensor's description; its ``start`` is the offset in the file minus the end of the padding."""
+        """Read a tensor's description.
+
+        Its ``start`` is the offset in the file minus the end of the padding.
+        """
         name = self._read_name("a tensor")
         num_dimensions = self._read_number("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
-            self.refuse(f"tensor {name:.80}: expected 1..{_MAX_DIMENSIONS} dimensions, found {num_dimensions}")
+            self.refuse(
+                f"tensor {name:.80}: expected 1..{_MAX_DIMENSIONS} dimensions, found "
+                f"{num_dimensions}"
+            )
         shape = tuple(self._read_number("Q") for _ in range(num_dimensions))[::-1]
-        kind, start = self._read_number("I"), self._read_number("Q")
+        kind = self._read_number("I")
+        start = self._read_number("Q")
         if kind not in TENSOR_TYPES:
-            self.refuse(f"tensor {name:.80}: expected a known type, found type {kind}", "use another file of the model")
+            self.refuse(
+                f"tensor {name:.80}: expected a known type, found type {kind}",
+                "use another file of the model",
+            )
         type_ = TENSOR_TYPES[kind]
         if 0 in shape or shape[-1] % type_.values:
             expected = f"rows of whole blocks of {type_.values} ({type_.name})"
             self.refuse(f"tensor {name:.80}: expected {expected}, found {list(shape)}")
         if start % alignment:
-            self.refuse(f"tensor {name:.80}: expected an offset that is a multiple of {alignment}, found {start}")
+            self.refuse(
+                f"tensor {name:.80}: expected an offset that is a multiple of {alignment}, "
+                f"found {start}"
+            )
         return TensorInfo(name, type_, shape, start, math.prod(shape) // type_.values * type_.size)
 
     def _check_places(self, infos: Iterable[TensorInfo]) -> None:
         end = 0
         for info in sorted(infos, key=lambda info: info.start):
             if info.start < end:
-                self.refuse(f"tensor {info.name:.80}: expected a place of its own, found an overlap with another one")
+                self.refuse(
+                    f"tensor {info.name:.80}: expected a place of its own, "
+                    "found an overlap with another one"
+                )
             end = info.start + info.size
             if end > self._file_size:
-                found = f"its {info.size} bytes at {info.start} of {self._file_size}: the file is truncated or damaged"
+                found = (
+                    f"its {info.size} bytes at {info.start} of {self._file_size}: the file is "
+                    "truncated or damaged"
+                )
                 self.refuse(f"expected all of tensor {info.name:.80}, found {found}")

@@ -15,10 +15,13 @@ from pronk.checkpoint.gguf.reader import GgufFile
 
 _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokenizer
 # Special tokens: the metadata key ``tokenizer.ggml.NAME_token_id`` holds the id of the token NAME.
-_END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # those of tokens that end a generation
+# those of tokens that end a generation
+_END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _SPECIAL_NAMES = ("bos", *_END_KEYS, "unknown", "padding")
-_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # default ids if ``tokenizer.ggml.model`` is ``llama``
-# Longer tokens, which only damaged files have, are refused: computing their merges tries every split.
+# default ids if ``tokenizer.ggml.model`` is ``llama``
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
+# Longer tokens, which only damaged files have, are refused: computing their merges tries every
+# split.
 MAX_TOKEN_CHARACTERS = 1024
 
 
@@ -33,7 +36,8 @@ class TokenKind(IntEnum):
     BYTE = 6
 
 
-# Kinds of tokens that the tokenizer finds in a text before it splits the text, and whether decoding skips them.
+# Kinds of tokens that the tokenizer finds in a text before it splits the text, and whether decoding
+# skips them.
 ADDED_KINDS = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
 
 
@@ -41,18 +45,29 @@ ADDED_KINDS = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_
 class Vocabulary:
     """Tokens of a file; the id of a token is its index."""
 
-    tokens: Sequence[str | None]  # text of each token as stored (``Ġthe`` or ``▁the``); ``None`` for an unused id
+    # text of each token as stored (``Ġthe`` or ``▁the``); ``None`` for an unused id
+    tokens: Sequence[str | None]
     kinds: Sequence[int]  # ``TokenKind`` of each token
-    special_ids: dict[str, int]  # {name in ``_SPECIAL_NAMES``: token id}, without tokens that do not exist
+    # {name in ``_SPECIAL_NAMES``: token id}, without tokens that do not exist
+    special_ids: dict[str, int]
 
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
-        """Read the vocabulary, empty if the file has none; raise a TokenizerError if it is inconsistent."""
+        """Read the vocabulary, empty if the file has none.
+
+        Raise a TokenizerError if it is inconsistent.
+        """
         texts = read_array(file, "tokens", str)
-        kinds = read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
+        kinds = read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(
+            texts
+        )
         tokens: list[str | None] = list(texts)
         # llama.cpp's converter made up tokens for ids that the model does not use.
-        for i in [i for i, text in enumerate(texts) if not text or (text[0] == "[" and text == f"[PAD{i}]")]:
+        for i in [
+            i
+            for i, text in enumerate(texts)
+            if not text or (text[0] == "[" and text == f"[PAD{i}]")
+        ]:
             if not texts[i] or kinds[i] in (TokenKind.UNUSED, TokenKind.USER_DEFINED):
                 tokens[i] = None
         _check_tokens(file, [token for token in tokens if token is not None])
@@ -79,7 +94,10 @@ class Vocabulary:
         return {token: i for i, token in enumerate(self.tokens) if token is not None}
 
     def special_text(self, name: str) -> str | None:
-        """Return the text of the special token ``name``, such as ``bos``; ``None`` if it does not exist."""
+        """Return the text of the special token ``name``, such as ``bos``.
+
+        ``None`` if it does not exist.
+        """
         return self.tokens[self.special_ids[name]] if name in self.special_ids else None
 
 
@@ -91,28 +109,43 @@ def refuse_tokens(file: GgufFile, problem: str) -> NoReturn:
 def read_flag(file: GgufFile, name: str, *, default: bool) -> bool:
     """Return the boolean ``tokenizer.ggml.NAME``; raise a TokenizerError if it has another type."""
     value = file.get(_KEY_PREFIX + name)
-    return default if value is None else check_flag(f"{file.path}: {_KEY_PREFIX}{name}", value, error=TokenizerError)
+    return (
+        default
+        if value is None
+        else check_flag(f"{file.path}: {_KEY_PREFIX}{name}", value, error=TokenizerError)
+    )
 
 
 def read_array(file: GgufFile, name: str, kind: type, count: int | None = None) -> list[Any]:
     """Return the array ``tokenizer.ggml.NAME`` of elements of type ``kind``; empty if absent.
 
-    Other types, or a number of elements other than ``count`` (``None`` allows any), raise a TokenizerError.
+    Other types, or a number of elements other than ``count`` (``None`` allows any), raise a
+    TokenizerError.
     """
     values = file.get(_KEY_PREFIX + name)
     if values is None:
         return []
     if not isinstance(values, list) or (values and type(values[0]) is not kind):
-        refuse_tokens(file, f"{_KEY_PREFIX}{name}: expected an array of {kind.__name__}, found another type")
+        refuse_tokens(
+            file, f"{_KEY_PREFIX}{name}: expected an array of {kind.__name__}, found another type"
+        )
     if count is not None and len(values) != count:
-        refuse_tokens(file, f"{_KEY_PREFIX}{name}: expected one for each of {count} tokens, found {len(values)}")
+        refuse_tokens(
+            file,
+            f"{_KEY_PREFIX}{name}: expected one for each of {count} tokens, found {len(values)}",
+        )
     return values
 
 
 def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:
     longest = max(map(len, tokens), default=0)
     if longest > MAX_TOKEN_CHARACTERS:
-        refuse_tokens(file, f"expected tokens of at most {MAX_TOKEN_CHARACTERS} characters, found one of {longest}")
+        refuse_tokens(
+            file,
+            f"expected tokens of at most {MAX_TOKEN_CHARACTERS} characters, found one of {longest}",
+        )
     if len(set(tokens)) < len(tokens):
         ((token, _),) = Counter(tokens).most_common(1)
-        refuse_tokens(file, f"expected every token once, found {token[:40]!r} twice; convert the model again")
+        refuse_tokens(
+            file, f"expected every token once, found {token[:40]!r} twice; convert the model again"
+        )

@@ -46,7 +46,10 @@ def repo_folder(repo: str) -> Path:
 
 
 def find_cached(model: HubModel) -> Path | None:
-    """Return the folder or GGUF file of a model if the cache has all its files; download nothing."""
+    """Return the folder or GGUF file of a model if the cache has all its files.
+
+    Download nothing.
+    """
     for snapshot in _snapshots(model):
         files = _model_files(model, snapshot)
         if files and files[0].suffix.lower() == ".gguf":
@@ -73,7 +76,10 @@ def _repo(folder: Path) -> str:
 
 
 def _snapshots(model: HubModel) -> Iterator[Path]:
-    """Yield the snapshot of the revision; without a revision main's, then the others, newest first."""
+    """Yield the snapshot of the revision.
+
+    Without a revision main's, then the others, newest first.
+    """
     folder = repo_folder(model.repo)
     reference = folder / "refs" / (model.revision or "main")
     commit = reference.read_text().strip() if reference.is_file() else model.revision
@@ -85,16 +91,22 @@ def _snapshots(model: HubModel) -> Iterator[Path]:
 
 
 def _model_files(model: HubModel, snapshot: Path) -> list[Path]:
-    """Return the files of a model in a snapshot, the GGUF file to open first; empty unless all are there."""
+    """Return the files of a model in a snapshot, the GGUF file to open first.
+
+    Empty unless all are there.
+    """
     try:
-        chosen = model.choose_files(path.relative_to(snapshot).as_posix() for path in _files(snapshot))
+        chosen = model.choose_files(
+            path.relative_to(snapshot).as_posix() for path in _files(snapshot)
+        )
     except CheckpointError:
         return []
     return [snapshot / name for name in chosen]
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())  # a link to a missing blob is no file
+    # a link to a missing blob is no file
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _is_complete(folder: Path) -> bool:
@@ -118,7 +130,11 @@ def cached_models() -> list[CachedModel]:
         repo = _repo(folder)
         for snapshot in sorted((folder / "snapshots").glob("*")):
             files = [path.relative_to(snapshot).as_posix() for path in _files(snapshot)]
-            ggufs = [HubModel(repo, name, revision=snapshot.name) for name in files if name.lower().endswith(".gguf")]
+            ggufs = [
+                HubModel(repo, name, revision=snapshot.name)
+                for name in files
+                if name.lower().endswith(".gguf")
+            ]
             for model in [HubModel(repo, revision=snapshot.name), *ggufs]:
                 if (path := find_cached(model)) is not None and path not in found:
                     found[path] = CachedModel(path, tuple(_model_files(model, snapshot)))
@@ -128,10 +144,11 @@ def cached_models() -> list[CachedModel]:
 def remove_cached(model: HubModel) -> int:
     """Remove a model from the cache; return the number of bytes freed.
 
-    The repository's folder is removed if no file is left, with partial downloads. If the cache has no part of the
-    model, a CheckpointError is raised.
+    The repository's folder is removed if no file is left, with partial downloads. If the cache has
+    no part of the model, a CheckpointError is raised.
     """
-    folder, whole = repo_folder(model.repo), not model.file and not model.quantization
+    folder = repo_folder(model.repo)
+    whole = not model.file and not model.quantization
     absent = f"found no such model in {folder.parent}; pronk list shows what is there"
     if not folder.is_dir():
         refuse(model, absent)
@@ -149,7 +166,10 @@ def remove_cached(model: HubModel) -> int:
                 blob.unlink()
         after = _size(folder)
     except OSError as error:
-        msg = f"{model}: expected to remove files of {folder}, found: {error.strerror}; end programs that use them"
+        msg = (
+            f"{model}: expected to remove files of {folder}, found: {error.strerror}; end programs "
+            "that use them"
+        )
         raise CheckpointError(msg) from error
     if before == after:
         refuse(model, absent)
@@ -157,7 +177,11 @@ def remove_cached(model: HubModel) -> int:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(
+        path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
 
 
 def check_hash(file: Path, expected: str, name: str) -> None:
@@ -167,4 +191,6 @@ def check_hash(file: Path, expected: str, name: str) -> None:
     if found != expected:
         file.resolve().unlink()
         file.unlink(missing_ok=True)
-        refuse(name, f"expected the SHA-256 {expected[:16]}…, found {found[:16]}…; download it again")
+        refuse(
+            name, f"expected the SHA-256 {expected[:16]}…, found {found[:16]}…; download it again"
+        )

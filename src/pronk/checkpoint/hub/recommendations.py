@@ -1,9 +1,10 @@
 """Sampling options that the table of short names recommends for a model.
 
-The row of a model is found by the name in the model's own files (``ModelConfig.name``), not by their path: a renamed
-file, another quantization and the short name have the same row. Of a name, letters and digits count, but not its
-case, other characters, or "GGUF" at the end: ``Qwen2.5 Coder 7B Instruct GGUF`` is ``Qwen2.5-Coder-7B-Instruct``.
-A model whose name is not in the table, such as a fine-tuned one, has no row.
+The row of a model is found by the name in the model's own files (``ModelConfig.name``), not by
+their path: a renamed file, another quantization and the short name have the same row. Of a name,
+letters and digits count, but not its case, other characters, or "GGUF" at the end: ``Qwen2.5 Coder
+7B Instruct GGUF`` is ``Qwen2.5-Coder-7B-Instruct``. A model whose name is not in the table, such as
+a fine-tuned one, has no row.
 """
 
 from __future__ import annotations

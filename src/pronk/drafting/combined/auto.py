@@ -1,8 +1,9 @@
 """The drafter ``auto``, the default: all sources that are installed, asked where they pay.
 
-The policy (:mod:`pronk.drafting.policy`) asks the sources one after the other, each only if its expected
-contribution to the draft tokens offered so far is worth its time. The proposal is the union of what they offer.
-Drafters given as ``parts`` are added, and replace the sources of the same kind. ``docs/methods/auto.md`` lists them.
+The policy (:mod:`pronk.drafting.policy`) asks the sources one after the other, each only if its
+expected contribution to the draft tokens offered so far is worth its time. The proposal is the
+union of what they offer. Drafters given as ``parts`` are added, and replace the sources of the same
+kind. ``docs/methods/auto.md`` lists them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from pronk.base.keywords import known_keywords
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.drafting.from_outputs.recycling import Recycling
 from pronk.drafting.from_text.suffix import Suffix
-from pronk.drafting.proposer import DraftContext, Drafter, Outcome, Proposer, States, ask, bind_proposer, observe
+from pronk.drafting.proposer import (
+    DraftContext,
+    Drafter,
+    Outcome,
+    Proposer,
+    States,
+    ask,
+    bind_proposer,
+    observe,
+)
 from pronk.drafting.registry import make_drafter
 from pronk.drafting.shared.composite import Composite
 from pronk.drafting.target import Target
@@ -36,7 +46,8 @@ class Auto(Composite):
 
     Attributes:
         parts: drafters in addition to those that are found.
-        bundled: whether to use ``pronk-tiny-draft``, in a clone, if no part has a model and the vocabularies are equal.
+        bundled: whether to use ``pronk-tiny-draft``, in a clone, if no part has a model and the
+            vocabularies are equal.
         num_nodes: maximum number of draft tokens per step, 1..127.
     """
 
@@ -56,21 +67,32 @@ class Auto(Composite):
         given = self.bind_parts(target)
         names = _names(given)
         found = [each for each in (Suffix(store_tokens=0), Recycling()) if each.name not in names]
-        without_model = [*(each.bind(target) for each in found), *(each for each in given if not each.models)]
+        without_model = [
+            *(each.bind(target) for each in found),
+            *(each for each in given if not each.models),
+        ]
         with_model = [each for each in given if each.models] or self._find(target)
         return AutoProposer(self, [*without_model, *with_model], target)
 
     def _find(self, target: Target) -> list[Proposer[Any]]:
-        """Return the first drafter with a model that fits and needs no option; an empty list if none does."""
+        """Return the first drafter with a model that fits and needs no option.
+
+        An empty list if none does.
+        """
         heads = [head for head in _heads() if head.find_default(target) is not None]
         found: list[Drafter | str] = [*heads]
         if target.folder is not None and any(find_cached(pair.model) for pair in all_pairs()):
-            pairs = [pair for pair in find_pairs(target.folder, target.decoder.config) if find_cached(pair.model)]
+            pairs = [
+                pair
+                for pair in find_pairs(target.folder, target.decoder.config)
+                if find_cached(pair.model)
+            ]
             found += [f'{pair.drafter}(model="{pair.source}")' for pair in pairs]
         if self.bundled:
             found += ["cape(draft_model)", "draft_model"]
         for drafter in found:
-            with suppress(PronkError):  # no clone, another vocabulary, no memory, or no package of the drafter
+            # no clone, another vocabulary, no memory, or no package of the drafter
+            with suppress(PronkError):
                 return [bind_proposer(make_drafter(drafter), target)]
         return []
 
@@ -98,15 +120,20 @@ class AutoProposer(Proposer[States]):
         self.options = options
         self.clock = target.clock
         wrapped = [part.capabilities for part in self.parts]
-        logits = any(each.logits and each.observes_all_steps for each in wrapped)  # others get them if asked
+        # others get them if asked
+        logits = any(each.logits and each.observes_all_steps for each in wrapped)
         self.capabilities = replace(self.capabilities, logits=logits, self_budgeting=True)
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         for number, part in enumerate(self.parts):
-            own_contexts = [context.with_state(context.state[number], draws=False) for context in contexts]
+            own_contexts = [
+                context.with_state(context.state[number], draws=False) for context in contexts
+            ]
             ask(part, own_contexts, self.clock)
         num_nodes = self.options.num_nodes
-        return [each.policy.tree(each.tokens[-1], min(num_nodes, each.max_nodes)) for each in contexts]
+        return [
+            each.policy.tree(each.tokens[-1], min(num_nodes, each.max_nodes)) for each in contexts
+        ]
 
     def observe(self, outcome: Outcome[States]) -> None:
         for number, part in enumerate(self.parts):

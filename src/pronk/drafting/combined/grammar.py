@@ -1,12 +1,13 @@
 """The drafter ``grammar``: tokens that a grammar forces, around the draft tokens of another drafter.
 
-Text is *forced* if the guide allows only one continuation. The wrapped drafter proposes after the forced text.
+Text is *forced* if the guide allows only one continuation. The wrapped drafter proposes after the
+forced text.
 
-Forced tokens are the tokenizer's own encoding of the forced text after the output so far. Tokens at the end of forced
-text are left out if the following text could change them. The guide's mask allows only this encoding
-(:mod:`pronk.sampling.grammar_processor`), so forced tokens are accepted. They are verified nevertheless, so a guide
-with a wider mask does no harm. In models with several stop tokens the mask allows all of them at the end of the text,
-and the forced one may be rejected.
+Forced tokens are the tokenizer's own encoding of the forced text after the output so far. Tokens at
+the end of forced text are left out if the following text could change them. The guide's mask allows
+only this encoding (:mod:`pronk.sampling.grammar_processor`), so forced tokens are accepted. They
+are verified nevertheless, so a guide with a wider mask does no harm. In models with several stop
+tokens the mask allows all of them at the end of the text, and the forced one may be rejected.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from pronk.sampling.tree import TokenTree, TokenView
 @known_keywords
 @dataclass(frozen=True)
 class Grammar(Composite):
-    """Options of ``grammar``; ``parts`` is one drafter, of any kind, for the text that is not forced."""
+    """Options of ``grammar``.
+
+    ``parts`` is one drafter, of any kind, for the text that is not forced.
+    """
 
     name = "grammar"
 
@@ -39,7 +43,10 @@ class Grammar(Composite):
         super().__post_init__()
         if len(self.parts) > 1:
             found = ", ".join(part.name for part in self.parts)
-            msg = f"{self.name}: expected one drafter, found {found}; write merged({found}) to combine them"
+            msg = (
+                f"{self.name}: expected one drafter, found {found}; write merged({found}) to "
+                "combine them"
+            )
             raise OptionError(msg)
 
     def bind(self, target: Target) -> GrammarProposer:
@@ -68,7 +75,9 @@ class GrammarProposer(Proposer[States]):
             )
             for context, tokens in zip(contexts, forced, strict=True)
         ]
-        drafting = [  # indices of contexts with room for draft tokens of the wrapped drafter after the forced ones
+        # indices of contexts with room for draft tokens of the wrapped drafter after the forced
+        # ones
+        drafting = [
             i
             for i, context in enumerate(after_forced)
             if self.wrapped.capabilities.proposes and min(context.max_depth, context.max_nodes) > 0
@@ -77,11 +86,17 @@ class GrammarProposer(Proposer[States]):
         with ExitStack() as samplers:
             for i in drafting:
                 samplers.enter_context(contexts[i].sampler.after(forced[i]))
-            for i, tree in zip(drafting, self.wrapped.propose([after_forced[i] for i in drafting]), strict=True):
+            for i, tree in zip(
+                drafting, self.wrapped.propose([after_forced[i] for i in drafting]), strict=True
+            ):
                 trees[i] = tree
-        return [self._add_forced(*arguments) for arguments in zip(contexts, forced, trees, strict=True)]
+        return [
+            self._add_forced(*arguments) for arguments in zip(contexts, forced, trees, strict=True)
+        ]
 
-    def _add_forced(self, context: DraftContext[States], forced: Sequence[int], tree: TokenTree) -> TokenTree:
+    def _add_forced(
+        self, context: DraftContext[States], forced: Sequence[int], tree: TokenTree
+    ) -> TokenTree:
         if context.sampler.guide is None:
             return tree
         combined = _ForcedTree(self.wrapped.name, context, forced, tree)
@@ -93,16 +108,21 @@ class GrammarProposer(Proposer[States]):
 class _ForcedTree:
     """Tree under construction: a chain of forced tokens, the wrapped drafter's tree, more forced chains.
 
-    The last token of the first chain is the root of the drafter's tree. Attributes are those of :class:`TokenTree`,
-    without the later forced chains in ``verify``, ``probs`` and ``origin``.
+    The last token of the first chain is the root of the drafter's tree. Attributes are those of
+    :class:`TokenTree`, without the later forced chains in ``verify``, ``probs`` and ``origin``.
     """
 
-    def __init__(self, drafter: str, context: DraftContext[States], forced: Sequence[int], tree: TokenTree) -> None:
+    def __init__(
+        self, drafter: str, context: DraftContext[States], forced: Sequence[int], tree: TokenTree
+    ) -> None:
         shift = len(forced)  # node i of the drafter's tree becomes node i + shift
         full = tree.hang_below([context.tokens[-1], *forced][:shift])
         self.context = context
-        self.tokens, self.parents, self.depths = [*full.tokens], [*full.parents], [*full.depths]
-        self.verify, self.probs = full.acceptable, full.probs
+        self.tokens = [*full.tokens]
+        self.parents = [*full.parents]
+        self.depths = [*full.depths]
+        self.verify = full.acceptable
+        self.probs = full.probs
         unknown_gain = tree.gain is None and tree.num_draft_tokens > 0
         self.gain = None if unknown_gain else [1.0] * (shift + 1) + list((tree.gain or (1.0,))[1:])
         origin = tree.origin or (("", 0), *((drafter, 0),) * tree.num_draft_tokens)
@@ -127,11 +147,19 @@ class _ForcedTree:
         visit(self.tokens, self.children, guide, visit_node)
 
     def _add_chain(self, node: int, chain: Sequence[int]) -> None:
-        """Add the tokens of ``chain`` below ``node``, up to the request's limits; reuse existing nodes."""
+        """Add the tokens of ``chain`` below ``node``, up to the request's limits.
+
+        Reuse existing nodes.
+        """
         for token in chain:
-            child = next((child for child in self.children[node] if self.tokens[child] == token), None)
+            child = next(
+                (child for child in self.children[node] if self.tokens[child] == token), None
+            )
             if child is None:
-                if self.depths[node] >= self.context.max_depth or len(self.tokens) > self.context.max_nodes:
+                if (
+                    self.depths[node] >= self.context.max_depth
+                    or len(self.tokens) > self.context.max_nodes
+                ):
                     return
                 child = len(self.tokens)
                 self.tokens.append(token)
@@ -158,4 +186,6 @@ class _ForcedTree:
 def _forced_tokens(context: DraftContext[States]) -> list[int]:
     """Return the tokens that the guide forces after the text, as many as the request's limits allow."""
     guide = context.sampler.guide
-    return [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
+    return (
+        [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
+    )

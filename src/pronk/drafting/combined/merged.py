@@ -1,8 +1,8 @@
 """The drafters ``merged`` and ``first_of``, which combine several drafters.
 
-``merged`` proposes the union of their trees, cut to the nodes of largest gain. Nodes that cannot be accepted
-(lookahead's window) are left out. :meth:`Trie.merge` computes the gains. ``first_of`` tries the drafters in order until
-one has draft tokens.
+``merged`` proposes the union of their trees, cut to the nodes of largest gain. Nodes that cannot be
+accepted (lookahead's window) are left out. :meth:`Trie.merge` computes the gains. ``first_of``
+tries the drafters in order until one has draft tokens.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Merged(Composite):
     """Options of ``merged``.
 
     Attributes:
-        parts: drafters to combine. If two of them propose a node with equal gains, the acceptance statistics count the
-            node for the first one.
+        parts: drafters to combine. If two of them propose a node with equal gains, the acceptance
+            statistics count the node for the first one.
         num_nodes: maximum number of draft tokens per step, 1..127.
     """
 
@@ -66,7 +66,10 @@ class MergedProposer(Proposer[States]):
             views = [context.with_state(context.state[index]) for context in contexts]
             for trie, tree in zip(tries, proposer.propose(views), strict=True):
                 trie.merge(tree, (proposer.name, 0))
-        return [trie.tree(min(self.num_nodes, each.max_nodes)) for trie, each in zip(tries, contexts, strict=True)]
+        return [
+            trie.tree(min(self.num_nodes, each.max_nodes))
+            for trie, each in zip(tries, contexts, strict=True)
+        ]
 
 
 @known_keywords

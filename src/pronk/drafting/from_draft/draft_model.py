@@ -84,7 +84,10 @@ class ModelDrafter(Drafter):
 
 
 class ModelProposer(Proposer[DraftCache]):
-    """Proposes chains of draft tokens; ``draft`` holds the draft model with its KV pool, and runs it."""
+    """Proposes chains of draft tokens.
+
+    ``draft`` holds the draft model with its KV pool, and runs it.
+    """
 
     capabilities = Capabilities(observes_all_steps=False)
 
@@ -104,8 +107,13 @@ class ModelProposer(Proposer[DraftCache]):
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
-    def chains(self, contexts: Sequence[DraftContext[DraftCache]], stops: Sequence[Stop] | None = None) -> list[Chain]:
-        """Return a chain for each context; it is empty if drafting does not pay or is impossible in this step."""
+    def chains(
+        self, contexts: Sequence[DraftContext[DraftCache]], stops: Sequence[Stop] | None = None
+    ) -> list[Chain]:
+        """Return a chain for each context.
+
+        It is empty if drafting does not pay or is impossible in this step.
+        """
         chains = begin_chains(self, contexts, self.options.num_tokens, self._is_unsure, stops)
         self.draft.draft_chains([chain for chain in chains if not chain.is_full])
         return chains
@@ -127,7 +135,8 @@ class ModelProposer(Proposer[DraftCache]):
             self.draft.forward_tokens([context], [unread[: -MAX_COUNTED - 1]])
             unread = unread[-MAX_COUNTED - 1 :]
         skipped = MIN_COUNTED if cache.start and not cache.tokens else 0
-        first = cache.start + len(cache.tokens) + 1  # index in the text of the token after the first unread one
+        # index in the text of the token after the first unread one
+        first = cache.start + len(cache.tokens) + 1
         (logits,) = self.draft.forward_trees([context], [TokenTree.chain(unread[:-1])], [[]])
         count_choices(self.source, context, logits[skipped:], first + skipped)
         return True
@@ -160,7 +169,11 @@ class DraftModel(ModelDrafter):
 
     def open(self, target: Target) -> DraftRunner:
         name = self.name
-        path = _default_model(name, target) if self.model is None else resolve_model(self.model).absolute()
+        path = (
+            _default_model(name, target)
+            if self.model is None
+            else resolve_model(self.model).absolute()
+        )
 
         def load_runner() -> DraftRunner:
             config = read_config(path)
@@ -168,7 +181,9 @@ class DraftModel(ModelDrafter):
             translation = Translation(*sizes)
             if target.tokenizer is not None:
                 tokenizer = Tokenizer.load(path, config.vocab_size)
-                translation = Translation.between(name, target.tokenizer, sizes[0], tokenizer, sizes[1])
+                translation = Translation.between(
+                    name, target.tokenizer, sizes[0], tokenizer, sizes[1]
+                )
             dtype = parse_dtype(self.dtype, config)
             backend = target.decoder.backend.for_model(config, dtype)
             if backend is None:
@@ -178,17 +193,29 @@ class DraftModel(ModelDrafter):
             decoder = load_decoder(path, config, dtype=dtype, backend=backend, weights=self.weights)
             pool = open_pool(target, config, backend.compute_dtype(dtype), backend)
             relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
-            return DraftRunner(ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size)
+            return DraftRunner(
+                ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size
+            )
 
         return target.load_shared(path, self.dtype, self.weights, load=load_runner)
 
 
 def _default_model(drafter: str, target: Target) -> Path:
-    """Return the folder of pronk-tiny-draft; raise OptionError if it is absent or of another vocabulary."""
+    """Return the folder of pronk-tiny-draft.
+
+    Raise OptionError if it is absent or of another vocabulary.
+    """
     path = clone_model("pronk-tiny-draft")
     tokenizer = target.tokenizer
-    if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
+    if (
+        path is None
+        or tokenizer is None
+        or Tokenizer.load(path).fingerprint != tokenizer.fingerprint
+    ):
         found = "none" if path is None else f"none, and {path.name} has another vocabulary"
-        msg = f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this target, found {found}'
+        msg = (
+            f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this '
+            f"target, found {found}"
+        )
         raise OptionError(msg)
     return path

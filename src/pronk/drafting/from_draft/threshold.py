@@ -34,7 +34,8 @@ class _ThresholdState:
     """One request's threshold, and the chain of its last proposal."""
 
     threshold: float
-    root_position: int = field(default=-1, compare=False)  # position of the chain's root in the text, from 0
+    # position of the chain's root in the text, from 0
+    root_position: int = field(default=-1, compare=False)
     tokens: list[int] = field(default_factory=list, compare=False)  # the chain's draft tokens
     # c_0 = 1, c_1, c_2, …: the product of the confidences of the first i draft tokens
     cumulative_confidence: list[float] = field(default_factory=list, compare=False)
@@ -73,7 +74,10 @@ class Threshold(Composite):
         for option in ("boost", "lowest", "highest"):
             check_number(f"{self.name}: {option}", getattr(self, option), 0, 1)
         if self.lowest > self.highest:
-            msg = f"{self.name}: lowest: expected at most highest = {self.highest}, found {self.lowest}"
+            msg = (
+                f"{self.name}: lowest: expected at most highest = {self.highest}, found "
+                f"{self.lowest}"
+            )
             raise OptionError(msg)
         check_number(f"{self.name}: threshold", self.threshold, self.lowest, self.highest)
         check_choice(f"{self.name}: toward", self.toward, ("accepted", "rejected"))
@@ -113,7 +117,9 @@ class ThresholdProposer(Proposer[States]):
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         return [chain.tree() for chain in self.chains(contexts)]
 
-    def chains(self, contexts: Sequence[DraftContext[States]], stops: Sequence[Stop] | None = None) -> list[Chain]:
+    def chains(
+        self, contexts: Sequence[DraftContext[States]], stops: Sequence[Stop] | None = None
+    ) -> list[Chain]:
 
         def is_complete(number: int, chain: Chain) -> bool:
             is_below = chain.cumulative_confidence[-1] < contexts[number].state[1].threshold
@@ -121,7 +127,9 @@ class ThresholdProposer(Proposer[States]):
 
         own_stops = [partial(is_complete, number) for number in range(len(contexts))]
         most = self.options.max_tokens
-        inner = [each.with_state(each.state[0], max_depth=min(each.max_depth, most)) for each in contexts]
+        inner = [
+            each.with_state(each.state[0], max_depth=min(each.max_depth, most)) for each in contexts
+        ]
         chains = self._inner_chains(inner, own_stops)
         for context, chain in zip(contexts, chains, strict=True):
             state = context.state[1]
@@ -132,12 +140,15 @@ class ThresholdProposer(Proposer[States]):
 
     def observe(self, outcome: Outcome[States]) -> None:
         super().observe(outcome)
-        options, state = self.options, outcome.state[1]
+        options = self.options
+        state = outcome.state[1]
         tokens = state.tokens if outcome.position == state.root_position else []
         num_verified = outcome.tree.num_matched(tokens)  # the chain's end may have been cut
         if not num_verified:
             return
-        num_accepted = common_prefix_length([outcome.tree.tokens[node] for node in outcome.path], tokens, 0)
+        num_accepted = common_prefix_length(
+            [outcome.tree.tokens[node] for node in outcome.path], tokens, 0
+        )
         if num_accepted < num_verified:
             index = num_accepted + 1 if options.toward == "rejected" else num_accepted
             state.threshold = (state.threshold + state.cumulative_confidence[index]) / 2

@@ -1,8 +1,9 @@
 """Token recycling (Luo et al. 2024): propose successors of each token from earlier logits.
 
-A table keeps the ``top_k`` likeliest successors of each token, by the target's latest logits after that token, at all
-nodes of earlier trees, rejected nodes included. The next tree grows from the table, largest gain first. A node's gain
-is the product of the measured acceptance rates of the ranks on its path; the likeliest successor has rank 0.
+A table keeps the ``top_k`` likeliest successors of each token, by the target's latest logits after
+that token, at all nodes of earlier trees, rejected nodes included. The next tree grows from the
+table, largest gain first. A node's gain is the product of the measured acceptance rates of the
+ranks on its path; the likeliest successor has rank 0.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from pronk.sampling.tree import TokenTree
 
 _FORMAT = "pronk-successors/1"
 
-# Acceptance rates by rank before any measurement: 0.45 for rank 0, and for each further rank 0.35 times the one before.
+# Acceptance rates by rank before any measurement: 0.45 for rank 0, and for each further rank 0.35
+# times the one before.
 _PRIORS = {rank: 0.45 * 0.35**rank for rank in range(32)}
 
 
@@ -38,8 +40,10 @@ class Successors:
     """A table with one row per token: the likeliest successors of that token."""
 
     top_k: int  # maximum number of successors in a row
-    max_tokens: int  # maximum number of rows; a full table evicts the row that was updated longest ago
-    # Maps a token id to its successors' ids, likeliest first. Rows are in order of their last update, the oldest first.
+    # maximum number of rows; a full table evicts the row that was updated longest ago
+    max_tokens: int
+    # Maps a token id to its successors' ids, likeliest first. Rows are in order of their last
+    # update, the oldest first.
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def get(self, token: int) -> tuple[int, ...]:
@@ -47,7 +51,10 @@ class Successors:
         return self.rows.get(token, ())
 
     def put(self, token: int, successors: Sequence[int]) -> None:
-        """Replace the row of ``token`` by the first ``top_k`` of ``successors``; a full table evicts a row."""
+        """Replace the row of ``token`` by the first ``top_k`` of ``successors``.
+
+        A full table evicts a row.
+        """
         self.rows.pop(token, None)
         self.rows[token] = tuple(successors[: self.top_k])
         if len(self.rows) > self.max_tokens:
@@ -58,8 +65,10 @@ class Successors:
 class RecyclingState:
     """State of one request."""
 
-    successors: Successors  # the request's own table, or with the option ``shared`` the table of all requests
-    num_read: int = 0  # number of leading tokens of the text that :meth:`read_text` need not read again
+    # the request's own table, or with the option ``shared`` the table of all requests
+    successors: Successors
+    # number of leading tokens of the text that :meth:`read_text` need not read again
+    num_read: int = 0
 
     def read_text(self, text: Sequence[int], num_committed: int) -> None:
         """Make each unread token up to ``num_committed`` the likeliest successor of the token before it."""
@@ -77,9 +86,11 @@ class Recycling(Drafter):
     Attributes:
         num_nodes: maximum number of draft tokens per step, 1..127.
         top_k: maximum number of successors per token, 1..32.
-        max_tokens: maximum number of rows of a table, 16..1048576; the row updated longest ago is evicted first.
+        max_tokens: maximum number of rows of a table, 16..1048576; the row updated longest ago is
+            evicted first.
         shared: whether all requests share one table.
-        table: file written by :meth:`RecyclingProposer.save` with the initial rows of each table, or ``None``.
+        table: file written by :meth:`RecyclingProposer.save` with the initial rows of each table,
+            or ``None``.
     """
 
     name = "recycling"
@@ -114,7 +125,9 @@ class RecyclingProposer(Proposer[RecyclingState]):
     capabilities = Capabilities(logits=True, observes_all_steps=False)
 
     def __init__(self, options: Recycling, table: Successors, target: Target) -> None:
-        self.options, self.target, self._table = options, target, table
+        self.options = options
+        self.target = target
+        self._table = table
 
     def save(self, path: str | Path) -> None:
         """Write the shared table to a safetensors file.
@@ -122,13 +135,18 @@ class RecyclingProposer(Proposer[RecyclingState]):
         Raises ``OptionError`` if the table is not shared, or the file cannot be written.
         """
         if not self.options.shared:
-            msg = f"{self.name}: expected shared=True to save a table, found one for each request; set shared=True"
+            msg = (
+                f"{self.name}: expected shared=True to save a table, found one for each request; "
+                "set shared=True"
+            )
             raise OptionError(msg)
         save_successors(Path(path), self._table, self.target.vocabulary if self.target else None)
 
     def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
         table = self._table
-        return RecyclingState(table if self.options.shared else replace(table, rows=dict(table.rows)))
+        return RecyclingState(
+            table if self.options.shared else replace(table, rows=dict(table.rows))
+        )
 
     def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
         return [self._build_tree(context) for context in contexts]
@@ -137,27 +155,33 @@ class RecyclingProposer(Proposer[RecyclingState]):
         state = outcome.state
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
-        # Count the committed tokens as read: rows from logits take the place of pairs of successive tokens. Later nodes
-        # overwrite the rows of earlier ones.
+        # Count the committed tokens as read: rows from logits take the place of pairs of successive
+        # tokens. Later nodes overwrite the rows of earlier ones.
         if state.num_read == outcome.position + 1:
             state.num_read += len(outcome.committed)
         successors = state.successors
-        for token, likeliest in zip(outcome.tree.tokens, top_tokens(outcome, self.options.top_k), strict=True):
+        for token, likeliest in zip(
+            outcome.tree.tokens, top_tokens(outcome, self.options.top_k), strict=True
+        ):
             successors.put(token, likeliest)
 
     def _build_tree(self, context: DraftContext[RecyclingState]) -> TokenTree:
         if not (self.options.shared and context.params.rejects):
             context.state.read_text(context.tokens, context.root + 1)
-        successors, max_nodes = context.state.successors, min(self.options.num_nodes, context.max_nodes)
+        successors = context.state.successors
+        max_nodes = min(self.options.num_nodes, context.max_nodes)
         source = context.policy.acceptance.source(self.name, _PRIORS)
         rates = [source.rate(rank, 1) for rank in range(self.options.top_k)]
-        # A child enters the queue after its likelier sibling, so rates must not rise with rank: take running minima.
+        # A child enters the queue after its likelier sibling, so rates must not rise with rank:
+        # take running minima.
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
         trie = Trie(context.tokens[-1])
         candidates = Frontier[tuple[int, int]]()  # (parent node, rank of the candidate)
 
         def push_candidate(parent: int, rank: int) -> None:
-            if trie.depths[parent] < context.max_depth and rank < len(successors.get(trie.tokens[parent])):
+            if trie.depths[parent] < context.max_depth and rank < len(
+                successors.get(trie.tokens[parent])
+            ):
                 candidates.push(trie.gains[parent] * rates[rank], (parent, rank))
 
         push_candidate(0, 0)
@@ -175,8 +199,8 @@ class RecyclingProposer(Proposer[RecyclingState]):
 def save_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
     """Write a table to a safetensors file with the int32 tensor ``successors`` ``[rows, 1 + top_k]``.
 
-    A row is a token id and the ids of its successors, padded with -1. The metadata are ``format`` and ``vocabulary``.
-    Raises ``OptionError`` if the file cannot be written.
+    A row is a token id and the ids of its successors, padded with -1. The metadata are ``format``
+    and ``vocabulary``. Raises ``OptionError`` if the file cannot be written.
     """
     rows = [[token, *ids, *[-1] * (table.top_k - len(ids))] for token, ids in table.rows.items()]
     tensor = np.array(rows, np.int32).reshape(len(rows), 1 + table.top_k)
@@ -185,29 +209,47 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
         with replace_file(path) as file:
             file.write(content)
     except OSError as error:
-        msg = f"{path}: expected a writable path for the table, found: {describe_error(error)}; choose another path"
+        msg = (
+            f"{path}: expected a writable path for the table, found: {describe_error(error)}; "
+            "choose another path"
+        )
         raise OptionError(msg) from error
 
 
 def load_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
-    """Load a file's rows into an empty table; if they are more than ``max_tokens``, keep the last ones.
+    """Load a file's rows into an empty table.
 
-    Raises ``OptionError`` if the file is missing, damaged, or of another vocabulary; the table then stays empty.
+    If they are more than ``max_tokens``, keep the last ones.
+
+    Raises ``OptionError`` if the file is missing, damaged, or of another vocabulary; the table then
+    stays empty.
     """
     try:
         check_regular(path)
         with safe_open(path, "np") as file:
-            metadata, tensor = file.metadata() or {}, file.get_tensor("successors")
+            metadata = file.metadata() or {}
+            tensor = file.get_tensor("successors")
     except (OSError, SafetensorError) as error:
         found = describe_error(error)
-        msg = f"{path}: expected a table saved by RecyclingProposer.save, found: {found}; choose another table"
+        msg = (
+            f"{path}: expected a table saved by RecyclingProposer.save, found: {found}; choose "
+            "another table"
+        )
         raise OptionError(msg) from error
-    if metadata.get("format") != _FORMAT or tensor.ndim != 2 or tensor.dtype != np.int32 or tensor.shape[1] < 1:
+    if (
+        metadata.get("format") != _FORMAT
+        or tensor.ndim != 2
+        or tensor.dtype != np.int32
+        or tensor.shape[1] < 1
+    ):
         found = f"{metadata.get('format')!r}, {tensor.shape}"
         msg = f"{path}: expected a table of format {_FORMAT}, found {found}; save it again"
         raise OptionError(msg)
     if metadata.get("vocabulary") != (vocabulary or ""):
-        msg = f"{path}: expected a table of this model's tokenizer, found one of another; save one with this model"
+        msg = (
+            f"{path}: expected a table of this model's tokenizer, found one of another; save one "
+            "with this model"
+        )
         raise OptionError(msg)
     for token, *successors in tensor.tolist():
         table.put(token, [successor for successor in successors if successor >= 0])

@@ -75,7 +75,9 @@ class HeadDraft:
 
 
 class EagleRunner:
-    """Runs a head for several requests in shared passes, by two programs; that of part 0 has no logits.
+    """Runs a head for several requests in shared passes, by two programs.
+
+    That of part 0 has no logits.
 
     As long as this object exists, the target's cache keeps the feature of every token. Raises
     ``OptionError`` if there is no memory for the features or for the head's KV cache.
@@ -111,17 +113,25 @@ class EagleRunner:
         draft_chains([*drafts], next_logits, self.head.draft_ids)
         self.end([*drafts.values()])
 
-    def begin(self, contexts: Mapping[Key, DraftContext[DraftCache]], rows: int) -> dict[Key, HeadDraft]:
+    def begin(
+        self, contexts: Mapping[Key, DraftContext[DraftCache]], rows: int
+    ) -> dict[Key, HeadDraft]:
         """Run the missing rows of all texts; return the drafts by the keys of ``contexts``.
 
         The last node of a draft has the logits after the text. ``rows`` is the most rows of draft
         tokens per request. Requests that cannot draft in this step are left out.
         """
-        drafts = {key: HeadDraft(context) for key, context in contexts.items() if self._reserve(context, rows)}
+        drafts = {
+            key: HeadDraft(context)
+            for key, context in contexts.items()
+            if self._reserve(context, rows)
+        }
         if drafts:
             self._run_texts([*drafts.values()])
         # Draft tokens of another drafter at the end of each text.
-        others = [(draft, draft.context.tokens[draft.context.root + 1 :]) for draft in drafts.values()]
+        others = [
+            (draft, draft.context.tokens[draft.context.root + 1 :]) for draft in drafts.values()
+        ]
         for depth in range(max([len(tokens) for _, tokens in others], default=0)):
             live = [(draft, tokens[depth]) for draft, tokens in others if len(tokens) > depth]
             for draft, token in live:
@@ -137,7 +147,9 @@ class EagleRunner:
         """
         if not self._reserve(context, 1):
             return None
-        draft, cache, stop = HeadDraft(context), context.state, context.block_table.length - 1
+        draft = HeadDraft(context)
+        cache = context.state
+        stop = context.block_table.length - 1
         while (count := min(CHUNK, stop - most - len(cache.tokens))) > 0:
             self._read_rows(draft, count)
         first = len(cache.tokens) + 2
@@ -145,7 +157,10 @@ class EagleRunner:
 
     def extend(self, drafts: Sequence[HeadDraft]) -> None:
         """Run the new nodes of all drafts; each must have one."""
-        segments, tokens, features, counts = list[_Segment](), list[int](), list[Array](), list[int]()
+        segments = list[_Segment]()
+        tokens = list[int]()
+        features = list[Array]()
+        counts = list[int]()
         for draft in drafts:
             computed = len(draft.outputs)
             tree = TokenTree(tuple(draft.tokens), tuple(draft.parents))
@@ -154,7 +169,9 @@ class EagleRunner:
             features += [draft.outputs[parent] for parent in draft.parents[computed:]]
             counts.append(len(tree) - computed)
         outputs, logits = self._run(segments, tokens, np.stack(features), range(len(tokens)))
-        for draft, rows, scores in zip(drafts, split_rows(outputs, counts), split_rows(logits, counts), strict=True):
+        for draft, rows, scores in zip(
+            drafts, split_rows(outputs, counts), split_rows(logits, counts), strict=True
+        ):
             draft.outputs += [*rows]
             draft.logits += [*scores]
 
@@ -162,19 +179,26 @@ class EagleRunner:
         """Whether :meth:`draft_chain` can be used for a request."""
         if not self.head.backend.drafts_chains or self.module.rope.dynamic:
             return False
-        return context.sampler.stateless_sampler is not None and len(context.tokens) == context.root + 1
+        return (
+            context.sampler.stateless_sampler is not None
+            and len(context.tokens) == context.root + 1
+        )
 
     def draft_chain(self, chain: Chain) -> None:
         """Append draft tokens to an empty chain in one call of the kernels, until it is complete."""
         context = chain.context
         if not self._reserve(context, chain.max_tokens):
             return
-        draft, cache, clock = HeadDraft(context), context.state, self.target.clock
+        draft = HeadDraft(context)
+        cache = context.state
+        clock = self.target.clock
         while context.block_table.length - len(cache.tokens) > CHUNK:
             self._read_rows(draft, CHUNK)
         start_time = clock()
         tokens, features = self._next_rows(draft, CHUNK)
-        packed = ProgramRows().set_segments([(cache.block_table, TokenTree.chain(tokens), 0)], tokens)
+        packed = ProgramRows().set_segments(
+            [(cache.block_table, TokenTree.chain(tokens), 0)], tokens
+        )
         packed.rotate(self.module.rope, num_extra=chain.max_tokens)
         packed.select_logits_rows(range(len(tokens) - 1, len(tokens)))
 
@@ -205,23 +229,36 @@ class EagleRunner:
             draft.context.state.append(draft.tokens[:1])
 
     def _reserve(self, context: DraftContext[DraftCache], rows: int) -> bool:
-        """Do :meth:`ModuleRunner.reserve_again` for the rows of a text; a text of one token has none."""
+        """Do :meth:`ModuleRunner.reserve_again` for the rows of a text.
+
+        A text of one token has none.
+        """
         # The cache's token of row i is text token i + 1. Token 0 also determines the rows, but has
         # no row of its own.
         salt = context.salt + int(context.tokens[0]).to_bytes(4, "little")
-        return self.module.reserve_again(replace(context, tokens=context.tokens[1:], salt=salt), rows)
+        return self.module.reserve_again(
+            replace(context, tokens=context.tokens[1:], salt=salt), rows
+        )
 
     def _run_texts(self, drafts: Sequence[HeadDraft]) -> None:
-        """Run the rows of the texts that the caches lack; the last row of each becomes its draft's root."""
+        """Run the rows of the texts that the caches lack.
+
+        The last row of each becomes its draft's root.
+        """
         for draft in drafts:
             while draft.context.block_table.length - len(draft.context.state.tokens) > CHUNK:
                 self._read_rows(draft, CHUNK)
         new = [self._next_rows(draft, CHUNK) for draft in drafts]
         tables = [draft.context.state.block_table for draft in drafts]
-        segments = [(table, TokenTree.chain(tokens), 0) for table, (tokens, _) in zip(tables, new, strict=True)]
+        segments = [
+            (table, TokenTree.chain(tokens), 0)
+            for table, (tokens, _) in zip(tables, new, strict=True)
+        ]
         last = [int(stop) - 1 for stop in np.cumsum([len(tokens) for tokens, _ in new])]
         features = np.concatenate([rows for _, rows in new])
-        outputs, logits = self._run(segments, [token for tokens, _ in new for token in tokens], features, last)
+        outputs, logits = self._run(
+            segments, [token for tokens, _ in new for token in tokens], features, last
+        )
         for number, (draft, (tokens, _)) in enumerate(zip(drafts, new, strict=True)):
             draft.context.state.append(tokens[:-1])
             draft.add(-1, tokens[-1])
@@ -238,13 +275,18 @@ class EagleRunner:
 
     def _next_rows(self, draft: HeadDraft, count: int) -> tuple[list[int], Array]:
         """Return tokens and features ``[rows, hidden]`` of the next rows of a text, at most ``count``."""
-        block_table, start = draft.context.block_table, len(draft.context.state.tokens)
+        block_table = draft.context.block_table
+        start = len(draft.context.state.tokens)
         stop = min(block_table.length, start + count)
         features = self.target.cache.read_hidden(self.feature, block_table, start, stop)
         return list(draft.context.tokens[start + 1 : stop + 1]), features
 
     def _run(
-        self, segments: Sequence[_Segment], tokens: list[int], features: Array, wanted: Sequence[int]
+        self,
+        segments: Sequence[_Segment],
+        tokens: list[int],
+        features: Array,
+        wanted: Sequence[int],
     ) -> tuple[Array, Array]:
         """Run rows of several requests, one segment per request.
 
@@ -257,7 +299,8 @@ class EagleRunner:
         packed.rotate(self.module.rope)
         logits = np.empty((packed.select_logits_rows(wanted), self.head.head.out_features), FLOAT32)
         self.module.program(int(len(logits) > 0)).run(packed, features, logits)
-        seconds, context = self.target.clock() - start_time, sum(table.length for table, _, _ in segments)
+        seconds = self.target.clock() - start_time
+        context = sum(table.length for table, _, _ in segments)
         if len(tokens) > _MAX_ROWS * len(segments):
             self.cost_model.learn_prompt(len(tokens), seconds)
         else:

@@ -45,7 +45,8 @@ from pronk.sampling.draft_token import DraftIds
 from pronk.sampling.tree import TokenTree
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
-_PACKAGED = Path(__file__).parents[2] / "heads"  # folders of the heads that come with pronk; each has a card
+# folders of the heads that come with pronk; each has a card
+_PACKAGED = Path(__file__).parents[2] / "heads"
 
 
 @known_keywords
@@ -98,12 +99,22 @@ class Eagle3(Drafter):
         return None
 
     def bind(self, target: Target) -> Eagle3Proposer:
-        folder = self.find_default(target) if self.model is None else resolve_model(self.model).absolute()
+        folder = (
+            self.find_default(target)
+            if self.model is None
+            else resolve_model(self.model).absolute()
+        )
         if folder is None:
-            msg = f'{self.name}: expected model="…", a folder or a Hub id of a head for this target, found none'
+            msg = (
+                f'{self.name}: expected model="…", a folder or a Hub id of a head for this target, '
+                "found none"
+            )
             raise OptionError(msg)
         if not target.cache.can_project:
-            msg = f"{self.name}: expected a target in one process, found one on several; load it without workers"
+            msg = (
+                f"{self.name}: expected a target in one process, found one on several; load it "
+                "without workers"
+            )
             raise OptionError(msg)
 
         def load_runner() -> EagleRunner:
@@ -112,13 +123,18 @@ class Eagle3(Drafter):
                 _check_target(self.name, folder, head, target)
             return EagleRunner(target, head)
 
-        return Eagle3Proposer(self, target.load_shared(folder, self.name, self.weights, load=load_runner))
+        return Eagle3Proposer(
+            self, target.load_shared(folder, self.name, self.weights, load=load_runner)
+        )
 
 
 @known_keywords
 @dataclass(frozen=True)
 class Mtp(Eagle3):
-    """Options of MTP: those of :class:`Eagle3`. ``model=None`` is the head in the target's own checkpoint."""
+    """Options of MTP: those of :class:`Eagle3`.
+
+    ``model=None`` is the head in the target's own checkpoint.
+    """
 
     name = "mtp"
 
@@ -154,7 +170,9 @@ class Eagle3Proposer(Proposer[DraftCache]):
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
-    def chains(self, contexts: Sequence[DraftContext[DraftCache]], stops: Sequence[Stop] | None = None) -> list[Chain]:
+    def chains(
+        self, contexts: Sequence[DraftContext[DraftCache]], stops: Sequence[Stop] | None = None
+    ) -> list[Chain]:
         chains = begin_chains(self, contexts, self.options.num_tokens, stops=stops)
         self.runner.draft_chains([chain for chain in chains if not chain.is_full])
         return chains
@@ -163,10 +181,17 @@ class Eagle3Proposer(Proposer[DraftCache]):
         if self.options.num_nodes is None:
             return [chain.tree() for chain in self.chains(contexts)]
         trees = [Chain(context, self.source).tree() for context in contexts]  # without draft tokens
-        active = {number: context for number, context in enumerate(contexts) if first_token_pays(self, context)}
+        active = {
+            number: context
+            for number, context in enumerate(contexts)
+            if first_token_pays(self, context)
+        }
         drafts = self.runner.begin(active, self.options.num_tokens * self.options.beam)
         ids = self.runner.head.draft_ids
-        searches = {number: _Search(draft, self.options, self.source, ids) for number, draft in drafts.items()}
+        searches = {
+            number: _Search(draft, self.options, self.source, ids)
+            for number, draft in drafts.items()
+        }
         live = [*searches.values()]
         while live := [search for search in live if search.expand() and self._pays(search)]:
             for search in live:
@@ -192,7 +217,9 @@ class Eagle3Proposer(Proposer[DraftCache]):
         price = policy.chain_price(self, search.draft.context)
         if price is None:
             return True
-        requests, gains, rate = policy.num_requests, search.trie.gains[1:], policy.chain_rate(self)
+        requests = policy.num_requests
+        gains = search.trie.gains[1:]
+        rate = policy.chain_rate(self)
         drafting = price.start + search.depth * price.token / requests
         more_drafting = drafting + price.token / requests
         if not policy.affords(price.reading + more_drafting):
@@ -232,10 +259,15 @@ class _Search:
         self._rates = context.policy.acceptance.source(self.source)
         # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of
         # the path.
-        self._level: list[tuple[int, int, float, tuple[int, ...]]] = [(len(self.draft.outputs) - 1, 0, 1.0, ())]
+        self._level: list[tuple[int, int, float, tuple[int, ...]]] = [
+            (len(self.draft.outputs) - 1, 0, 1.0, ())
+        ]
 
     def expand(self) -> bool:
-        """Add children of the computed nodes to the tree; return whether some of them can get children."""
+        """Add children of the computed nodes to the tree.
+
+        Return whether some of them can get children.
+        """
         self.depth += 1
         found = list[tuple[float, float, int, int, tuple[int, ...]]]()
         for own, node, probability, path in self._level:
@@ -251,28 +283,45 @@ class _Search:
     def add_best(self) -> None:
         """Have the next pass of the head compute the likeliest nodes."""
         add = self.draft.add
-        self._level = [(add(own, path[-1]), node, probability, path) for _, probability, node, own, path in self.best]
+        self._level = [
+            (add(own, path[-1]), node, probability, path)
+            for _, probability, node, own, path in self.best
+        ]
 
     def _children(self, own: int, path: tuple[int, ...]) -> list[tuple[int, float]]:
         """Return the likeliest tokens after a computed node, with their probabilities."""
         sampler = self.draft.context.sampler
         with sampler.after(path):
-            drawn = sampler.draft_token(self.draft.logits[own], self.draft.context.root, draw=False, ids=self.ids)
+            drawn = sampler.draft_token(
+                self.draft.logits[own], self.draft.context.root, draw=False, ids=self.ids
+            )
         return [] if drawn is None else drawn.top_tokens(self.options.beam)
 
 
 def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:
     """Refuse a head of another architecture, and warn about one of another target."""
-    own, verifier = head.eagle.fingerprint, head.eagle.verifier
-    fingerprint = None if own is None else target.fingerprint  # reads a part of every tensor of the target
+    own = head.eagle.fingerprint
+    verifier = head.eagle.verifier
+    # reads a part of every tensor of the target
+    fingerprint = None if own is None else target.fingerprint
     if own is not None and fingerprint is not None:
         if own.architecture != fingerprint.architecture:
-            msg = f"{drafter}: {folder.name}: expected a head of this target ({fingerprint}), found one of {own}"
+            msg = (
+                f"{drafter}: {folder.name}: expected a head of this target ({fingerprint}), found "
+                f"one of {own}"
+            )
             raise OptionError(msg)
         if own.weights != fingerprint.weights and not target.matches(own):
-            warnings.warn(f"{drafter}: {folder.name} was trained on {own}, which is not this target", stacklevel=4)
+            warnings.warn(
+                f"{drafter}: {folder.name} was trained on {own}, which is not this target",
+                stacklevel=4,
+            )
     elif verifier is not None and target.folder is not None:
         name = Path(verifier).name.lower()
-        if not any(part.lower().startswith(name) or name in part.lower() for part in target.folder.parts):
+        if not any(
+            part.lower().startswith(name) or name in part.lower() for part in target.folder.parts
+        ):
             found = target.folder.name
-            warnings.warn(f"{drafter}: {folder.name} was trained on {verifier}, found {found}", stacklevel=4)
+            warnings.warn(
+                f"{drafter}: {folder.name} was trained on {verifier}, found {found}", stacklevel=4
+            )

@@ -1,10 +1,10 @@
 """Suffix indexes and the tree builder of ``suffix``: continuations of matches, largest gain first.
 
-A *match* is a suffix of the request's text that also occurs earlier in the text or in a stored output. Tokens that
-follow the match there are its *continuations*; they become draft tokens.
+A *match* is a suffix of the request's text that also occurs earlier in the text or in a stored
+output. Tokens that follow the match there are its *continuations*; they become draft tokens.
 
-Two implementations have bit-identical results: C++ in ``kernels/csrc/suffix.cpp``, and Python in this module, which is
-slower and serves where no kernels are installed.
+Two implementations have bit-identical results: C++ in ``kernels/csrc/suffix.cpp``, and Python in
+this module, which is slower and serves where no kernels are installed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,25 @@ from typing import Any, NamedTuple
 from pronk.drafting.acceptance_stats import SourceRates
 from pronk.drafting.trie import Frontier, Trie
 from pronk.kernels.library import KernelsError
-from pronk.kernels.suffixes import NUM_BUCKETS, CompiledSuffixes, NativeTreeBuilder, TreeLimits, open_suffix_library
+from pronk.kernels.suffixes import (
+    NUM_BUCKETS,
+    CompiledSuffixes,
+    NativeTreeBuilder,
+    TreeLimits,
+    open_suffix_library,
+)
 from pronk.sampling.tree import TokenTree
 
-# Acceptance rates are measured by *kind* of draft token: match in the text or in the store, class of the match length
-# (1, 2 or 3, 4 to 7, 8 or more tokens), and class of the token's share: how often the token follows the match, divided
-# by 1 + the number of occurrences of all continuations. These are the bounds between the classes.
+# Acceptance rates are measured by *kind* of draft token: match in the text or in the store, class
+# of the match length (1, 2 or 3, 4 to 7, 8 or more tokens), and class of the token's share: how
+# often the token follows the match, divided by 1 + the number of occurrences of all continuations.
+# These are the bounds between the classes.
 _LENGTH_BOUNDS = (2, 4, 8)
 _SHARE_BOUNDS = (0.25, 0.5, 0.75)
 
-# Acceptance rates assumed before any measurement, for matches in the request's text and in the store: a row per class
-# of length, a column per class of share. Measured on the second halves of Python modules and of other held-out texts.
+# Acceptance rates assumed before any measurement, for matches in the request's text and in the
+# store: a row per class of length, a column per class of share. Measured on the second halves of
+# Python modules and of other held-out texts.
 _TEXT_PRIORS = (
     (0.05, 0.12, 0.31, 0.70),
     (0.05, 0.17, 0.52, 0.87),
@@ -45,14 +53,16 @@ _STORE_PRIORS = (
     (0.02, 0.06, 0.32, 0.55),
     (0.05, 0.10, 0.67, 0.70),
 )
-PRIORS = dict(enumerate(prior for table in (_TEXT_PRIORS, _STORE_PRIORS) for row in table for prior in row))
+PRIORS = dict(
+    enumerate(prior for table in (_TEXT_PRIORS, _STORE_PRIORS) for row in table for prior in row)
+)
 
-# Maximum number of candidates taken from the queue, divided by the maximum number of nodes. It is more than 1 because
-# several indexes may propose the same node, so that a candidate adds none.
+# Maximum number of candidates taken from the queue, divided by the maximum number of nodes. It is
+# more than 1 because several indexes may propose the same node, so that a candidate adds none.
 _MAX_CANDIDATES_PER_NODE = 2
 
-# Maximum number of continuations of a match. Of more, those that first occurred latest are left out, because a frequent
-# continuation usually occurs early in the text.
+# Maximum number of continuations of a match. Of more, those that first occurred latest are left
+# out, because a frequent continuation usually occurs early in the text.
 _MAX_CONTINUATIONS = 128
 
 _END = -1  # no token id: ends a text in ``PythonSuffixes``
@@ -76,14 +86,20 @@ class CompiledTreeBuilder:
         self._origins = [(drafter, kind) for kind in range(NUM_BUCKETS)]
 
     def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """Return the same tree as :meth:`PythonTreeBuilder.build`; ``indexes`` are :class:`CompiledSuffixes`."""
+        """Return the same tree as :meth:`PythonTreeBuilder.build`.
+
+        ``indexes`` are :class:`CompiledSuffixes`.
+        """
         self._builder.set_counts(self.rates.offered, self.rates.taken)
         tail = tokens[-indexes[0].max_match :]
         tree = self._builder.build(indexes, tail, limits)
         if len(tree.tokens) == 1:
             return TokenTree((tail[-1],), (-1,), gain=(1.0,), origin=(("", 0),))
-        origin = (("", 0), *[self._origins[kind] for kind in tree.buckets[1:]])  # the C++ name of a kind is bucket
-        return TokenTree(tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin)
+        # the C++ name of a kind is bucket
+        origin = (("", 0), *[self._origins[kind] for kind in tree.buckets[1:]])
+        return TokenTree(
+            tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin
+        )
 
 
 @dataclass
@@ -92,8 +108,10 @@ class PythonSuffixes:
 
     max_match: int  # maximum length in tokens of strings to look up, at least 1
     num_tokens: int = 0
-    _tokens: list[int] = field(default_factory=list, repr=False)  # all texts, with ``_END`` between them
-    _ends: dict[int, list[int]] = field(default_factory=dict, repr=False)  # by token: positions after its occurrences
+    # all texts, with ``_END`` between them
+    _tokens: list[int] = field(default_factory=list, repr=False)
+    # by token: positions after its occurrences
+    _ends: dict[int, list[int]] = field(default_factory=dict, repr=False)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append token ids to the current text."""
@@ -108,12 +126,15 @@ class PythonSuffixes:
 
     def longest_match(self, tail: Sequence[int]) -> list[int]:
         """Return the longest suffix of ``tail`` with continuations, at most ``max_match`` tokens."""
-        strings = (list(tail[start:]) for start in range(max(0, len(tail) - self.max_match), len(tail)))
+        strings = (
+            list(tail[start:]) for start in range(max(0, len(tail) - self.max_match), len(tail))
+        )
         return next((string for string in strings if self.continuations(string)), [])
 
     def continuations(self, string: list[int]) -> list[tuple[int, int]]:
         """Return (token, number of occurrences after ``string``), in descending order of first occurrence."""
-        tokens, size = self._tokens, len(string)
+        tokens = self._tokens
+        size = len(string)
         ends = [end for end in self._ends.get(string[-1], ()) if tokens[end - size : end] == string]
         counts = Counter(tokens[end] for end in ends if end < len(tokens) and tokens[end] != _END)
         return [*islice(counts.items(), _MAX_CONTINUATIONS)][::-1]
@@ -127,8 +148,8 @@ class _Candidate(NamedTuple):
     string: list[int]
     token: int
     kind: int  # a key of :data:`PRIORS`, which selects the acceptance rate
-    # Maximum depth of the nodes below: ``depth_factor`` times the length of the match from which this branch grows, at
-    # least 1 and at most ``limits.max_depth``.
+    # Maximum depth of the nodes below: ``depth_factor`` times the length of the match from which
+    # this branch grows, at least 1 and at most ``limits.max_depth``.
     max_depth: int
 
 
@@ -142,12 +163,16 @@ class PythonTreeBuilder:
     def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """Return a tree of continuations of the text's longest matches, chosen by gain.
 
-        ``indexes`` are :class:`PythonSuffixes`: that of the request's text, then those of earlier outputs. ``tokens``
-        may end with another drafter's draft tokens, which the indexes lack; the last token is the root.
+        ``indexes`` are :class:`PythonSuffixes`: that of the request's text, then those of earlier
+        outputs. ``tokens`` may end with another drafter's draft tokens, which the indexes lack; the
+        last token is the root.
         """
-        trie, candidates = Trie(tokens[-1]), Frontier[_Candidate]()
+        trie = Trie(tokens[-1])
+        candidates = Frontier[_Candidate]()
 
-        def push(parent: int, number: int, string: list[int], max_depth: int, seen_tokens: set[int]) -> None:
+        def push(
+            parent: int, number: int, string: list[int], max_depth: int, seen_tokens: set[int]
+        ) -> None:
             """Queue a match's continuations without those in ``seen_tokens``, and add them to that set."""
             depth = trie.depths[parent] + 1
             if depth > max_depth or len(string) < limits.min_match:
@@ -163,13 +188,17 @@ class PythonTreeBuilder:
                     kind += bisect(_SHARE_BOUNDS, count / total)
                     gain = trie.gains[parent] * self.rates.rate(kind, depth)
                     if gain >= limits.min_gain:
-                        candidates.push(gain, _Candidate(parent, number, string, token, kind, max_depth))
+                        candidates.push(
+                            gain, _Candidate(parent, number, string, token, kind, max_depth)
+                        )
 
         for number, index in enumerate(indexes):
-            string, seen_tokens = index.longest_match(tokens), set[int]()
+            string = index.longest_match(tokens)
+            seen_tokens = set[int]()
             while len(string) >= limits.min_match and len(seen_tokens) < limits.max_nodes:
                 max_depth = min(limits.max_depth, max(1, int(limits.depth_factor * len(string))))
-                push(0, number, string, max_depth, seen_tokens)  # shorter matches skip tokens after longer ones
+                # shorter matches skip tokens after longer ones
+                push(0, number, string, max_depth, seen_tokens)
                 string = string[1:]
         for _ in range(_MAX_CANDIDATES_PER_NODE * limits.max_nodes):
             if not candidates or len(trie) > limits.max_nodes:
@@ -192,6 +221,13 @@ def make_suffix_index(max_match: int) -> SuffixIndex:
 
 
 def make_tree_builder(rates: SourceRates, drafter: str) -> TreeBuilder:
-    """Return the tree builder of a request; ``drafter`` is the drafter name in the origins of the nodes."""
+    """Return the tree builder of a request.
+
+    ``drafter`` is the drafter name in the origins of the nodes.
+    """
     library = _library()
-    return PythonTreeBuilder(rates, drafter) if library is None else CompiledTreeBuilder(library, rates, drafter)
+    return (
+        PythonTreeBuilder(rates, drafter)
+        if library is None
+        else CompiledTreeBuilder(library, rates, drafter)
+    )

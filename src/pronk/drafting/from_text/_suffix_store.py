@@ -1,18 +1,20 @@
 """Outputs of finished requests for the drafter ``suffix``, and the file that keeps them.
 
-The store consists of two suffix indexes, the generations. Outputs are added to the young generation. If an output
-would make the young generation longer than ``max_tokens / 2``, the old generation is dropped, the young one becomes
-the old one, and the output begins a new young one. Of one output, at most the last ``max_tokens / 2`` tokens are kept.
+The store consists of two suffix indexes, the generations. Outputs are added to the young
+generation. If an output would make the young generation longer than ``max_tokens / 2``, the old
+generation is dropped, the young one becomes the old one, and the output begins a new young one. Of
+one output, at most the last ``max_tokens / 2`` tokens are kept.
 
 The file is JSON lines: a header, then one list of token ids per output ::
 
     {"format": "pronk-suffix-store/1", "vocabulary": "9c0f…"}
     [464, 3797, 3332]
 
-Each output is appended by a single write, so several processes may share a file. A process reads the file when it
-opens the store, and does not see outputs that other processes append later. An incomplete last line, which a killed
-process leaves, is removed. Reading also shortens the file to the latest ``max_tokens`` tokens; to keep it short, a
-process reads it again after it has appended that many. An output that another process appends meanwhile is lost.
+Each output is appended by a single write, so several processes may share a file. A process reads
+the file when it opens the store, and does not see outputs that other processes append later. An
+incomplete last line, which a killed process leaves, is removed. Reading also shortens the file to
+the latest ``max_tokens`` tokens; to keep it short, a process reads it again after it has appended
+that many. An output that another process appends meanwhile is lost.
 """
 
 from __future__ import annotations
@@ -45,24 +47,34 @@ class SuffixStore:
     generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
     _vocab_size: int = field(default=0, repr=False)
-    # File that keeps the outputs across processes; ``None`` before ``open`` and after a failed write.
+    # File that keeps the outputs across processes; ``None`` before ``open`` and after a failed
+    # write.
     _file: Path | None = field(default=None, repr=False)
-    _num_appended: int = field(default=0, repr=False)  # number of tokens appended since the file was last shortened
+    # number of tokens appended since the file was last shortened
+    _num_appended: int = field(default=0, repr=False)
 
     def open(self, path: Path, vocabulary: str | None, vocab_size: int) -> None:
-        """Read the file of the store, or create it; ``vocabulary`` is the fingerprint of the tokenizer.
+        """Read the file of the store, or create it.
+
+        ``vocabulary`` is the fingerprint of the tokenizer.
 
         Raises:
-            OptionError: the file is unreadable, not writable, damaged, or of another tokenizer; the store stays empty.
+            OptionError: the file is unreadable, not writable, damaged, or of another tokenizer; the
+                store stays empty.
         """
         try:
             for output in _read_file(path, vocabulary, vocab_size, self.max_tokens):
                 self._insert(output)
         except OSError as error:
             found = describe_error(error)
-            msg = f"suffix: store: expected a readable and writable file, found: {found}; choose another path"
+            msg = (
+                f"suffix: store: expected a readable and writable file, found: {found}; choose "
+                "another path"
+            )
             raise OptionError(msg) from error
-        self._vocabulary, self._vocab_size, self._file = vocabulary, vocab_size, path
+        self._vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._file = path
 
     def add(self, output: Sequence[int]) -> None:
         """Add the token ids of an output, and append them to the file.
@@ -79,10 +91,13 @@ class SuffixStore:
             self._num_appended += len(output)
             if self._num_appended > self.max_tokens:
                 self._num_appended = 0
-                _read_file(self._file, self._vocabulary, self._vocab_size, self.max_tokens)  # shortens the file
+                # shortens the file
+                _read_file(self._file, self._vocabulary, self._vocab_size, self.max_tokens)
         except (OSError, OptionError) as error:
             warnings.warn(
-                f"{self._file}: past outputs are no longer saved: {describe_error(error)}", RuntimeWarning, stacklevel=2
+                f"{self._file}: past outputs are no longer saved: {describe_error(error)}",
+                RuntimeWarning,
+                stacklevel=2,
             )
             self._file = None
 
@@ -104,7 +119,8 @@ def _header(vocabulary: str | None) -> bytes:
 def _append_line(path: Path, output: Sequence[int]) -> None:
     """Append an output as a line by a single write, so that lines of several processes do not mix."""
     line = json.dumps(list(output)).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))  # O_BINARY: Windows only
+    # O_BINARY: Windows only
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
     try:
         num_written = os.write(descriptor, line)
     finally:
@@ -114,8 +130,13 @@ def _append_line(path: Path, output: Sequence[int]) -> None:
         raise OSError(msg)
 
 
-def _read_file(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: int) -> Sequence[list[int]]:
-    """Return the outputs in the file, oldest first; create, repair or shorten the file if necessary."""
+def _read_file(
+    path: Path, vocabulary: str | None, vocab_size: int, max_tokens: int
+) -> Sequence[list[int]]:
+    """Return the outputs in the file, oldest first.
+
+    Create, repair or shorten the file if necessary.
+    """
     check_regular(path)
     with path.open("a+b") as file:
         file.seek(0)
@@ -145,10 +166,15 @@ def _parse_json(line: bytes) -> Any:
 def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
     fields = _parse_json(header)
     if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
-        msg = f"{path}, line 1: expected the header of a {_FORMAT} file, found {header[:60]!r}; choose another file"
+        msg = (
+            f"{path}, line 1: expected the header of a {_FORMAT} file, found {header[:60]!r}; "
+            "choose another file"
+        )
         raise OptionError(msg)
     if fields.get("vocabulary") != vocabulary:
-        problem = f"expected outputs of the vocabulary {vocabulary}, found {fields.get('vocabulary')}"
+        problem = (
+            f"expected outputs of the vocabulary {vocabulary}, found {fields.get('vocabulary')}"
+        )
         msg = f"{path}: {problem}; give every tokenizer a file of its own"
         raise OptionError(msg)
 
@@ -157,7 +183,10 @@ def _read_outputs(
     path: Path, file: BinaryIO, vocab_size: int, max_tokens: int
 ) -> tuple[Sequence[list[int]], bool, int]:
     """Return the latest outputs, whether older tokens were left out, and the end of the last whole line."""
-    outputs, num_tokens, has_dropped, end = deque[list[int]](), 0, False, file.tell()
+    outputs = deque[list[int]]()
+    num_tokens = 0
+    has_dropped = False
+    end = file.tell()
     for line_number, line in enumerate(file, 2):  # line 1 is the header
         if not line.endswith(b"\n"):
             break
@@ -168,14 +197,21 @@ def _read_outputs(
             num_tokens -= len(outputs.popleft())
             has_dropped = True
         if num_tokens > max_tokens:
-            outputs[0], num_tokens, has_dropped = outputs[0][-max_tokens:], max_tokens, True
+            outputs[0] = outputs[0][-max_tokens:]
+            num_tokens = max_tokens
+            has_dropped = True
     return outputs, has_dropped, end
 
 
 def _parse_line(path: Path, line_number: int, line: bytes, vocab_size: int) -> list[int]:
     output = _parse_json(line)
-    if not isinstance(output, list) or not all(type(token) is int and 0 <= token < vocab_size for token in output):
-        problem = f"expected a list of ids below {vocab_size}, found {line[:60]!r}; repair or delete the file"
+    if not isinstance(output, list) or not all(
+        type(token) is int and 0 <= token < vocab_size for token in output
+    ):
+        problem = (
+            f"expected a list of ids below {vocab_size}, found {line[:60]!r}; "
+            "repair or delete the file"
+        )
         msg = f"{path}, line {line_number}: {problem}"
         raise OptionError(msg)
     return output

@@ -1,8 +1,9 @@
 """Prompt lookup (Saxena 2023): propose the continuations of earlier occurrences of the text's end.
 
-A *match* is an earlier occurrence of the last ``min_ngram`` to ``max_ngram`` tokens in prompt or output. The tree
-merges the continuations of up to ``num_chains`` matches by common prefixes. Longer matches come first, and later ones
-before earlier ones of the same length. The index takes up to 300 bytes per token for each match length.
+A *match* is an earlier occurrence of the last ``min_ngram`` to ``max_ngram`` tokens in prompt or
+output. The tree merges the continuations of up to ``num_chains`` matches by common prefixes. Longer
+matches come first, and later ones before earlier ones of the same length. The index takes up to 300
+bytes per token for each match length.
 """
 
 from __future__ import annotations
@@ -19,17 +20,23 @@ from pronk.drafting.proposer import DraftContext, Outcome, Proposer
 from pronk.drafting.trie import Trie
 from pronk.sampling.tree import TokenTree
 
-# Maximum number of matches examined per step; a repeated phrase can have thousands, most with equal continuations.
+# Maximum number of matches examined per step; a repeated phrase can have thousands, most with equal
+# continuations.
 _MAX_MATCHES = 32
 
-# Acceptance rates are measured by *kind* of draft token, the number 3 * match length + role. The role is _SIBLING if
-# the parent already has another child, else _FIRST for the first token of a continuation and _NEXT for later tokens.
-# Example: a sibling from a match of 4 tokens has the kind 3 * 4 + 1 = 13.
-_FIRST, _SIBLING, _NEXT = 0, 1, 2
+# Acceptance rates are measured by *kind* of draft token, the number 3 * match length + role. The
+# role is _SIBLING if the parent already has another child, else _FIRST for the first token of a
+# continuation and _NEXT for later tokens. Example: a sibling from a match of 4 tokens has the kind
+# 3 * 4 + 1 = 13.
+_FIRST = 0
+_SIBLING = 1
+_NEXT = 2
 
-# Rates before any measurement: 1 - 0.75**n for the first token after a match of n tokens, 0.1 for siblings, 0.75 for
-# later tokens.
-_PRIORS = {3 * n + role: rate for n in range(1, 17) for role, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))}
+# Rates before any measurement: 1 - 0.75**n for the first token after a match of n tokens, 0.1 for
+# siblings, 0.75 for later tokens.
+_PRIORS = {
+    3 * n + role: rate for n in range(1, 17) for role, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))
+}
 
 
 @dataclass
@@ -53,7 +60,8 @@ class TextIndex:
     def matches(self, tail: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield ``(match length, end)`` for each earlier occurrence of the last tokens of ``tail``.
 
-        ``end`` is the position after the occurrence. Longer matches come first; of equally long ones, the latest first.
+        ``end`` is the position after the occurrence. Longer matches come first; of equally long
+        ones, the latest first.
         """
         seen: set[int] = set()
         for size in sorted(self.sizes, reverse=True):
@@ -90,7 +98,10 @@ class PromptLookup(Proposer[TextIndex]):
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 127)
         check_integer(f"{self.name}: num_chains", self.num_chains, 1, 16)
         if self.min_ngram > self.max_ngram:
-            msg = f"{self.name}: expected min_ngram at most max_ngram = {self.max_ngram}, found {self.min_ngram}"
+            msg = (
+                f"{self.name}: expected min_ngram at most max_ngram = {self.max_ngram}, found "
+                f"{self.min_ngram}"
+            )
             raise OptionError(msg)
 
     def start(self, prompt: Sequence[int]) -> TextIndex:
@@ -105,9 +116,11 @@ class PromptLookup(Proposer[TextIndex]):
         outcome.state.extend(outcome.committed)
 
     def _build_tree(self, context: DraftContext[TextIndex]) -> TokenTree:
-        max_nodes, max_depth = min(self.num_tokens, context.max_nodes), min(self.num_tokens, context.max_depth)
+        max_nodes = min(self.num_tokens, context.max_nodes)
+        max_depth = min(self.num_tokens, context.max_depth)
         trie = Trie(context.tokens[-1])
-        # ``context.tokens`` may end with draft tokens of a composite drafter. The index does not contain these tokens.
+        # ``context.tokens`` may end with draft tokens of a composite drafter. The index does not
+        # contain these tokens.
         tail = context.tokens[-self.max_ngram :]
         chains: list[list[int]] = []
         if max_depth > 0 and max_nodes > 0:
@@ -120,10 +133,16 @@ class PromptLookup(Proposer[TextIndex]):
                     break
         return trie.tree(max_nodes)
 
-    def _add_chain(self, trie: Trie, chain: Sequence[int], match_length: int, policy: RequestPolicy) -> None:
-        """Add a chain below the root; a node's gain is the product of the acceptance rates on its path."""
+    def _add_chain(
+        self, trie: Trie, chain: Sequence[int], match_length: int, policy: RequestPolicy
+    ) -> None:
+        """Add a chain below the root.
+
+        A node's gain is the product of the acceptance rates on its path.
+        """
         rates = policy.acceptance.source(self.name, _PRIORS)
-        node, gain = 0, 1.0
+        node = 0
+        gain = 1.0
         for depth, token in enumerate(chain):
             role = _SIBLING if trie.adds_sibling(node, token) else _NEXT if depth else _FIRST
             kind = 3 * match_length + role
@@ -135,7 +154,10 @@ class PromptLookup(Proposer[TextIndex]):
 
 
 def _continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """Return ``count`` tokens from ``start`` on; if the text ends before, repeat its part from ``start``."""
+    """Return ``count`` tokens from ``start`` on.
+
+    If the text ends before, repeat its part from ``start``.
+    """
     chain: list[int] = []
     for source in range(start, start + count):
         chain.append(tokens[source] if source < len(tokens) else chain[source - len(tokens)])

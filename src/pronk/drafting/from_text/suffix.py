@@ -1,12 +1,14 @@
 """Suffix decoding (Oliaro et al. 2024): propose the likeliest continuations of the longest match.
 
-The longest suffix of the text that occurs in the request's text or in the *store* of earlier outputs (the match) is
-looked up in suffix automata, which are indexes of all substrings. ``docs/methods/suffix.md`` describes the tree. A
-match that no token follows, at the end of the text, is shortened at its front until one does. If the cost of forward
-passes is known, nodes with too small a gain to pay for their row are left out.
+The longest suffix of the text that occurs in the request's text or in the *store* of earlier
+outputs (the match) is looked up in suffix automata, which are indexes of all substrings.
+``docs/methods/suffix.md`` describes the tree. A match that no token follows, at the end of the
+text, is shortened at its front until one does. If the cost of forward passes is known, nodes with
+too small a gain to pay for their row are left out.
 
-Security: all requests with equal options share a store, so response times may reveal other users' outputs. Set
-``store_tokens=0`` to disable the store, or bind one proposer for each user (``Suffix(…).bind(target)``).
+Security: all requests with equal options share a store, so response times may reveal other users'
+outputs. Set ``store_tokens=0`` to disable the store, or bind one proposer for each user
+(``Suffix(…).bind(target)``).
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from pathlib import Path
 from pronk.base.checks import check_integer, check_number, check_path
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
-from pronk.drafting.from_text._growth import PRIORS, SuffixIndex, TreeBuilder, make_suffix_index, make_tree_builder
+from pronk.drafting.from_text._growth import (
+    PRIORS,
+    SuffixIndex,
+    TreeBuilder,
+    make_suffix_index,
+    make_tree_builder,
+)
 from pronk.drafting.from_text._suffix_store import SuffixStore
 from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.drafting.target import Target
@@ -31,10 +39,13 @@ class SuffixState:
     """State of one request: its index, and its output for the store."""
 
     index: SuffixIndex  # index of the request's text as of the last proposal
-    tree_builder: TreeBuilder | None = field(default=None, repr=False, compare=False)  # made by the first proposal
-    output: list[int] = field(default_factory=list)  # committed tokens, which ``stop`` adds to the store
-    # True under rejection sampling: the output must not enter the store. It depends on the request's random numbers.
-    # Another request with the same seed has the same numbers, and its draft tokens must be independent of them.
+    # made by the first proposal
+    tree_builder: TreeBuilder | None = field(default=None, repr=False, compare=False)
+    # committed tokens, which ``stop`` adds to the store
+    output: list[int] = field(default_factory=list)
+    # True under rejection sampling: the output must not enter the store. It depends on the
+    # request's random numbers. Another request with the same seed has the same numbers, and its
+    # draft tokens must be independent of them.
     private: bool = False
 
 
@@ -47,9 +58,12 @@ class Suffix(Drafter):
         num_nodes: maximum number of draft tokens per step, 1..128.
         max_match: maximum match length in tokens, 2..64.
         min_match: minimum match length in tokens, 1..max_match.
-        depth_factor: maximum depth of a draft token per token of the match, 0.25..64; depth 1 is always allowed.
-        store_tokens: maximum number of tokens of earlier outputs in the store, 0..16777216; 0 disables the store.
-        store: file that keeps the store across processes, in the format of ``_suffix_store.py``, or ``None``.
+        depth_factor: maximum depth of a draft token per token of the match, 0.25..64; depth 1 is
+            always allowed.
+        store_tokens: maximum number of tokens of earlier outputs in the store, 0..16777216; 0
+            disables the store.
+        store: file that keeps the store across processes, in the format of ``_suffix_store.py``, or
+            ``None``.
     """
 
     name = "suffix"
@@ -69,15 +83,22 @@ class Suffix(Drafter):
         check_integer(f"{self.name}: store_tokens", self.store_tokens, 0, 2**24)
         check_path(f"{self.name}: store", self.store)
         if self.min_match > self.max_match:
-            msg = f"{self.name}: expected min_match at most max_match = {self.max_match}, found {self.min_match}"
+            msg = (
+                f"{self.name}: expected min_match at most max_match = {self.max_match}, found "
+                f"{self.min_match}"
+            )
             raise OptionError(msg)
         if self.store is not None and not self.store_tokens:
-            msg = f"{self.name}: expected store_tokens of at least 1 for store={self.store!r}, found 0; increase it"
+            msg = (
+                f"{self.name}: expected store_tokens of at least 1 for store={self.store!r}, found "
+                "0; increase it"
+            )
             raise OptionError(msg)
 
     def bind(self, target: Target) -> SuffixProposer:
         store = SuffixStore(self.max_match, self.store_tokens)
-        if self.store is not None:  # without a file the vocabulary, whose hash takes a second, is not needed
+        # without a file the vocabulary, whose hash takes a second, is not needed
+        if self.store is not None:
             store.open(Path(self.store), target.vocabulary, target.decoder.config.vocab_size)
         return SuffixProposer(self, store, target)
 
@@ -92,7 +113,9 @@ class SuffixProposer(Proposer[SuffixState]):
     name = Suffix.name
 
     def __init__(self, options: Suffix, store: SuffixStore, target: Target) -> None:
-        self.options, self.store, self.target = options, store, target
+        self.options = options
+        self.store = store
+        self.target = target
         self.capabilities = Capabilities(observes_all_steps=options.store_tokens > 0)
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - contexts hold the text
@@ -113,13 +136,19 @@ class SuffixProposer(Proposer[SuffixState]):
             self.store.add(state.output)
 
     def _build_tree(self, context: DraftContext[SuffixState]) -> TokenTree:
-        options, state = self.options, context.state
+        options = self.options
+        state = context.state
         rates = context.policy.acceptance.source(self.name, PRIORS)
         if state.tree_builder is None or state.tree_builder.rates is not rates:
             state.tree_builder = make_tree_builder(rates, self.name)
-        # ``context.tokens`` may end with draft tokens of a composite drafter, which the index must not contain.
+        # ``context.tokens`` may end with draft tokens of a composite drafter, which the index must
+        # not contain.
         state.index.extend(context.tokens[state.index.num_tokens : context.root + 1])
         max_nodes = min(options.num_nodes, context.max_nodes)
         min_gain = context.policy.min_gain
-        limits = TreeLimits(max_nodes, context.max_depth, options.min_match, options.depth_factor, min_gain)
-        return state.tree_builder.build([state.index, *self.store.generations], context.tokens, limits)
+        limits = TreeLimits(
+            max_nodes, context.max_depth, options.min_match, options.depth_factor, min_gain
+        )
+        return state.tree_builder.build(
+            [state.index, *self.store.generations], context.tokens, limits
+        )

@@ -79,13 +79,18 @@ class Chain:
 
     @property
     def distributions(self) -> tuple[Array | None, ...] | None:
-        """Distribution that each node was drawn from (``TokenTree.probs``); ``None`` if none was drawn."""
+        """Distribution that each node was drawn from (``TokenTree.probs``).
+
+        ``None`` if none was drawn.
+        """
         if not (self.context.params.rejects and self.context.draws):
             return None
         return (None, *(draft_token.q for draft_token in self.draft_tokens))
 
     def append_from_logits(self, logits: Array, ids: DraftIds | None = None) -> bool:
-        """Append a token sampled from logits ``[draft vocab]``; return False if they allow no token.
+        """Append a token sampled from logits ``[draft vocab]``.
+
+        Return False if they allow no token.
 
         ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
         """
@@ -116,8 +121,10 @@ class Chain:
 
     def tree(self) -> TokenTree:
         """Return the chain as a tree below the request's last token."""
-        tokens, parents = (self.context.tokens[-1], *self.tokens), tuple(range(-1, len(self)))
-        gain, origin = (1.0, *self.gains), (("", 0), *self.origin)
+        tokens = (self.context.tokens[-1], *self.tokens)
+        parents = tuple(range(-1, len(self)))
+        gain = (1.0, *self.gains)
+        origin = (("", 0), *self.origin)
         return TokenTree(tokens, parents, probs=self.distributions, gain=gain, origin=origin)
 
 
@@ -133,7 +140,9 @@ DraftChains = Callable[[Sequence[DraftContext[Any]], Sequence[Stop] | None], lis
 NextLogits = Callable[[Sequence[Chain]], Sequence[Array | None]]
 
 
-def draft_chains(chains: Sequence[Chain], next_logits: NextLogits, ids: DraftIds | None = None) -> None:
+def draft_chains(
+    chains: Sequence[Chain], next_logits: NextLogits, ids: DraftIds | None = None
+) -> None:
     """Add one token per round to every incomplete one of the empty ``chains``, until all are complete.
 
     ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
@@ -156,7 +165,13 @@ def chains_of(proposer: Proposer[Any]) -> DraftChains:
     """Return the method ``chains`` of a proposer; raise OptionError if there is none."""
     chains: DraftChains | None = getattr(proposer, "chains", None)
     if chains is None:
-        found = f"found {type(proposer).__name__}; add it, or leave out the drafter around {proposer.name}"
-        msg = f"drafter {proposer.name}: expected bind() to return a proposer with a method chains, {found}"
+        found = (
+            f"found {type(proposer).__name__}; add it, or leave out the drafter around "
+            f"{proposer.name}"
+        )
+        msg = (
+            f"drafter {proposer.name}: expected bind() to return a proposer with a method chains, "
+            f"{found}"
+        )
         raise OptionError(msg)
     return chains

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 _BLOCK = 256  # number of tokens that are compared at once
 
 
-def common_prefix_length(cached: Sequence[int], text: Sequence[int], known: int, start: int = 0) -> int:
+def common_prefix_length(
+    cached: Sequence[int], text: Sequence[int], known: int, start: int = 0
+) -> int:
     """Return how many tokens of ``cached`` agree with ``text`` from ``start`` on.
 
     The first ``known`` of them are known to agree.

@@ -12,12 +12,19 @@ from pronk.drafting.target import Target
 
 @dataclass(frozen=True)
 class Composite(Drafter):
-    """Options of a composite drafter; ``parts`` are the wrapped drafters, in order of precedence."""
+    """Options of a composite drafter.
+
+    ``parts`` are the wrapped drafters, in order of precedence.
+    """
 
     parts: tuple[Drafter, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.parts, tuple) or not self.parts or not all(isinstance(p, Drafter) for p in self.parts):
+        if (
+            not isinstance(self.parts, tuple)
+            or not self.parts
+            or not all(isinstance(p, Drafter) for p in self.parts)
+        ):
             msg = f"{self.name}: parts: expected a tuple of drafters, found {self.parts!r}"
             raise OptionError(msg)
 
@@ -34,7 +41,8 @@ class Composite(Drafter):
 
 def check_wraps_chains(options: Composite) -> Drafter:
     """Return the single part of a wrapper; raise OptionError unless it proposes chains."""
-    parts, name = options.parts, options.name
+    parts = options.parts
+    name = options.name
     inner = parts[0] if isinstance(parts, tuple) and len(parts) == 1 else None
     chains = inner.as_chains() if isinstance(inner, Drafter) else None
     if inner is None or chains is None:
@@ -43,7 +51,8 @@ def check_wraps_chains(options: Composite) -> Drafter:
     if chains != inner:
         if inner.name == name:  # the same wrapper twice: cape(cape(…))
             advice = f"one {inner.name} is enough"
-        elif isinstance(inner, Composite):  # two wrappers in the wrong order, such as threshold(cape(…))
+        elif isinstance(inner, Composite):
+            # two wrappers in the wrong order, such as threshold(cape(…))
             advice = f"write {inner.name}({name}(…)) instead"
         else:  # a drafter that proposes trees only by its options, such as multi_token(tree=…)
             advice = "leave out its tree"

@@ -138,7 +138,9 @@ def open_pool(
     share_prefixes = target_cache.prefix_cache is not None
     if target.budget is not None:
         with target.lock:  # the other KV pools shrink, so no step may run meanwhile
-            return target.budget.add(config, dtype, backend.make_cache, share_prefixes=share_prefixes)
+            return target.budget.add(
+                config, dtype, backend.make_cache, share_prefixes=share_prefixes
+            )
     return backend.make_cache(
         config,
         num_blocks=target_cache.allocator.num_blocks,

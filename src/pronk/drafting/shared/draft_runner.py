@@ -50,7 +50,9 @@ def make_draft_job(
 
 
 class DraftRunner:
-    """Owns the draft model and its KV pool; runs the model for several requests in shared forward passes.
+    """Owns the draft model and its KV pool.
+
+    Runs the model for several requests in shared forward passes.
 
     Attributes:
         runner: the draft model with its KV pool.
@@ -107,13 +109,19 @@ class DraftRunner:
         return [by_chain.get(chain) for chain in chains]
 
     def forward_texts(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[Array | None]:
-        """Run the uncached tokens of each request's text; return the logits ``[vocab]`` after each text.
+        """Run the uncached tokens of each request's text.
+
+        Return the logits ``[vocab]`` after each text.
 
         The logits are ``None`` for requests that cannot draft in this step (see :meth:`align`).
         """
         pending = self.align(contexts)
-        ready = [(each, new) for each, new in zip(contexts, pending, strict=True) if new is not None]
-        rows = iter(self.forward_tokens([context for context, _ in ready], [new for _, new in ready]))
+        ready = [
+            (each, new) for each, new in zip(contexts, pending, strict=True) if new is not None
+        ]
+        rows = iter(
+            self.forward_tokens([context for context, _ in ready], [new for _, new in ready])
+        )
         return [None if new is None else next(rows) for new in pending]
 
     def align(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[list[int] | None]:
@@ -131,7 +139,9 @@ class DraftRunner:
         """
         pending: list[list[int] | None] = []
         for context in contexts:
-            cache, text, num_unchanged = context.state, context.tokens, context.state.num_committed
+            cache = context.state
+            text = context.tokens
+            num_unchanged = context.state.num_committed
             with uninterrupted():
                 if not self.keeps_drafts:
                     cache.rollback(max(0, cache.num_committed - cache.start))
@@ -155,11 +165,19 @@ class DraftRunner:
         self._prefill(contexts, pending)
         return pending
 
-    def _prefill(self, contexts: Sequence[DraftContext[DraftCache]], pending: list[list[int] | None]) -> None:
-        """Run long uncached texts ``pending`` in chunks; set entries to ``None`` if the text has to wait."""
+    def _prefill(
+        self, contexts: Sequence[DraftContext[DraftCache]], pending: list[list[int] | None]
+    ) -> None:
+        """Run long uncached texts ``pending`` in chunks.
+
+        Set entries to ``None`` if the text has to wait.
+        """
         rows_left = CHUNK
-        for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
-            context, new = contexts[number], pending[number] or []
+        for size, number in sorted(
+            (len(new), number) for number, new in enumerate(pending) if new is not None
+        ):
+            context = contexts[number]
+            new = pending[number] or []
             while len(contexts) == 1 and len(new) > CHUNK:
                 self.forward_tokens([context], [new[:CHUNK]])
                 del new[:CHUNK]
@@ -178,7 +196,9 @@ class DraftRunner:
         """
         if not contexts:
             return []
-        jobs = [self._chain_job(context, new) for context, new in zip(contexts, tokens, strict=True)]
+        jobs = [
+            self._chain_job(context, new) for context, new in zip(contexts, tokens, strict=True)
+        ]
         rows = self._run(jobs)
         for context, new in zip(contexts, tokens, strict=True):
             context.state.append(new)
@@ -199,7 +219,9 @@ class DraftRunner:
         max_steps = min(chain.max_tokens, 1 + self.num_free_positions(cache) - len(new))
         job = self._chain_job(context, new)
         with context.sampler.after(), uninterrupted():
-            num_passes = self.runner.draft_chain(job, context.sampler, max_steps, chain.append_and_go_on)
+            num_passes = self.runner.draft_chain(
+                job, context.sampler, max_steps, chain.append_and_go_on
+            )
             cache.append([*new, *chain.tokens[: num_passes - 1]])
 
     def forward_trees(
@@ -208,7 +230,9 @@ class DraftRunner:
         trees: Sequence[TokenTree],
         pending_texts: Sequence[Sequence[int]],
     ) -> list[Array]:
-        """Run the nodes of each tree that are not cached; return their logits ``[new nodes, vocab]``.
+        """Run the nodes of each tree that are not cached.
+
+        Return their logits ``[new nodes, vocab]``.
 
         ``trees[i]`` has ids of the draft model, and the root is the last token of the text. It
         begins with the nodes of the tree in the request's cache. Without those,
@@ -216,7 +240,8 @@ class DraftRunner:
         """
         jobs = []
         for context, tree, pending in zip(contexts, trees, pending_texts, strict=True):
-            num_computed, full_tree = len(context.state.tree or ()), tree.hang_below(pending)
+            num_computed = len(context.state.tree or ())
+            full_tree = tree.hang_below(pending)
             new_nodes = range(num_computed or len(pending), len(full_tree))
             jobs.append(self._make_job(context, full_tree, new_nodes, num_computed))
         rows = self._run(jobs)
@@ -239,9 +264,14 @@ class DraftRunner:
         return self._make_job(context, TokenTree.chain(new), range(len(new) - 1, len(new)), 0)
 
     def _run(self, jobs: Sequence[ForwardJob]) -> list[Array]:
-        """Run one forward pass; return each job's float32 logits ``[nodes, vocab]``, by the target's ids."""
+        """Run one forward pass.
+
+        Return each job's float32 logits ``[nodes, vocab]``, by the target's ids.
+        """
         result = self.runner.forward(jobs)
-        self.runner.record_duration(jobs, result.context, result.seconds, plain=True, touched=result.touched)
+        self.runner.record_duration(
+            jobs, result.context, result.seconds, plain=True, touched=result.touched
+        )
         return [self.translation.to_target(logits[:]) for logits in result.logits]
 
     def _skip_text(self, cache: DraftCache, length: int) -> None:
@@ -251,10 +281,15 @@ class DraftRunner:
             cache.begin_at(max(0, length - 1 - most))
 
     def _reserve(self, cache: DraftCache, length: int, context: DraftContext[Any]) -> bool:
-        """Allocate KV slots for ``length`` tokens and the draft tokens; return False if they do not fit."""
+        """Allocate KV slots for ``length`` tokens and the draft tokens.
+
+        Return False if they do not fit.
+        """
         if length > self.context_length:
             return False
-        num_future = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
+        num_future = max(
+            context.max_depth, context.params.max_tokens - context.sampler.context.num_generated
+        )
         # First try to allocate the blocks of all future tokens, to get consecutive ones; then only
         # those of this step.
         for num_extra in (num_future, 0):

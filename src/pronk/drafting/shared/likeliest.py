@@ -14,11 +14,13 @@ from pronk.sampling.truncation import likeliest
 _GROUP = 64  # number of ids in a group
 
 
-def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
+def top_tokens(
+    outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None
+) -> list[list[int]]:
     """Return the ``count`` tokens of largest logits after each of ``nodes`` (default: all), best first.
 
-    The request's logit bias is applied first. Temperature and truncation do not change the order. Penalties are not
-    applied, since they depend on the tokens before each node.
+    The request's logit bias is applied first. Temperature and truncation do not change the order.
+    Penalties are not applied, since they depend on the tokens before each node.
     """
     logits = outcome.logits
     assert logits is not None, "expected a drafter with Capabilities(logits=True)"
@@ -33,16 +35,19 @@ def top_tokens(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = 
 def _likeliest(logits: Array, count: int) -> list[Array]:
     """Return the ids of each row's ``count`` largest logits, largest first, equal ones by ascending id.
 
-    The ids are divided into groups. The ``count`` largest logits are in the ``count`` groups of the largest maxima, so
-    that only these groups, and ids without a group, are sorted.
+    The ids are divided into groups. The ``count`` largest logits are in the ``count`` groups of the
+    largest maxima, so that only these groups, and ids without a group, are sorted.
     """
     rows, size = logits.shape
     num_groups = size // _GROUP
     if count == 1 or num_groups <= count:
         return [likeliest(row, count) if count > 1 else row.argmax(keepdims=True) for row in logits]
     grouped = num_groups * _GROUP
-    maxima = logits[:, :grouped].reshape(rows, _GROUP, num_groups).max(1)  # group i: the ids i, i + num_groups, …
-    members, rest, best = np.arange(0, grouped, num_groups)[:, None], np.arange(grouped, size), []
+    # group i: the ids i, i + num_groups, …
+    maxima = logits[:, :grouped].reshape(rows, _GROUP, num_groups).max(1)
+    members = np.arange(0, grouped, num_groups)[:, None]
+    rest = np.arange(grouped, size)
+    best = []
     for row, row_maxima in zip(logits, maxima, strict=True):
         lowest = np.partition(row_maxima, num_groups - count)[num_groups - count]
         if np.isnan(lowest):

@@ -76,10 +76,13 @@ class ModuleRunner:
         Slots are also allocated for ``extra_rows`` rows after the text. Return False if the pool is
         full.
         """
-        cache, text, pool = context.state, context.tokens, self.cache
+        cache = context.state
+        text = context.tokens
+        pool = self.cache
         num_rows = context.block_table.length
         window = pool.config.window
-        if window is None and not cache.tokens:  # with a sliding window, cached prefixes could lack the first rows
+        # with a sliding window, cached prefixes could lack the first rows
+        if window is None and not cache.tokens:
             with uninterrupted():
                 cache.match_prefix(text[:num_rows], context.salt)
         num_kept = common_prefix_length(cache.tokens, text, cache.num_committed)
@@ -93,12 +96,19 @@ class ModuleRunner:
             cache.rollback(len(cache.tokens))
             cache.register_prefix()
             # The next row is at position ``num_kept`` and sees the ``window - 1`` rows before it.
-            first = num_released if window is None or num_kept < num_released else max(0, num_kept + 1 - window)
+            first = (
+                num_released
+                if window is None or num_kept < num_released
+                else max(0, num_kept + 1 - window)
+            )
             pool.release_before(cache.block_table, first)
             if not cache.block_table.blocks:
                 cache.block_table.num_released = num_released // pool.block_size
             if window is None:  # allocate for all future tokens at once, to get consecutive blocks
-                extra_rows += max(context.max_depth, context.params.max_tokens - context.sampler.context.num_generated)
+                extra_rows += max(
+                    context.max_depth,
+                    context.params.max_tokens - context.sampler.context.num_generated,
+                )
             try:
                 pool.prepare(cache.block_table, len(text) + extra_rows)
             except CacheFullError:
@@ -119,13 +129,18 @@ class ModuleRunner:
         return self.reserve(context, extra_rows)
 
     def program(self, part: int) -> Program:
-        """Return the program of a part of the module; compile it once per version of the KV pool."""
+        """Return the program of a part of the module.
+
+        Compile it once per version of the KV pool.
+        """
         key = (part, self.cache.version)
         if key not in self._programs:
             backend = self.target.decoder.backend
             program = backend.program(self.cache.config.hidden_size, self.cache.dtype, self.cache)
             self._compile_part(part, program)
-            self._programs = {old: kept for old, kept in self._programs.items() if old[1] == self.cache.version}
+            self._programs = {
+                old: kept for old, kept in self._programs.items() if old[1] == self.cache.version
+            }
             self._programs[key] = program
         return self._programs[key]
 
@@ -147,7 +162,10 @@ class ModuleRunner:
             while stop - len(context.state.tokens) > CHUNK:
                 start = len(context.state.tokens)
                 self._run([context], [text[start : start + CHUNK]], layer, forward)
-        new = [text[len(each.state.tokens) : stop] for each, text, stop in zip(contexts, texts, stops, strict=True)]
+        new = [
+            text[len(each.state.tokens) : stop]
+            for each, text, stop in zip(contexts, texts, stops, strict=True)
+        ]
         return self._run(contexts, new, layer, forward)
 
     def _run(
@@ -157,12 +175,21 @@ class ModuleRunner:
         layer: int,
         forward: Forward,
     ) -> Array:
-        """Run the next tokens of several requests in one forward pass; return the outputs for the last tokens."""
-        caches, hidden = [context.state for context in contexts], list[Array]()
+        """Run the next tokens of several requests in one forward pass.
+
+        Return the outputs for the last tokens.
+        """
+        caches = [context.state for context in contexts]
+        hidden = list[Array]()
         for context, cache, new in zip(contexts, caches, tokens, strict=True):
             start = len(cache.tokens)
-            hidden.append(self.target.cache.read_hidden(layer, context.block_table, start, start + len(new)))
-        segments = [(cache.block_table, TokenTree.chain(new), 0) for cache, new in zip(caches, tokens, strict=True)]
+            hidden.append(
+                self.target.cache.read_hidden(layer, context.block_table, start, start + len(new))
+            )
+        segments = [
+            (cache.block_table, TokenTree.chain(new), 0)
+            for cache, new in zip(caches, tokens, strict=True)
+        ]
         packed = ProgramRows().set_segments(segments)
         packed.rotate(self.rope)
 

@@ -24,11 +24,16 @@ from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
 from pronk.sampling.draft_token import DraftIds
 
-MIN_COUNTED, MAX_COUNTED = 16, 64  # numbers of tokens whose choices are counted in one shadow pass
+# numbers of tokens whose choices are counted in one shadow pass
+MIN_COUNTED = 16
+MAX_COUNTED = 64
 
 
 class PricedRunner(Protocol):
-    """Runner of a drafter's model; ``relative_size`` is the model's size divided by the target's."""
+    """Runner of a drafter's model.
+
+    ``relative_size`` is the model's size divided by the target's.
+    """
 
     target: Target
     cost_model: CostModel
@@ -37,7 +42,9 @@ class PricedRunner(Protocol):
 
 def first_token_pays(proposer: Proposer[Any], context: DraftContext[Any]) -> bool:
     """Return whether the request allows a draft token, and whether its gain is worth the time to draft it."""
-    return min(context.max_depth, context.max_nodes) > 0 and context.policy.extends(proposer, context, ())
+    return min(context.max_depth, context.max_nodes) > 0 and context.policy.extends(
+        proposer, context, ()
+    )
 
 
 def begin_chains(
@@ -69,7 +76,9 @@ def begin_chains(
     return chains
 
 
-def price_chain(runner: PricedRunner, context: DraftContext[Any], num_unread: int = 0) -> ChainPrice | None:
+def price_chain(
+    runner: PricedRunner, context: DraftContext[Any], num_unread: int = 0
+) -> ChainPrice | None:
     """Return the price of draft tokens, even before any measurement; ``None``: all are wanted.
 
     ``num_unread`` is the number of tokens of the text that the model has to read before it drafts.
@@ -77,7 +86,9 @@ def price_chain(runner: PricedRunner, context: DraftContext[Any], num_unread: in
     policy = context.policy
     if policy.curve is None:
         return None
-    size, own, target = runner.relative_size, runner.cost_model, runner.target.costs
+    size = runner.relative_size
+    own = runner.cost_model
+    target = runner.target.costs
     curve = own.costs(policy.num_requests * len(context.tokens))
     curve = curve or policy.curve._replace(speed=size * policy.curve.speed)
     reading = own.prompt_row or size * (target.prompt_row or 0.0)
@@ -103,7 +114,8 @@ def count_choices(
     ``first`` is the index in the text of the token that the first choice is compared with. ``ids``
     has the target's token of each logit.
     """
-    sampler, rates = context.sampler, context.policy.acceptance.source(source)
+    sampler = context.sampler
+    rates = context.policy.acceptance.source(source)
     skipped = max(0, sampler.context.num_prompt - first)
     for position, row in enumerate(logits[skipped:], first + skipped):
         choice = sampler.draft_token_at(row, position, ids)

@@ -1,8 +1,9 @@
 """Result of a benchmark as dataclasses: ``--json`` writes it; tables, plots and report show it.
 
-A *method* is plain decoding, a drafter, or a peer (a decoding method of another engine). Its metrics cover the prompts
-that *both* the method and plain decoding finished in every repeat; other prompts count as failed. Times are in seconds,
-sizes in bytes. ``None`` means not measured: a peer, for example, does not report its forward passes.
+A *method* is plain decoding, a drafter, or a peer (a decoding method of another engine). Its
+metrics cover the prompts that *both* the method and plain decoding finished in every repeat; other
+prompts count as failed. Times are in seconds, sizes in bytes. ``None`` means not measured: a peer,
+for example, does not report its forward passes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 
 from pronk.lab.bench.records import PLAIN, Model, Start
 
-# Names of two aggregates over all tasks: all prompts, and all prompts on which plain decoding does not end in a loop.
+# Names of two aggregates over all tasks: all prompts, and all prompts on which plain decoding does
+# not end in a loop.
 ALL = "all"
 SOUND = "sound"
 
@@ -72,36 +74,49 @@ class Figures:
     failures: tuple[Failure, ...] = ()
     tokens: int = 0  # number of generated tokens in one repeat
     tokens_per_second: Range | None = None  # generated tokens / (prefill + decoding time)
-    speedup: Range | None = None  # ``tokens_per_second`` divided by that of plain decoding in the same repeat
-    decode_speedup: Range | None = None  # ``speedup`` without the first step of each request (prefill)
-    # Mean time of a step with its drafting, first steps (prefill) left out, divided by the time to read weights and KV
-    # cache once.
+    # ``tokens_per_second`` divided by that of plain decoding in the same repeat
+    speedup: Range | None = None
+    # ``speedup`` without the first step of each request (prefill)
+    decode_speedup: Range | None = None
+    # Mean time of a step with its drafting, first steps (prefill) left out, divided by the time to
+    # read weights and KV cache once.
     over_floor: float | None = None
     steps: int | None = None  # number of forward passes that generated tokens, in one repeat
     S: float | None = None  # mean number of tokens per step
     alpha: float | None = None  # acceptance rate of the first draft token of a step
     drafted: int | None = None  # number of verified draft tokens in one repeat
     accepted: int | None = None  # number of accepted draft tokens in one repeat
-    acceptance: tuple[float | None, ...] = ()  # acceptance rate of draft tokens at depth 1, 2, 3, … of the tree
-    # Calibration, one entry per bin of draft tokens with similar predictions: mean predicted probability of acceptance,
-    # observed acceptance rate, number of draft tokens. Only draft tokens with an accepted parent are counted.
+    # acceptance rate of draft tokens at depth 1, 2, 3, … of the tree
+    acceptance: tuple[float | None, ...] = ()
+    # Calibration, one entry per bin of draft tokens with similar predictions: mean predicted
+    # probability of acceptance, observed acceptance rate, number of draft tokens. Only draft tokens
+    # with an accepted parent are counted.
     trust: tuple[tuple[float, float, int], ...] = ()
-    rows_per_pass: float | None = None  # mean number of rows of the forward passes after the prefill
-    cost_coefficient: float | None = None  # time to draft one level of the tree / time of a plain forward pass
-    expected_speedup: float | None = None  # prediction from alpha, depth of the trees and cost_coefficient
-    verify_cost: float | None = None  # mean time of a forward pass / mean time of one of plain decoding
+    # mean number of rows of the forward passes after the prefill
+    rows_per_pass: float | None = None
+    # time to draft one level of the tree / time of a plain forward pass
+    cost_coefficient: float | None = None
+    # prediction from alpha, depth of the trees and cost_coefficient
+    expected_speedup: float | None = None
+    # mean time of a forward pass / mean time of one of plain decoding
+    verify_cost: float | None = None
     ttft: Range | None = None  # seconds to the first token, mean over the prompts
     itl: Latency | None = None  # seconds per token; the tokens of a step share its time equally
     split: Split | None = None
-    peak_memory: int | None = None  # bytes, largest over the prompts (see PeakMemory; for a peer, its process)
+    # bytes, largest over the prompts (see PeakMemory; for a peer, its process)
+    peak_memory: int | None = None
     # Fraction 0..1 of the method's time that went into sending to workers and waiting for them.
     waited: float | None = None
-    # Number of prompts, out of ``compared``, whose outputs in all repeats equal plain decoding's of the first repeat.
+    # Number of prompts, out of ``compared``, whose outputs in all repeats equal plain decoding's of
+    # the first repeat.
     same: int | None = None
     compared: int | None = None
-    near_ties: int | None = None  # how many of the ``compared - same`` prompts differ first at a near tie
-    repeated: float | None = None  # mean share of an output's 4-grams that occurred before in that output
-    degenerated: int | None = None  # number of outputs that are loops (see ``Document.degenerate_above``)
+    # how many of the ``compared - same`` prompts differ first at a near tie
+    near_ties: int | None = None
+    # mean share of an output's 4-grams that occurred before in that output
+    repeated: float | None = None
+    # number of outputs that are loops (see ``Document.degenerate_above``)
+    degenerated: int | None = None
 
     @property
     def is_plain(self) -> bool:

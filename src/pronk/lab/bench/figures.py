@@ -38,13 +38,15 @@ from pronk.lab.bench.records import (
 )
 from pronk.serving import Stats, StepStats
 
-# An output is a loop if a larger share of its 4-grams repeats earlier ones; natural text and code stay below this.
+# An output is a loop if a larger share of its 4-grams repeats earlier ones; natural text and code
+# stay below this.
 _LOOP_THRESHOLD = 0.5
 
 # maximum length of ``Figures.acceptance``
 _MAX_DEPTH = 16
 
-# Samples ``[repeat][prompt]`` of the prompts that a method and plain decoding finished in all repeats.
+# Samples ``[repeat][prompt]`` of the prompts that a method and plain decoding finished in all
+# repeats.
 Runs = list[list[Sample]]
 RecordType = TypeVar("RecordType")
 
@@ -57,14 +59,27 @@ def _make_figures(
     bandwidth: Range | None,
     task: str,
 ) -> Figures:
-    """Compute the metrics of one method at one temperature; ``over_floor`` needs ``bandwidth`` (bytes/s)."""
+    """Compute the metrics of one method at one temperature.
+
+    ``over_floor`` needs ``bandwidth`` (bytes/s).
+    """
     keys = list(dict.fromkeys(map(_key, method_samples)))
     repeats = range(1 + max(sample.repeat for sample in [*method_samples, *plain_samples]))
-    by_key = [{(_key(s), s.repeat): s for s in side if s.error is None} for side in (method_samples, plain_samples)]
-    finished = [key for key in keys if all((key, r) in samples for samples in by_key for r in repeats)]
+    by_key = [
+        {(_key(s), s.repeat): s for s in side if s.error is None}
+        for side in (method_samples, plain_samples)
+    ]
+    finished = [
+        key for key in keys if all((key, r) in samples for samples in by_key for r in repeats)
+    ]
     runs, plain = ([[samples[key, r] for key in finished] for r in repeats] for samples in by_key)
-    first, reason = method_samples[0], "not measured in every repeat, or not by plain decoding"
-    errors = {_key(sample): sample.error for sample in reversed(method_samples) if sample.error is not None}
+    first = method_samples[0]
+    reason = "not measured in every repeat, or not by plain decoding"
+    errors = {
+        _key(sample): sample.error
+        for sample in reversed(method_samples)
+        if sample.error is not None
+    }
     values: dict[str, Any] = {
         "task": task,
         "method": first.method,
@@ -72,11 +87,16 @@ def _make_figures(
         "temperature": first.temperature,
         "prompts": len(finished),
         "asked": len(keys),
-        "failures": tuple(Failure("/".join(key), errors.get(key, reason)) for key in keys if key not in finished),
+        "failures": tuple(
+            Failure("/".join(key), errors.get(key, reason)) for key in keys if key not in finished
+        ),
     }
     if finished:
         shares = [repeated_ngrams(sample.tokens) for sample in runs[0]]
-        values |= {"repeated": sum(shares) / len(shares), "degenerated": sum(s > _LOOP_THRESHOLD for s in shares)}
+        values |= {
+            "repeated": sum(shares) / len(shares),
+            "degenerated": sum(s > _LOOP_THRESHOLD for s in shares),
+        }
         values |= _speed(runs, plain) | _exactness(runs, plain, divergences)
         if all(sample.steps for samples in runs for sample in samples):
             values |= _acceptance(runs[0]) | _times(runs) | _costs(runs, plain, model, bandwidth)
@@ -93,18 +113,26 @@ def _key(sample: Sample) -> tuple[str, str]:
 
 
 def _speed(runs: Runs, plain: Runs) -> dict[str, Any]:
-    speeds, plain_speeds = ([_tokens(s) / sum(x.seconds for x in s) for s in side] for side in (runs, plain))
+    speeds, plain_speeds = (
+        [_tokens(s) / sum(x.seconds for x in s) for s in side] for side in (runs, plain)
+    )
     samples = [sample for samples in runs for sample in samples]
     waited = [sample.waited for sample in samples if sample.waited is not None]
     values: dict[str, Any] = {
         "tokens": _tokens(runs[0]),
         "tokens_per_second": _make_range(speeds),
-        "speedup": _make_range([ours / theirs for ours, theirs in zip(speeds, plain_speeds, strict=True)]),
-        "peak_memory": max((s.peak_memory for s in samples if s.peak_memory is not None), default=None),
+        "speedup": _make_range(
+            [ours / theirs for ours, theirs in zip(speeds, plain_speeds, strict=True)]
+        ),
+        "peak_memory": max(
+            (s.peak_memory for s in samples if s.peak_memory is not None), default=None
+        ),
         "waited": sum(waited) / sum(sample.seconds for sample in samples) if waited else None,
     }
     if all(sample.ttft is not None for sample in samples):
-        values["ttft"] = _make_range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in runs])
+        values["ttft"] = _make_range(
+            [sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in runs]
+        )
         decode_seconds = [[_per_token_after_first(s) for s in side] for side in (runs, plain)]
         if all(seconds > 0 for side in decode_seconds for seconds in side):
             values["decode_speedup"] = _make_range(
@@ -126,22 +154,36 @@ def _per_token_after_first(samples: Sequence[Sample]) -> float:
 def _exactness(runs: Runs, plain: Runs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
     """Return ``same``, ``compared`` and ``near_ties`` of Figures, or ``{}`` if nothing is compared.
 
-    Not compared: sampled outputs of a peer, which draws its own random numbers, and plain decoding with one repeat.
+    Not compared: sampled outputs of a peer, which draws its own random numbers, and plain decoding
+    with one repeat.
     """
     first = runs[0][0]
-    if (first.engine != "pronk" and first.temperature > 0) or (first.method == PLAIN and len(runs) == 1):
+    if (first.engine != "pronk" and first.temperature > 0) or (
+        first.method == PLAIN and len(runs) == 1
+    ):
         return {}
-    same = [all(run[i].tokens == sample.tokens for run in runs) for i, sample in enumerate(plain[0])]
+    same = [
+        all(run[i].tokens == sample.tokens for run in runs) for i, sample in enumerate(plain[0])
+    ]
     differ = {_key(sample) for sample, equal in zip(runs[0], same, strict=True) if not equal}
-    ties = [d for d in divergences if (d.method, d.temperature) == (first.method, first.temperature) and d.near_tie]
-    return {"same": sum(same), "compared": len(same), "near_ties": sum((d.task, d.id) in differ for d in ties)}
+    ties = [
+        d
+        for d in divergences
+        if (d.method, d.temperature) == (first.method, first.temperature) and d.near_tie
+    ]
+    return {
+        "same": sum(same),
+        "compared": len(same),
+        "near_ties": sum((d.task, d.id) in differ for d in ties),
+    }
 
 
 def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the fields of Figures about steps and draft tokens, from one repeat: all have equal counts.
 
-    The last forward pass of the prefill generates a token and counts as a step: in plain decoding S = 1. The acceptance
-    rates leave this step out unless it has draft tokens, which is possible only for a prompt of one token.
+    The last forward pass of the prefill generates a token and counts as a step: in plain decoding S
+    = 1. The acceptance rates leave this step out unless it has draft tokens, which is possible only
+    for a prompt of one token.
     """
     numbered_steps = [pair for sample in samples for pair in enumerate(sample.steps or ())]
     draft_steps = [step for number, step in numbered_steps if number or step.depth]
@@ -163,7 +205,11 @@ def _calibration(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], .
         [sum(column) for column in zip(*one_bin, strict=True)]
         for one_bin in zip(*(s.trust for s in samples if s.trust is not None), strict=True)
     ]
-    return tuple((predicted / count, accepted / count, int(count)) for count, predicted, accepted in bins if count)
+    return tuple(
+        (predicted / count, accepted / count, int(count))
+        for count, predicted, accepted in bins
+        if count
+    )
 
 
 def _step_pairs(samples: Sequence[Sample]) -> Iterator[tuple[StepStats, StepStats]]:
@@ -178,9 +224,13 @@ def _times(runs: Runs) -> dict[str, Any]:
     samples = [sample for samples in runs for sample in samples]
     for sample in samples:
         steps = list(pairwise(sample.steps or ()))
-        latencies += inter_token_latencies([b.clock - a.clock for a, b in steps], [b.tokens for _, b in steps])
+        latencies += inter_token_latencies(
+            [b.clock - a.clock for a, b in steps], [b.tokens for _, b in steps]
+        )
     last = [sample.steps[-1] for sample in samples if sample.steps]
-    total, draft, target = (sum(getattr(s, name) for s in last) for name in ("clock", "draft_clock", "target_clock"))
+    total, draft, target = (
+        sum(getattr(s, name) for s in last) for name in ("clock", "draft_clock", "target_clock")
+    )
     return {
         "itl": Latency(*np.percentile(latencies, (50, 90, 99)).tolist()) if latencies else None,
         "split": Split(draft / total, target / total, max(0.0, total - draft - target) / total),
@@ -189,7 +239,9 @@ def _times(runs: Runs) -> dict[str, Any]:
 
 def _costs(runs: Runs, plain: Runs, model: Model, bandwidth: Range | None) -> dict[str, Any]:
     """Return the fields of Figures about costs: rows, pass time, drafting time, expected speed-up."""
-    steps, plain_steps = ([pair for samples in side for pair in _step_pairs(samples)] for side in (runs, plain))
+    steps, plain_steps = (
+        [pair for samples in side for pair in _step_pairs(samples)] for side in (runs, plain)
+    )
     if not steps or not plain_steps:
         return {}
     target_seconds = _mean_time(steps, lambda s: s.target_clock)
@@ -199,8 +251,11 @@ def _costs(runs: Runs, plain: Runs, model: Model, bandwidth: Range | None) -> di
         "verify_cost": target_seconds / plain_seconds,
     }
     if bandwidth is not None:
-        # A forward pass reads the weights, and the KV cache of prompt and on average half the output.
-        tokens = sum((s.prompt_tokens + len(s.tokens) / 2) * s.batch for s in runs[0]) / len(runs[0])
+        # A forward pass reads the weights, and the KV cache of prompt and on average half the
+        # output.
+        tokens = sum((s.prompt_tokens + len(s.tokens) / 2) * s.batch for s in runs[0]) / len(
+            runs[0]
+        )
         num_bytes = model.pass_bytes + model.kv_bytes_per_token * tokens
         values["over_floor"] = _mean_time(steps, lambda s: s.clock) * bandwidth.median / num_bytes
     shares = Stats(steps=[step for _, step in steps]).acceptance
@@ -213,7 +268,9 @@ def _costs(runs: Runs, plain: Runs, model: Model, bandwidth: Range | None) -> di
     return values
 
 
-def _mean_time(steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[StepStats], float]) -> float:
+def _mean_time(
+    steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[StepStats], float]
+) -> float:
     return sum(clock(step) - clock(before) for before, step in steps) / len(steps)
 
 
@@ -242,24 +299,37 @@ def _model_result(records: Sequence[Record]) -> ModelResult:
     speeds = [record.bytes_per_second for record in _select(records, Bandwidth)]
     bandwidth = _make_range(speeds) if speeds else None
     times = _select(records, PassTime)
-    seconds = {rows: median([t.seconds for t in times if t.rows == rows]) for rows in sorted({t.rows for t in times})}
+    seconds = {
+        rows: median([t.seconds for t in times if t.rows == rows])
+        for rows in sorted({t.rows for t in times})
+    }
     skipped = {f"{skip.task}/{skip.id}": skip.reason for skip in _select(records, Skip)}
     return ModelResult(
         **vars(model),
         bandwidth=bandwidth,
-        pass_cost=tuple(PassCost(rows, each, each / seconds[min(seconds)]) for rows, each in seconds.items()),
+        pass_cost=tuple(
+            PassCost(rows, each, each / seconds[min(seconds)]) for rows, each in seconds.items()
+        ),
         peers={peer.method: peer.notes for peer in _select(records, PeerRecord)},
         skipped=tuple(Failure(name, reason) for name, reason in skipped.items()),
         figures=tuple(_make_all_figures(records, model, bandwidth)),
     )
 
 
-def _make_all_figures(records: Sequence[Record], model: Model, bandwidth: Range | None) -> Iterator[Figures]:
+def _make_all_figures(
+    records: Sequence[Record], model: Model, bandwidth: Range | None
+) -> Iterator[Figures]:
     """Yield the metrics of each task (aggregates last), temperature and method, in this order."""
-    samples, divergences = _select(records, Sample), _select(records, DivergenceRecord)
+    samples = _select(records, Sample)
+    divergences = _select(records, DivergenceRecord)
     plain = [s for s in samples if s.method == PLAIN]
-    loops = {(*_key(s), s.temperature) for s in plain if repeated_ngrams(s.tokens) > _LOOP_THRESHOLD}
-    tasks = {task: [s for s in samples if s.task == task] for task in dict.fromkeys(s.task for s in samples)}
+    loops = {
+        (*_key(s), s.temperature) for s in plain if repeated_ngrams(s.tokens) > _LOOP_THRESHOLD
+    }
+    tasks = {
+        task: [s for s in samples if s.task == task]
+        for task in dict.fromkeys(s.task for s in samples)
+    }
     tasks |= {ALL: samples, SOUND: [s for s in samples if (*_key(s), s.temperature) not in loops]}
     for task, task_samples in tasks.items():
         for temperature in dict.fromkeys(s.temperature for s in samples):
@@ -268,4 +338,6 @@ def _make_all_figures(records: Sequence[Record], model: Model, bandwidth: Range 
             for method in model.methods:
                 method_samples = [s for s in at_temperature if s.method == method]
                 if method_samples:
-                    yield _make_figures(method_samples, plain_samples, divergences, model, bandwidth, task)
+                    yield _make_figures(
+                        method_samples, plain_samples, divergences, model, bandwidth, task
+                    )

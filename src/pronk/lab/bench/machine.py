@@ -40,8 +40,8 @@ class BandwidthMeter:
 class PeakMemory:
     """Peak memory since ``reset()``: on CUDA of the GPU, otherwise of this process.
 
-    ``reset`` sets the peak to the memory in use now, if the system supports it. ``excluded_bytes``, those of the
-    benchmark's own buffers, are subtracted.
+    ``reset`` sets the peak to the memory in use now, if the system supports it. ``excluded_bytes``,
+    those of the benchmark's own buffers, are subtracted.
     """
 
     def __init__(self, device: str, excluded_bytes: int = 0) -> None:
@@ -63,11 +63,14 @@ class PeakMemory:
 def describe_hardware(device: str) -> dict[str, Any]:
     """Return the machine's properties by name: processor, cores, bytes of memory, threads, device.
 
-    ``capability`` is the processor's best instruction set for which there are kernels; it is missing without kernels.
+    ``capability`` is the processor's best instruction set for which there are kernels; it is
+    missing without kernels.
     """
     description: dict[str, Any] = {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "memory": machine_memory(),
         "system": platform.platform(),
         "threads": num_threads(),

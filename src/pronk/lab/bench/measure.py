@@ -1,8 +1,9 @@
 """Measure all methods on all prompts, interleaved: noise on the machine affects all methods alike.
 
-For each batch of prompts, each temperature and each turn of a conversation, all repeats of all methods run one after
-the other, and each repeat begins with another method. The results are the records of
-:mod:`pronk.lab.bench.records`, from which :mod:`pronk.lab.bench.figures` computes the metrics.
+For each batch of prompts, each temperature and each turn of a conversation, all repeats of all
+methods run one after the other, and each repeat begins with another method. The results are the
+records of :mod:`pronk.lab.bench.records`, from which :mod:`pronk.lab.bench.figures` computes the
+metrics.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from pronk.drafting import DraftContext, Outcome, derive_seed
 from pronk.lab.bench.machine import BandwidthMeter
 from pronk.lab.bench.methods import Item, Method
 from pronk.lab.bench.prompts import Prompt, drop_middle, encode
-from pronk.lab.bench.records import PLAIN, Bandwidth, DivergenceRecord, Finished, PassTime, Sample, Skip, Trace
+from pronk.lab.bench.records import (
+    PLAIN,
+    Bandwidth,
+    DivergenceRecord,
+    Finished,
+    PassTime,
+    Sample,
+    Skip,
+    Trace,
+)
 from pronk.lab.verification.plain_decoding import rounding, score_next
 
 _WARM_UP_TOKENS = 8  # number of tokens that each method generates before the first measurement
@@ -49,7 +59,8 @@ class Options:
     ignore_eos: bool = False  # whether to continue after an end-of-text token
     chat: bool = True  # whether to render conversations with the model's chat template
     fit: bool = False  # prompts that are too long: True cuts out their middle, False skips them
-    minutes: float | None = None  # time limit for the prompts of a model; the first batch is always measured
+    # time limit for the prompts of a model; the first batch is always measured
+    minutes: float | None = None
 
 
 @dataclass
@@ -63,22 +74,33 @@ class Bench:
     bandwidth: BandwidthMeter
     trace: Trace
 
-    def run(self, tasks: Mapping[str, Sequence[Prompt]], progress: Progress = lambda _done, _total: None) -> None:
-        """Measure the prompts of all tasks; ``progress`` gets the numbers of finished runs and of all runs.
+    def run(
+        self, tasks: Mapping[str, Sequence[Prompt]], progress: Progress = lambda _done, _total: None
+    ) -> None:
+        """Measure the prompts of all tasks.
 
-        The first batch of each task comes first, then the second of each, so that a run with a time limit or an
-        interrupted one has prompts of all tasks. The time limit counts from the end of the warm-up, and the batch that
-        is running is finished, so that every call measures something.
+        ``progress`` gets the numbers of finished runs and of all runs.
+
+        The first batch of each task comes first, then the second of each, so that a run with a time
+        limit or an interrupted one has prompts of all tasks. The time limit counts from the end of
+        the warm-up, and the batch that is running is finished, so that every call measures
+        something.
         """
         runs = len(self.options.temperatures) * self.options.repeats * len(self.methods)
         total = runs * sum(prompt.num_turns for prompts in tasks.values() for prompt in prompts)
-        self._progress, self._done, self._total = progress, 0, total
+        self._progress = progress
+        self._done = 0
+        self._total = total
         self._advance(0)
         self._warm_up([prompt for prompts in tasks.values() for prompt in prompts])
         self._advance(0)  # the time of the first run starts here
         began = perf_counter()
         for number, (task, batch) in enumerate(_interleave(tasks, self.options.batch)):
-            if number and self.options.minutes is not None and perf_counter() - began >= 60 * self.options.minutes:
+            if (
+                number
+                and self.options.minutes is not None
+                and perf_counter() - began >= 60 * self.options.minutes
+            ):
                 return
             for temperature in self.options.temperatures:
                 self._measure_batch(task, batch, temperature)
@@ -90,7 +112,8 @@ class Bench:
         """Run every method once to fill caches and start threads, then measure the time of forward passes."""
         ids = drop_middle(self._first_ids(prompts), max(1, self.llm.config.context // 2))
         params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
-        # Repeat -1: a proposer belongs to one repeat, so no measured repeat shares the proposer of the warm-up.
+        # Repeat -1: a proposer belongs to one repeat, so no measured repeat shares the proposer of
+        # the warm-up.
         item = Item(ids, params, Sample("", "", "", "", 0.0, 0, -1))
         for method in self.methods:
             self._attempt(method, [item])
@@ -107,7 +130,10 @@ class Bench:
         return [0]
 
     def _measure_batch(self, task: str, prompts: Sequence[Prompt], temperature: float) -> None:
-        """Measure all turns of a batch of prompts; a later turn follows plain decoding's earlier answers."""
+        """Measure all turns of a batch of prompts.
+
+        A later turn follows plain decoding's earlier answers.
+        """
         answers: dict[str, list[str]] = {prompt.id: [] for prompt in prompts}
         for turn in range(max(prompt.num_turns for prompt in prompts)):
             due = [prompt for prompt in prompts if turn < prompt.num_turns]
@@ -116,7 +142,8 @@ class Bench:
             if not items:
                 continue
             self.trace.add(Bandwidth(self.bandwidth.measure()))
-            # Measuring the bandwidth has emptied the CPU caches; a short run refills them before the first method.
+            # Measuring the bandwidth has emptied the CPU caches; a short run refills them before
+            # the first method.
             with suppress(PronkError):  # the measured samples report the error
                 ids = items[0][1].ids[:_REFILL_TOKENS]
                 self.llm.generate(ids, SamplingParams(max_tokens=2), drafter=PLAIN)
@@ -126,9 +153,15 @@ class Bench:
                     answers[prompt.id].append(self.llm.tokenizer.decode(sample.tokens))
 
     def _items(
-        self, task: str, prompts: Sequence[Prompt], turn: int, answers: Mapping[str, Sequence[str]], temperature: float
+        self,
+        task: str,
+        prompts: Sequence[Prompt],
+        turn: int,
+        answers: Mapping[str, Sequence[str]],
+        temperature: float,
     ) -> list[tuple[Prompt, Item]]:
-        options, items = self.options, list[tuple[Prompt, Item]]()
+        options = self.options
+        items = list[tuple[Prompt, Item]]()
         limit = self.llm.config.context - options.max_tokens
         for prompt in prompts:
             name = _turn_name(prompt, turn)
@@ -144,14 +177,22 @@ class Bench:
                 ids = drop_middle(ids, limit)
             if not 0 < len(ids) <= limit:
                 context = self.llm.config.context
-                reason = f"{len(ids)} tokens and {options.max_tokens} more; the model's context is {context}"
+                reason = (
+                    f"{len(ids)} tokens and {options.max_tokens} more; "
+                    f"the model's context is {context}"
+                )
                 self.trace.add(Skip(name, task, reason))
                 continue
             seed = derive_seed(options.seed, 1 + zlib.crc32(f"{task}/{name}".encode()))
             params = SamplingParams(
-                max_tokens=options.max_tokens, temperature=temperature, seed=seed, ignore_eos=options.ignore_eos
+                max_tokens=options.max_tokens,
+                temperature=temperature,
+                seed=seed,
+                ignore_eos=options.ignore_eos,
             )
-            items.append((prompt, Item(ids, params, Sample(task, name, "", "", temperature, seed, 0))))
+            items.append(
+                (prompt, Item(ids, params, Sample(task, name, "", "", temperature, seed, 0)))
+            )
         return items
 
     def _run_repeats(self, items: Sequence[Item]) -> list[Sample]:
@@ -160,7 +201,11 @@ class Bench:
         for repeat in range(self.options.repeats):
             shift = repeat % len(self.methods)
             for method in [*self.methods[shift:], *self.methods[:shift]]:
-                names: dict[str, Any] = {"method": method.name, "engine": method.engine, "repeat": repeat}
+                names: dict[str, Any] = {
+                    "method": method.name,
+                    "engine": method.engine,
+                    "repeat": repeat,
+                }
                 labelled = [replace(item, sample=replace(item.sample, **names)) for item in items]
                 samples = self._attempt(method, labelled)
                 first_samples.setdefault(method.name, samples)
@@ -171,18 +216,28 @@ class Bench:
         return first_samples[PLAIN]
 
     def _attempt(self, method: Method, items: Sequence[Item]) -> list[Sample]:
-        """Run a method once; if it raises an exception, return one sample per item with this ``error``."""
+        """Run a method once.
+
+        If it raises an exception, return one sample per item with this ``error``.
+        """
         try:
             return method.run(items)
         except Exception as error:  # noqa: BLE001
             reason = describe_error(error)
             return [replace(item.sample, error=reason) for item in items]
 
-    def _record_divergences(self, items: Sequence[Item], first_samples: Mapping[str, Sequence[Sample]]) -> None:
-        """Record outputs that differ from plain decoding's; a peer's sampled outputs are not comparable."""
+    def _record_divergences(
+        self, items: Sequence[Item], first_samples: Mapping[str, Sequence[Sample]]
+    ) -> None:
+        """Record outputs that differ from plain decoding's.
+
+        A peer's sampled outputs are not comparable.
+        """
         for method in self.methods:
             if method.engine == "pronk" or items[0].params.greedy:
-                for item, plain, other in zip(items, first_samples[PLAIN], first_samples[method.name], strict=True):
+                for item, plain, other in zip(
+                    items, first_samples[PLAIN], first_samples[method.name], strict=True
+                ):
                     divergence = find_divergence(self.llm, item, plain, other)
                     if divergence is not None:
                         self.trace.add(divergence)
@@ -192,7 +247,9 @@ class Bench:
         self._progress(self._done, self._total)
 
 
-def _interleave(tasks: Mapping[str, Sequence[Prompt]], size: int) -> Iterator[tuple[str, Sequence[Prompt]]]:
+def _interleave(
+    tasks: Mapping[str, Sequence[Prompt]], size: int
+) -> Iterator[tuple[str, Sequence[Prompt]]]:
     """Yield tasks with batches of prompts: the first batch of every task, then the second of each."""
     longest = max((len(prompts) for prompts in tasks.values()), default=0)
     for start in range(0, longest, size):
@@ -206,10 +263,13 @@ def _turn_name(prompt: Prompt, turn: int) -> str:
 
 
 def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
-    """Return the first difference from plain decoding's output; ``None`` if none, or if an output failed.
+    """Return the first difference from plain decoding's output.
 
-    A near tie is a difference that rounding can cause, if the logits of both runs have errors of at most
-    :func:`~pronk.lab.verification.plain_decoding.rounding`. A difference in length alone is never a near tie.
+    ``None`` if none, or if an output failed.
+
+    A near tie is a difference that rounding can cause, if the logits of both runs have errors of at
+    most :func:`~pronk.lab.verification.plain_decoding.rounding`. A difference in length alone is
+    never a near tie.
     """
     if plain.tokens == other.tokens or plain.error or other.error:
         return None
@@ -220,13 +280,16 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     # The target has no logit for some token ids of peers.
     if position == shorter or other.tokens[position] >= llm.config.vocab_size:
         return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
-    ours, theirs = plain.tokens[position], other.tokens[position]
+    ours = plain.tokens[position]
+    theirs = other.tokens[position]
     (recorder,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
     scores = recorder.scores(recorder.logits)
     gap = float(scores[ours] - scores[theirs])
     slack = 2 * rounding(llm, float(np.abs(recorder.logits).max()))  # twice the error of one run
     near_tie = recorder.could_choose(theirs, ours, slack)
-    return DivergenceRecord(*leading_fields, gap=gap if math.isfinite(gap) else None, near_tie=near_tie)
+    return DivergenceRecord(
+        *leading_fields, gap=gap if math.isfinite(gap) else None, near_tie=near_tie
+    )
 
 
 @dataclass(frozen=True)
@@ -244,7 +307,10 @@ class _StarProposer(Proposer[None]):
         """Propose ``root + 1``, ``root + 2``, … (modulo ``vocab_size``) as children of the last token."""
         parents = (-1, *[0] * (self.rows - 1))
         roots = [context.tokens[-1] for context in contexts]
-        return [TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents) for root in roots]
+        return [
+            TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents)
+            for root in roots
+        ]
 
     def observe(self, outcome: Outcome[None]) -> None:
         """Do nothing: the proposer has no state."""
@@ -255,12 +321,16 @@ def pass_times(
 ) -> Iterator[PassTime]:
     """Measure forward passes after a prompt, for each number of rows in ``sizes`` (default :data:`ROWS`).
 
-    The measurement has ``rounds`` rounds. A round measures at most six forward passes of each number of rows.
+    The measurement has ``rounds`` rounds. A round measures at most six forward passes of each
+    number of rows.
     """
     params = SamplingParams(max_tokens=_STEPS + 1, ignore_eos=True)
     for _ in range(rounds or _ROUNDS):
         for rows in sizes or ROWS:
-            stats = llm.generate(prompt, params, drafter=_StarProposer(rows, llm.config.vocab_size)).stats
+            stats = llm.generate(
+                prompt, params, drafter=_StarProposer(rows, llm.config.vocab_size)
+            ).stats
             for previous, step in pairwise(stats.steps):
-                if step.rows == rows:  # fewer in the last steps, where max_tokens limits draft tokens
+                # fewer in the last steps, where max_tokens limits draft tokens
+                if step.rows == rows:
                     yield PassTime(rows, step.target_clock - previous.target_clock)

@@ -19,7 +19,10 @@ from pronk.serving import stop_ids_with_eos
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt to measure. :meth:`Method.run` returns a copy of ``sample`` with the results filled in."""
+    """A prompt to measure.
+
+    :meth:`Method.run` returns a copy of ``sample`` with the results filled in.
+    """
 
     ids: list[int]
     params: SamplingParams
@@ -40,8 +43,8 @@ class Method(ABC):
 class DrafterMethod(Method):
     """A drafter of pronk.
 
-    Each pair of temperature and repeat has a proposer of its own: a drafter that stores earlier outputs must not find
-    the answer to a prompt there, from another run of the same prompt.
+    Each pair of temperature and repeat has a proposer of its own: a drafter that stores earlier
+    outputs must not find the answer to a prompt there, from another run of the same prompt.
     """
 
     engine = "pronk"
@@ -53,23 +56,29 @@ class DrafterMethod(Method):
         self._proposers: dict[tuple[float, int], Proposer[Any]] = {}
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate for all items in one batch; each sample gets an equal part of the time of the call.
+        """Generate for all items in one batch.
 
-        Raises PronkError if the drafter raised an exception, as the times are then not those of speculative decoding.
+        Each sample gets an equal part of the time of the call.
+
+        Raises PronkError if the drafter raised an exception, as the times are then not those of
+        speculative decoding.
         """
         key = (items[0].sample.temperature, items[0].sample.repeat)
         if key not in self._proposers:
             self._proposers[key] = make_drafter(self.name).bind(self._llm.target)
-        prompts, params = [item.ids for item in items], [item.params for item in items]
+        prompts = [item.ids for item in items]
+        params = [item.params for item in items]
         self._peak.reset()
         runner = self._llm.engine.runner
-        began, waited_before = perf_counter(), runner.communication_seconds
+        began = perf_counter()
+        waited_before = runner.communication_seconds
         completions = self._llm.generate(prompts, params, drafter=self._proposers[key])
         seconds = (perf_counter() - began) / len(items)
         waited = (runner.communication_seconds - waited_before) / len(items)
         peak = self._peak.read()
         for completion in completions:
-            completion.stats.check_proposer()  # raises PronkError if the drafter raised an exception
+            # raises PronkError if the drafter raised an exception
+            completion.stats.check_proposer()
         return [
             replace(
                 item.sample,
@@ -91,7 +100,8 @@ class DrafterMethod(Method):
 class PeerMethod(Method):
     """Another engine, which gets one prompt at a time."""
 
-    error: PeerError | None = None  # set if the peer did not start; every prompt then fails with this error
+    # set if the peer did not start; every prompt then fails with this error
+    error: PeerError | None = None
 
     def __init__(self, peer: Peer, eos_ids: Sequence[int]) -> None:
         self.name = peer.name
@@ -100,15 +110,26 @@ class PeerMethod(Method):
         self._eos_ids = eos_ids
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate for one item after the other; the peer's process times the call of the engine."""
+        """Generate for one item after the other.
+
+        The peer's process times the call of the engine.
+        """
         if self.error is not None:
             raise self.error
         return [self._run(item) for item in items]
 
     def _run(self, item: Item) -> Sample:
-        params, stop_ids = item.params, sorted(stop_ids_with_eos(item.params, self._eos_ids))
+        params = item.params
+        stop_ids = sorted(stop_ids_with_eos(item.params, self._eos_ids))
         result = self._peer.generate(
-            PeerRequest(item.ids, params.max_tokens, params.temperature, params.seed or 0, stop_ids, params.ignore_eos)
+            PeerRequest(
+                item.ids,
+                params.max_tokens,
+                params.temperature,
+                params.seed or 0,
+                stop_ids,
+                params.ignore_eos,
+            )
         )
         return replace(
             item.sample,

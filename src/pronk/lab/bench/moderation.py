@@ -2,11 +2,13 @@
 
 Each line of FILE is a JSON object with ``"text"`` and at least one of
 
-- ``"categories"``: the right categories, a list of names or an object of name to bool; empty: the text is acceptable,
-- ``"flagged"``: whether the text has any category; without it, whether ``"categories"`` is not empty,
+- ``"categories"``: the right categories, a list of names or an object of name to bool; empty: the
+  text is acceptable,
+- ``"flagged"``: whether the text has any category; without it, whether ``"categories"`` is not
+  empty,
 
-and optionally ``"kind"``, ``"prompt"`` (the default) or ``"answer"``. The prompt and the scores are those of
-``/v1/moderations`` (:mod:`pronk.server.moderation`).
+and optionally ``"kind"``, ``"prompt"`` (the default) or ``"answer"``. The prompt and the scores are
+those of ``/v1/moderations`` (:mod:`pronk.server.moderation`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Case:
     text: str
     kind: str
     flagged: bool
-    categories: frozenset[str] | None  # ``None``: the file says only that the text is not acceptable
+    # ``None``: the file says only that the text is not acceptable
+    categories: frozenset[str] | None
 
 
 @dataclass
@@ -45,13 +48,20 @@ class Counts:
 
     def add(self, *, expected: bool, found: bool) -> None:
         """Count a text; ``expected`` and ``found``: whether it is in the class."""
-        name = ("true" if expected == found else "false") + ("_positives" if found else "_negatives")
+        name = ("true" if expected == found else "false") + (
+            "_positives" if found else "_negatives"
+        )
         setattr(self, name, getattr(self, name) + 1)
 
     @property
     def rates(self) -> dict[str, float | None]:
-        """Precision, recall and their harmonic mean F1, each 0..1; ``None`` without texts to divide by."""
-        hits, wrong, missed = self.true_positives, self.false_positives, self.false_negatives
+        """Precision, recall and their harmonic mean F1, each 0..1.
+
+        ``None`` without texts to divide by.
+        """
+        hits = self.true_positives
+        wrong = self.false_positives
+        missed = self.false_negatives
         shares = {"precision": (hits, hits + wrong), "recall": (hits, hits + missed)}
         shares["f1"] = 2 * hits, 2 * hits + wrong + missed
         return {name: part / whole if whole else None for name, (part, whole) in shares.items()}
@@ -64,8 +74,8 @@ class ModerationResult:
     model: str  # name of its folder or file
     kernels: str
     texts: int  # number of texts
-    # Counts of ``flagged`` texts, of ``acceptable`` texts (the positives of the Mistral 7B paper), and of each
-    # category, without the texts whose category the file does not say.
+    # Counts of ``flagged`` texts, of ``acceptable`` texts (the positives of the Mistral 7B paper),
+    # and of each category, without the texts whose category the file does not say.
     classes: dict[str, Counts]
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,23 +86,34 @@ class ModerationResult:
     def to_markdown(self) -> str:
         """Return the result as a Markdown table."""
         lines = [f"{self.model}, {self.texts} texts, kernels {self.kernels}", ""]
-        lines += ["| texts | number | found | precision | recall | F1 |", "|---|--:|--:|--:|--:|--:|"]
+        lines += [
+            "| texts | number | found | precision | recall | F1 |",
+            "|---|--:|--:|--:|--:|--:|",
+        ]
         for name, each in self.classes.items():
-            numbers = each.true_positives + each.false_negatives, each.true_positives + each.false_positives
+            numbers = (
+                each.true_positives + each.false_negatives,
+                each.true_positives + each.false_positives,
+            )
             rates = ("–" if rate is None else f"{rate:.1%}" for rate in each.rates.values())
             lines.append(f"| {' | '.join((name, *map(str, numbers), *rates))} |")
         return "\n".join(lines) + "\n"
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Read the texts of a file; raise OptionError without any, or with the number of a malformed line."""
+    """Read the texts of a file.
+
+    Raise OptionError without any, or with the number of a malformed line.
+    """
     cases = [_parse(row, f"{path}, line {number}") for number, row in read_json_lines(path)]
     if not cases:
         refuse(path, "expected at least one text, found none", OptionError)
     return cases
 
 
-def evaluate(llm: LLM, cases: Sequence[Case], progress: Callable[[int, int], None]) -> ModerationResult:
+def evaluate(
+    llm: LLM, cases: Sequence[Case], progress: Callable[[int, int], None]
+) -> ModerationResult:
     """Classify all texts; ``progress`` receives the number of finished texts, and the total."""
     classes = {name: Counts() for name in ("flagged", "acceptable", *_NAMES)}
     for start in range(0, len(cases), _BATCH):
@@ -103,7 +124,9 @@ def evaluate(llm: LLM, cases: Sequence[Case], progress: Callable[[int, int], Non
             if case.categories is not None:
                 best = max(scores, key=lambda name: scores[name])
                 for name in _NAMES:
-                    classes[name].add(expected=name in case.categories, found=flagged and name == best)
+                    classes[name].add(
+                        expected=name in case.categories, found=flagged and name == best
+                    )
         progress(start + len(part), len(cases))
     return ModerationResult(llm.path.name, llm.kernels, len(cases), classes)
 
@@ -111,29 +134,53 @@ def evaluate(llm: LLM, cases: Sequence[Case], progress: Callable[[int, int], Non
 def _classify(llm: LLM, cases: Iterable[Case]) -> Iterator[tuple[dict[str, float], bool]]:
     """Yield scores by category, and whether the text is flagged, for each text."""
     prompt = ModerationPrompt(llm.tokenizer)
-    ids = [llm.chat_ids(prompt.messages(case.text, case.kind), template_options=prompt.options) for case in cases]
+    ids = [
+        llm.chat_ids(prompt.messages(case.text, case.kind), template_options=prompt.options)
+        for case in cases
+    ]
     for done in llm.generate(ids, prompt.params, drafter="autoregressive"):
         assert done.logprobs is not None, "expected log-probabilities, for which the parameters ask"
         yield prompt.scores(done.logprobs[0])
 
 
 def _parse(row: dict[str, Any], where: str) -> Case:
-    text, kind, flagged, categories = (row.get(key) for key in ("text", "kind", "flagged", "categories"))
+    text, kind, flagged, categories = (
+        row.get(key) for key in ("text", "kind", "flagged", "categories")
+    )
     if not isinstance(text, str) or kind not in (None, "prompt", "answer"):
-        refuse(where, f"expected a text, and a kind of prompt or answer, found {row!r:.80}", OptionError)
+        refuse(
+            where,
+            f"expected a text, and a kind of prompt or answer, found {row!r:.80}",
+            OptionError,
+        )
     if isinstance(categories, dict):
         categories = [name for name, has in categories.items() if has]
     if not (isinstance(flagged, bool | None) and isinstance(categories, list | None)) or (
         flagged is None and categories is None
     ):
-        refuse(where, f"expected flagged (true or false) or a list of categories, found {row!r:.80}", OptionError)
+        refuse(
+            where,
+            f"expected flagged (true or false) or a list of categories, found {row!r:.80}",
+            OptionError,
+        )
     unknown = [name for name in categories or () if name not in _NAMES]
     if unknown:
-        msg = f"{where}: expected categories among {', '.join(_NAMES)}, found {unknown[0]!r:.40}; give only flagged"
+        msg = (
+            f"{where}: expected categories among {', '.join(_NAMES)}, found {unknown[0]!r:.40}; "
+            "give only flagged"
+        )
         raise OptionError(msg)
     if flagged is None:
         flagged = bool(categories)
     if categories and not flagged:
-        msg = f"{where}: expected no categories of a text that is not flagged, found {', '.join(categories)}"
+        msg = (
+            f"{where}: expected no categories of a text that is not flagged, found "
+            f"{', '.join(categories)}"
+        )
         raise OptionError(msg)
-    return Case(text, kind or "prompt", flagged, frozenset(categories or ()) if categories or not flagged else None)
+    return Case(
+        text,
+        kind or "prompt",
+        flagged,
+        frozenset(categories or ()) if categories or not flagged else None,
+    )

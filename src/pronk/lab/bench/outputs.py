@@ -24,7 +24,10 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True)
 class Outputs:
-    """Paths of the files that a benchmark writes; ``None``: not written. The terminal always gets tables."""
+    """Paths of the files that a benchmark writes; ``None``: not written.
+
+    The terminal always gets tables.
+    """
 
     document: Path | None  # JSON file; STDOUT: JSON on standard output, tables on standard error
     markdown: Path | None
@@ -32,17 +35,27 @@ class Outputs:
     trace: Path | None  # JSON lines, one per measurement, written during the benchmark
 
     def check(self) -> None:
-        """Check all paths before the benchmark; raise OptionError if one is repeated or not writable."""
+        """Check all paths before the benchmark.
+
+        Raise OptionError if one is repeated or not writable.
+        """
         paths = {"json": self.document, "markdown": self.markdown, "trace": self.trace}
         files = {name: path for name, path in paths.items() if path is not None}
         if len({path.resolve() for path in files.values()}) < len(files):
-            msg = f"{', '.join(files)}: expected different files, found {', '.join(map(str, files.values()))}"
+            msg = (
+                f"{', '.join(files)}: expected different files, found "
+                f"{', '.join(map(str, files.values()))}"
+            )
             raise OptionError(msg)
         for name, path in files.items():
             if (name, path) == ("json", STDOUT):
                 continue
             if path == STDOUT:
-                refuse(name, "expected a file, found -, which only --json can be; name a file", OptionError)
+                refuse(
+                    name,
+                    "expected a file, found -, which only --json can be; name a file",
+                    OptionError,
+                )
             check_writable(name, path)
         if self.report is not None:
             from pronk.lab.bench.report import check_report  # noqa: PLC0415 - an optional dependency

@@ -1,6 +1,7 @@
 """Plots of a benchmark's report, and of ``pronk explain``, as SVG files that matplotlib writes.
 
-matplotlib is an optional dependency, which is imported at the first use. ``pyplot`` and its global state are not used.
+matplotlib is an optional dependency, which is imported at the first use. ``pyplot`` and its global
+state are not used.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "pronk",  # the same ids of SVG elements in every run
     "text.parse_math": False,  # a $ in a name does not start a formula
 }
-_WIDTH, _HEIGHT = 4.8, 2.8  # size of a plot in inches
+# size of a plot in inches
+_WIDTH = 4.8
+_HEIGHT = 2.8
 _BAR_HEIGHT = 0.17  # height that a bar adds to a plot, in inches
 _MAX_LABEL = 26  # maximum number of characters of a label
 _REFERENCE: dict[str, Any] = {"color": "gray", "linestyle": "--"}
@@ -53,27 +56,46 @@ class Plot:
 
 
 def draw_plots(model: ModelResult) -> Iterator[Plot]:
-    """Yield the plots that show a method besides plain decoding, and that of pass times; needs matplotlib."""
+    """Yield the plots that show a method besides plain decoding, and that of pass times.
+
+    Needs matplotlib.
+    """
     require_extra("report", "report", "matplotlib")
     styles: dict[str, Any] = {PLAIN: {"label": "plain", "color": "gray"}}
     for i, method in enumerate(dict.fromkeys(f.method for f in model.figures if not f.is_plain)):
         styles[method] = {"label": _shorten(method), "color": f"C{i % 10}"}
     # Seconds to read all weights from memory once, which no forward pass can beat; 0 if unknown.
-    floor = model.pass_bytes / model.bandwidth.median if model.bandwidth and model.bandwidth.median else 0.0
+    floor = (
+        model.pass_bytes / model.bandwidth.median
+        if model.bandwidth and model.bandwidth.median
+        else 0.0
+    )
     for temperature in sorted(model.temperatures):
         shown = [f for f in model.figures if f.temperature == temperature and f.prompts]
-        overall, name = [f for f in shown if f.task == ALL], f"T = {temperature:g}" if temperature else "greedy"
+        overall = [f for f in shown if f.task == ALL]
+        name = f"T = {temperature:g}" if temperature else "greedy"
         if any(not f.is_plain for f in shown):
-            caption = "Median over the repeats; a whisker is half their range. Left of the dashed line is slower. "
+            caption = (
+                "Median over the repeats; a whisker is half their range. Left of the dashed line "
+                "is slower. "
+            )
             draw = partial(_draw_speedups, shown, styles)
             yield _make_plot(f"Speed-up, {name}", f"{caption}Hatched: peers.", draw, len(shown))
         if any(not f.is_plain for f in overall):
-            caption = "All tasks, prefill included. The memory floor is one token per reading of the weights."
+            caption = (
+                "All tasks, prefill included. The memory floor is one token per reading of the "
+                "weights."
+            )
             draw = partial(_draw_throughput, overall, styles, floor)
             yield _make_plot(f"Throughput, {name}", caption, draw, len(overall))
     if model.pass_cost:
-        caption = "Verifying more rows is almost free near the memory floor, the time to read the weights once."
-        yield _make_plot("Time of a forward pass", caption, partial(_draw_pass_cost, model.pass_cost, floor), 1)
+        caption = (
+            "Verifying more rows is almost free near the memory floor, the time to read the "
+            "weights once."
+        )
+        yield _make_plot(
+            "Time of a forward pass", caption, partial(_draw_pass_cost, model.pass_cost, floor), 1
+        )
 
 
 def _make_figure(draw: Callable[[Axes], None], rows: int) -> Figure:
@@ -91,7 +113,9 @@ def _make_figure(draw: Callable[[Axes], None], rows: int) -> Figure:
 
 def _make_plot(title: str, caption: str, draw: Callable[[Axes], None], rows: int) -> Plot:
     make_figure = partial(_make_figure, draw, rows)
-    light, dark = (_to_svg(make_figure, theme, transparent=True) for theme in ("default", "dark_background"))
+    light, dark = (
+        _to_svg(make_figure, theme, transparent=True) for theme in ("default", "dark_background")
+    )
     return Plot(title, caption, light, dark)
 
 
@@ -101,21 +125,31 @@ def _to_svg(make_figure: Callable[[], Figure], theme: str, *, transparent: bool)
 
     buffer = io.StringIO()
     with style.context([theme, _SETTINGS], after_reset=True), warnings.catch_warnings():
-        # No warning of characters that matplotlib's font lacks: the reader's browser draws the text with its own fonts.
+        # No warning of characters that matplotlib's font lacks: the reader's browser draws the text
+        # with its own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
-        make_figure().savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None})
+        make_figure().savefig(
+            buffer, format="svg", transparent=transparent, metadata={"Date": None}
+        )
     return buffer.getvalue()
 
 
 def _shorten(name: str) -> str:
     """Cut the middle out of a long name: the start and the last options tell names apart."""
     clean = "".join(c if c.isprintable() else " " for c in name)
-    return clean if len(clean) <= _MAX_LABEL else f"{clean[: _MAX_LABEL // 2]}…{clean[1 - _MAX_LABEL // 2 :]}"
+    return (
+        clean
+        if len(clean) <= _MAX_LABEL
+        else f"{clean[: _MAX_LABEL // 2]}…{clean[1 - _MAX_LABEL // 2 :]}"
+    )
 
 
 def _draw_speedups(figures: Sequence[Figures], styles: Mapping[str, Any], axes: Axes) -> None:
-    y, ticks = 0, {}
-    for task in sorted(dict.fromkeys(f.task for f in figures), key=lambda task: (task != ALL, task != SOUND)):
+    y = 0
+    ticks = {}
+    for task in sorted(
+        dict.fromkeys(f.task for f in figures), key=lambda task: (task != ALL, task != SOUND)
+    ):
         rows = [f for f in figures if f.task == task and not f.is_plain]
         _draw_bars(axes, y, rows, styles, [f.speedup for f in rows])
         ticks[y + (len(rows) - 1) / 2] = _shorten(task_name(task))
@@ -125,7 +159,9 @@ def _draw_speedups(figures: Sequence[Figures], styles: Mapping[str, Any], axes: 
     axes.set_xlabel("speed relative to plain decoding")
 
 
-def _draw_throughput(figures: Sequence[Figures], styles: Mapping[str, Any], floor: float, axes: Axes) -> None:
+def _draw_throughput(
+    figures: Sequence[Figures], styles: Mapping[str, Any], floor: float, axes: Axes
+) -> None:
     _draw_bars(axes, 0, figures, styles, [f.tokens_per_second for f in figures])
     if floor:
         axes.axvline(1 / floor, label=f"memory floor, {1 / floor:,.0f}", **_REFERENCE)
@@ -133,13 +169,22 @@ def _draw_throughput(figures: Sequence[Figures], styles: Mapping[str, Any], floo
 
 
 def _draw_bars(
-    axes: Axes, first: int, figures: Sequence[Figures], styles: Mapping[str, Any], values: Sequence[Any]
+    axes: Axes,
+    first: int,
+    figures: Sequence[Figures],
+    styles: Mapping[str, Any],
+    values: Sequence[Any],
 ) -> None:
     """Draw one bar with a whisker per method, at y = ``first``, ``first + 1``, …, from the top down."""
     for y, (f, value) in enumerate(zip(figures, values, strict=True), first):
-        style = styles[f.method] | {"ecolor": "gray", "hatch": "///" if f.engine != "pronk" else None}
+        style = styles[f.method] | {
+            "ecolor": "gray",
+            "hatch": "///" if f.engine != "pronk" else None,
+        }
         bars = axes.barh(y, value.median, xerr=value.spread, **style)
-        axes.bar_label(bars, [f"{value.median:.{2 if value.median < 10 else 0}f}"], padding=2, fontsize=8)
+        axes.bar_label(
+            bars, [f"{value.median:.{2 if value.median < 10 else 0}f}"], padding=2, fontsize=8
+        )
     axes.yaxis.set_inverted(True)
 
 
@@ -163,8 +208,12 @@ def _step_figure(steps: Sequence[Decision]) -> Figure:
 
     figure = Figure(figsize=(_WIDTH, 1.6 * _HEIGHT), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    sources = [[step.kept.origin[node][0] for node in step.path] if step.kept.origin else [] for step in steps]
-    x, bottoms = range(1, len(steps) + 1), [0] * len(steps)
+    sources = [
+        [step.kept.origin[node][0] for node in step.path] if step.kept.origin else []
+        for step in steps
+    ]
+    x = range(1, len(steps) + 1)
+    bottoms = [0] * len(steps)
     for source in dict.fromkeys(name for names in sources for name in names):
         heights = [names.count(source) for names in sources]
         upper.bar(x, heights, 0.9, bottoms, label=source)

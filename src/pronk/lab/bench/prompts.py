@@ -1,14 +1,15 @@
 """Prompts of a benchmark, from suites and from the user's own files.
 
-A suite is a file of JSON lines, ``NAME.jsonl`` or ``NAME.jsonl.gz``, in the folder given with ``--data``; the suite
-``sample`` is part of pronk. Each line is an object with one of these keys (of several, the first one counts)
+A suite is a file of JSON lines, ``NAME.jsonl`` or ``NAME.jsonl.gz``, in the folder given with
+``--data``; the suite ``sample`` is part of pronk. Each line is an object with one of these keys (of
+several, the first one counts)
 
 - ``"prompt"``: text to continue,
 - ``"messages"``: a conversation in OpenAI's format that ends with a message of the user,
 - ``"turns"``: messages of the user; the model answers each before the next,
 
-and optionally ``"id"`` and ``"task"``; metrics are grouped by task. Turns and messages are rendered with the
-model's chat template. Any other file is plain text with one prompt per line.
+and optionally ``"id"`` and ``"task"``; metrics are grouped by task. Turns and messages are rendered
+with the model's chat template. Any other file is plain text with one prompt per line.
 """
 
 from __future__ import annotations
@@ -58,12 +59,19 @@ def builtin_prompts() -> list[Prompt]:
 
 
 def load_suite(name: str, folder: Path | None) -> list[Prompt]:
-    """Load a suite with :func:`load_prompts`; raise OptionError if there is no suite of this name."""
+    """Load a suite with :func:`load_prompts`.
+
+    Raise OptionError if there is no suite of this name.
+    """
     if name == BUILTIN_SUITE:
         return builtin_prompts()
     if folder is None:
         remedy = f"add --data with the folder of {name}.jsonl"
-        refuse("suite", f"expected {BUILTIN_SUITE!r} without --data, found {name!r}; {remedy}", OptionError)
+        refuse(
+            "suite",
+            f"expected {BUILTIN_SUITE!r} without --data, found {name!r}; {remedy}",
+            OptionError,
+        )
     paths = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
@@ -85,19 +93,29 @@ def _suite_names(folder: Path) -> list[str]:
 def load_prompts(path: Path) -> list[Prompt]:
     """Load the prompts of a file: JSON lines, or text with one prompt per line.
 
-    Raises OptionError if the file is missing, or a line is malformed (the message has the line number), PromptError if
-    the file has no prompt.
+    Raises OptionError if the file is missing, or a line is malformed (the message has the line
+    number), PromptError if the file has no prompt.
     """
     if path.is_dir() or not path.exists():
-        msg = f"prompts: expected a file at {path}, found {'a folder' if path.is_dir() else 'none'}; check the path"
+        msg = (
+            f"prompts: expected a file at {path}, found {'a folder' if path.is_dir() else 'none'}; "
+            "check the path"
+        )
         raise OptionError(msg)
     task = path.name.split(".")[0]
     if path.name.endswith(_SUFFIXES):
-        prompts = [_parse(row, f"{path}, line {number}", task, number) for number, row in read_json_lines(path)]
+        prompts = [
+            _parse(row, f"{path}, line {number}", task, number)
+            for number, row in read_json_lines(path)
+        ]
     else:
         _check_task(task, str(path))
         lines = read_text(path).splitlines()
-        prompts = [Prompt(f"{task}_{n}", task, text=line) for n, line in enumerate(lines, 1) if line.strip()]
+        prompts = [
+            Prompt(f"{task}_{n}", task, text=line)
+            for n, line in enumerate(lines, 1)
+            if line.strip()
+        ]
     if not prompts:
         refuse(path, "expected at least one prompt, found none", PromptError)
     return prompts
@@ -106,26 +124,44 @@ def load_prompts(path: Path) -> list[Prompt]:
 def _parse(row: Mapping[str, Any], where: str, default_task: str, number: int) -> Prompt:
     keys = [key for key in ("prompt", "messages", "turns") if key in row]
     if not keys:
-        msg = f"{where}: expected 'prompt', 'turns' or 'messages', found {', '.join(map(repr, row)) or 'nothing'}"
+        msg = (
+            f"{where}: expected 'prompt', 'turns' or 'messages', found "
+            f"{', '.join(map(repr, row)) or 'nothing'}"
+        )
         raise OptionError(msg)
-    prompt_id, task = str(row.get("id", f"{default_task}_{number}")), str(row.get("task", default_task))
+    prompt_id = str(row.get("id", f"{default_task}_{number}"))
+    task = str(row.get("task", default_task))
     _check_task(task, where)
     value = row[keys[0]]
     if keys[0] == "prompt":
         return Prompt(prompt_id, task, text=_text(value, f"{where}: prompt"))
     if not isinstance(value, list) or not value:
-        refuse(where, f"expected a list under {keys[0]!r} with at least one entry, found {value!r:.60}", OptionError)
+        refuse(
+            where,
+            f"expected a list under {keys[0]!r} with at least one entry, found {value!r:.60}",
+            OptionError,
+        )
     if keys[0] == "turns":
-        return Prompt(prompt_id, task, turns=tuple(_text(turn, f"{where}: turns") for turn in value))
+        return Prompt(
+            prompt_id, task, turns=tuple(_text(turn, f"{where}: turns") for turn in value)
+        )
     messages = [_message(entry, where) for entry in value]
     if messages[-1]["role"] != "user":
-        refuse(where, f"expected messages that end with the user's, found {messages[-1]['role']!r}", OptionError)
+        refuse(
+            where,
+            f"expected messages that end with the user's, found {messages[-1]['role']!r}",
+            OptionError,
+        )
     return Prompt(prompt_id, task, history=tuple(messages[:-1]), turns=(messages[-1]["content"],))
 
 
 def _check_task(task: str, where: str) -> None:
     if task in {ALL, SOUND}:
-        refuse(where, f"expected another task than {task!r}, the name of the figures over all tasks", OptionError)
+        refuse(
+            where,
+            f"expected another task than {task!r}, the name of the figures over all tasks",
+            OptionError,
+        )
 
 
 def _text(value: Any, where: str) -> str:
@@ -136,7 +172,11 @@ def _text(value: Any, where: str) -> str:
 
 def _message(entry: Any, where: str) -> dict[str, str]:
     if not isinstance(entry, Mapping) or entry.get("role") not in _ROLES:
-        refuse(where, f"expected messages with a role of {', '.join(_ROLES)}, found {entry!r:.60}", OptionError)
+        refuse(
+            where,
+            f"expected messages with a role of {', '.join(_ROLES)}, found {entry!r:.60}",
+            OptionError,
+        )
     content = entry.get("content")
     if isinstance(content, list):  # OpenAI's other form of content: a list of text parts
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
@@ -146,7 +186,10 @@ def _message(entry: Any, where: str) -> dict[str, str]:
 
 
 def group_by_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
-    """Return the first ``limit`` prompts of each task, by task; a repeated id gets a number: ``id (2)``."""
+    """Return the first ``limit`` prompts of each task, by task.
+
+    A repeated id gets a number: ``id (2)``.
+    """
     tasks: dict[str, dict[str, Prompt]] = defaultdict(dict)
     for prompt in prompts:
         by_id = tasks[prompt.task]
@@ -162,12 +205,17 @@ def load_tasks(
 ) -> dict[str, list[Prompt]]:
     """Load the prompts of suites and files and group them by task; default: the suite ``sample``.
 
-    ``folder`` has the files of the suites; ``limit`` is the maximum number of prompts of each task. Raises OptionError
-    if ``folder`` is given without ``suites``, a suite is unknown, or a file is damaged.
+    ``folder`` has the files of the suites; ``limit`` is the maximum number of prompts of each task.
+    Raises OptionError if ``folder`` is given without ``suites``, a suite is unknown, or a file is
+    damaged.
     """
     if folder is not None and suites is None:
         available = ", ".join(_suite_names(folder)) or "none"
-        refuse("data", f"expected --suite with the suites to take from {folder}, which has {available}", OptionError)
+        refuse(
+            "data",
+            f"expected --suite with the suites to take from {folder}, which has {available}",
+            OptionError,
+        )
     if suites is None:
         suites = [] if files else [BUILTIN_SUITE]
     prompts = [prompt for name in suites for prompt in load_suite(name, folder)]
@@ -175,16 +223,20 @@ def load_tasks(
     return group_by_task(prompts, limit)
 
 
-def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool = True) -> list[int]:
+def encode(
+    llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool = True
+) -> list[int]:
     """Return the token ids of a prompt, or of the next turn of a conversation.
 
-    ``answers`` are the model's answers to earlier turns. If ``chat`` is False or the model has no chat template, the
-    messages are joined by blank lines. A PromptError means that the tokenizer or the chat template refuses the text.
+    ``answers`` are the model's answers to earlier turns. If ``chat`` is False or the model has no
+    chat template, the messages are joined by blank lines. A PromptError means that the tokenizer or
+    the chat template refuses the text.
     """
     if prompt.text is not None:
         return llm.tokenizer.encode(prompt.text)
     messages = list(prompt.history)
-    for turn, answer in zip(prompt.turns, answers, strict=False):  # the current turn has no answer, so zip omits it
+    # the current turn has no answer, so zip omits it
+    for turn, answer in zip(prompt.turns, answers, strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     messages.append({"role": "user", "content": prompt.turns[len(answers)]})
     if chat and llm.tokenizer.chat_template is not None:

@@ -1,8 +1,9 @@
 """Raw measurements of a benchmark, one record after the other, and the trace file that stores them.
 
-All metrics are computed from these records alone (:mod:`pronk.lab.bench.figures`), so that a saved trace reproduces the
-same tables and reports. A trace is a file of JSON lines. It is flushed after every record: a benchmark that is killed
-leaves a trace that can be read up to its last complete line.
+All metrics are computed from these records alone (:mod:`pronk.lab.bench.figures`), so that a saved
+trace reproduces the same tables and reports. A trace is a file of JSON lines. It is flushed after
+every record: a benchmark that is killed leaves a trace that can be read up to its last complete
+line.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ class Model:
 
     name: str  # folder or id of the model, as the user wrote it
     parameters: int
-    # Bytes in the model's files of the tensors that a forward pass reads as a whole, so without an embedding table
-    # (unless tied); in memory, if the weights take less there.
+    # Bytes in the model's files of the tensors that a forward pass reads as a whole, so without an
+    # embedding table (unless tied); in memory, if the weights take less there.
     pass_bytes: int
-    kv_bytes_per_token: int  # bytes of KV cache that a forward pass reads for each token of the context
+    # bytes of KV cache that a forward pass reads for each token of the context
+    kv_bytes_per_token: int
     dtype: str  # data type of the weights that are not quantized
     context: int  # maximum number of tokens, prompt and output together
     methods: tuple[str, ...]  # names of the measured methods, in the order of the tables
-    inflated: dict[str, Any] | None = None  # set if a small model was padded to a large shape (in config.json)
+    # set if a small model was padded to a large shape (in config.json)
+    inflated: dict[str, Any] | None = None
     kernels: str = "torch"  # instruction set of pronk's kernels; "torch": torch's operators
     weights: str = ""  # formats of the matrices, most bytes first, such as "int4 in groups of 32"
     weight_bits: float | None = None  # mean bits per parameter of the matrices, scales included
@@ -107,10 +110,12 @@ class Sample:
     tokens: tuple[int, ...] = ()
     ttft: float | None = None  # from the start of the request to its first token
     steps: tuple[StepStats, ...] | None = None  # one per forward pass that generated tokens
-    trust: tuple[GainStats, ...] | None = None  # predicted and observed acceptance, one entry per bin
+    # predicted and observed acceptance, one entry per bin
+    trust: tuple[GainStats, ...] | None = None
     peak_memory: int | None = None  # peak memory during the call, in bytes; see PeakMemory
     batch: int = 1  # number of prompts in the batch, this one included
-    waited: float | None = None  # part of ``seconds`` spent sending to the model's workers and waiting for them
+    # part of ``seconds`` spent sending to the model's workers and waiting for them
+    waited: float | None = None
     error: str | None = None  # reason why there is no output; ``None`` if there is one
 
 
@@ -123,8 +128,8 @@ class DivergenceRecord:
     method: str
     temperature: float
     position: int  # index of the first token that differs, or the length of the shorter output
-    # Log-probability of plain decoding's token there, minus that of the other output's token. None if the sampling
-    # parameters filter the other output's token out, or if only the lengths differ.
+    # Log-probability of plain decoding's token there, minus that of the other output's token. None
+    # if the sampling parameters filter the other output's token out, or if only the lengths differ.
     gap: float | None
     near_tie: bool  # whether rounding of the logits explains the difference
 
@@ -145,10 +150,23 @@ class End:
     interrupted: bool
 
 
-Record = Start | Model | PeerRecord | Bandwidth | PassTime | Skip | Sample | DivergenceRecord | Finished | End
+Record = (
+    Start
+    | Model
+    | PeerRecord
+    | Bandwidth
+    | PassTime
+    | Skip
+    | Sample
+    | DivergenceRecord
+    | Finished
+    | End
+)
 
 # Class of a record by its kind: the value of "kind" in the record's line of the trace.
-_KINDS: dict[str, type[Any]] = {cls.__name__.removesuffix("Record").lower(): cls for cls in get_args(Record)}
+_KINDS: dict[str, type[Any]] = {
+    cls.__name__.removesuffix("Record").lower(): cls for cls in get_args(Record)
+}
 _KIND_NAMES = {cls: name for name, cls in _KINDS.items()}
 
 
@@ -163,13 +181,18 @@ def with_models(records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
 
 @dataclass
 class Trace:
-    """The records of a benchmark so far; each one is also appended to ``file`` unless that is ``None``."""
+    """The records of a benchmark so far.
+
+    Each one is also appended to ``file`` unless that is ``None``.
+    """
 
     records: list[Record] = field(default_factory=list)
     file: TextIO | None = None
 
     def add(self, record: Record) -> None:
-        """Append a record; also write it to the file, whose earlier content the first record replaces.
+        """Append a record.
+
+        Also write it to the file, whose earlier content the first record replaces.
 
         Raises OptionError if the file cannot be written; the record is in ``records`` nevertheless.
         """
@@ -199,7 +222,10 @@ def _line(record: Record) -> str:
 
 
 def read_trace(path: Path) -> list[Record]:
-    """Read a saved trace without a truncated last line; raise OptionError for a damaged or other file."""
+    """Read a saved trace without a truncated last line.
+
+    Raise OptionError for a damaged or other file.
+    """
     records = (_parse(row, f"{path}, line {number}") for number, row in _complete_rows(path))
     start = next(records, None)
     if not isinstance(start, Start):
@@ -215,7 +241,8 @@ def _complete_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, row in read_json_lines(path):
             yield number, row
     except OptionError:
-        if not path.is_file() or path.read_bytes().count(b"\n") != number:  # not only the last line was cut off
+        # not only the last line was cut off
+        if not path.is_file() or path.read_bytes().count(b"\n") != number:
             raise
 
 
@@ -232,6 +259,9 @@ def _parse(row: dict[str, Any], where: str) -> Record:
             row[name] = tuple(row[name])
         record: Record = cls(**row)
     except TypeError as error:
-        msg = f"{where}: expected a whole record, found one with missing or invalid fields; use another trace"
+        msg = (
+            f"{where}: expected a whole record, found one with missing or invalid fields; use "
+            "another trace"
+        )
         raise OptionError(msg) from error
     return record

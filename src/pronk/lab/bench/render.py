@@ -10,7 +10,15 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from pronk.lab.bench.document import Document, ModelResult
-from pronk.lab.bench.tables import Table, cost_table, describe, explain, failures, inflation_note, speed_table
+from pronk.lab.bench.tables import (
+    Table,
+    cost_table,
+    describe,
+    explain,
+    failures,
+    inflation_note,
+    speed_table,
+)
 
 _INTERRUPTED = "Interrupted: the figures are over the prompts that were measured until then."
 _MAX_ENTRIES = 5  # maximum length of a list of skipped prompts or of failures
@@ -35,10 +43,15 @@ def _render_model(model: ModelResult, document: Document) -> Iterator[Renderable
     if model.figures:
         temperatures = model.temperatures
         for first in range(0, len(temperatures), _TEMPERATURES_PER_TABLE):
-            yield Padding(_to_rich(speed_table(model, temperatures[first : first + _TEMPERATURES_PER_TABLE])), (1, 0))
+            yield Padding(
+                _to_rich(speed_table(model, temperatures[first : first + _TEMPERATURES_PER_TABLE])),
+                (1, 0),
+            )
         yield _to_rich(cost_table(model))
         yield Text("\n" + _footnote(document), style="dim")
-    yield from _list_entries(f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped])
+    yield from _list_entries(
+        f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped]
+    )
     yield from _list_entries("failed", failures(model))
 
 
@@ -67,7 +80,9 @@ def _list_entries(title: str, entries: Sequence[tuple[str, str]]) -> Iterator[Te
     for name, reason in entries[:_MAX_ENTRIES]:
         yield Text(f"  {name}: {reason}")
     if len(entries) > _MAX_ENTRIES:
-        yield Text(f"  … and {len(entries) - _MAX_ENTRIES} more, in the document that --json writes")
+        yield Text(
+            f"  … and {len(entries) - _MAX_ENTRIES} more, in the document that --json writes"
+        )
 
 
 def to_markdown(document: Document) -> str:
@@ -82,15 +97,26 @@ def to_markdown(document: Document) -> str:
         for peer, notes in model.peers.items():
             settings = ", ".join(f"{name} {value}" for name, value in notes.items())
             lines.append(_escape(f"- {peer}: {settings}"))
-        lines += [_escape(f"- skipped: {skip.id}: {skip.reason}") for skip in model.skipped[:_MAX_ENTRIES]]
-        lines += [f"- skipped: {len(model.skipped)} prompts in all"] if len(model.skipped) > _MAX_ENTRIES else []
-        lines += [_escape(f"- failed: {name}: {reason}") for name, reason in failures(model)[:_MAX_ENTRIES]]
+        lines += [
+            _escape(f"- skipped: {skip.id}: {skip.reason}") for skip in model.skipped[:_MAX_ENTRIES]
+        ]
+        lines += (
+            [f"- skipped: {len(model.skipped)} prompts in all"]
+            if len(model.skipped) > _MAX_ENTRIES
+            else []
+        )
+        lines += [
+            _escape(f"- failed: {name}: {reason}")
+            for name, reason in failures(model)[:_MAX_ENTRIES]
+        ]
         lines.append("")
     return "\n".join([*lines, _escape(_footnote(document)), ""])
 
 
 def _markdown_rows(table: Table) -> Iterator[str]:
-    yield _markdown_row(["", "method", *(column.replace("\n", " ").strip() for column in table.columns)])
+    yield _markdown_row(
+        ["", "method", *(column.replace("\n", " ").strip() for column in table.columns)]
+    )
     yield _markdown_row(["---", "---", *["--:"] * len(table.columns)])
     for title, rows in table.blocks:
         for number, cells in enumerate(rows):
@@ -102,4 +128,10 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;").replace("_", "\\_")
+    return (
+        " ".join(text.split())
+        .replace("|", "\\|")
+        .replace("*", "\\*")
+        .replace("<", "&lt;")
+        .replace("_", "\\_")
+    )

@@ -15,14 +15,24 @@ from pronk.base import refuse, save_result
 from pronk.base.checks import require_extra
 from pronk.lab.bench.document import ALL, SOUND, Document, ModelResult
 from pronk.lab.bench.plots import draw_plots
-from pronk.lab.bench.tables import cost_table, describe, explain, failures, inflation_note, speed_table
+from pronk.lab.bench.tables import (
+    cost_table,
+    describe,
+    explain,
+    failures,
+    inflation_note,
+    speed_table,
+)
 
 
 def write_report(document: Document, folder: Path) -> Path:
-    """Write ``folder/index.html`` atomically and return its path; create the folder if it is missing.
+    """Write ``folder/index.html`` atomically and return its path.
 
-    The same document always gives the same page, byte by byte. Raises OptionError if matplotlib is not installed, or if
-    the folder cannot be written; the message then names the file that has the page.
+    Create the folder if it is missing.
+
+    The same document always gives the same page, byte by byte. Raises OptionError if matplotlib is
+    not installed, or if the folder cannot be written; the message then names the file that has the
+    page.
     """
     page_path = folder / "index.html"
     page = _render(document)
@@ -35,9 +45,15 @@ def write_report(document: Document, folder: Path) -> Path:
 def check_report(folder: Path) -> None:
     """Raise OptionError before the benchmark if matplotlib is missing or ``folder`` cannot be written."""
     require_extra("report", "report", "matplotlib")
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    existing = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        refuse("report", f"expected a folder that can be written, found {folder}; name another", OptionError)
+        refuse(
+            "report",
+            f"expected a folder that can be written, found {folder}; name another",
+            OptionError,
+        )
 
 
 def _render(document: Document) -> str:
@@ -55,7 +71,9 @@ def _render(document: Document) -> str:
 
 
 def _data_url(svg: str) -> str:
-    return f"data:image/svg+xml;base64,{b64encode(svg.encode('utf-8', 'backslashreplace')).decode()}"
+    return (
+        f"data:image/svg+xml;base64,{b64encode(svg.encode('utf-8', 'backslashreplace')).decode()}"
+    )
 
 
 def _flat(value: object) -> str:
@@ -67,7 +85,8 @@ def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
     tasks = list(dict.fromkeys(f.task for f in model.figures))
     overall = [task for task in tasks if task in {ALL, SOUND}]
     single_tasks = [task for task in tasks if task not in overall]
-    tables, details = {}, {}
+    tables = {}
+    details = {}
     if overall:
         tables["Speed-up and acceptance"] = speed_table(model, tasks=overall)
         tables["Latency and cost"] = cost_table(model, overall[:1])

@@ -50,7 +50,8 @@ class Plan:
     tasks: Mapping[str, Sequence[Prompt]]  # prompts by task
     options: Options
     peers: tuple[PeerSpec, ...] = ()
-    # Name of a peer's engine to the Python interpreter that runs it; by default the interpreter of this process.
+    # Name of a peer's engine to the Python interpreter that runs it; by default the interpreter of
+    # this process.
     interpreters: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -77,13 +78,20 @@ def check(plan: Plan) -> None:
     for drafter in plan.drafters:
         make_drafter(drafter)
     if plan.peers and plan.options.batch > 1:
-        msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
+        msg = (
+            "peers are measured one prompt at a time; expected --batch 1, found "
+            f"{plan.options.batch}"
+        )
         raise OptionError(msg)
     engines = {spec.engine for spec in plan.peers}
     for engine in plan.interpreters:
         if engine not in engines:
             known = ", ".join(sorted(engines)) or "none"
-            refuse("peer-python", f"expected an engine that is measured ({known}), found {engine}", OptionError)
+            refuse(
+                "peer-python",
+                f"expected an engine that is measured ({known}), found {engine}",
+                OptionError,
+            )
 
 
 def run(
@@ -95,9 +103,10 @@ def run(
 ) -> None:
     """Measure every model; if an exception ends the run, ``trace`` has all records before it.
 
-    ``loaders`` has, by name of the model, the function that loads it, whose argument is a progress callback. The first
-    record stores ``arguments``, the options of the command. ``progress`` gets a label, the number of finished runs, and
-    the number of all runs. Raises ``PronkError`` if a model cannot be loaded.
+    ``loaders`` has, by name of the model, the function that loads it, whose argument is a progress
+    callback. The first record stores ``arguments``, the options of the command. ``progress`` gets a
+    label, the number of finished runs, and the number of all runs. Raises ``PronkError`` if a model
+    cannot be loaded.
     """
     finished = False
     try:
@@ -152,40 +161,62 @@ def _model_record(name: str, llm: LLM, plan: Plan, load_seconds: float) -> Model
     )
 
 
-def _start_peer(spec: PeerSpec, llm: LLM, python: str | None, trace: Trace, stack: ExitStack) -> Method:
-    """Start a peer, which ``stack`` closes; if that fails, every prompt fails with the same error."""
-    peer = Peer(spec, llm.path, dtype=str(llm.dtype), threads=num_threads() * llm.workers, python=python)
+def _start_peer(
+    spec: PeerSpec, llm: LLM, python: str | None, trace: Trace, stack: ExitStack
+) -> Method:
+    """Start a peer, which ``stack`` closes.
+
+    If that fails, every prompt fails with the same error.
+    """
+    peer = Peer(
+        spec, llm.path, dtype=str(llm.dtype), threads=num_threads() * llm.workers, python=python
+    )
     stack.callback(peer.close)
     method = PeerMethod(peer, llm.config.eos_ids)
     try:
         began = perf_counter()
         notes = peer.load() | {"load_seconds": f"{perf_counter() - began:.2f}"}
     except PeerError as error:
-        method.error, notes = error, {"error": str(error)}
+        method.error = error
+        notes = {"error": str(error)}
     trace.add(PeerRecord(spec.name, notes))
     return method
 
 
-def resumable_records(records: Sequence[Record], arguments: Mapping[str, Any], path: Path) -> list[Record]:
+def resumable_records(
+    records: Sequence[Record], arguments: Mapping[str, Any], path: Path
+) -> list[Record]:
     """Return the records that a continued benchmark keeps: all but those of unfinished prompts.
 
-    ``arguments`` are the options of the command as JSON values. Raises OptionError if the benchmark had other options,
-    or ran elsewhere; ``path`` names its trace.
+    ``arguments`` are the options of the command as JSON values. Raises OptionError if the benchmark
+    had other options, or ran elsewhere; ``path`` names its trace.
     """
     start = records[0]
     assert isinstance(start, Start)
     hardware = describe_hardware(str(arguments["device"]))
     # The number of threads is not set yet.
-    same = all(start.hardware.get(name) == value for name, value in hardware.items() if name != "threads")
+    same = all(
+        start.hardware.get(name) == value for name, value in hardware.items() if name != "threads"
+    )
     if start.versions != versions() or not same:
-        msg = f"resume: expected the machine and the versions of {path}, found others; use another trace"
+        msg = (
+            f"resume: expected the machine and the versions of {path}, found others; "
+            "use another trace"
+        )
         raise OptionError(msg)
-    before, now = ({k: v for k, v in given.items() if k not in _FREE_OPTIONS} for given in (start.arguments, arguments))
+    before, now = (
+        {k: v for k, v in given.items() if k not in _FREE_OPTIONS}
+        for given in (start.arguments, arguments)
+    )
     if before != now:
         names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-        msg = f"resume: expected the options of {path}, found others: {', '.join(names)}; use another trace"
+        msg = (
+            f"resume: expected the options of {path}, found others: {', '.join(names)}; use "
+            "another trace"
+        )
         raise OptionError(msg)
-    finished, of_prompts = _finished(records), (Sample, Skip, DivergenceRecord)
+    finished = _finished(records)
+    of_prompts = (Sample, Skip, DivergenceRecord)
     return [
         record
         for model, record in with_models(records)
@@ -194,7 +225,9 @@ def resumable_records(records: Sequence[Record], arguments: Mapping[str, Any], p
     ]
 
 
-def remaining(tasks: Mapping[str, Sequence[Prompt]], records: Sequence[Record], model: str) -> dict[str, list[Prompt]]:
+def remaining(
+    tasks: Mapping[str, Sequence[Prompt]], records: Sequence[Record], model: str
+) -> dict[str, list[Prompt]]:
     """Return the prompts whose runs on a model are not all in ``records``."""
     finished = _finished(records)
     return {

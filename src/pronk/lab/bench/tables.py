@@ -37,17 +37,22 @@ class Table:
     """A table: one or more blocks of rows with the same columns."""
 
     columns: tuple[str, ...]  # headings, except for the method; line breaks keep columns narrow
-    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]  # (title, rows); a row starts with its method
+    # (title, rows); a row starts with its method
+    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
 
 def explain(document: Document) -> dict[str, str]:
     """Return the meaning of each column."""
     terms = _GLOSSARY | (_WORKERS if document.arguments.get("workers", 1) > 1 else {})
-    return {name: meaning.format(above=document.degenerate_above) for name, meaning in terms.items()}
+    return {
+        name: meaning.format(above=document.degenerate_above) for name, meaning in terms.items()
+    }
 
 
 def speed_table(
-    model: ModelResult, temperatures: Sequence[float] | None = None, tasks: Sequence[str] | None = None
+    model: ModelResult,
+    temperatures: Sequence[float] | None = None,
+    tasks: Sequence[str] | None = None,
 ) -> Table:
     """Return speed-up, acceptance and exactness of each method by task.
 
@@ -63,7 +68,8 @@ def speed_table(
         for method in dict.fromkeys(f.method for f in selected):
             figures = {f.temperature: f for f in selected if f.method == method}
             cells = [cell for t in temperatures for cell in _speed_cells(figures.get(t))]
-            finished, asked = min(f.prompts for f in figures.values()), max(f.asked for f in figures.values())
+            finished = min(f.prompts for f in figures.values())
+            asked = max(f.asked for f in figures.values())
             num_prompts = str(finished) if finished == asked else f"{finished}/{asked}"
             rows.append((method, *cells, _exactness_cell(figures.values()), num_prompts))
         if rows:
@@ -73,13 +79,18 @@ def speed_table(
 
 def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,)) -> Table:
     """Return throughput, latencies and costs of each method by task and temperature."""
-    shown, columns = [f for f in model.figures if f.task in tasks], [*_COSTS]
+    shown = [f for f in model.figures if f.task in tasks]
+    columns = [*_COSTS]
     if any(f.waited is not None for f in shown):
-        columns.append(("work-\ners %", lambda f: _number(None if f.waited is None else f.waited * 100, 1)))
+        columns.append(
+            ("work-\ners %", lambda f: _number(None if f.waited is None else f.waited * 100, 1))
+        )
     blocks = []
     for task in dict.fromkeys(f.task for f in shown):
         for temperature in dict.fromkeys(f.temperature for f in shown):
-            selected = [f for f in shown if (f.task, f.temperature) == (task, temperature) and f.prompts]
+            selected = [
+                f for f in shown if (f.task, f.temperature) == (task, temperature) and f.prompts
+            ]
             rows = tuple((f.method, *(cell(f) for _, cell in columns)) for f in selected)
             title = f"T = {temperature:g}"
             blocks.append((title if task == ALL else f"{task_name(task)}, {title}", rows))
@@ -103,8 +114,13 @@ def _exactness_cell(row: Iterable[Figures]) -> str:
     compared = [figures for figures in row if figures.compared is not None]
     if not compared:
         return ""
-    same, total = sum(f.same or 0 for f in compared), sum(f.compared or 0 for f in compared)
-    star = "*" if same < total and all((f.same or 0) + (f.near_ties or 0) == f.compared for f in compared) else ""
+    same = sum(f.same or 0 for f in compared)
+    total = sum(f.compared or 0 for f in compared)
+    star = (
+        "*"
+        if same < total and all((f.same or 0) + (f.near_ties or 0) == f.compared for f in compared)
+        else ""
+    )
     return f"{same}/{total}{star}"
 
 
@@ -118,7 +134,10 @@ def _milliseconds(seconds: float | None) -> str:
 
 # Heading of a column, and the function that formats its cells.
 _COSTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
-    ("tokens\n/s", lambda f: _number(f.tokens_per_second.median if f.tokens_per_second else None, 1)),
+    (
+        "tokens\n/s",
+        lambda f: _number(f.tokens_per_second.median if f.tokens_per_second else None, 1),
+    ),
     ("×\nfloor", lambda f: _number(f.over_floor)),
     ("TTFT\nms", lambda f: _milliseconds(f.ttft.median if f.ttft else None)),
     ("wait ms\np50", lambda f: _milliseconds(f.itl.p50 if f.itl else None)),
@@ -126,22 +145,29 @@ _COSTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("c", lambda f: _number(f.cost_coefficient, 3)),
     ("exp.\n×", lambda f: _number(f.expected_speedup)),
     ("after\n1st ×", lambda f: _number(f.decode_speedup.median if f.decode_speedup else None)),
-    ("draft/\nhost %", lambda f: f"{f.split.draft * 100:.0f}/{f.split.host * 100:.0f}" if f.split else _MISSING),
+    (
+        "draft/\nhost %",
+        lambda f: f"{f.split.draft * 100:.0f}/{f.split.host * 100:.0f}" if f.split else _MISSING,
+    ),
     ("\nGiB", lambda f: _number(None if f.peak_memory is None else f.peak_memory / 2**30)),
 )
 
 
 def describe(model: ModelResult, document: Document) -> str:
     """Return one line: model, machine, and memory floor (the time to read all weights from memory)."""
-    parts, storage = [f"{_count(model.parameters)} parameters", model.dtype], []
+    parts = [f"{_count(model.parameters)} parameters", model.dtype]
+    storage = []
     if model.weights not in ("", model.dtype) and model.weight_bits is not None:
         storage.append(f"{model.weights}: {model.weight_bits:.2f} bits a weight")
     if model.kv_dtype == "int8":
         storage.append("cache int8")
     if storage:
         parts.append(f"{', '.join(storage)}, {model.pass_bytes / 1e6:,.1f} MB a forward pass")
-    threads, workers = document.hardware.get("threads"), document.arguments.get("workers", 1)
-    several = f"{workers} workers ({document.arguments.get('parallel')}), threads of each: {threads}"
+    threads = document.hardware.get("threads")
+    workers = document.arguments.get("workers", 1)
+    several = (
+        f"{workers} workers ({document.arguments.get('parallel')}), threads of each: {threads}"
+    )
     parts += [f"kernels {model.kernels}", f"{threads} threads" if workers == 1 else several]
     parts.append(str(document.hardware.get("processor")))
     if model.bandwidth is not None and model.bandwidth.median > 0:
@@ -153,7 +179,9 @@ def describe(model: ModelResult, document: Document) -> str:
         parts.append(f"a forward pass over n rows, relative to one row: {costs}")
         # More rows are never less work: a ratio clearly below 1 comes from other programs.
         if min(cost.ratio for cost in model.pass_cost) < _NOISE:
-            parts.append("these times are noise: more rows took less time; measure on a quieter machine")
+            parts.append(
+                "these times are noise: more rows took less time; measure on a quieter machine"
+            )
     return " · ".join(parts)
 
 
@@ -161,8 +189,11 @@ def inflation_note(model: ModelResult) -> str | None:
     """Return a note if the model is a small one padded to a large shape; otherwise ``None``."""
     if model.inflated is None:
         return None
-    source, count = model.inflated.get("source"), _count(model.inflated.get("parameters"))
-    return f"Real acceptance, simulated size: the function is that of {source} ({count} parameters)."
+    source = model.inflated.get("source")
+    count = _count(model.inflated.get("parameters"))
+    return (
+        f"Real acceptance, simulated size: the function is that of {source} ({count} parameters)."
+    )
 
 
 def failures(model: ModelResult) -> list[tuple[str, str]]:

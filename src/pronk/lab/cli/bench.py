@@ -13,7 +13,15 @@ from rich.console import Console
 
 from pronk import OptionError, PromptError
 from pronk.base import describe_error, refuse
-from pronk.commands import INTERRUPTED, announce, given_options, model_options, panel, shares, status_bar
+from pronk.commands import (
+    INTERRUPTED,
+    announce,
+    given_options,
+    model_options,
+    panel,
+    shares,
+    status_bar,
+)
 from pronk.lab.bench.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -22,8 +30,10 @@ if TYPE_CHECKING:
     from pronk.lab.bench.records import Trace
     from pronk.lab.bench.run import Plan
 
-_what, _how = panel("What to measure"), panel("How to measure")
-_peers, _output = panel("Other engines", show_default=False), panel("Output", show_default=False)
+_what = panel("What to measure")
+_how = panel("How to measure")
+_peers = panel("Other engines", show_default=False)
+_output = panel("Output", show_default=False)
 
 # Options of the plan with --quick, unless they are given: seconds with smollm2 on two threads.
 _QUICK: dict[str, Any] = {"limit": 1, "max_tokens": 32, "temperature": [0.0], "repeats": 1}
@@ -35,46 +45,76 @@ def plan(
     *,
     suite: Annotated[
         list[str] | None,
-        _what("Name of a file NAME.jsonl in --data, or sample (built in); repeatable.", show_default="sample"),
+        _what(
+            "Name of a file NAME.jsonl in --data, or sample (built in); repeatable.",
+            show_default="sample",
+        ),
     ] = None,
-    data: Annotated[Path | None, _what("Folder of suites (NAME.jsonl).", metavar="FOLDER", show_default=False)] = None,
+    data: Annotated[
+        Path | None, _what("Folder of suites (NAME.jsonl).", metavar="FOLDER", show_default=False)
+    ] = None,
     prompts: Annotated[
         list[Path] | None,
         _what(
-            "File of prompts: JSON lines with prompt, turns or messages, or text with one prompt per line; repeatable.",
+            "File of prompts: JSON lines with prompt, turns or messages, or text with one prompt "
+            "per line; repeatable.",
             metavar="FILE",
         ),
     ] = None,
-    limit: Annotated[int | None, _what("Number of prompts per task.", min=1, show_default="all")] = None,
+    limit: Annotated[
+        int | None, _what("Number of prompts per task.", min=1, show_default="all")
+    ] = None,
     max_tokens: Annotated[int, _how("Number of tokens per output.", min=1)] = 128,
     temperature: Annotated[
-        list[float], _how("0 is greedy; above 0 outputs are sampled with --seed; repeatable.", min=0, max=100)
+        list[float],
+        _how("0 is greedy; above 0 outputs are sampled with --seed; repeatable.", min=0, max=100),
     ] = [0.0, 0.8],  # noqa: B006
-    repeats: Annotated[int, _how("Runs per method and prompt, from which the spread is computed.", min=1)] = 3,
+    repeats: Annotated[
+        int, _how("Runs per method and prompt, from which the spread is computed.", min=1)
+    ] = 3,
     batch: Annotated[int, _how("Prompts per forward pass, 1..1024.", min=1, max=1024)] = 1,
-    seed: Annotated[int, _how("Seed; the same seed gives the same tokens, 0..2^63-1.", min=0, max=2**63 - 1)] = 7,
-    ignore_eos: Annotated[bool, _how("Continue after the end-of-text token.", "--ignore-eos", metavar="")] = False,
+    seed: Annotated[
+        int, _how("Seed; the same seed gives the same tokens, 0..2^63-1.", min=0, max=2**63 - 1)
+    ] = 7,
+    ignore_eos: Annotated[
+        bool, _how("Continue after the end-of-text token.", "--ignore-eos", metavar="")
+    ] = False,
     chat: Annotated[
-        bool, _how("Use the model's chat template for turns and messages.", "--chat/--no-chat", metavar="")
+        bool,
+        _how(
+            "Use the model's chat template for turns and messages.", "--chat/--no-chat", metavar=""
+        ),
     ] = True,
     fit: Annotated[
-        bool, _how("Cut the middle out of prompts that are too long, instead of skipping them.", "--fit", metavar="")
+        bool,
+        _how(
+            "Cut the middle out of prompts that are too long, instead of skipping them.",
+            "--fit",
+            metavar="",
+        ),
     ] = False,
     minutes: Annotated[
-        float | None, _how("Time limit per model; at least one prompt is measured.", min=0, show_default="none")
+        float | None,
+        _how("Time limit per model; at least one prompt is measured.", min=0, show_default="none"),
     ] = None,
     peer: Annotated[
         list[str] | None,
         _peers(
-            "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; or all, "
-            "which is all that read the model (transformers: folders, the others: GGUF files); repeatable."
+            "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; or "
+            "all, "
+            "which is all that read the model (transformers: folders, the others: GGUF files); "
+            "repeatable."
         ),
     ] = None,
     peer_python: Annotated[
-        list[str] | None, _peers("Python interpreter with the engine installed; repeatable.", metavar="ENGINE=PATH")
+        list[str] | None,
+        _peers("Python interpreter with the engine installed; repeatable.", metavar="ENGINE=PATH"),
     ] = None,
 ) -> "Plan":
-    """Return the drafters, peers, prompts and settings to measure; raise PronkError if one is invalid."""
+    """Return the drafters, peers, prompts and settings to measure.
+
+    Raise PronkError if one is invalid.
+    """
     from pronk.lab.bench.measure import Options
     from pronk.lab.bench.prompts import load_tasks
     from pronk.lab.bench.run import Plan, check
@@ -83,7 +123,15 @@ def plan(
         drafters=tuple(drafters),
         tasks=load_tasks(suite, data, prompts or [], limit),
         options=Options(
-            max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit, minutes
+            max_tokens,
+            tuple(dict.fromkeys(temperature)),
+            repeats,
+            batch,
+            seed,
+            ignore_eos,
+            chat,
+            fit,
+            minutes,
         ),
         peers=_choose_peers(peer, models),
         interpreters=_interpreters(peer_python or []),
@@ -100,32 +148,53 @@ def bench(
     *,
     model: Annotated[
         list[str] | None,
-        _what("Name as in pronk pull, folder of a checkpoint, or .gguf file; repeatable.", show_default="smollm2"),
+        _what(
+            "Name as in pronk pull, folder of a checkpoint, or .gguf file; repeatable.",
+            show_default="smollm2",
+        ),
     ] = None,
     drafter: Annotated[
-        list[str], _what('Drafter: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')
+        list[str],
+        _what(
+            'Drafter: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; '
+            "repeatable."
+        ),
     ] = ["auto"],  # noqa: B006 - typer requires a list; never modified
     as_json: Annotated[
         Path | None,
-        _output("Write one JSON document with all results; - is standard output.", "--json", metavar="FILE"),
+        _output(
+            "Write one JSON document with all results; - is standard output.",
+            "--json",
+            metavar="FILE",
+        ),
     ] = None,
-    markdown: Annotated[Path | None, _output("Write the tables as Markdown.", metavar="FILE")] = None,
+    markdown: Annotated[
+        Path | None, _output("Write the tables as Markdown.", metavar="FILE")
+    ] = None,
     report: Annotated[
         Path | None, _output("Write an HTML page with plots, FOLDER/index.html.", metavar="FOLDER")
     ] = None,
     trace: Annotated[
-        Path | None, _output("Write every measurement as JSON lines, as it is made.", metavar="FILE")
+        Path | None,
+        _output("Write every measurement as JSON lines, as it is made.", metavar="FILE"),
     ] = None,
     resume: Annotated[
-        bool, _output("Continue the benchmark of --trace, without the prompts that are done.", "--resume", metavar="")
+        bool,
+        _output(
+            "Continue the benchmark of --trace, without the prompts that are done.",
+            "--resume",
+            metavar="",
+        ),
     ] = False,
     replay: Annotated[
-        Path | None, _output("Show the results of a trace again, without measuring.", metavar="FILE")
+        Path | None,
+        _output("Show the results of a trace again, without measuring.", metavar="FILE"),
     ] = None,
     quick: Annotated[
         bool,
         _how(
-            "A rough answer in seconds: one prompt per task, 32 tokens, greedy, one repeat. Options beside it count.",
+            "A rough answer in seconds: one prompt per task, 32 tokens, greedy, one repeat. "
+            "Options beside it count.",
             "--quick",
             metavar="",
         ),
@@ -133,7 +202,8 @@ def bench(
     moderation: Annotated[
         Path | None,
         _what(
-            "Measure moderation instead of drafters: JSON lines with text, and categories or flagged.",
+            "Measure moderation instead of drafters: JSON lines with text, "
+            "and categories or flagged.",
             metavar="FILE",
             show_default=False,
         ),
@@ -141,8 +211,9 @@ def bench(
 ) -> None:
     """Measure the gain of speculative decoding on your models and your prompts.
 
-    Every method runs on every prompt, interleaved and repeated, and its tokens are compared with those of plain
-    decoding. Failed and skipped (too long) prompts are counted. Ctrl-C shows the results so far.
+    Every method runs on every prompt, interleaved and repeated, and its tokens are compared with
+    those of plain decoding. Failed and skipped (too long) prompts are counted. Ctrl-C shows the
+    results so far.
 
     [bold]Examples[/]
 
@@ -152,7 +223,8 @@ def bench(
 
     pronk bench --model ./checkpoint --prompts mine.jsonl --drafter prompt_lookup --report out
 
-    pronk bench --data suites --suite humaneval --suite gsm8k --limit 10 --peer transformers --json figures.json
+    pronk bench --data suites --suite humaneval --suite gsm8k --limit 10 --peer transformers --json
+    figures.json
 
     pronk bench --replay run.jsonl --report out
 
@@ -161,7 +233,11 @@ def bench(
     outputs = Outputs(as_json, markdown, report, trace)
     outputs.check()
     if resume and trace is None:
-        refuse("resume", "expected --trace FILE with it, found none; name the trace to continue", OptionError)
+        refuse(
+            "resume",
+            "expected --trace FILE with it, found none; name the trace to continue",
+            OptionError,
+        )
     if replay is not None:
         _refuse_ignored(command, "replay", ("replay", "as_json", "markdown", "report"))
         from pronk.lab.bench.records import read_trace
@@ -169,7 +245,9 @@ def bench(
         outputs.deliver(read_trace(replay))
         return
     if moderation is not None:
-        _refuse_ignored(command, "moderation", ("moderation", "as_json", "markdown", "model", *load.keywords))
+        _refuse_ignored(
+            command, "moderation", ("moderation", "as_json", "markdown", "model", *load.keywords)
+        )
         _moderate(load, model or [], moderation, outputs)
         return
     from pronk.checkpoint import DEFAULT_MODEL
@@ -182,14 +260,21 @@ def bench(
         with status_bar(screen, "MofNCompleteColumn") as bar, ExitStack() as stack:
             make_plan = _quick_plan(make_plan, command) if quick else make_plan
             bench_plan = make_plan(drafter, model)
-            status = announce(screen, bar, bench_plan.size, "--quick, --limit 1, --repeats 1, --max-tokens 32")
+            status = announce(
+                screen, bar, bench_plan.size, "--quick, --limit 1, --repeats 1, --max-tokens 32"
+            )
             models = {name: [name] for name in model} if model else {DEFAULT_MODEL: list[str]()}
             batch = max(16, bench_plan.options.batch)  # at least the default of pronk.LLM
             loaders = {
                 name: partial(load, max_batch=batch, model=values, drafter="autoregressive")
                 for name, values in models.items()
             }
-            arguments = {**make_plan.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
+            arguments = {
+                **make_plan.keywords,
+                **load.keywords,
+                "model": list(loaders),
+                "drafter": drafter,
+            }
             # The trace stores JSON values, so dumps and loads convert paths to text.
             arguments = json.loads(json.dumps(arguments, default=str))
             records = _open_trace(trace, arguments if resume else None, stack)
@@ -200,14 +285,19 @@ def bench(
         if records.records:
             outputs.deliver(records.records)
             if quick:
-                sys.stderr.write("rough figures of one run per prompt; pronk bench without --quick measures more\n")
+                sys.stderr.write(
+                    "rough figures of one run per prompt; pronk bench without --quick measures "
+                    "more\n"
+                )
     _check_measured(records)
 
 
 def _quick_plan(make_plan: "partial[Plan]", command: typer.Context) -> "partial[Plan]":
     """Return ``make_plan`` with the options of ``--quick`` in place of the defaults."""
     given = given_options(command)
-    return partial(make_plan, **{name: value for name, value in _QUICK.items() if name not in given})
+    return partial(
+        make_plan, **{name: value for name, value in _QUICK.items() if name not in given}
+    )
 
 
 def _check_measured(records: "Trace") -> None:
@@ -215,7 +305,8 @@ def _check_measured(records: "Trace") -> None:
 
     if not any(isinstance(record, Sample) for record in records.records):
         msg = (
-            "nothing was measured: expected prompts that fit the model's context with the output, found none; use --fit"
+            "nothing was measured: expected prompts that fit the model's context with the output, "
+            "found none; use --fit"
         )
         raise PromptError(msg)
 
@@ -225,7 +316,11 @@ def _refuse_ignored(command: typer.Context, mode: str, known: Sequence[str]) -> 
     for name in given_options(command):
         if name not in known:
             kinds = "the output" if mode == "replay" else "the model, --json and --markdown"
-            refuse(mode, f"expected only options of {kinds}, found --{name.replace('_', '-')}", OptionError)
+            refuse(
+                mode,
+                f"expected only options of {kinds}, found --{name.replace('_', '-')}",
+                OptionError,
+            )
 
 
 def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: Outputs) -> None:
@@ -234,7 +329,8 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
     from pronk.lab.bench.moderation import evaluate, read_cases
     from pronk.lab.bench.outputs import STDOUT
 
-    cases, results = read_cases(path), []
+    cases = read_cases(path)
+    results = []
     screen = Console(stderr=True)
     with status_bar(screen, "MofNCompleteColumn") as bar:
         status = announce(screen, bar, f"{len(cases)} texts", "a file of fewer texts")
@@ -243,7 +339,11 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
             results.append(evaluate(llm, cases, partial(status, "moderation")))
             llm.close()
     tables = "\n".join(result.to_markdown() for result in results)
-    document = {"format": "pronk-moderation/1", "file": path.name, "models": [each.to_dict() for each in results]}
+    document = {
+        "format": "pronk-moderation/1",
+        "file": path.name,
+        "models": [each.to_dict() for each in results],
+    }
     typer.echo(tables if outputs.document != STDOUT else json.dumps(document))
     if outputs.document is not None and outputs.document != STDOUT:
         save_result("json", outputs.document, json.dumps(document) + "\n")
@@ -271,13 +371,20 @@ def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         engine, _, path = pair.partition("=")
         if not Path(path).is_file():
-            refuse("peer-python", f"expected ENGINE=PATH with the path of a program, found {pair!r}", OptionError)
+            refuse(
+                "peer-python",
+                f"expected ENGINE=PATH with the path of a program, found {pair!r}",
+                OptionError,
+            )
         interpreters[engine] = path
     return interpreters
 
 
 def _open_trace(path: Path | None, resumed: dict[str, Any] | None, stack: ExitStack) -> "Trace":
-    """Open the trace for writing; if ``resumed`` has the options of its benchmark, keep what is done."""
+    """Open the trace for writing.
+
+    If ``resumed`` has the options of its benchmark, keep what is done.
+    """
     from pronk.lab.bench.records import Trace, read_trace, write_trace
     from pronk.lab.bench.run import resumable_records
 
@@ -290,5 +397,8 @@ def _open_trace(path: Path | None, resumed: dict[str, Any] | None, stack: ExitSt
             write_trace(path, kept)
         return Trace(kept, stack.enter_context(path.open("a", encoding="utf-8")))
     except OSError as error:
-        msg = f"trace: expected a file that can be written, found: {describe_error(error)}; choose another path"
+        msg = (
+            f"trace: expected a file that can be written, found: {describe_error(error)}; choose "
+            "another path"
+        )
         raise OptionError(msg) from error

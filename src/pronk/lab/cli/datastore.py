@@ -14,11 +14,16 @@ from pronk.train.corpus import SourceSpec, read_source, spec_of
 if TYPE_CHECKING:
     from pronk.text import Tokenizer
 
-app = typer.Typer(help="Build datastores for the drafter retrieval.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(
+    help="Build datastores for the drafter retrieval.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
 
 _GZIP_RATIO = 3  # assumed size of a text / size of its .gz file, for the progress bar
 _DOCUMENTS_PER_CALL = 64  # number of documents that one call of the tokenizer encodes
-_MAX_PIECE = 1 << 20  # number of characters; a longer document is cut into pieces before it is tokenized
+# number of characters; a longer document is cut into pieces before it is tokenized
+_MAX_PIECE = 1 << 20
 
 
 @app.command(no_args_is_help=True)
@@ -27,7 +32,8 @@ def build(
     text: Annotated[
         list[Path],
         typer.Argument(
-            help="Text files, folders of them (.txt, .md, .rst, .py), or JSON lines with a text (.jsonl, .jsonl.gz).",
+            help="Text files, folders of them (.txt, .md, .rst, .py), or JSON lines with a text "
+            "(.jsonl, .jsonl.gz).",
             metavar="FILES",
             show_default=False,
         ),
@@ -35,14 +41,20 @@ def build(
     *,
     model: Annotated[
         str | None,
-        option("Model whose tokenizer is used: a folder or a name, as in pronk pull.", show_default="smollm2"),
+        option(
+            "Model whose tokenizer is used: a folder or a name, as in pronk pull.",
+            show_default="smollm2",
+        ),
     ] = None,
-    limit_tokens: Annotated[int | None, option("Maximum number of tokens.", min=1, show_default="all text")] = None,
+    limit_tokens: Annotated[
+        int | None, option("Maximum number of tokens.", min=1, show_default="all text")
+    ] = None,
 ) -> None:
     """Build a datastore from text.
 
-    Use text similar to the model's later output: your code, your documentation, earlier answers. A datastore takes 6
-    bytes per token (8 for a vocabulary of 65,536 and more) and works with the tokenizer of its model only.
+    Use text similar to the model's later output: your code, your documentation, earlier answers. A
+    datastore takes 6 bytes per token (8 for a vocabulary of 65,536 and more) and works with the
+    tokenizer of its model only.
 
     [bold]Examples[/]
 
@@ -54,12 +66,20 @@ def build(
     """
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
     with interruptible("interrupted; no partial datastore was kept"), status_bar(screen) as status:
-        _build(out, text, model, limit_tokens, announce(screen, status, "tokenizing", "--limit-tokens 1000000"))
+        _build(
+            out,
+            text,
+            model,
+            limit_tokens,
+            announce(screen, status, "tokenizing", "--limit-tokens 1000000"),
+        )
     screen.print(f"{out}: {_summary(out)}", markup=False)
 
 
 @app.command(no_args_is_help=True)
-def info(path: Annotated[Path, typer.Argument(help="Folder of the datastore.", show_default=False)]) -> None:
+def info(
+    path: Annotated[Path, typer.Argument(help="Folder of the datastore.", show_default=False)],
+) -> None:
     """Check a datastore and print its contents.
 
     [bold]Examples[/]
@@ -76,7 +96,9 @@ def info(path: Annotated[Path, typer.Argument(help="Folder of the datastore.", s
         typer.echo(f"from {name}")
 
 
-def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None, status: Status) -> None:
+def _build(
+    out: Path, text: Sequence[Path], model: str | None, limit: int | None, status: Status
+) -> None:
     from pronk.base import check_output_folder, convert_write_errors, new_folder
     from pronk.checkpoint import read_config, resolve_model
     from pronk.lab.drafters.datastore.builder import SORTING, require_sorter, write_datastore
@@ -84,7 +106,8 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
 
     require_sorter()
     check_output_folder(out, 0)
-    sources, sizes = [spec_of(path, "files") for path in text], [*map(_text_bytes, text)]
+    sources = [spec_of(path, "files") for path in text]
+    sizes = [*map(_text_bytes, text)]
     folder = resolve_model(model)
     vocab_size = read_config(folder).vocab_size
     tokenizer = Tokenizer.load(folder, vocab_size)
@@ -103,7 +126,10 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
         if tokens == SORTING:
             status("sorting", 0, 0)
         else:
-            status("tokenizing", *((min(done, sum(sizes)), sum(sizes)) if limit is None else (tokens, limit)))
+            status(
+                "tokenizing",
+                *((min(done, sum(sizes)), sum(sizes)) if limit is None else (tokens, limit)),
+            )
 
     with convert_write_errors(out, "the datastore"), new_folder(out) as partial:
         write_datastore(

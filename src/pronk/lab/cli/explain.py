@@ -11,7 +11,15 @@ import typer
 
 from pronk.base import TimeEstimate
 from pronk.base.checks import check_writable, require_extra
-from pronk.commands import Progress, interruptible, model_options, option, read_prompt, sampling_params, shares
+from pronk.commands import (
+    Progress,
+    interruptible,
+    model_options,
+    option,
+    read_prompt,
+    sampling_params,
+    shares,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,7 +31,8 @@ if TYPE_CHECKING:
     from pronk.text import Tokenizer
 
 
-# Each parameter in this call receives a function that has the options of the command line filled in.
+# Each parameter in this call receives a function that has the options of the command line filled
+# in.
 @shares(
     read=read_prompt,
     load=model_options,
@@ -35,9 +44,12 @@ def explain(
     request: Callable[[], "SamplingParams"],
     read: Callable[[], str],
     *,
-    as_json: Annotated[bool, option("Print one JSON object instead of the table.", "--json", metavar="")] = False,
+    as_json: Annotated[
+        bool, option("Print one JSON object instead of the table.", "--json", metavar="")
+    ] = False,
     plot: Annotated[
-        Path | None, option("Draw the steps into this SVG file.", metavar="FILE", show_default=False)
+        Path | None,
+        option("Draw the steps into this SVG file.", metavar="FILE", show_default=False),
     ] = None,
 ) -> None:
     """Show every step of a generated text: the drafters, their draft tokens and the accepted ones.
@@ -70,7 +82,8 @@ def explain(
         check_writable("plot", plot)
     llm, params = prepare(load, request, screen, text)
     with interruptible("interrupted"):
-        # The first steps of a process are slower: they prepare drafters, and read the weights into memory.
+        # The first steps of a process are slower: they prepare drafters, and read the weights into
+        # memory.
         estimate = TimeEstimate(screen.say, f"{params.max_tokens} tokens", "--max-tokens 32")
         estimate.update(0, params.max_tokens)
         first = llm.generate(text, replace(params, max_tokens=min(16, params.max_tokens)))
@@ -86,7 +99,9 @@ def explain(
         _print(explanation, llm.tokenizer, screen, as_json=as_json)
 
 
-def _print(explanation: "Explanation", tokenizer: "Tokenizer", screen: "TerminalOutput", *, as_json: bool) -> None:
+def _print(
+    explanation: "Explanation", tokenizer: "Tokenizer", screen: "TerminalOutput", *, as_json: bool
+) -> None:
     """Print an explanation as JSON, or as a table and a summary."""
     from rich.text import Text
 
@@ -96,7 +111,8 @@ def _print(explanation: "Explanation", tokenizer: "Tokenizer", screen: "Terminal
     screen.result(_table(explanation, tokenizer))
     if screen.interactive:
         screen.say(
-            "drafted: proposed > verified > accepted · gain / cost: tokens / time, in plain steps · green: accepted"
+            "drafted: proposed > verified > accepted · gain / cost: tokens / time, in plain steps "
+            "· green: accepted"
         )
     screen.result(Text(explanation.summary))
 
@@ -123,7 +139,10 @@ def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":
 
 
 def _group_steps(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
-    """Yield each table row's first number and its steps; consecutive steps without drafting share a row."""
+    """Yield each table row's first number and its steps.
+
+    Consecutive steps without drafting share a row.
+    """
 
     def has_drafts(numbered: "tuple[int, Decision]") -> bool:
         return bool(numbered[1].source_reports or numbered[1].kept.num_draft_tokens)
@@ -154,8 +173,16 @@ def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
 
 
 def _gain_per_cost(step: "Decision") -> str:
-    """Return ``expected tokens / expected cost = speed-up`` of a step; empty without draft tokens."""
-    if step.value is None or step.plain is None or step.expected is None or not step.kept.num_draft_tokens:
+    """Return ``expected tokens / expected cost = speed-up`` of a step.
+
+    Empty without draft tokens.
+    """
+    if (
+        step.value is None
+        or step.plain is None
+        or step.expected is None
+        or not step.kept.num_draft_tokens
+    ):
         return ""
     return f"{step.gain:.2f} / {step.expected / step.plain:.2f} = {step.value:.2f}"
 

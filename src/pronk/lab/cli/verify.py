@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from pronk.lab.verification.remote import RemoteReport, RemoteServer, RemoteSettings
     from pronk.serving import Rule
 
-_EXIT_NOT_VERIFIED, _EXIT_NOT_TESTED = 1, 2
+_EXIT_NOT_VERIFIED = 1
+_EXIT_NOT_TESTED = 2
 _NUM_SAMPLE_PROMPTS = 8  # number of prompts of the sample suite without --limit
 
 # Options of ``pronk verify`` that need ``--url``, and the others that may be given with it.
@@ -49,13 +50,22 @@ def remote_options(
     seed: int,
     *,
     url: Annotated[
-        str | None, _server("Address of a server of any engine, which is verified instead of a model.", metavar="URL")
+        str | None,
+        _server(
+            "Address of a server of any engine, which is verified instead of a model.",
+            metavar="URL",
+        ),
     ] = None,
     api_key_file: Annotated[
-        Path | None, _server("File whose first key is sent to the server.", metavar="FILE", show_default="no key")
+        Path | None,
+        _server(
+            "File whose first key is sent to the server.", metavar="FILE", show_default="no key"
+        ),
     ] = None,
     rounds: Annotated[int, _server("Number of repetitions of each comparison.", min=1)] = 1,
-    tolerance: Annotated[float, _server("Largest difference of equal log-probabilities.", min=0.0)] = 1e-5,
+    tolerance: Annotated[
+        float, _server("Largest difference of equal log-probabilities.", min=0.0)
+    ] = 1e-5,
     timeout: Annotated[float, _server("Seconds to wait for an answer.", min=0.1)] = 120.0,
 ) -> "tuple[RemoteServer, RemoteSettings] | None":
     """Return the connection and the settings; ``None`` without ``--url``."""
@@ -84,7 +94,8 @@ def verify(
         ),
     ] = None,
     prompts: Annotated[
-        Path | None, option("File of prompts.", show_default="sample suite of pronk bench", metavar="FILE")
+        Path | None,
+        option("File of prompts.", show_default="sample suite of pronk bench", metavar="FILE"),
     ] = None,
     limit: Annotated[
         int | None,
@@ -96,7 +107,12 @@ def verify(
     ] = None,
     max_tokens: Annotated[int, option("Number of tokens per text.", min=1)] = 64,
     samples: Annotated[
-        int, option("Strings to sample per drafter for the test of the distribution, 100 or more; 0 is none.", min=0)
+        int,
+        option(
+            "Strings to sample per drafter for the test of the distribution, 100 or more; "
+            "0 is none.",
+            min=0,
+        ),
     ] = 2000,
     seed: Annotated[int, option("Seed; the same seed gives the same verdicts.", min=0)] = 0,
     rule: Annotated[
@@ -104,7 +120,11 @@ def verify(
     ] = "coupled",
     as_json: Annotated[
         Path | None,
-        option("Write the report as JSON; - is standard output, instead of the table.", "--json", metavar="FILE"),
+        option(
+            "Write the report as JSON; - is standard output, instead of the table.",
+            "--json",
+            metavar="FILE",
+        ),
     ] = None,
 ) -> None:
     """Verify that speculative decoding does not change the output of the model.
@@ -179,7 +199,8 @@ def _verify_model(
 ) -> int:
     """Verify drafters (``None``: all that fit the model), show the report, and return the exit code.
 
-    A terminal shows a progress bar, then the table. A pipe or a file gets each row of the table when it is complete.
+    A terminal shows a progress bar, then the table. A pipe or a file gets each row of the table
+    when it is complete.
     """
     from pronk.drafting import REGISTRY
     from pronk.lab.verification.table import ReportPrinter, show
@@ -205,7 +226,10 @@ def _verify_model(
 def _reports(
     llm: "LLM", drafters: list[str] | None, prompts: "list[NamedPrompt]", settings: "VerifySettings"
 ) -> "Iterator[VerifyReport]":
-    """Yield the report after each group of texts; show a progress bar, and the expected duration."""
+    """Yield the report after each group of texts.
+
+    Show a progress bar, and the expected duration.
+    """
     from pronk.lab.verification import fitting_drafters, verify_steps
     from pronk.lab.verification.prompts import select_fitting
 
@@ -220,7 +244,13 @@ def _reports(
         shorter = "--drafter NAME, --limit 1, --max-tokens 16, --samples 0"
         progress = announce(screen, status, work, shorter)
         yield from verify_steps(
-            llm, names, prompts, settings, required=drafters is not None, left_out=reasons, progress=progress
+            llm,
+            names,
+            prompts,
+            settings,
+            required=drafters is not None,
+            left_out=reasons,
+            progress=progress,
         )
 
 
@@ -232,7 +262,8 @@ def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
     if limit is None:
         limit = _NUM_SAMPLE_PROMPTS if file is None else len(all_prompts)
     ranks: defaultdict[str, count[int]] = defaultdict(count)
-    # Sort by the index of a prompt within its task: the first prompt of each task, then the second of each, …
+    # Sort by the index of a prompt within its task: the first prompt of each task, then the second
+    # of each, …
     return sorted(all_prompts, key=lambda prompt: next(ranks[prompt.task]))[:limit]
 
 
@@ -241,9 +272,17 @@ def _check_given(command: typer.Context, *, url: bool) -> None:
     for name in given_options(command):
         shown = name.replace("_", "-")
         if url and name not in _SHARED | _REMOTE_ONLY:
-            refuse("url", f"expected only options for servers, found --{shown}; leave it out", OptionError)
+            refuse(
+                "url",
+                f"expected only options for servers, found --{shown}; leave it out",
+                OptionError,
+            )
         if not url and name in _REMOTE_ONLY:
-            refuse(shown, "expected --url beside it, found none; add the address of a server", OptionError)
+            refuse(
+                shown,
+                "expected --url beside it, found none; add the address of a server",
+                OptionError,
+            )
 
 
 def _verify_remote(
@@ -258,18 +297,26 @@ def _verify_remote(
     from pronk.lab.verification.remote.table import show_server
 
     builtin = dict([*TEXTS.items()][:limit])
-    texts = builtin if prompts is None else {prompt.id: prompt.text or prompt.turns[0] for prompt in prompts}
+    texts = (
+        builtin
+        if prompts is None
+        else {prompt.id: prompt.text or prompt.turns[0] for prompt in prompts}
+    )
     report: RemoteReport | None = None
     code = 0
     try:
         screen = Console(stderr=True)
         with server, status_bar(screen) as status:
-            progress = announce(screen, status, f"{len(texts)} prompts", "--limit 1, --max-tokens 16, --rounds 1")
+            progress = announce(
+                screen, status, f"{len(texts)} prompts", "--limit 1, --max-tokens 16, --rounds 1"
+            )
             for report in verify_server_steps(server, texts, settings, progress):  # noqa: B007 - shown below
                 pass
     except KeyboardInterrupt:
         code = INTERRUPTED
-    finally:  # results so far are not lost if the server cannot be reached any more, or another error ends the checks
+    finally:
+        # results so far are not lost if the server cannot be reached any more, or another error
+        # ends the checks
         if report is not None:
             _show(report, as_json, show_server)
     if report is None or not report.tested:
@@ -278,7 +325,10 @@ def _verify_remote(
 
 
 def _show(report: Any, as_json: Path | None, show: Callable[[Any, Console], None]) -> None:
-    """Write a report as JSON to a file, or as one line to standard output (``-``); else show its table."""
+    """Write a report as JSON to a file, or as one line to standard output (``-``).
+
+    Else show its table.
+    """
     if str(as_json) == "-":
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
         return

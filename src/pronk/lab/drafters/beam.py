@@ -1,8 +1,8 @@
 """Beam search with a draft model, the baseline of the CAPE paper (Du et al. 2024, section 5.3).
 
-A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft model, the ``width`` likeliest
-hypotheses that are one token longer, or cannot be extended, replace the former ones. The proposal is the final
-hypotheses, merged into one tree.
+A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft model, the
+``width`` likeliest hypotheses that are one token longer, or cannot be extended, replace the former
+ones. The proposal is the final hypotheses, merged into one tree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 from pronk import Drafter, DraftModel, OptionError, Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_integer
-from pronk.drafting import Composite, DraftContext, ModelDrafter, ModelProposer, States, Target, Trie
+from pronk.drafting import (
+    Composite,
+    DraftContext,
+    ModelDrafter,
+    ModelProposer,
+    States,
+    Target,
+    Trie,
+)
 from pronk.lab.drafters.cached_tree import CachedTree, compute_new_nodes
 
 
@@ -22,8 +30,10 @@ class _Hypothesis:
     """A sequence of draft tokens below the root."""
 
     probability: float  # product of the draft model's probabilities of all tokens
-    tokens: tuple[tuple[int, float], ...] = ()  # pairs (token id, the draft model's probability of the token)
-    node: int | None = 0  # last token's node in the ``CachedTree``; ``None`` if the hypothesis cannot be extended
+    # pairs (token id, the draft model's probability of the token)
+    tokens: tuple[tuple[int, float], ...] = ()
+    # last token's node in the ``CachedTree``; ``None`` if the hypothesis cannot be extended
+    node: int | None = 0
 
 
 @known_keywords
@@ -32,7 +42,8 @@ class Beam(Composite):
     """Options of beam search.
 
     Attributes:
-        parts: one ``draft_model``, ``glide`` or ``vanilla``; its ``num_tokens`` and ``min_confidence`` are ignored.
+        parts: one ``draft_model``, ``glide`` or ``vanilla``; its ``num_tokens`` and
+            ``min_confidence`` are ignored.
         width: number of hypotheses, 1..16.
         num_tokens: number of draft tokens of a hypothesis, 1..64.
     """
@@ -69,14 +80,16 @@ class BeamProposer(Proposer[States]):
         self.model = model
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        model, options = self.model, self.options
+        model = self.model
+        options = self.options
         cached_trees = CachedTree.create(model, contexts)
         beams = {number: [_Hypothesis(1.0)] for number in cached_trees}
         for length in range(1, options.num_tokens + 1):
             live = [
                 number
                 for number, beam in beams.items()
-                if length <= contexts[number].max_depth and any(hypothesis.node is not None for hypothesis in beam)
+                if length <= contexts[number].max_depth
+                and any(hypothesis.node is not None for hypothesis in beam)
             ]
             if not live:
                 break
@@ -84,18 +97,23 @@ class BeamProposer(Proposer[States]):
             for number in live:
                 last = length == min(options.num_tokens, contexts[number].max_depth)
                 beams[number] = self._extend(cached_trees[number], beams[number], last=last)
-        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]  # only the root: no draft tokens
+        # only the root: no draft tokens
+        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         for number, beam in beams.items():
             trees[number] = _merge(beam, contexts[number], model.source)
         return trees
 
-    def _extend(self, cached_tree: CachedTree, beam: Sequence[_Hypothesis], *, last: bool) -> list[_Hypothesis]:
+    def _extend(
+        self, cached_tree: CachedTree, beam: Sequence[_Hypothesis], *, last: bool
+    ) -> list[_Hypothesis]:
         """Return the ``width`` likeliest extensions of all hypotheses by one token.
 
-        A hypothesis that cannot be extended competes as it is. Unless this is the ``last`` extension, the new tokens
-        are added to the cached tree, and the next forward pass computes them.
+        A hypothesis that cannot be extended competes as it is. Unless this is the ``last``
+        extension, the new tokens are added to the cached tree, and the next forward pass computes
+        them.
         """
-        # Pairs (hypothesis, cached node that is the parent of its new token). ``None``: it has no new token.
+        # Pairs (hypothesis, cached node that is the parent of its new token). ``None``: it has no
+        # new token.
         extensions: list[tuple[_Hypothesis, int | None]] = []
         for hypothesis in beam:
             node = hypothesis.node
@@ -108,7 +126,9 @@ class BeamProposer(Proposer[States]):
                 extensions.append((_Hypothesis(hypothesis.probability * prob, tokens, None), node))
         extensions.sort(key=lambda extension: -extension[0].probability)
         return [
-            longer if last or node is None else replace(longer, node=cached_tree.add_node(node, longer.tokens[-1][0]))
+            longer
+            if last or node is None
+            else replace(longer, node=cached_tree.add_node(node, longer.tokens[-1][0]))
             for longer, node in extensions[: self.options.width]
         ]
 

@@ -37,8 +37,13 @@ class CachedTree(Trie):
         logits: for each computed node, the draft model's logits ``[vocab]`` after it.
     """
 
-    def __init__(self, draft: DraftRunner, context: DraftContext[DraftCache], missing: Sequence[int]) -> None:
-        """Create the root; ``missing`` are the draft's ids of all tokens not in the cache, the root's last."""
+    def __init__(
+        self, draft: DraftRunner, context: DraftContext[DraftCache], missing: Sequence[int]
+    ) -> None:
+        """Create the root.
+
+        ``missing`` are the draft's ids of all tokens not in the cache, the root's last.
+        """
         super().__init__(context.tokens[-1])
         self.context = context
         self.pending_text = list(missing[:-1])
@@ -48,10 +53,19 @@ class CachedTree(Trie):
         self._draft_tokens: dict[int, DraftToken | None] = {}
 
     @classmethod
-    def create(cls, model: ModelProposer, contexts: Sequence[DraftContext[States]]) -> dict[int, CachedTree]:
-        """Return ``{index: new tree}`` of the requests that draft; ``model`` is the composite's first part."""
+    def create(
+        cls, model: ModelProposer, contexts: Sequence[DraftContext[States]]
+    ) -> dict[int, CachedTree]:
+        """Return ``{index: new tree}`` of the requests that draft.
+
+        ``model`` is the composite's first part.
+        """
         own_contexts = [context.with_state(context.state[0]) for context in contexts]
-        active = {index: context for index, context in enumerate(own_contexts) if first_token_pays(model, context)}
+        active = {
+            index: context
+            for index, context in enumerate(own_contexts)
+            if first_token_pays(model, context)
+        }
         missing_tokens = model.draft.align([*active.values()])
         return {
             index: cls(model.draft, context, missing)
@@ -62,7 +76,8 @@ class CachedTree(Trie):
     @property
     def num_free_nodes(self) -> int:
         """Number of nodes that can still be added, by free KV slots and by the limits in ``context``."""
-        max_size, cache = self.context.max_depth + self.context.max_nodes + 1, self.context.state
+        max_size = self.context.max_depth + self.context.max_nodes + 1
+        cache = self.context.state
         num_slots = len(cache.block_table.blocks) * cache.pool.block_size
         return min(max_size, num_slots - len(cache.tokens) - len(self.pending_text)) - len(self)
 
@@ -89,18 +104,28 @@ class CachedTree(Trie):
         return tokens[::-1]
 
     def draft_token(self, node: int) -> DraftToken | None:
-        """Return the likeliest token after a computed node; ``None`` in the cases of ``Sampler.draft_token``."""
+        """Return the likeliest token after a computed node.
+
+        ``None`` in the cases of ``Sampler.draft_token``.
+        """
         if node not in self._draft_tokens:
             sampler = self.context.sampler
             with sampler.after(self.path(node)):
-                self._draft_tokens[node] = sampler.draft_token(self.logits[node], self.context.root, draw=False)
+                self._draft_tokens[node] = sampler.draft_token(
+                    self.logits[node], self.context.root, draw=False
+                )
         return self._draft_tokens[node]
 
 
 def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
-    """Compute the new nodes of all trees in one forward pass of the draft; each tree needs a new node."""
+    """Compute the new nodes of all trees in one forward pass of the draft.
+
+    Each tree needs a new node.
+    """
     own_trees = [TokenTree(tuple(tree.draft_ids), tuple(tree.parents)) for tree in trees]
-    rows = draft.forward_trees([tree.context for tree in trees], own_trees, [tree.pending_text for tree in trees])
+    rows = draft.forward_trees(
+        [tree.context for tree in trees], own_trees, [tree.pending_text for tree in trees]
+    )
     for tree, new_rows in zip(trees, rows, strict=True):
         tree.logits.extend(new_rows)
         tree.pending_text = []

@@ -111,21 +111,30 @@ class CapeProposer(Proposer[States]):
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         most = self.options.max_nodes
-        inner = [each.with_state(each.state[0], max_depth=min(each.max_depth, most)) for each in contexts]
+        inner = [
+            each.with_state(each.state[0], max_depth=min(each.max_depth, most)) for each in contexts
+        ]
         chains = self._inner_chains(inner, None)
         return [self.expand(chain) for chain in chains]
 
     def expand(self, chain: Chain) -> TokenTree:
         rates = chain.context.policy.acceptance.source(self.source)
-        tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
-        gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
+        tokens = [chain.context.tokens[-1], *chain.tokens]
+        parents = [*range(-1, len(chain))]
+        gain = [1.0, *chain.gains]
+        origin = [("", 0), *chain.origin]
         num_left = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
         for depth, draft_token in enumerate(chain.draft_tokens):
             sizes = self.options.sizes
-            wanted = sizes if isinstance(sizes, int) else _SIBLING_COUNTS[sizes](draft_token.confidence)
+            wanted = (
+                sizes if isinstance(sizes, int) else _SIBLING_COUNTS[sizes](draft_token.confidence)
+            )
             count = min(num_left, wanted)
-            likeliest = draft_token.top_tokens(count + 1) if count > 0 else []  # perhaps with the chain's own token
-            siblings = [(token, prob) for token, prob in likeliest if token != draft_token.token][:count]
+            # perhaps with the chain's own token
+            likeliest = draft_token.top_tokens(count + 1) if count > 0 else []
+            siblings = [(token, prob) for token, prob in likeliest if token != draft_token.token][
+                :count
+            ]
             num_left -= len(siblings)
             kinds = [SourceRates.confidence_kind(prob) for _, prob in siblings]
             tokens += [token for token, _ in siblings]
@@ -133,5 +142,11 @@ class CapeProposer(Proposer[States]):
             origin += [(self.source, kind) for kind in kinds]
             gain += [gain[depth] * rates.rate(kind, depth + 1) for kind in kinds]
         chain_probs = chain.distributions
-        probs = None if chain_probs is None else chain_probs + (None,) * (len(tokens) - len(chain_probs))
-        return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
+        probs = (
+            None
+            if chain_probs is None
+            else chain_probs + (None,) * (len(tokens) - len(chain_probs))
+        )
+        return TokenTree(
+            tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin)
+        )

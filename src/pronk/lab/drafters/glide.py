@@ -13,7 +13,15 @@ from typing import ClassVar
 from pronk import OptionError, TokenTree
 from pronk.backends import ForwardJob, ModelRunner, Segment
 from pronk.base import known_keywords
-from pronk.drafting import DraftCache, DraftContext, DraftRunner, ModelDrafter, Target, Translation, open_pool
+from pronk.drafting import (
+    DraftCache,
+    DraftContext,
+    DraftRunner,
+    ModelDrafter,
+    Target,
+    Translation,
+    open_pool,
+)
 from pronk.lab.drafters.modules.files import read_trained_drafter
 from pronk.lab.drafters.modules.glide import GlideDecoder, GlideShape
 
@@ -26,16 +34,22 @@ def make_glide_job(
     The target's cache must not change until the request's proposal is complete.
     """
     segment = Segment(context.state.block_table, tree, num_computed)
-    return ForwardJob(segment, logits_nodes, context.sampler.context.num_prompt, (context.block_table,))
+    return ForwardJob(
+        segment, logits_nodes, context.sampler.context.num_prompt, (context.block_table,)
+    )
 
 
 @known_keywords
 @dataclass(frozen=True)
 class Glide(ModelDrafter):
-    """Options of GLIDE: those of :class:`ModelDrafter`. The weights are loaded in the target's dtype."""
+    """Options of GLIDE: those of :class:`ModelDrafter`.
+
+    The weights are loaded in the target's dtype.
+    """
 
     name = "glide"
-    default_folder: ClassVar[str] = "pronk-tiny-glide"  # folder in ``models`` of a clone of this repository
+    # folder in ``models`` of a clone of this repository
+    default_folder: ClassVar[str] = "pronk-tiny-glide"
 
     def open(self, target: Target) -> DraftRunner:
         return open_glide(self, self.default_folder, target)
@@ -71,8 +85,11 @@ def open_glide(options: ModelDrafter, default_folder: str, target: Target) -> Dr
     def load_runner() -> DraftRunner:
         module = trained.load(target, trained.make_shape(GlideShape), GlideDecoder)
         read_caches = [target.cache] if module.cache_layers else []
-        runner = ModelRunner(module, open_pool(target, module.config), read_caches, clock=target.clock)
-        size, relative_size = module.config.vocab_size, len(module.layers) / len(target.decoder.layers)
+        runner = ModelRunner(
+            module, open_pool(target, module.config), read_caches, clock=target.clock
+        )
+        size = module.config.vocab_size
+        relative_size = len(module.layers) / len(target.decoder.layers)
         return DraftRunner(
             runner,
             Translation(size, size),

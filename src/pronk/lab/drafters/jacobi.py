@@ -14,9 +14,17 @@ from dataclasses import dataclass
 from pronk import Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_integer
-from pronk.drafting import Capabilities, DraftContext, Outcome, Trie, initial_draft_token, top_tokens
+from pronk.drafting import (
+    Capabilities,
+    DraftContext,
+    Outcome,
+    Trie,
+    initial_draft_token,
+    top_tokens,
+)
 
-_NUM_RATES = 8  # number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
+# number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
+_NUM_RATES = 8
 _PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any measurement
 
 
@@ -24,9 +32,11 @@ _PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any m
 class JacobiState:
     """State of one request; text positions count from 0."""
 
-    prompt: tuple[int, ...]  # token ids of the prompt, used as draft tokens for positions without an output
+    # token ids of the prompt, used as draft tokens for positions without an output
+    prompt: tuple[int, ...]
     start: int = 0  # text position of ``draft_tokens[0]``
-    draft_tokens: tuple[int, ...] = ()  # greedy outputs of the last forward pass, for the positions from ``start`` on
+    # greedy outputs of the last forward pass, for the positions from ``start`` on
+    draft_tokens: tuple[int, ...] = ()
     end: int = 0  # first text position after the current block; 0: no block yet
 
     def draft_token(self, position: int) -> int:
@@ -59,7 +69,8 @@ class Jacobi(Proposer[JacobiState]):
 
     def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
         return [
-            build_chain(self.name, context, self._num_left(context.state, len(context.tokens))) for context in contexts
+            build_chain(self.name, context, self._num_left(context.state, len(context.tokens)))
+            for context in contexts
         ]
 
     def observe(self, outcome: Outcome[JacobiState]) -> None:
@@ -69,7 +80,10 @@ class Jacobi(Proposer[JacobiState]):
         store_outputs(outcome)
 
     def _num_left(self, state: JacobiState, first: int) -> int:
-        """Return the number of positions of the block from ``first`` on; at its end, those of a new block."""
+        """Return the number of positions of the block from ``first`` on.
+
+        At its end, those of a new block.
+        """
         return state.end - first if first < state.end else self.num_tokens
 
 
@@ -104,7 +118,9 @@ def build_chain(source: str, context: DraftContext[JacobiState], num_tokens: int
     """Return the chain of the target's last outputs for the next ``num_tokens`` positions."""
     first = len(context.tokens)
     count = min(num_tokens, context.max_depth, context.max_nodes)
-    trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
+    trie = Trie(context.tokens[-1])
+    node = 0
+    gain = 1.0
     rates = context.policy.acceptance.source(source, _PRIORS)
     for index in range(count):
         kind = min(index, _NUM_RATES - 1)  # depth - 1

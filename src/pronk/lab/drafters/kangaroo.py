@@ -82,14 +82,19 @@ class EarlyExit:
         self.exit_layer = adapter.shape.exit_layer
         self.runner = target.runner or ModelRunner(target.decoder, target.cache)
         has_attention = adapter.shape.has_attention
-        self.module = ModuleRunner(target, adapter.config, adapter.compile_part) if has_attention else None
+        self.module = (
+            ModuleRunner(target, adapter.config, adapter.compile_part) if has_attention else None
+        )
         target.keep_hidden(self.exit_layer, self)
         self.cost_model = CostModel()
         self.relative_size = self.exit_layer / len(target.decoder.layers)
         self._program: Program | None = None
 
     def draft_chains(self, chains: Sequence[Chain]) -> None:
-        """Draft the tokens of empty chains; the state of each context is the request's cache, if any."""
+        """Draft the tokens of empty chains.
+
+        The state of each context is the request's cache, if any.
+        """
         drafts = {chain: ExitDraft(chain) for chain in chains}
         drafts = {chain: draft for chain, draft in drafts.items() if self.reserve(draft)}
 
@@ -99,9 +104,18 @@ class EarlyExit:
         draft_chains([*drafts], next_logits)
 
     def reserve(self, draft: ExitDraft) -> bool:
-        """Allocate the chain's slots in the adapter's pool; return False if it or the target's lacks slots."""
-        context, max_tokens = draft.chain.context, draft.chain.max_tokens
-        if self.target.cache.allocator.num_missing(draft.block_table, len(context.tokens) + max_tokens) > 0:
+        """Allocate the chain's slots in the adapter's pool.
+
+        Return False if it or the target's lacks slots.
+        """
+        context = draft.chain.context
+        max_tokens = draft.chain.max_tokens
+        if (
+            self.target.cache.allocator.num_missing(
+                draft.block_table, len(context.tokens) + max_tokens
+            )
+            > 0
+        ):
             return False  # the scheduler has allocated too few slots in the target's cache
         if self.module is None:
             return True
@@ -111,25 +125,36 @@ class EarlyExit:
         return self.module.reserve(context, max_tokens)
 
     def next_logits(self, drafts: Sequence[ExitDraft]) -> Array:
-        """Run the new tokens of each chain; return the logits ``[drafts, vocab]`` of its next draft token."""
+        """Run the new tokens of each chain.
+
+        Return the logits ``[drafts, vocab]`` of its next draft token.
+        """
         start_time = self.target.clock()
         jobs = list[ForwardJob]()
-        for draft in drafts:  # rows for the tokens that are not in the target's cache: the text's end, then the drafts
+        # rows for the tokens that are not in the target's cache: the text's end, then the drafts
+        for draft in drafts:
             new = TokenTree.chain(draft.text[draft.block_table.length :])
             segment = Segment(draft.block_table, new, draft.num_computed)
-            jobs.append(ForwardJob(segment, range(0), draft.chain.context.sampler.context.num_prompt))
+            jobs.append(
+                ForwardJob(segment, range(0), draft.chain.context.sampler.context.num_prompt)
+            )
         outputs = self.runner.run_first_layers(jobs, self.exit_layer)
         for draft, job in zip(drafts, jobs, strict=True):
             draft.num_computed = len(job.segment.tree)
         if self.module is None:
             hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
         else:
-            contexts, texts = [draft.chain.context for draft in drafts], [draft.text for draft in drafts]
+            contexts = [draft.chain.context for draft in drafts]
+            texts = [draft.text for draft in drafts]
             stops = [len(text) for text in texts]
-            hidden = self.module.run_texts(contexts, texts, stops, self.exit_layer, lambda x, apply: apply(0, x))
+            hidden = self.module.run_texts(
+                contexts, texts, stops, self.exit_layer, lambda x, apply: apply(0, x)
+            )
         logits = (self.adapter.head or self.target.decoder.head).logits(hidden)
         context = sum(draft.block_table.length for draft in drafts)
-        self.cost_model.learn(sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True)
+        self.cost_model.learn(
+            sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True
+        )
         return logits
 
     def _run_mlp_adapter(self, rows: Array) -> Array:
@@ -173,9 +198,13 @@ class Kangaroo(Drafter):
         trained = read_trained_drafter(self.name, self.model, "pronk-tiny-kangaroo", target)
 
         def load_early_exit() -> EarlyExit:
-            return EarlyExit(target, trained.load(target, trained.make_shape(KangarooShape), KangarooAdapter))
+            return EarlyExit(
+                target, trained.load(target, trained.make_shape(KangarooShape), KangarooAdapter)
+            )
 
-        return KangarooProposer(self, target.load_shared(trained.folder, self.name, load=load_early_exit))
+        return KangarooProposer(
+            self, target.load_shared(trained.folder, self.name, load=load_early_exit)
+        )
 
 
 class KangarooProposer(Proposer[DraftCache | None]):
@@ -205,7 +234,9 @@ class KangarooProposer(Proposer[DraftCache | None]):
         return price_chain(self.early_exit, context)
 
     def chains(
-        self, contexts: Sequence[DraftContext[DraftCache | None]], stops: Sequence[Stop] | None = None
+        self,
+        contexts: Sequence[DraftContext[DraftCache | None]],
+        stops: Sequence[Stop] | None = None,
     ) -> list[Chain]:
         chains = begin_chains(self, contexts, self.options.num_tokens, self._is_unsure, stops)
         self.early_exit.draft_chains([chain for chain in chains if not chain.is_full])

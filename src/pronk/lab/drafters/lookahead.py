@@ -1,13 +1,14 @@
 """Lookahead decoding (Fu et al. 2024, algorithm 1): n-grams of a Jacobi iteration, verified later.
 
-Each forward pass *verifies* up to G *candidates*: n-grams (sequences of N tokens) of a pool that begin with the last
-token of the text, merged by common prefixes.
+Each forward pass *verifies* up to G *candidates*: n-grams (sequences of N tokens) of a pool that
+begin with the last token of the text, merged by common prefixes.
 
 The same forward pass produces new n-grams in the *window*, a table of W columns and N - 1 rows
-(``docs/methods/lookahead.md`` draws it). A row holds outputs of one of the last N - 1 forward passes, the oldest first.
-Row 0 begins with the root and is a chain; each column continues downwards from it. The target's output at the lower end
-of a column completes an n-gram. After the forward pass, the oldest row is dropped, the outputs become the newest row,
-and column 0 moves to the new root. The outputs are the target's likeliest tokens, even if the request samples.
+(``docs/methods/lookahead.md`` draws it). A row holds outputs of one of the last N - 1 forward
+passes, the oldest first. Row 0 begins with the root and is a chain; each column continues downwards
+from it. The target's output at the lower end of a column completes an n-gram. After the forward
+pass, the oldest row is dropped, the outputs become the newest row, and column 0 moves to the new
+root. The outputs are the target's likeliest tokens, even if the request samples.
 """
 
 from __future__ import annotations
@@ -20,17 +21,30 @@ from typing import Literal
 from pronk import Drafter, OptionError, Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_choice, check_flag, check_integer
-from pronk.drafting import Capabilities, CostCurve, DraftContext, Origin, Outcome, Target, Trie, top_tokens
+from pronk.drafting import (
+    Capabilities,
+    CostCurve,
+    DraftContext,
+    Origin,
+    Outcome,
+    Target,
+    Trie,
+    top_tokens,
+)
 from pronk.lab.drafters.rank_tree import MAX_TREE_NODES
 from pronk.lab.drafters.window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 
 _DEFAULT_NGRAM = 4  # N if the option ``ngram`` is ``None`` and the option ``window`` is a number
 
-# Acceptance rates are measured by *kind* of draft token, the sum of source and role: 0 to 5. The source is 0 if the
-# token's n-gram occurs in the text, and 3 if only the window produced it. The role is 1 if the token's parent already
-# has another child; otherwise it is 0 for the first token of a candidate, and 2 for any later token.
-_FROM_TEXT, _FROM_WINDOW = 0, 3
-_FIRST, _SIBLING, _NEXT = 0, 1, 2
+# Acceptance rates are measured by *kind* of draft token, the sum of source and role: 0 to 5. The
+# source is 0 if the token's n-gram occurs in the text, and 3 if only the window produced it. The
+# role is 1 if the token's parent already has another child; otherwise it is 0 for the first token
+# of a candidate, and 2 for any later token.
+_FROM_TEXT = 0
+_FROM_WINDOW = 3
+_FIRST = 0
+_SIBLING = 1
+_NEXT = 2
 
 # Acceptance rates by kind, assumed before any measurement.
 _PRIORS = {
@@ -47,9 +61,11 @@ _PRIORS = {
 class LookaheadState:
     """State of one request."""
 
-    prompt: tuple[int, ...]  # token ids of the prompt; they fill the window where the target has no output yet
+    # token ids of the prompt; they fill the window where the target has no output yet
+    prompt: tuple[int, ...]
     pool: NgramPool  # the request's pool, or the proposer's pool with the option ``shared``
-    window: Window | None = None  # ``None`` before the first outcome, and after an outcome without logits
+    # ``None`` before the first outcome, and after an outcome without logits
+    window: Window | None = None
     num_indexed: int = 0  # number of leading tokens of the text whose n-grams are in the pool
 
 
@@ -59,18 +75,23 @@ class Lookahead(Drafter):
     """Options of lookahead decoding.
 
     Attributes:
-        window: W, number of columns of the window, 1..64 (the root is the first column of row 0); or ``"auto"``, which
-            selects W, N and G by measured costs and by the tokens that the window adds.
-        ngram: N, number of tokens of an n-gram, 2..16; 4 if ``None``. Not with ``"auto"``. The window takes W · (N - 1)
-            of the at most 128 rows of a request in a forward pass. At 128 no row is left to verify candidates.
-        guesses: G, maximum number of candidates per forward pass, 0..64; W if ``None``. Not with ``"auto"``.
+        window: W, number of columns of the window, 1..64 (the root is the first column of row 0);
+            or ``"auto"``, which selects W, N and G by measured costs and by the tokens that the
+            window adds.
+        ngram: N, number of tokens of an n-gram, 2..16; 4 if ``None``. Not with ``"auto"``. The
+            window takes W · (N - 1) of the at most 128 rows of a request in a forward pass. At 128
+            no row is left to verify candidates.
+        guesses: G, maximum number of candidates per forward pass, 0..64; W if ``None``. Not with
+            ``"auto"``.
         use_prompt: whether n-grams of the request's text (prompt and output) are added to the pool.
         shared: whether all requests share one pool.
-        max_ngrams: maximum number of n-grams in a pool, 1..1048576; :class:`NgramPool` describes the eviction.
-        warm_up: ``"grow"`` starts with row 0 and adds a row of outputs per forward pass. ``"random"`` fills all N - 1
-            rows with tokens of the prompt at once, as the paper does: n-grams are found from the first forward pass on,
-            but those of the first N - 1 passes contain random tokens, and these passes compute more rows. With W = 1
-            the column never recovers from its random tokens.
+        max_ngrams: maximum number of n-grams in a pool, 1..1048576; :class:`NgramPool` describes
+            the eviction.
+        warm_up: ``"grow"`` starts with row 0 and adds a row of outputs per forward pass.
+            ``"random"`` fills all N - 1 rows with tokens of the prompt at once, as the paper does:
+            n-grams are found from the first forward pass on, but those of the first N - 1 passes
+            contain random tokens, and these passes compute more rows. With W = 1 the column never
+            recovers from its random tokens.
     """
 
     name = "lookahead"
@@ -84,20 +105,32 @@ class Lookahead(Drafter):
     warm_up: Literal["grow", "random"] = "grow"
 
     def __post_init__(self) -> None:
-        for option, value, minimum, maximum in (("ngram", self.ngram, 2, 16), ("guesses", self.guesses, 0, 64)):
+        for option, value, minimum, maximum in (
+            ("ngram", self.ngram, 2, 16),
+            ("guesses", self.guesses, 0, 64),
+        ):
             if value is not None:
                 check_integer(f"{self.name}: {option}", value, minimum, maximum)
                 if self.window == "auto":
-                    msg = f'{self.name}: expected no {option} with window="auto", found {value}; set window as well'
+                    msg = (
+                        f'{self.name}: expected no {option} with window="auto", found {value}; set '
+                        "window as well"
+                    )
                     raise OptionError(msg)
         if isinstance(self.window, str) and self.window != "auto":
-            msg = f'{self.name}: window: expected "auto" or an integer in 1..64, found {self.window!r}'
+            msg = (
+                f'{self.name}: window: expected "auto" or an integer in 1..64, found '
+                f"{self.window!r}"
+            )
             raise OptionError(msg)
         if self.window != "auto":
             check_integer(f"{self.name}: window", self.window, 1, 64)
             if (rows := self.window * ((self.ngram or _DEFAULT_NGRAM) - 1)) > MAX_TREE_NODES + 1:
                 found = f"found {rows}; use a smaller window or ngram"
-                msg = f"{self.name}: expected window * (ngram - 1) of at most {MAX_TREE_NODES + 1}, {found}"
+                msg = (
+                    f"{self.name}: expected window * (ngram - 1) of at most {MAX_TREE_NODES + 1}, "
+                    f"{found}"
+                )
                 raise OptionError(msg)
         check_flag(f"{self.name}: use_prompt", self.use_prompt)
         check_flag(f"{self.name}: shared", self.shared)
@@ -112,21 +145,28 @@ class Lookahead(Drafter):
 
 
 class LookaheadProposer(Proposer[LookaheadState]):
-    """Lookahead decoding for all requests of a target; tunes the window size with ``window="auto"``."""
+    """Lookahead decoding for all requests of a target.
+
+    Tunes the window size with ``window="auto"``.
+    """
 
     name = Lookahead.name
 
     def __init__(self, options: Lookahead, target: Target) -> None:
-        self.options, self.target = options, target
+        self.options = options
+        self.target = target
         self.capabilities = Capabilities(logits=True, observes_all_steps=False)
         self._pool = NgramPool(options.max_ngrams) if options.shared else None
         self._tuner = WindowTuner()
         self._costs: CostCurve | None = None
-        self._verified: list[tuple[TokenTree, tuple[int, ...]]] = []  # last step's trees, and their accepted nodes
+        # last step's trees, and their accepted nodes
+        self._verified: list[tuple[TokenTree, tuple[int, ...]]] = []
 
     @property
     def shape(self) -> WindowShape:
-        window, ngram, guesses = self.options.window, self.options.ngram, self.options.guesses
+        window = self.options.window
+        ngram = self.options.ngram
+        guesses = self.options.guesses
         if window == "auto":
             return self._tuner.shape()
         return WindowShape(window, ngram or _DEFAULT_NGRAM, window if guesses is None else guesses)
@@ -146,7 +186,8 @@ class LookaheadProposer(Proposer[LookaheadState]):
             self._verified.append((outcome.tree, outcome.path))
 
     def _index_text(self, context: DraftContext[LookaheadState]) -> None:
-        state, num_committed = context.state, context.root + 1
+        state = context.state
+        num_committed = context.root + 1
         if not self.options.use_prompt or self._forbids_pooling(context):
             return
         size = NO_WINDOW.ngram if self.options.window == "auto" else self.shape.ngram
@@ -160,17 +201,30 @@ class LookaheadProposer(Proposer[LookaheadState]):
         window = self._advance_window(context, shape)
         max_nodes = context.max_nodes - (0 if window is None else len(window.tree()[0]))
         candidates = self._find_candidates(context, shape).tree(max_nodes)
-        return candidates if window is None else window.attach_to(candidates, _window_origin(shape.window))
+        return (
+            candidates
+            if window is None
+            else window.attach_to(candidates, _window_origin(shape.window))
+        )
 
-    def _advance_window(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Window | None:
-        """Return the window at the text's end; ``None`` if W is 0 or the request's limits are too small."""
+    def _advance_window(
+        self, context: DraftContext[LookaheadState], shape: WindowShape
+    ) -> Window | None:
+        """Return the window at the text's end.
+
+        ``None`` if W is 0 or the request's limits are too small.
+        """
         if not shape.window:
             return None
-        root, position = context.tokens[-1], len(context.tokens) - 1
-        old_window, prompt = context.state.window, context.state.prompt
+        root = context.tokens[-1]
+        position = len(context.tokens) - 1
+        old_window = context.state.window
+        prompt = context.state.prompt
         if old_window is None:
             grows = self.options.warm_up == "grow"
-            old_window = Window(position, ()) if grows else Window.filled(position, root, shape, prompt)
+            old_window = (
+                Window(position, ()) if grows else Window.filled(position, root, shape, prompt)
+            )
         window = old_window.shift_to(position, root, shape, prompt)
         depth = len(window.rows[0]) + len(window.rows) - 2  # of the deepest node
         fits = depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
@@ -178,18 +232,28 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
     def _find_candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
         """Return a trie of the latest G n-grams that begin with the text's last token."""
-        trie, rates = Trie(context.tokens[-1]), context.policy.acceptance.source(self.name, _PRIORS)
-        for gram, from_window in islice(context.state.pool.continuations(context.tokens[-1]), shape.num_candidates):
+        trie = Trie(context.tokens[-1])
+        rates = context.policy.acceptance.source(self.name, _PRIORS)
+        for gram, from_window in islice(
+            context.state.pool.continuations(context.tokens[-1]), shape.num_candidates
+        ):
             node = 0
             for depth, token in enumerate(gram[: context.max_depth]):
                 role = _SIBLING if trie.adds_sibling(node, token) else _NEXT if depth else _FIRST
                 kind = (_FROM_WINDOW if from_window else _FROM_TEXT) + role
-                node = trie.add(node, token, trie.gains[node] * rates.rate(kind, depth + 1), (self.name, kind))
+                node = trie.add(
+                    node, token, trie.gains[node] * rates.rate(kind, depth + 1), (self.name, kind)
+                )
         return trie
 
     def _update_window(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:
-        """Append the outputs at the last row as a new row; if N - 1 rows were verified, pool their n-grams."""
-        tree, state, width = outcome.tree, outcome.state, shape.window
+        """Append the outputs at the last row as a new row.
+
+        If N - 1 rows were verified, pool their n-grams.
+        """
+        tree = outcome.tree
+        state = outcome.state
+        width = shape.window
         if outcome.logits is None:
             state.window = None
             return
@@ -197,26 +261,43 @@ class LookaheadProposer(Proposer[LookaheadState]):
         if not width or len(nodes) % width:  # the tree was verified without the window
             return
         if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
-            return  # W = 1: the first window is only the root, but later ones have more nodes, and the tree lacks these
-        rows = [tuple(tree.tokens[node] for node in nodes[i : i + width]) for i in range(0, len(nodes), width)]
+            # W = 1: the first window is only the root, but later ones have more nodes, and the tree
+            # lacks these
+            return
+        rows = [
+            tuple(tree.tokens[node] for node in nodes[i : i + width])
+            for i in range(0, len(nodes), width)
+        ]
         outputs = tuple(token for (token,) in top_tokens(outcome, 1, nodes[-width:]))
         if len(rows) == shape.ngram - 1 and not self._forbids_pooling(outcome):
             for column, output in enumerate(outputs):
                 state.pool.add([*(row[column] for row in rows), output], from_window=True)
         state.window = Window(outcome.position, (*rows, outputs))
 
-    def _forbids_pooling(self, request: Outcome[LookaheadState] | DraftContext[LookaheadState]) -> bool:
+    def _forbids_pooling(
+        self, request: Outcome[LookaheadState] | DraftContext[LookaheadState]
+    ) -> bool:
         """Whether the pool is shared, and this request's outputs must not reach other requests (``Outcome``)."""
         return self.options.shared and request.params.rejects
 
     def _tune(self) -> None:
-        """Report the last step's trees to the tuner; leave out trees that lack the current window."""
-        shape, costs = self.shape, self._costs
-        verified = [each for each in self._verified if not shape.window or _window_nodes(each[0], shape.window)]
+        """Report the last step's trees to the tuner.
+
+        Leave out trees that lack the current window.
+        """
+        shape = self.shape
+        costs = self._costs
+        verified = [
+            each
+            for each in self._verified
+            if not shape.window or _window_nodes(each[0], shape.window)
+        ]
         self._verified.clear()
         if not verified or costs is None:
             return
-        accepted = [tree.origin[node] for tree, path in verified if tree.origin is not None for node in path]
+        accepted = [
+            tree.origin[node] for tree, path in verified if tree.origin is not None for node in path
+        ]
         window_tokens = sum(name == self.name and kind >= _FROM_WINDOW for name, kind in accepted)
         self._tuner.record_step(
             requests=len(verified),
@@ -233,6 +314,13 @@ def _window_origin(width: int) -> Origin:
 
 
 def _window_nodes(tree: TokenTree, width: int) -> list[int]:
-    """Return the window's nodes, row by row; empty if the tree has no window of ``width`` columns."""
+    """Return the window's nodes, row by row.
+
+    Empty if the tree has no window of ``width`` columns.
+    """
     window_origin = _window_origin(width)
-    return [] if tree.origin is None else [node for node, origin in enumerate(tree.origin) if origin == window_origin]
+    return (
+        []
+        if tree.origin is None
+        else [node for node, origin in enumerate(tree.origin) if origin == window_origin]
+    )

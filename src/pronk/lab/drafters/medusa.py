@@ -1,8 +1,8 @@
 """Medusa: heads on the target's last hidden state predict later tokens (Cai et al. 2024).
 
-From the hidden state of a token the target's own head predicts the root of the next tree, and head 1 the token after
-the root. All heads of all requests run in one batch. Their likeliest tokens form a tree of constant shape
-(:mod:`pronk.lab.drafters.rank_tree`).
+From the hidden state of a token the target's own head predicts the root of the next tree, and head
+1 the token after the root. All heads of all requests run in one batch. Their likeliest tokens form
+a tree of constant shape (:mod:`pronk.lab.drafters.rank_tree`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from pronk.base.checks import check_integer, check_path
 from pronk.drafting import Capabilities, DraftContext, Outcome, Target
 from pronk.lab.drafters.modules.files import TrainedDrafter, read_trained_drafter
 from pronk.lab.drafters.modules.heads import MedusaHeads, MedusaShape
-from pronk.lab.drafters.rank_tree import Path, best_paths, check_paths, check_tree, draft_tree, main_chain_first
+from pronk.lab.drafters.rank_tree import (
+    Path,
+    best_paths,
+    check_paths,
+    check_tree,
+    draft_tree,
+    main_chain_first,
+)
 
 _MAX_HEADS = 16
 _DEFAULT_FOLDER = "pronk-tiny-medusa"  # folder in ``models`` of a clone of this repository
@@ -30,7 +37,8 @@ _DEFAULT_FOLDER = "pronk-tiny-medusa"  # folder in ``models`` of a clone of this
 class MedusaState:
     """State of one request."""
 
-    hidden: Array | None = None  # ``[hidden]``, output of the target's last layer, before the final norm
+    # ``[hidden]``, output of the target's last layer, before the final norm
+    hidden: Array | None = None
     position: int = -1  # text position of the token that ``hidden`` belongs to
 
 
@@ -40,12 +48,15 @@ class Medusa(Drafter):
     """Options of Medusa heads.
 
     Attributes:
-        model: folder written by ``pronk train medusa``, or a Hub id. ``None`` is ``models/pronk-tiny-medusa`` of a
-            clone of the repository, which fits only pronk-tiny.
-        tree: shape of the tree: paths of ranks, parents first, as in ``((0,), (1,), (0, 0))``; or a number of nodes,
-            1..127, for the best tree of that size by the accuracies measured in training. ``None`` is the tree chosen
+        model: folder written by ``pronk train medusa``, or a Hub id. ``None`` is
+            ``models/pronk-tiny-medusa`` of a clone of the repository, which fits only pronk-tiny.
+        tree: shape of the tree: paths of ranks, parents first, as in ``((0,), (1,), (0, 0))``; or a
+            number of nodes,
+            1..127, for the best tree of that size by the accuracies measured in training. ``None``
+                is the tree chosen
             in training.
-        num_tokens: number of heads used, which is the largest depth of the tree, 1..16; ``None`` is all heads.
+        num_tokens: number of heads used, which is the largest depth of the tree, 1..16; ``None`` is
+            all heads.
     """
 
     name = "medusa"
@@ -56,7 +67,8 @@ class Medusa(Drafter):
 
     def __post_init__(self) -> None:
         check_path(f"{self.name}: model", self.model)
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # converts lists to tuples
+        # converts lists to tuples
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
 
@@ -64,26 +76,42 @@ class Medusa(Drafter):
         trained = read_trained_drafter(self.name, self.model, _DEFAULT_FOLDER, target)
         shape = trained.make_shape(MedusaShape)
         paths = main_chain_first(self._choose_paths(trained, shape))
-        heads = target.load_shared(trained.folder, self.name, load=lambda: trained.load(target, shape, MedusaHeads))
+        heads = target.load_shared(
+            trained.folder, self.name, load=lambda: trained.load(target, shape, MedusaHeads)
+        )
         return MedusaProposer(self, heads, paths, target)
 
     def _choose_paths(self, trained: TrainedDrafter, shape: MedusaShape) -> tuple[Path, ...]:
-        """Return the paths of the option ``tree``; if it has none, derive them from ``drafter.json``."""
-        tree, depth = self.tree, shape.num_heads
+        """Return the paths of the option ``tree``.
+
+        If it has none, derive them from ``drafter.json``.
+        """
+        tree = self.tree
+        depth = shape.num_heads
         if isinstance(tree, tuple):
             return check_paths(self.name, tree, depth)
         return trained.make_checked(
-            lambda: check_paths(self.name, shape.tree if tree is None else best_paths(shape.accuracies, tree), depth)
+            lambda: check_paths(
+                self.name, shape.tree if tree is None else best_paths(shape.accuracies, tree), depth
+            )
         )
 
 
 class MedusaProposer(Proposer[MedusaState]):
-    """Proposes trees of the heads' likeliest tokens; ``paths`` of ranks are the nodes of each tree."""
+    """Proposes trees of the heads' likeliest tokens.
+
+    ``paths`` of ranks are the nodes of each tree.
+    """
 
     name = Medusa.name
 
-    def __init__(self, options: Medusa, heads: MedusaHeads, paths: tuple[Path, ...], target: Target) -> None:
-        self.options, self.heads, self.paths, self.models = options, heads, paths, (heads,)
+    def __init__(
+        self, options: Medusa, heads: MedusaHeads, paths: tuple[Path, ...], target: Target
+    ) -> None:
+        self.options = options
+        self.heads = heads
+        self.paths = paths
+        self.models = (heads,)
         self.target: Target = target
         self.capabilities = Capabilities(hidden=(target.decoder.config.num_layers,))
         self._sources = [f"{self.name} {number}" for number in range(1, heads.shape.num_heads + 1)]
@@ -110,25 +138,30 @@ class MedusaProposer(Proposer[MedusaState]):
 
     def observe(self, outcome: Outcome[MedusaState]) -> None:
         (layer,) = self.capabilities.hidden
-        state, last = outcome.state, outcome.path[-1] if outcome.path else 0
+        state = outcome.state
+        last = outcome.path[-1] if outcome.path else 0
         # Copy the row: a view would keep the array of the whole forward pass in memory.
         state.hidden = outcome.hidden[layer][last].copy() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)
 
     def logits(self, hidden: Sequence[Array]) -> Array:
         """Return logits ``[requests, heads, vocab]`` float32 for the outputs ``[hidden]`` of the last layer."""
-        rows, decoder = np.stack(hidden), self.target.decoder
+        rows = np.stack(hidden)
+        decoder = self.target.decoder
         if not self._programs:
             programs = [decoder.backend.program(rows.shape[1], rows.dtype) for _ in self._sources]
             for head, program in enumerate(programs):
                 self.heads.compile(head, decoder.norm, program)
-            self._programs = programs  # all at once, so that an interruption cannot leave a partial list
+            # all at once, so that an interruption cannot leave a partial list
+            self._programs = programs
         states = [rows.copy() for _ in self._programs]
         for program, state in zip(self._programs, states, strict=True):
             program.run(ProgramRows.without_segments(len(rows)), state)
         unembeddings = self.heads.unembeddings  # empty if all heads use the target's unembedding
         if unembeddings:
-            by_head = [unembed.logits(state) for unembed, state in zip(unembeddings, states, strict=True)]
+            by_head = [
+                unembed.logits(state) for unembed, state in zip(unembeddings, states, strict=True)
+            ]
             return np.stack(by_head, axis=1)
         logits = decoder.head.logits(np.concatenate(states))
         return logits.reshape(len(states), len(rows), -1).swapaxes(0, 1)

@@ -42,25 +42,34 @@ _MAX_HEADS = 63
 
 
 class _HeadsRunner:
-    """Owns the heads and their KV pool; runs the heads for several requests in shared forward passes."""
+    """Owns the heads and their KV pool.
+
+    Runs the heads for several requests in shared forward passes.
+    """
 
     def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
         self.target = target
         self.heads = heads
         self.module = ModuleRunner(target, heads.config, heads.compile_part)
         self.layer = heads.shape.layer
-        self._unembeddings: dict[int, Program] = {}  # by head: the program of its norm and unembedding
+        # by head: the program of its norm and unembedding
+        self._unembeddings: dict[int, Program] = {}
         target.keep_hidden(self.layer, self)
 
     def next_logits(self, contexts: Sequence[DraftContext[DraftCache]], count: int) -> Array:
-        """Run ``count`` heads on all tokens not yet cached; return logits ``[requests, count, vocab]``."""
+        """Run ``count`` heads on all tokens not yet cached.
+
+        Return logits ``[requests, count, vocab]``.
+        """
 
         def forward(x: Array, apply: Apply) -> Array:
             outputs = dict(self.heads.run(x, apply, count))
             return np.stack([outputs[index] for index in range(count)], axis=1)
 
-        texts, stops = [each.tokens for each in contexts], [each.block_table.length for each in contexts]
-        last = self.module.run_texts(contexts, texts, stops, self.layer, forward)  # ``[requests, heads, hidden]``
+        texts = [each.tokens for each in contexts]
+        stops = [each.block_table.length for each in contexts]
+        # ``[requests, heads, hidden]``
+        last = self.module.run_texts(contexts, texts, stops, self.layer, forward)
         return np.stack([self._head_logits(head, last[:, head]) for head in range(count)], axis=1)
 
     def _head_logits(self, head: int, rows: Array) -> Array:
@@ -72,7 +81,9 @@ class _HeadsRunner:
             program.linear(own, norm=self.heads.norms[head], to="logits")
             self._unembeddings[head] = program
         logits = np.empty((len(rows), decoder.config.vocab_size), np.float32)
-        self._unembeddings[head].run(ProgramRows.without_segments(len(rows)), np.ascontiguousarray(rows), logits)
+        self._unembeddings[head].run(
+            ProgramRows.without_segments(len(rows)), np.ascontiguousarray(rows), logits
+        )
         return logits
 
 
@@ -104,7 +115,8 @@ class MultiToken(Drafter):
         check_path(f"{self.name}: model", self.model)
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))  # converts lists to tuples
+        # converts lists to tuples
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))
 
     def find_default(self, target: Target) -> Path | None:
         """Return the folder ``heads`` in the target's folder, if it has heads."""
@@ -117,7 +129,10 @@ class MultiToken(Drafter):
         trained = read_trained_drafter(self.name, model, _DEFAULT_FOLDER, target)
         shape = trained.make_shape(HeadsShape)
         if self.num_tokens is not None and self.num_tokens > shape.num_heads:
-            msg = f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found {self.num_tokens}"
+            msg = (
+                f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found "
+                f"{self.num_tokens}"
+            )
             raise OptionError(msg)
         if isinstance(self.tree, tuple):
             check_paths(self.name, self.tree, shape.num_heads)
@@ -125,7 +140,9 @@ class MultiToken(Drafter):
         def load_runner() -> _HeadsRunner:
             return _HeadsRunner(target, trained.load(target, shape, MultiTokenHeads))
 
-        return MultiTokenProposer(self, target.load_shared(trained.folder, self.name, load=load_runner))
+        return MultiTokenProposer(
+            self, target.load_shared(trained.folder, self.name, load=load_runner)
+        )
 
     def as_chains(self) -> Self:
         return replace(self, tree=None)
@@ -152,7 +169,9 @@ class MultiTokenProposer(Proposer[DraftCache]):
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
-    def chains(self, contexts: Sequence[DraftContext[DraftCache]], stops: Sequence[Stop] | None = None) -> list[Chain]:
+    def chains(
+        self, contexts: Sequence[DraftContext[DraftCache]], stops: Sequence[Stop] | None = None
+    ) -> list[Chain]:
         """Return a chain for each context; one forward pass of the heads drafts all chains.
 
         ``stops`` are a wrapper's rules that end chains: with them, all heads run and the option
@@ -164,7 +183,9 @@ class MultiTokenProposer(Proposer[DraftCache]):
             Chain(context, self.source, None if stops is None else stops[number], count)
             for number, context in enumerate(contexts)
         ]
-        rows = {chains[number]: logits for number, logits in self._run_heads(contexts, count).items()}
+        rows = {
+            chains[number]: logits for number, logits in self._run_heads(contexts, count).items()
+        }
 
         def next_logits(incomplete: Sequence[Chain]) -> Sequence[Array | None]:
             return [rows[chain][len(chain)] for chain in incomplete]
@@ -177,18 +198,27 @@ class MultiTokenProposer(Proposer[DraftCache]):
             return [chain.tree() for chain in self.chains(contexts)]
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         num_heads = self.runner.heads.shape.num_heads
-        max_depth = num_heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
-        for number, logits in self._run_heads(contexts, min(max_depth, self.options.num_tokens or num_heads)).items():
-            trees[number] = draft_tree(contexts[number], logits, [self.source] * len(logits), self.options.tree)
+        max_depth = (
+            num_heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
+        )
+        for number, logits in self._run_heads(
+            contexts, min(max_depth, self.options.num_tokens or num_heads)
+        ).items():
+            trees[number] = draft_tree(
+                contexts[number], logits, [self.source] * len(logits), self.options.tree
+            )
         return trees
 
-    def _run_heads(self, contexts: Sequence[DraftContext[DraftCache]], count: int) -> dict[int, Array]:
+    def _run_heads(
+        self, contexts: Sequence[DraftContext[DraftCache]], count: int
+    ) -> dict[int, Array]:
         """Return ``{index into contexts: logits [count, vocab]}``, without requests that cannot draft."""
         active = {
             number: context
             for number, context in enumerate(contexts)
             # Draft tokens of another drafter, at the end of the text, have no hidden states.
-            if len(context.tokens) - 1 <= context.root and self.runner.module.reserve_again(context, 0)
+            if len(context.tokens) - 1 <= context.root
+            and self.runner.module.reserve_again(context, 0)
         }
         logits = self.runner.next_logits([*active.values()], count) if active else ()
         return dict(zip(active, logits, strict=True))

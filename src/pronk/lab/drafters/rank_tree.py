@@ -1,19 +1,21 @@
 """Choice of the draft tree for several heads, each of which predicts one of the next tokens.
 
-Head ``d`` (1 is the first) predicts the token of depth ``d`` without seeing the draft tokens above it. A node is
-therefore a *path of ranks*: ``(0, 2)`` is head 2's third likeliest token below head 1's likeliest one. ::
+Head ``d`` (1 is the first) predicts the token of depth ``d`` without seeing the draft tokens above
+it. A node is therefore a *path of ranks*: ``(0, 2)`` is head 2's third likeliest token below head
+1's likeliest one. ::
 
     root ┬ (0,) ┬ (0, 0) ─ (0, 0, 0)
          │      └ (0, 1)
          └ (1,) ─ (1, 0)
 
-Let ``a[d][r]`` be the frequency with which head ``d``'s token of rank ``r`` is the target's token. If the heads are
-independent, node ``(r1, r2, …)`` is accepted with the probability ``a[1][r1] a[2][r2] …``, and a tree's expected number
-of accepted tokens is the sum of its nodes' probabilities. The best tree of a given size is built greedily: add the
-likeliest node whose parent is in the tree (Cai et al. 2024, 2.3.3).
+Let ``a[d][r]`` be the frequency with which head ``d``'s token of rank ``r`` is the target's token.
+If the heads are independent, node ``(r1, r2, …)`` is accepted with the probability ``a[1][r1]
+a[2][r2] …``, and a tree's expected number of accepted tokens is the sum of its nodes'
+probabilities. The best tree of a given size is built greedily: add the likeliest node whose parent
+is in the tree (Cai et al. 2024, 2.3.3).
 
-A head's tokens are ranked once, for all nodes of its depth. Penalties therefore assume that the likeliest token of each
-earlier head was generated, even for nodes below other tokens.
+A head's tokens are ranked once, for all nodes of its depth. Penalties therefore assume that the
+likeliest token of each earlier head was generated, even for nodes below other tokens.
 """
 
 from __future__ import annotations
@@ -27,26 +29,33 @@ from pronk.base.arrays import Array
 from pronk.base.checks import check_integer
 from pronk.drafting import DraftContext, Frontier, SourceRates, Trie
 
-MAX_TREE_NODES = 127  # maximum number of draft tokens in a tree: with the root the default of ``Engine.max_tree``
+# maximum number of draft tokens in a tree: with the root the default of ``Engine.max_tree``
+MAX_TREE_NODES = 127
 MAX_RANKS = 64  # number of different ranks, 0..63, that the option ``tree`` may contain
 
-# Number of likeliest tokens per head among which the best tree of a given number of nodes is searched.
+# Number of likeliest tokens per head among which the best tree of a given number of nodes is
+# searched.
 _MAX_RANKS = 8
 
-# Ranks of a node's ancestors from depth 1 on, then its own rank; rank 0 is the head's likeliest token.
+# Ranks of a node's ancestors from depth 1 on, then its own rank; rank 0 is the head's likeliest
+# token.
 Path = tuple[int, ...]
 
 
 def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, ...]:
-    """Return the ``size`` likeliest paths, the likeliest first; fewer if ``accuracies`` has fewer paths.
+    """Return the ``size`` likeliest paths, the likeliest first.
+
+    Fewer if ``accuracies`` has fewer paths.
 
     Args:
-        accuracies: ``a[d][r]`` of the module docstring, in 0..1. Each entry is replaced by the minimum of ``a[d][0]``
-            to ``a[d][r]``, so that a node is never chosen before its siblings of lower rank.
+        accuracies: ``a[d][r]`` of the module docstring, in 0..1. Each entry is replaced by the
+            minimum of ``a[d][0]`` to ``a[d][r]``, so that a node is never chosen before its
+            siblings of lower rank.
         size: number of nodes below the root.
     """
     monotone = [[min(row[: rank + 1]) for rank in range(len(row))] for row in accuracies]
-    frontier, paths = Frontier[Path](), list[Path]()
+    frontier = Frontier[Path]()
+    paths = list[Path]()
 
     def push(parent_probability: float, path: Path) -> None:
         if len(path) <= len(monotone) and path[-1] < len(monotone[len(path) - 1]):
@@ -57,26 +66,40 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
         probability, path = frontier.pop()
         paths.append(path)
         push(probability, (*path, 0))
-        push(prod(row[rank] for row, rank in zip(monotone, path[:-1], strict=False)), (*path[:-1], path[-1] + 1))
+        push(
+            prod(row[rank] for row, rank in zip(monotone, path[:-1], strict=False)),
+            (*path[:-1], path[-1] + 1),
+        )
     return tuple(paths)
 
 
 def check_paths(drafter: str, paths: object, depth: int) -> tuple[Path, ...]:
-    """Return a user's paths; raise OptionError unless each has 1..``depth`` ranks and a parent before it."""
+    """Return a user's paths.
+
+    Raise OptionError unless each has 1..``depth`` ranks and a parent before it.
+    """
     if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_TREE_NODES:
         expected = f"1..{MAX_TREE_NODES} paths of ranks, as in ((0,), (1,), (0, 0))"
         msg = f"{drafter}: tree: expected {expected}, found {paths!r}"
         raise OptionError(msg)
     checked = list[Path]()
     for path in paths:
-        has_ranks = isinstance(path, tuple | list) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in path)
+        has_ranks = isinstance(path, tuple | list) and all(
+            type(rank) is int and 0 <= rank < MAX_RANKS for rank in path
+        )
         if not has_ranks or not 1 <= len(path) <= depth:
-            msg = f"{drafter}: tree: expected paths of 1..{depth} ranks in 0..{MAX_RANKS - 1}, found {path!r}"
+            msg = (
+                f"{drafter}: tree: expected paths of 1..{depth} ranks in 0..{MAX_RANKS - 1}, "
+                f"found {path!r}"
+            )
             raise OptionError(msg)
         ranks = tuple(path)
         if ranks in checked or (len(ranks) > 1 and ranks[:-1] not in checked):
             defect = "twice" if ranks in checked else f"without {ranks[:-1]} before it"
-            msg = f"{drafter}: tree: expected each path once and after its parent, found {ranks} {defect}"
+            msg = (
+                f"{drafter}: tree: expected each path once and after its parent, "
+                f"found {ranks} {defect}"
+            )
             raise OptionError(msg)
         checked.append(ranks)
     return tuple(checked)
@@ -94,7 +117,8 @@ def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...]
 def main_chain_first(paths: Sequence[Path]) -> tuple[Path, ...]:
     """Move the chain of likeliest children to the front; the other paths keep their order.
 
-    If the main chain is accepted, its keys and values are already in consecutive KV slots and need not be moved.
+    If the main chain is accepted, its keys and values are already in consecutive KV slots and need
+    not be moved.
     """
     chain = list[Path]()
     while children := [path for path in paths if path[:-1] == (chain[-1] if chain else ())]:
@@ -109,10 +133,12 @@ def draft_tree(
 
     Args:
         context: the request.
-        logits: ``[heads, vocab]`` float32; the first head predicts the token after the request's last token.
+        logits: ``[heads, vocab]`` float32; the first head predicts the token after the request's
+            last token.
         sources: for each head, its name in the acceptance statistics.
-        shape: paths of ranks, the main chain first. With a number of nodes instead, the paths are chosen by this step's
-            calibrated probabilities, from the ``_MAX_RANKS`` likeliest tokens of each head.
+        shape: paths of ranks, the main chain first. With a number of nodes instead, the paths are
+            chosen by this step's calibrated probabilities, from the ``_MAX_RANKS`` likeliest tokens
+            of each head.
     """
     max_depth = min(context.max_depth, len(logits))
     all_rates = [context.policy.acceptance.source(source) for source in sources]
@@ -132,9 +158,12 @@ def draft_tree(
     return _build_tree(context.tokens[-1], ranked, all_rates, paths)
 
 
-def _rank_tokens(context: DraftContext[Any], logits: Array, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+def _rank_tokens(
+    context: DraftContext[Any], logits: Array, counts: Sequence[int]
+) -> list[list[tuple[int, float]]]:
     """Return for each head ``i`` its ``counts[i]`` likeliest tokens, best first, as (id, probability)."""
-    sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
+    sampler = context.sampler
+    ranked = list[list[tuple[int, float]]]()
     with sampler.after():
         for row, count in zip(logits, counts, strict=False):
             draft_token = sampler.draft_token(row, context.root, draw=False)
@@ -146,17 +175,28 @@ def _rank_tokens(context: DraftContext[Any], logits: Array, counts: Sequence[int
 
 
 def _build_tree(
-    root: int, ranked: Sequence[Sequence[tuple[int, float]]], all_rates: Sequence[SourceRates], paths: Sequence[Path]
+    root: int,
+    ranked: Sequence[Sequence[tuple[int, float]]],
+    all_rates: Sequence[SourceRates],
+    paths: Sequence[Path],
 ) -> TokenTree:
-    """Return the tree of ``paths``; leave out paths with a rank for which ``ranked`` has no token."""
-    trie, nodes = Trie(root), dict[Path, int]({(): 0})
+    """Return the tree of ``paths``.
+
+    Leave out paths with a rank for which ``ranked`` has no token.
+    """
+    trie = Trie(root)
+    nodes = dict[Path, int]({(): 0})
     for path in paths:
-        parent, depth = nodes.get(path[:-1]), len(path) - 1
+        parent = nodes.get(path[:-1])
+        depth = len(path) - 1
         if parent is None or depth >= len(ranked) or path[-1] >= len(ranked[depth]):
             continue
-        (token, prob), rates = ranked[depth][path[-1]], all_rates[depth]
+        (token, prob) = ranked[depth][path[-1]]
+        rates = all_rates[depth]
         kind = rates.confidence_kind(prob)
         gain = trie.gains[parent] * rates.rate(kind, depth + 1)
         nodes[path] = trie.add(parent, token, gain, (rates.source, kind))
     # Not ``trie.tree``: the nodes stay in the order of ``paths``.
-    return TokenTree(tuple(trie.tokens), tuple(trie.parents), gain=tuple(trie.gains), origin=tuple(trie.origins))
+    return TokenTree(
+        tuple(trie.tokens), tuple(trie.parents), gain=tuple(trie.gains), origin=tuple(trie.origins)
+    )

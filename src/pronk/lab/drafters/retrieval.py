@@ -1,7 +1,8 @@
 """Retrieval (He et al. 2023, REST): propose the most frequent continuations in a datastore.
 
-The longest suffix of the request's text that occurs in the corpus (the match) is looked up in a datastore, a tokenized
-corpus on disk with an index. The tokens that follow the match there become the tree, the most frequent path first.
+The longest suffix of the request's text that occurs in the corpus (the match) is looked up in a
+datastore, a tokenized corpus on disk with an index. The tokens that follow the match there become
+the tree, the most frequent path first.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ from pronk.checkpoint import TINY_MODEL, clone_model
 from pronk.drafting import Capabilities, DraftContext, Frontier, Outcome, Target, Trie
 from pronk.lab.drafters.datastore.reader import Child, Datastore
 
-_ADVICE = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
+_ADVICE = (
+    "build one with pronk datastore build OUT FILES --model MODEL and use it with "
+    "retrieval(datastore='OUT')"
+)
 
-# Acceptance rates are measured by *kind* of draft token: a class of match lengths and a class of shares. A token that
-# follows k of the n occurrences of the match has the share k / (n + 1): 1 of 1 (0.5) is less certain than 10 of 10.
-# Each bound is the smallest value of a class. The length classes, for example, are 1-2, 3, 4-5, 6-8, and 9 or more.
+# Acceptance rates are measured by *kind* of draft token: a class of match lengths and a class of
+# shares. A token that follows k of the n occurrences of the match has the share k / (n + 1): 1 of 1
+# (0.5) is less certain than 10 of 10. Each bound is the smallest value of a class. The length
+# classes, for example, are 1-2, 3, 4-5, 6-8, and 9 or more.
 _LENGTH_BOUNDS = (3, 4, 6, 9)
 _SHARE_BOUNDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.66, 0.8, 0.92)
 _NUM_SHARE_CLASSES = len(_SHARE_BOUNDS) + 1
 
-# Initial acceptance rates, measured with ``pronk-tiny`` and datastores of 0.2 M and 10 M tokens: one row per length
-# class, one column per share class.
+# Initial acceptance rates, measured with ``pronk-tiny`` and datastores of 0.2 M and 10 M tokens:
+# one row per length class, one column per share class.
 _PRIORS = (
     (0.02, 0.03, 0.06, 0.10, 0.13, 0.16, 0.26, 0.50, 0.70),
     (0.02, 0.03, 0.06, 0.10, 0.19, 0.18, 0.44, 0.50, 0.80),
@@ -45,7 +50,8 @@ class Retrieval(Drafter):
     """Options of retrieval.
 
     Attributes:
-        datastore: folder written by ``pronk datastore build``; ``None``: the one of ``pronk-tiny`` in a clone.
+        datastore: folder written by ``pronk datastore build``; ``None``: the one of ``pronk-tiny``
+            in a clone.
         num_nodes: maximum number of draft tokens per step, 1..128.
         max_match: maximum match length in tokens, 1..64.
         min_match: minimum match length in tokens, 1..max_match.
@@ -67,15 +73,24 @@ class Retrieval(Drafter):
         check_integer(f"{self.name}: min_match", self.min_match, 1, 64)
         check_integer(f"{self.name}: max_depth", self.max_depth, 1, 64)
         if self.min_match > self.max_match:
-            msg = f"{self.name}: expected min_match at most max_match = {self.max_match}, found {self.min_match}"
+            msg = (
+                f"{self.name}: expected min_match at most max_match = {self.max_match}, found "
+                f"{self.min_match}"
+            )
             raise OptionError(msg)
 
     def bind(self, target: Target) -> RetrievalProposer:
         store = Datastore.open(self._folder())
         header = store.header
-        if target.vocabulary not in {None, header.vocabulary} or header.largest_id >= target.decoder.config.vocab_size:
+        if (
+            target.vocabulary not in {None, header.vocabulary}
+            or header.largest_id >= target.decoder.config.vocab_size
+        ):
             found = f"{self.datastore or 'that of pronk-tiny'}, of another tokenizer"
-            msg = f"{self.name}: expected a datastore of this model's tokens, found {found}; {_ADVICE}"
+            msg = (
+                f"{self.name}: expected a datastore of this model's tokens, found {found}; "
+                f"{_ADVICE}"
+            )
             raise OptionError(msg)
         return RetrievalProposer(self, store, target)
 
@@ -96,7 +111,9 @@ class RetrievalProposer(Proposer[None]):
     capabilities = Capabilities(observes_all_steps=False)
 
     def __init__(self, options: Retrieval, store: Datastore, target: Target) -> None:
-        self.options, self.store, self.target = options, store, target
+        self.options = options
+        self.store = store
+        self.target = target
 
     def start(self, prompt: Sequence[int]) -> None: ...
 
@@ -106,22 +123,33 @@ class RetrievalProposer(Proposer[None]):
     def observe(self, outcome: Outcome[None]) -> None: ...
 
     def _build_tree(self, context: DraftContext[None]) -> TokenTree:
-        """Grow a tree best first; the gain of a node is the product of the acceptance rates on its path."""
+        """Grow a tree best first.
+
+        The gain of a node is the product of the acceptance rates on its path.
+        """
         trie = Trie(context.tokens[-1])
-        options, store, rates = self.options, self.store, context.policy.acceptance.source(self.name, _PRIORS_BY_KIND)
-        max_nodes, max_depth = min(options.num_nodes, context.max_nodes), min(options.max_depth, context.max_depth)
+        options = self.options
+        store = self.store
+        rates = context.policy.acceptance.source(self.name, _PRIORS_BY_KIND)
+        max_nodes = min(options.num_nodes, context.max_nodes)
+        max_depth = min(options.max_depth, context.max_depth)
         match = store.find(context.tokens, options.max_match)
         if match.length < options.min_match or max_nodes < 1 or max_depth < 1:
             return trie.tree(0)
-        candidates = Frontier[tuple[int, int, Child]]()  # (parent node, kind, token and its suffixes)
-        node, low, high = 0, match.low, match.high
+        # (parent node, kind, token and its suffixes)
+        candidates = Frontier[tuple[int, int, Child]]()
+        node = 0
+        low = match.low
+        high = match.high
         while len(trie) <= max_nodes:
             depth = trie.depths[node]
             if depth < max_depth:
                 length = match.length + depth
                 for child in store.children(low, high, length, max_nodes - len(trie) + 1):
                     kind = _kind_of(length, child.high - child.low, high - low)
-                    candidates.push(trie.gains[node] * rates.rate(kind, depth + 1), (node, kind, child))
+                    candidates.push(
+                        trie.gains[node] * rates.rate(kind, depth + 1), (node, kind, child)
+                    )
             if not candidates:
                 break
             gain, (parent, kind, (token, low, high)) = candidates.pop()

@@ -1,15 +1,17 @@
 """Staged speculative decoding: the draft model grows a tree and is itself sped up (Spector & Re 2023).
 
-The tree grows best first: the likeliest candidate becomes a node of the tree, and the children of that node become
-candidates. The children are known only when the draft has computed the node. While the search waits for that, the node
-is *pending*. One forward pass of the draft computes the pending node, the ``width - 1`` likeliest candidates, and the
-nodes that a smaller drafter (``parts[1]``) proposes below the pending node. For example, ``the cat sat`` occurs
-earlier, so prompt lookup proposes ``cat sat``::
+The tree grows best first: the likeliest candidate becomes a node of the tree, and the children of
+that node become candidates. The children are known only when the draft has computed the node. While
+the search waits for that, the node is *pending*. One forward pass of the draft computes the pending
+node, the ``width - 1`` likeliest candidates, and the nodes that a smaller drafter (``parts[1]``)
+proposes below the pending node. For example, ``the cat sat`` occurs earlier, so prompt lookup
+proposes ``cat sat``::
 
     pass 1   computes the, cat, sat       the → cat .6, dog .3       cat → sat .8       sat → on .9
     pass 2   computes on, dog             on (.6 · .8 · .9 = .43) is pending; dog (.3) is the likeliest candidate
 
-Growth ends before a forward pass of the draft that would not pay; then the likeliest candidates fill the tree.
+Growth ends before a forward pass of the draft that would not pay; then the likeliest candidates
+fill the tree.
 """
 
 from __future__ import annotations
@@ -44,26 +46,30 @@ from pronk.lab.drafters.cached_tree import CachedTree, compute_new_nodes
 class _TreeSearch:
     """Best-first search for one request's tree.
 
-    The proposed tree (``trie``) and ``cached_tree`` number their nodes differently. ``cached_tree`` also has nodes that
-    were computed in advance. It lacks the nodes of ``trie`` that get no children: those at ``max_depth``, and the last
-    node.
+    The proposed tree (``trie``) and ``cached_tree`` number their nodes differently. ``cached_tree``
+    also has nodes that were computed in advance. It lacks the nodes of ``trie`` that get no
+    children: those at ``max_depth``, and the last node.
     """
 
     context: DraftContext[States]
-    cached_tree: CachedTree  # nodes that are in the draft model's KV cache, or will be after the next forward pass
+    # nodes that are in the draft model's KV cache, or will be after the next forward pass
+    cached_tree: CachedTree
     rates: SourceRates  # acceptance rates by the draft model's probability of a token
     breadth: int  # maximum number of children of a node
     max_nodes: int  # maximum number of draft tokens of the tree
     max_depth: int  # largest depth of a node
     num_passes: int = 0  # number of forward passes of the draft model so far, in this step
-    pending: int | None = 0  # node of ``trie`` that waits for the next forward pass; ``None`` if the tree is complete
+    # node of ``trie`` that waits for the next forward pass; ``None`` if the tree is complete
+    pending: int | None = 0
 
     def __post_init__(self) -> None:
         self.trie = Trie(self.cached_tree.tokens[0])
-        self._probabilities = [1.0]  # for each node of ``trie``: product of the draft's probabilities on its path
+        # for each node of ``trie``: product of the draft's probabilities on its path
+        self._probabilities = [1.0]
         # For each node of ``trie``: its index in ``cached_tree``, or ``None`` if it is not there.
         self._cached_nodes: list[int | None] = [0]
-        # Candidates (parent's index in ``trie``, token id, the draft's probability of the token), likeliest path first.
+        # Candidates (parent's index in ``trie``, token id, the draft's probability of the token),
+        # likeliest path first.
         self._frontier: Frontier[tuple[int, int, float]] = Frontier()
 
     @property
@@ -89,7 +95,9 @@ class _TreeSearch:
                 self.add_cached_node(cached_parent, token)
 
     def add_cached_node(self, cached_parent: int, token: int) -> int | None:
-        """Add a node to ``cached_tree`` only; return its index, or ``None`` if there is no room for it.
+        """Add a node to ``cached_tree`` only.
+
+        Return its index, or ``None`` if there is no room for it.
 
         The last free nodes are reserved for ``trie``.
         """
@@ -105,16 +113,24 @@ class _TreeSearch:
     def estimate(self) -> tuple[int, float, float]:
         """Return the number of draft tokens if growth ends now, and two expected numbers of tokens.
 
-        The first is that of the accepted draft tokens and the bonus token, if growth ends now. The second is that of
-        the accepted tokens among the pending node and the likeliest candidates, which may get children.
+        The first is that of the accepted draft tokens and the bonus token, if growth ends now. The
+        second is that of the accepted tokens among the pending node and the likeliest candidates,
+        which may get children.
         """
         likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
         gains = [self._gain(parent, prob) for parent, _, prob in likeliest]
         pending_gain = 0.0 if self.pending is None else self.trie.gains[self.pending]
-        return len(self.trie) - 1 + len(likeliest), sum(self.trie.gains) + sum(gains), pending_gain + sum(gains)
+        return (
+            len(self.trie) - 1 + len(likeliest),
+            sum(self.trie.gains) + sum(gains),
+            pending_gain + sum(gains),
+        )
 
     def _gain(self, parent: int, prob: float) -> float:
-        """Return the gain of a child of ``parent``; ``prob`` is the draft's probability of its token."""
+        """Return the gain of a child of ``parent``.
+
+        ``prob`` is the draft's probability of its token.
+        """
         kind = self.rates.confidence_kind(prob)
         return self.trie.gains[parent] * self.rates.rate(kind, self.trie.depths[parent] + 1)
 
@@ -137,7 +153,11 @@ class _TreeSearch:
         self._probabilities.append(probability)
         cached_parent = self._cached_nodes[parent]
         is_leaf = self.trie.depths[node] >= self.max_depth or len(self.trie) > self.max_nodes
-        cached_node = None if cached_parent is None or is_leaf else self.cached_tree.add_node(cached_parent, token)
+        cached_node = (
+            None
+            if cached_parent is None or is_leaf
+            else self.cached_tree.add_node(cached_parent, token)
+        )
         self._cached_nodes.append(cached_node)
         if self._is_computed(node):
             self._push_children(node)
@@ -151,14 +171,15 @@ class Staged(Composite):
     """Options of staged decoding.
 
     Attributes:
-        parts: the draft model and the smaller drafter, by default ``prompt_lookup``. The draft model's options
-            ``num_tokens`` and ``min_confidence`` are ignored.
+        parts: the draft model and the smaller drafter, by default ``prompt_lookup``. The draft
+            model's options ``num_tokens`` and ``min_confidence`` are ignored.
         num_nodes: maximum number of draft tokens of a tree, 1..127.
         breadth: maximum number of children of a node, 1..16.
         depth: largest depth of a node, 1..64.
-        width: maximum number of rows per request in a forward pass of the draft model, 1..32: one for the pending node,
-            the others for the likeliest candidates.
-        lead: maximum number of further rows for nodes of the smaller drafter, 0..32; 0 turns the smaller drafter off.
+        width: maximum number of rows per request in a forward pass of the draft model, 1..32: one
+            for the pending node, the others for the likeliest candidates.
+        lead: maximum number of further rows for nodes of the smaller drafter, 0..32; 0 turns the
+            smaller drafter off.
     """
 
     name = "staged"
@@ -174,24 +195,40 @@ class Staged(Composite):
         super().__post_init__()
         if len(self.parts) > 2 or not isinstance(self.parts[0], ModelDrafter):
             found = ", ".join(part.name for part in self.parts)
-            msg = f"{self.name}: expected a draft_model and a smaller drafter, as in staged(draft_model), found {found}"
+            msg = (
+                f"{self.name}: expected a draft_model and a smaller drafter, as in "
+                f"staged(draft_model), found {found}"
+            )
             raise OptionError(msg)
-        limits = (("num_nodes", 1, 127), ("breadth", 1, 16), ("depth", 1, 64), ("width", 1, 32), ("lead", 0, 32))
+        limits = (
+            ("num_nodes", 1, 127),
+            ("breadth", 1, 16),
+            ("depth", 1, 64),
+            ("width", 1, 32),
+            ("lead", 0, 32),
+        )
         for option, minimum, maximum in limits:
             check_integer(f"{self.name}: {option}", getattr(self, option), minimum, maximum)
 
     def bind(self, target: Target) -> StagedProposer:
         model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
-        return StagedProposer(self, model.bind(target), bind_proposer(rest[0] if rest else PromptLookup(), target))
+        return StagedProposer(
+            self, model.bind(target), bind_proposer(rest[0] if rest else PromptLookup(), target)
+        )
 
 
 class StagedProposer(Proposer[States]):
-    """Grows trees with the draft of ``model``; ``smaller_proposer`` proposes nodes to compute in advance."""
+    """Grows trees with the draft of ``model``.
+
+    ``smaller_proposer`` proposes nodes to compute in advance.
+    """
 
     name = Staged.name
 
-    def __init__(self, options: Staged, model: ModelProposer, smaller_proposer: Proposer[Any]) -> None:
+    def __init__(
+        self, options: Staged, model: ModelProposer, smaller_proposer: Proposer[Any]
+    ) -> None:
         self.set_parts([model, smaller_proposer])
         self.options = options
         self.model = model
@@ -219,12 +256,16 @@ class StagedProposer(Proposer[States]):
 
     def _start_searches(self, contexts: Sequence[DraftContext[States]]) -> dict[int, _TreeSearch]:
         """Return ``{index into contexts: new search}``, without the requests that do not draft in this step."""
-        options, searches = self.options, dict[int, _TreeSearch]()
+        options = self.options
+        searches = dict[int, _TreeSearch]()
         for number, cached_tree in CachedTree.create(self.model, contexts).items():
             context = contexts[number]
-            max_nodes, max_depth = min(options.num_nodes, context.max_nodes), min(options.depth, context.max_depth)
+            max_nodes = min(options.num_nodes, context.max_nodes)
+            max_depth = min(options.depth, context.max_depth)
             rates = context.policy.acceptance.source(self.model.source)
-            searches[number] = _TreeSearch(context, cached_tree, rates, options.breadth, max_nodes, max_depth)
+            searches[number] = _TreeSearch(
+                context, cached_tree, rates, options.breadth, max_nodes, max_depth
+            )
         return searches
 
     def _add_smaller_drafts(self, searches: Sequence[_TreeSearch]) -> None:
@@ -260,11 +301,14 @@ class StagedProposer(Proposer[States]):
 
     def _pays(self, search: _TreeSearch) -> bool:
         """Whether another forward pass of the draft raises the step's expected tokens per second."""
-        chain, policy = self.chain_price(search.context), search.context.policy
+        chain = self.chain_price(search.context)
+        policy = search.context.policy
         if chain is None:
             return True
         num_nodes, tokens, extendable_tokens = search.estimate()
         more_tokens = tokens + extendable_tokens * policy.chain_rate(self.model)
         more_nodes = min(num_nodes + self.options.width, search.max_nodes)
         seconds = chain.seconds(policy.num_requests, num_nodes, search.num_passes)
-        return more_tokens * seconds > tokens * chain.seconds(policy.num_requests, more_nodes, search.num_passes + 1)
+        return more_tokens * seconds > tokens * chain.seconds(
+            policy.num_requests, more_nodes, search.num_passes + 1
+        )

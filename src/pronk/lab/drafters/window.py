@@ -14,18 +14,24 @@ from pronk.drafting import CostCurve, Origin, initial_draft_token
 class NgramPool:
     """A bounded pool of n-grams, grouped by their first token.
 
-    A full pool evicts one n-gram: the oldest n-gram of the group whose last :meth:`add` was longest ago.
+    A full pool evicts one n-gram: the oldest n-gram of the group whose last :meth:`add` was longest
+    ago.
     """
 
     max_ngrams: int  # maximum number of n-grams
     size: int = 0  # number of n-grams in the pool
-    # ``groups[first token][other tokens]``: True if only a window produced the n-gram, False if it occurs in the text.
-    # Groups, and the n-grams of a group, are in order of their last ``add``, the oldest first.
+    # ``groups[first token][other tokens]``: True if only a window produced the n-gram, False if it
+    # occurs in the text. Groups, and the n-grams of a group, are in order of their last ``add``,
+    # the oldest first.
     groups: dict[int, dict[tuple[int, ...], bool]] = field(default_factory=dict)
 
     def add(self, gram: Sequence[int], *, from_window: bool = False) -> None:
-        """Add an n-gram as the latest, or move it there; ``from_window`` is False if it occurs in the text."""
-        first, rest = gram[0], tuple(gram[1:])
+        """Add an n-gram as the latest, or move it there.
+
+        ``from_window`` is False if it occurs in the text.
+        """
+        first = gram[0]
+        rest = tuple(gram[1:])
         # Move the group to the end of ``groups``, and the n-gram to the end of its group.
         group = self.groups[first] = self.groups.pop(first, {})
         self.size += rest not in group
@@ -62,21 +68,32 @@ class Window:
     """Target outputs for the positions after the root: one row per forward pass, the oldest first."""
 
     position: int  # position in the text (from 0) of the root, the last token
-    # ``rows[r][j]`` is the token for text position ``position + r + j``; ``rows[0][0]`` is the root.
+    # ``rows[r][j]`` is the token for text position ``position + r + j``; ``rows[0][0]`` is the
+    # root.
     rows: tuple[tuple[int, ...], ...]
 
     @classmethod
     def filled(cls, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
         """Return a window of N - 1 rows of scattered tokens of the prompt (algorithm 2, line 4)."""
         width = shape.window
-        cells = [initial_draft_token(prompt, position + cell) for cell in range(width * (shape.ngram - 1))]
+        cells = [
+            initial_draft_token(prompt, position + cell)
+            for cell in range(width * (shape.ngram - 1))
+        ]
         cells[0] = root
-        return cls(position, tuple(tuple(cells[start : start + width]) for start in range(0, len(cells), width)))
+        return cls(
+            position,
+            tuple(tuple(cells[start : start + width]) for start in range(0, len(cells), width)),
+        )
 
-    def shift_to(self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
+    def shift_to(
+        self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]
+    ) -> Window:
         """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``."""
-        rows = self.rows[-(shape.ngram - 1) :]  # with the latest outputs there may be N rows: drop the oldest
-        # ``shifted_rows[r][column]`` and ``self.rows[r + num_dropped][column + shift]`` are for the same text position.
+        # with the latest outputs there may be N rows: drop the oldest
+        rows = self.rows[-(shape.ngram - 1) :]
+        # ``shifted_rows[r][column]`` and ``self.rows[r + num_dropped][column + shift]`` are for the
+        # same text position.
         num_dropped = len(self.rows) - len(rows)
         shift = position - self.position - num_dropped
         shifted_rows = [
@@ -92,9 +109,13 @@ class Window:
         return Window(position, tuple(tuple(row) for row in shifted_rows))
 
     def tree(self) -> tuple[list[int], list[int]]:
-        """Return the tokens and the parents of the nodes below the root, row by row; parent 0 is the root."""
+        """Return the tokens and the parents of the nodes below the root, row by row.
+
+        Parent 0 is the root.
+        """
         width = len(self.rows[0])
-        tokens, parents = list(self.rows[0][1:]), list(range(width - 1))
+        tokens = list(self.rows[0][1:])
+        parents = list(range(width - 1))
         for row_number, row in enumerate(self.rows[1:], 1):
             tokens += row
             first_above = (row_number - 1) * width
@@ -104,7 +125,8 @@ class Window:
     def attach_to(self, candidates: TokenTree, window_origin: Origin) -> TokenTree:
         """Return ``candidates`` plus this window's nodes, which the target computes but never accepts."""
         tokens, parents = self.tree()
-        acceptable, origin = (True, *(False,) * len(tokens)), (("", 0), *(window_origin,) * len(tokens))
+        acceptable = (True, *(False,) * len(tokens))
+        origin = (("", 0), *(window_origin,) * len(tokens))
         return candidates.with_unacceptable(
             TokenTree((candidates.tokens[0], *tokens), (-1, *parents), acceptable, origin=origin)
         )
@@ -112,7 +134,8 @@ class Window:
 
 NO_WINDOW = WindowShape(0, 5, 3)
 
-# Sizes that the tuner tries in order. The three largest are the paper's for 34B, 13B and 7B models (section 5).
+# Sizes that the tuner tries in order. The three largest are the paper's for 34B, 13B and 7B models
+# (section 5).
 WINDOW_SIZES = (
     NO_WINDOW,
     WindowShape(2, 3, 2),
@@ -123,46 +146,60 @@ WINDOW_SIZES = (
     WindowShape(15, 5, 15),
 )
 
-# Number of steps that a window is measured before its size may change, and of the longest measurement without one.
+# Number of steps that a window is measured before its size may change, and of the longest
+# measurement without one.
 _TRIAL_STEPS = 16
-# Number of steps without a window after a window did not pay, and of the longest measurement of a window.
+# Number of steps without a window after a window did not pay, and of the longest measurement of a
+# window.
 _LONG_STEPS = 1024
 
-_PRIOR_WINDOW_TOKENS = 0.25  # before a trial: tokens that the smallest window is assumed to add per request and step
+# before a trial: tokens that the smallest window is assumed to add per request and step
+_PRIOR_WINDOW_TOKENS = 0.25
 
 
 @dataclass
 class WindowTuner:
     """Chooses the window size by expected throughput: tries larger :data:`WINDOW_SIZES` one by one.
 
-    The throughput of a size is ``(other_tokens + window_tokens) / seconds``. Per step and for all requests together,
-    ``window_tokens`` is the mean number of tokens from the window, ``other_tokens`` that of all other tokens, and
-    ``seconds`` the duration of a forward pass with the window. The next larger size is assumed to double
-    ``window_tokens``. One tuner serves all requests of a proposer.
+    The throughput of a size is ``(other_tokens + window_tokens) / seconds``. Per step and for all
+    requests together, ``window_tokens`` is the mean number of tokens from the window,
+    ``other_tokens`` that of all other tokens, and ``seconds`` the duration of a forward pass with
+    the window. The next larger size is assumed to double ``window_tokens``. One tuner serves all
+    requests of a proposer.
     """
 
     index: int = 0  # index of the current size in WINDOW_SIZES
-    retry_in: int = 0  # number of steps until a window may be tried again; below 0: it may be tried now
+    # number of steps until a window may be tried again; below 0: it may be tried now
+    retry_in: int = 0
     num_steps: int = 0  # number of steps since the measurement of the current size began
-    sums: Counter[str] = field(default_factory=Counter)  # by name, the sum of a record_step argument over ``num_steps``
+    # by name, the sum of a record_step argument over ``num_steps``
+    sums: Counter[str] = field(default_factory=Counter)
 
     def shape(self) -> WindowShape:
         """Return the current size."""
         return WINDOW_SIZES[self.index]
 
-    def record_step(self, *, requests: int, rows: int, other_tokens: int, window_tokens: int, costs: CostCurve) -> None:
-        """Record a step of ``requests`` requests; change the size if another has a higher throughput.
+    def record_step(
+        self, *, requests: int, rows: int, other_tokens: int, window_tokens: int, costs: CostCurve
+    ) -> None:
+        """Record a step of ``requests`` requests.
 
-        ``rows`` is the number of rows of the forward pass, without those of windows. ``window_tokens`` are committed
-        tokens from n-grams that only windows produced, ``other_tokens`` the others. ``costs`` has the seconds of a
-        forward pass.
+        Change the size if another has a higher throughput.
+
+        ``rows`` is the number of rows of the forward pass, without those of windows.
+        ``window_tokens`` are committed tokens from n-grams that only windows produced,
+        ``other_tokens`` the others. ``costs`` has the seconds of a forward pass.
         """
         self.num_steps += 1
-        self.sums.update(requests=requests, rows=rows, other_tokens=other_tokens, window_tokens=window_tokens)
+        self.sums.update(
+            requests=requests, rows=rows, other_tokens=other_tokens, window_tokens=window_tokens
+        )
         if self.index == 0:
             self.retry_in -= 1
             prior = _PRIOR_WINDOW_TOKENS * self._mean("requests")
-            if self.retry_in < 0 and self._tokens_per_second(1, costs, prior) > self._tokens_per_second(0, costs):
+            if self.retry_in < 0 and self._tokens_per_second(
+                1, costs, prior
+            ) > self._tokens_per_second(0, costs):
                 self._set_size(1)
             elif self.num_steps >= _TRIAL_STEPS:
                 self._set_size(0)
@@ -170,13 +207,17 @@ class WindowTuner:
             self._evaluate(costs)
 
     def _evaluate(self, costs: CostCurve) -> None:
-        window_tokens, index = self._mean("window_tokens"), self.index
+        window_tokens = self._mean("window_tokens")
+        index = self.index
         throughput = self._tokens_per_second(index, costs, window_tokens)
         larger = index + 1
         if throughput < self._tokens_per_second(0, costs):
             self._set_size(0)
             self.retry_in = _LONG_STEPS
-        elif larger < len(WINDOW_SIZES) and self._tokens_per_second(larger, costs, 2.0 * window_tokens) > throughput:
+        elif (
+            larger < len(WINDOW_SIZES)
+            and self._tokens_per_second(larger, costs, 2.0 * window_tokens) > throughput
+        ):
             self._set_size(larger)
         elif self.num_steps >= _LONG_STEPS:
             self._set_size(index)
@@ -190,5 +231,6 @@ class WindowTuner:
         return (self._mean("other_tokens") + window_tokens) / costs.at(round(rows))
 
     def _set_size(self, index: int) -> None:
-        self.index, self.num_steps = index, 0
+        self.index = index
+        self.num_steps = 0
         self.sums.clear()

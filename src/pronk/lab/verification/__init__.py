@@ -6,9 +6,9 @@
     *_, report = verify_steps(llm, ["prompt_lookup"], prompts)
     report.passed
 
-``equality``: the tokens are those of plain decoding. ``rescoring``: the log-probabilities are those of one forward pass
-over the whole text. ``distribution``: sampled strings follow the model's distribution. A check that passes without any
-accepted draft token is ``vacuous``.
+``equality``: the tokens are those of plain decoding. ``rescoring``: the log-probabilities are those
+of one forward pass over the whole text. ``distribution``: sampled strings follow the model's
+distribution. A check that passes without any accepted draft token is ``vacuous``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Test of the distribution: sampled strings of several tokens against the model's exact distribution.
 
-Acceptance rules other than ``"coupled"`` accept draft tokens at random, and this is the only test of them. The seed
-determines the strings, so a run can be repeated with the same verdict.
+Acceptance rules other than ``"coupled"`` accept draft tokens at random, and this is the only test
+of them. The seed determines the strings, so a run can be repeated with the same verdict.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from pronk.lab.verification.plain_decoding import rounding, score_next
 from pronk.lab.verification.prompts import NamedPrompt, ProgressMeter, VerifySettings
 from pronk.serving import Request
 
-# Options with which the tested strings are sampled. With a small top_k, both acceptance and rejection are frequent.
+# Options with which the tested strings are sampled. With a small top_k, both acceptance and
+# rejection are frequent.
 DRAW = SamplingParams(temperature=1.0, top_k=4, ignore_eos=True)
 
 NUM_TESTED_TOKENS = 3  # length of a string in tokens
-# Number of likeliest tokens per position that cells distinguish. 15 cells: 1 + 2 + 4 end with OTHER, 8 have 3 letters.
+# Number of likeliest tokens per position that cells distinguish. 15 cells: 1 + 2 + 4 end with
+# OTHER, 8 have 3 letters.
 LETTERS = 2
 OTHER = -1  # last element of a cell: any token but the two likeliest, with any tokens after it
 
@@ -32,7 +34,8 @@ OTHER = -1  # last element of a cell: any token but the two likeliest, with any 
 _REPEATED = 12  # tokens in X, the end of the original prompt
 _ROUNDS = 4  # number of continuations (abcd, efgh …), each followed by X
 _CONTINUED = 3  # tokens in bcd: sampled after the first token a, which _extend chooses
-_CERTAIN = 0.95  # skip a prompt with a cell of at least this probability: nearly all its strings would be equal
+# skip a prompt with a cell of at least this probability: nearly all its strings would be equal
+_CERTAIN = 0.95
 
 Cell = tuple[int, ...]
 
@@ -41,23 +44,26 @@ Cell = tuple[int, ...]
 class ExactDistribution:
     """Probabilities of the strings that :data:`DRAW` samples after a prompt.
 
-    A cell is a set of strings: ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` or ``(OTHER,)``. Each letter is one of
-    the two likeliest tokens after the tokens before it.
+    A cell is a set of strings: ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` or ``(OTHER,)``.
+    Each letter is one of the two likeliest tokens after the tokens before it.
     """
 
     prompt: NamedPrompt
     cells: dict[Cell, float]  # cell to probability
-    possible: dict[Cell, frozenset[int]]  # prefix of letters (0 to 2 tokens) to the tokens that may follow it
-    # Measure of how well strings reveal a wrong temperature: the expected variance of the scaled logits, summed over
-    # positions (Fisher information about the inverse temperature; 0 for a certain or a uniform distribution).
+    # prefix of letters (0 to 2 tokens) to the tokens that may follow it
+    possible: dict[Cell, frozenset[int]]
+    # Measure of how well strings reveal a wrong temperature: the expected variance of the scaled
+    # logits, summed over positions (Fisher information about the inverse temperature; 0 for a
+    # certain or a uniform distribution).
     information: float = 0.0
 
     @classmethod
     def after(cls, llm: LLM, prompt: NamedPrompt) -> ExactDistribution:
         """Compute the distribution of strings after ``prompt`` from logits, without the sampler.
 
-        A token's probability is softmax(logits / temperature) over the ``top_k`` largest logits, in double precision.
-        If ``llm`` is not exact, tokens that rounding may put among the ``top_k`` count as possible, too.
+        A token's probability is softmax(logits / temperature) over the ``top_k`` largest logits, in
+        double precision. If ``llm`` is not exact, tokens that rounding may put among the ``top_k``
+        count as possible, too.
         """
         cells: dict[Cell, float] = {}
         possible: dict[Cell, frozenset[int]] = {}
@@ -74,17 +80,26 @@ class ExactDistribution:
                 probs /= probs.sum()
                 information += mass * float(probs @ (scaled - probs @ scaled) ** 2)
                 letter_probs = probs[:LETTERS].tolist()
-                # Factor 2: rounding may raise the token's logit and lower the smallest of the top k.
+                # Factor 2: rounding may raise the token's logit and lower the smallest of the top
+                # k.
                 slack = 0.0 if llm.exact else 2 * rounding(llm, float(np.abs(logits).max()))
-                possible[prefix] = frozenset(np.flatnonzero(logits >= logits[likely[-1]] - slack).tolist())
+                possible[prefix] = frozenset(
+                    np.flatnonzero(logits >= logits[likely[-1]] - slack).tolist()
+                )
                 letters = likely[:LETTERS].tolist()
-                longer |= {(*prefix, token): mass * p for token, p in zip(letters, letter_probs, strict=True)}
+                longer |= {
+                    (*prefix, token): mass * p
+                    for token, p in zip(letters, letter_probs, strict=True)
+                }
                 cells[*prefix, OTHER] = mass * (1.0 - sum(letter_probs))
             prefixes = longer
         return cls(prompt, cells | prefixes, possible, information)
 
     def cell(self, string: Sequence[int]) -> Cell | None:
-        """Return the cell that contains ``string`` (``NUM_TESTED_TOKENS`` tokens); ``None``: probability 0."""
+        """Return the cell that contains ``string`` (``NUM_TESTED_TOKENS`` tokens).
+
+        ``None``: probability 0.
+        """
         cell: Cell = ()
         for token in string:
             if token not in self.possible[cell]:
@@ -96,11 +111,13 @@ class ExactDistribution:
 
 
 def choose_extended(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistribution | None:
-    """Extend each prompt; return the distribution after the most informative one; ``None`` if none is.
+    """Extend each prompt.
 
-    A prompt ``… X`` becomes ``… X abcd X efgh X ijkl X mnop X``. Each continuation of ``X`` begins with another of the
-    likeliest tokens and goes on with tokens sampled by plain decoding. Drafters that copy from the text can therefore
-    propose most tokens with which a string begins.
+    Return the distribution after the most informative one; ``None`` if none is.
+
+    A prompt ``… X`` becomes ``… X abcd X efgh X ijkl X mnop X``. Each continuation of ``X`` begins
+    with another of the likeliest tokens and goes on with tokens sampled by plain decoding. Drafters
+    that copy from the text can therefore propose most tokens with which a string begins.
     """
     extended = (_extend(llm, prompt) for prompt in prompts)
     candidates = [ExactDistribution.after(llm, prompt) for prompt in extended if prompt is not None]
@@ -110,7 +127,8 @@ def choose_extended(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistributi
 
 def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
     repeated = prompt.ids[-_REPEATED:]
-    text, used = list(prompt.ids), set[int]()
+    text = list(prompt.ids)
+    used = set[int]()
     for round_ in range(_ROUNDS):
         if len(text) + _CONTINUED + 1 + len(repeated) + NUM_TESTED_TOKENS + 1 > llm.config.context:
             break
@@ -126,9 +144,11 @@ def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
     return NamedPrompt(prompt.id, text)
 
 
-# Tokens per drawn string. A request's last token is never a draft token, so one more than the tested tokens is drawn.
+# Tokens per drawn string. A request's last token is never a draft token, so one more than the
+# tested tokens is drawn.
 NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1
-_STRINGS_PER_HOLDER = 240  # number of strings whose requests share the KV blocks of one `holder` request
+# number of strings whose requests share the KV blocks of one `holder` request
+_STRINGS_PER_HOLDER = 240
 
 # Minimum expected count of a cell; with fewer, the chi-square approximation is poor (Cochran 1954).
 MIN_EXPECTED = 5.0
@@ -160,21 +180,32 @@ class Distribution:
 
 
 def draw(
-    llm: LLM, exact: ExactDistribution, proposer: Proposer[Any], settings: VerifySettings, meter: ProgressMeter
+    llm: LLM,
+    exact: ExactDistribution,
+    proposer: Proposer[Any],
+    settings: VerifySettings,
+    meter: ProgressMeter,
 ) -> list[Request]:
     """Draw ``settings.samples`` strings after ``exact.prompt``, each with its own seed, in batches.
 
-    The requests of a batch share the prompt's KV blocks with another request, the holder, which runs as long as they
-    do. They need no prefill, and their first token can be a draft token.
+    The requests of a batch share the prompt's KV blocks with another request, the holder, which
+    runs as long as they do. They need no prefill, and their first token can be a draft token.
     """
-    prompt, create, drawn = exact.prompt.ids, llm.request_factory.create_request, list[Request]()
-    holder_params = replace(DRAW, max_tokens=min(llm.config.context - len(prompt), 2 * _STRINGS_PER_HOLDER))
+    prompt = exact.prompt.ids
+    create = llm.request_factory.create_request
+    drawn = list[Request]()
+    holder_params = replace(
+        DRAW, max_tokens=min(llm.config.context - len(prompt), 2 * _STRINGS_PER_HOLDER)
+    )
     params = replace(DRAW, max_tokens=NUM_DRAWN_TOKENS, rule=settings.rule)
     while len(drawn) < settings.samples:
         indices = range(len(drawn), min(len(drawn) + _STRINGS_PER_HOLDER, settings.samples))
         seeds = [derive_seed(settings.seed, index) for index in indices]
         holder = create(prompt, holder_params, llm.get_proposer("autoregressive"))
-        strings = [create(prompt, replace(params, seed=seed), proposer, seed=seed, parent=holder) for seed in seeds]
+        strings = [
+            create(prompt, replace(params, seed=seed), proposer, seed=seed, parent=holder)
+            for seed in seeds
+        ]
         llm.engine.add(holder)
         try:
             llm.engine.run(strings)
@@ -185,8 +216,13 @@ def draw(
     return drawn
 
 
-def judge_counts(exact: ExactDistribution, drawn: Sequence[Request], threshold: float) -> Distribution:
-    """Test the drawn strings against the exact distribution; a p-value below ``threshold`` fails."""
+def judge_counts(
+    exact: ExactDistribution, drawn: Sequence[Request], threshold: float
+) -> Distribution:
+    """Test the drawn strings against the exact distribution.
+
+    A p-value below ``threshold`` fails.
+    """
     counts = Counter(exact.cell(request.output[:NUM_TESTED_TOKENS]) for request in drawn)
     impossible = counts.pop(None, 0)
     observed = [float(counts[cell]) for cell in exact.cells]
@@ -207,10 +243,13 @@ def judge_counts(exact: ExactDistribution, drawn: Sequence[Request], threshold: 
     )
 
 
-def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[list[float], list[float]]:
+def merge_small(
+    observed: Sequence[float], expected: Sequence[float]
+) -> tuple[list[float], list[float]]:
     """Merge cells, smallest expected count first, until each expects at least :data:`MIN_EXPECTED`.
 
-    Return the observed and the expected count of each merged cell; all cells become one if the total is too small.
+    Return the observed and the expected count of each merged cell; all cells become one if the
+    total is too small.
     """
     merged: list[list[float]] = []
     merging = [0.0, 0.0]  # sums of observed and expected counts of the cells merged so far
@@ -226,20 +265,29 @@ def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[l
 
 
 def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
-    """Return Pearson's chi-square statistic and its degrees of freedom; expected counts must be above 0."""
-    statistic = sum((count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True))
+    """Return Pearson's chi-square statistic and its degrees of freedom.
+
+    Expected counts must be above 0.
+    """
+    statistic = sum(
+        (count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True)
+    )
     return statistic, len(observed) - 1
 
 
 def p_value(statistic: float, freedom: int) -> float:
     """Return the probability of a statistic at least this large by chance; 1 if ``freedom`` is 0.
 
-    This is the regularized upper incomplete gamma function Q(freedom / 2, x) with x = statistic / 2, by Q(1/2, x) =
-    erfc(sqrt(x)), Q(0, x) = 0 and Q(a + 1, x) = Q(a, x) + x^a e^-x / gamma(a + 1). SciPy, which has this function, is
-    not a run-time dependency.
+    This is the regularized upper incomplete gamma function Q(freedom / 2, x) with x = statistic /
+    2, by Q(1/2, x) = erfc(sqrt(x)), Q(0, x) = 0 and Q(a + 1, x) = Q(a, x) + x^a e^-x / gamma(a +
+    1). SciPy, which has this function, is not a run-time dependency.
     """
     if freedom < 1 or statistic <= 0.0:
         return 1.0
-    x, odd = statistic / 2, freedom % 2
-    terms = (math.exp(a * math.log(x) - x - math.lgamma(a + 1.0)) for a in (i + odd / 2 for i in range(freedom // 2)))
+    x = statistic / 2
+    odd = freedom % 2
+    terms = (
+        math.exp(a * math.log(x) - x - math.lgamma(a + 1.0))
+        for a in (i + odd / 2 for i in range(freedom // 2))
+    )
     return min(1.0, odd * math.erfc(math.sqrt(x)) + math.fsum(terms))

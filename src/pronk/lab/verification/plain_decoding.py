@@ -32,10 +32,12 @@ class LogitsRecorder(Sampler):
     def could_choose(self, token: int, instead_of: int, slack: float) -> bool:
         """Return whether changing every logit by at most ``slack`` can make ``token`` the choice.
 
-        Two changes are tested: raise ``token`` and lower all other logits; lower ``instead_of`` and raise all other
-        logits, as truncation such as top-p may then remove ``instead_of``. True is certain; False may rarely be wrong.
+        Two changes are tested: raise ``token`` and lower all other logits; lower ``instead_of`` and
+        raise all other logits, as truncation such as top-p may then remove ``instead_of``. True is
+        certain; False may rarely be wrong.
         """
-        token_up, other_down = self.logits - slack, self.logits + slack
+        token_up = self.logits - slack
+        other_down = self.logits + slack
         token_up[token] = self.logits[token] + slack
         other_down[instead_of] = self.logits[instead_of] - slack
         return any(Sampler.choose(self, logits) == token for logits in (token_up, other_down))
@@ -51,8 +53,11 @@ def score_next(
     plain = llm.get_proposer("autoregressive")
 
     def request_after(output: Sequence[int]) -> Request:
-        # Use the rule "coupled": only it calls ``choose``, which records the logits. A missing seed counts as 0.
-        options = replace(params, max_tokens=len(output) + 1, logprobs=None, prompt_logprobs=None, rule="coupled")
+        # Use the rule "coupled": only it calls ``choose``, which records the logits. A missing seed
+        # counts as 0.
+        options = replace(
+            params, max_tokens=len(output) + 1, logprobs=None, prompt_logprobs=None, rule="coupled"
+        )
         return llm.request_factory.create_request(
             prompt, options, plain, seed=params.seed or 0, output=output, sampler=LogitsRecorder
         )
@@ -61,7 +66,8 @@ def score_next(
     llm.engine.run(requests)
     recorders = []
     for request, output in zip(requests, outputs, strict=True):
-        recorder = request_after(output).sampler  # new, because ``request.sampler`` is one token further
+        # new, because ``request.sampler`` is one token further
+        recorder = request_after(output).sampler
         assert isinstance(recorder, LogitsRecorder)
         assert isinstance(request.sampler, LogitsRecorder)
         recorder.logits = request.sampler.logits
@@ -70,12 +76,15 @@ def score_next(
 
 
 def rounding(llm: LLM, magnitude: float) -> float:
-    """Estimate the rounding error of a logit; ``magnitude`` is the largest absolute logit of its row.
+    """Estimate the rounding error of a logit.
 
-    Each of the ``L`` layers adds to the residual stream twice, and the LM head reads it once. Each of these operations
-    rounds with an error of at most ``u × magnitude``, where the unit roundoff ``u`` is half an ulp of 1. Independent
-    errors add up as a random walk: ``u × magnitude × sqrt(2L + 1)``. For ``pronk-tiny`` in bfloat16 (L = 8) this is 2.1
-    ulp. The measured error of the PyTorch kernels has a root mean square of 0.28 ulp and a maximum of 1.9 ulp.
+    ``magnitude`` is the largest absolute logit of its row.
+
+    Each of the ``L`` layers adds to the residual stream twice, and the LM head reads it once. Each
+    of these operations rounds with an error of at most ``u × magnitude``, where the unit roundoff
+    ``u`` is half an ulp of 1. Independent errors add up as a random walk: ``u × magnitude × sqrt(2L
+    + 1)``. For ``pronk-tiny`` in bfloat16 (L = 8) this is 2.1 ulp. The measured error of the
+    PyTorch kernels has a root mean square of 0.28 ulp and a maximum of 1.9 ulp.
     """
     unit_roundoff = float(ml_dtypes.finfo(llm.dtype).eps) / 2  # type: ignore[no-untyped-call]
     return unit_roundoff * magnitude * math.sqrt(2 * llm.config.num_layers + 1)

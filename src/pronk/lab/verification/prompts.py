@@ -10,9 +10,11 @@ from pronk.base import refuse
 from pronk.base.checks import check_integer
 from pronk.serving import Rule
 
-Progress = Callable[[str, int, int], None]  # (label of the current part, tokens done, total number of tokens)
+# (label of the current part, tokens done, total number of tokens)
+Progress = Callable[[str, int, int], None]
 
-MIN_SAMPLES = 100  # minimum number of strings; with fewer, `merge_small` would merge most cells into one
+# minimum number of strings; with fewer, `merge_small` would merge most cells into one
+MIN_SAMPLES = 100
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,24 @@ class NamedPrompt:
 class VerifySettings:
     """Amount of text, seed and acceptance rule of a verification.
 
-    With a rule other than ``"coupled"`` sampled tokens depend on the draft tokens, so equality is checked for greedy
-    texts only. Raises ``OptionError`` if a value is out of range.
+    With a rule other than ``"coupled"`` sampled tokens depend on the draft tokens, so equality is
+    checked for greedy texts only. Raises ``OptionError`` if a value is out of range.
     """
 
     max_tokens: int = 64  # generated tokens per text, at least 1
-    samples: int = 2000  # strings to sample per drafter for the distribution test, at least MIN_SAMPLES; 0: no test
+    # strings to sample per drafter for the distribution test, at least MIN_SAMPLES; 0: no test
+    samples: int = 2000
     seed: int = 0
     rule: Rule = "coupled"  # acceptance rule of all requests with temperature above 0
 
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, 1)
         if self.samples != 0 and self.samples < MIN_SAMPLES:
-            refuse("samples", f"expected 0 or at least {MIN_SAMPLES}, found {self.samples}", OptionError)
+            refuse(
+                "samples",
+                f"expected 0 or at least {MIN_SAMPLES}, found {self.samples}",
+                OptionError,
+            )
         check_integer("seed", self.seed, 0, 2**63 - 1)
         SamplingParams(rule=self.rule)  # raises if the rule is unknown
 
@@ -77,7 +84,8 @@ def select_fitting(llm: LLM, prompts: Sequence[NamedPrompt], max_tokens: int) ->
     if not fitting:
         found = f"{len(prompts)} that are too long" if prompts else "none"
         msg = (
-            f"expected prompts of at most {limit} tokens (the model's context of {llm.config.context} less "
+            f"expected prompts of at most {limit} tokens (the model's context of "
+            f"{llm.config.context} less "
             f"{max_tokens} tokens of answer and 1), found {found}"
         )
         raise PromptError(msg)

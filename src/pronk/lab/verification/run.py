@@ -10,15 +10,28 @@ from typing import Any, Literal
 from pronk import LLM, Autoregressive, Drafter, OptionError, Proposer, SamplingParams
 from pronk.backends import forward_weights
 from pronk.drafting import REGISTRY, make_drafter
-from pronk.lab.verification.distribution import NUM_DRAWN_TOKENS, Distribution, choose_extended, draw, judge_counts
+from pronk.lab.verification.distribution import (
+    NUM_DRAWN_TOKENS,
+    Distribution,
+    choose_extended,
+    draw,
+    judge_counts,
+)
 from pronk.lab.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
-from pronk.lab.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, select_fitting
+from pronk.lab.verification.prompts import (
+    NamedPrompt,
+    Progress,
+    ProgressMeter,
+    VerifySettings,
+    select_fitting,
+)
 from pronk.lab.verification.rescoring import Rescoring, TextScorer, rescore
 from pronk.serving import Rule
 
 Verdict = Literal["passed", "failed", "vacuous", "skipped"]
 
-# Maximum probability that a correct sampler fails a verification. Each of its n tests gets 1 / n of it (Bonferroni).
+# Maximum probability that a correct sampler fails a verification. Each of its n tests gets 1 / n of
+# it (Bonferroni).
 _SIGNIFICANCE = 1e-4
 _NUM_CANDIDATES = 4  # number of prompts from which the test of the distribution chooses one
 _PLAIN = Autoregressive.name  # plain decoding: the drafter that proposes no tokens
@@ -29,24 +42,38 @@ class DrafterReport:
     """Results of one drafter's checks; ``None`` for a check that has not run."""
 
     drafter: str
-    plain: bool  # whether ``drafter`` is plain decoding, which needs no accepted draft token to pass
+    # whether ``drafter`` is plain decoding, which needs no accepted draft token to pass
+    plain: bool
     equality: Equality | None = None
     rescoring: Rescoring | None = None
     distribution: Distribution | None = None
 
     @property
     def drafted(self) -> int:
-        """Number of draft tokens in all checks; texts shared by ``equality`` and ``rescoring`` count once."""
-        return sum(check.drafted for check in (self.rescoring, self.distribution) if check is not None)
+        """Number of draft tokens in all checks.
+
+        Texts shared by ``equality`` and ``rescoring`` count once.
+        """
+        return sum(
+            check.drafted for check in (self.rescoring, self.distribution) if check is not None
+        )
 
     @property
     def accepted(self) -> int:
-        """Number of accepted draft tokens in all checks; shared texts count once, as in :attr:`drafted`."""
-        return sum(check.accepted for check in (self.rescoring, self.distribution) if check is not None)
+        """Number of accepted draft tokens in all checks.
+
+        Shared texts count once, as in :attr:`drafted`.
+        """
+        return sum(
+            check.accepted for check in (self.rescoring, self.distribution) if check is not None
+        )
 
     @property
     def tested(self) -> bool:
-        """Whether a draft token was accepted, so that the drafter had an effect; true for plain decoding."""
+        """Whether a draft token was accepted, so that the drafter had an effect.
+
+        True for plain decoding.
+        """
         return self.plain or self.accepted > 0
 
     @property
@@ -56,7 +83,11 @@ class DrafterReport:
 
     @property
     def _checks(self) -> dict[str, Equality | Rescoring | Distribution | None]:
-        return {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
+        return {
+            "equality": self.equality,
+            "rescoring": self.rescoring,
+            "distribution": self.distribution,
+        }
 
     def verdicts(self) -> dict[str, Verdict]:
         """Return the verdicts by name of the check."""
@@ -78,7 +109,8 @@ class DrafterReport:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "checks": {
-                name: {"verdict": check_verdict} | ({} if (check := self._checks[name]) is None else check.to_dict())
+                name: {"verdict": check_verdict}
+                | ({} if (check := self._checks[name]) is None else check.to_dict())
                 for name, check_verdict in self.verdicts().items()
             },
         }
@@ -94,12 +126,14 @@ class VerifyReport:
     weights: str  # storage format of the weight matrices
     kv_dtype: str
     kernels: str  # instruction set of pronk's kernels, or "torch" without them
-    exact: bool  # whether the kernels guarantee bit-identical logits; if so, near ties count as failures
+    # whether the kernels guarantee bit-identical logits; if so, near ties count as failures
+    exact: bool
     settings: VerifySettings
     prompts: int  # number of tested prompts: those that fit the model's context
     too_long: int  # number of prompts left out because they exceed the model's context
     drafters: tuple[DrafterReport, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)  # drafters that were not tested: name to reason
+    # drafters that were not tested: name to reason
+    left_out: Mapping[str, str] = field(default_factory=dict)
     required: bool = True  # whether every drafter must have an accepted draft token to pass
     complete: bool = False
 
@@ -117,15 +151,30 @@ class VerifyReport:
     def passed(self) -> bool:
         """Whether all checks have run, none failed, and draft tokens were accepted.
 
-        With ``required`` every drafter needs an accepted draft token; otherwise one drafter suffices.
+        With ``required`` every drafter needs an accepted draft token; otherwise one drafter
+        suffices.
         """
         others = [result for result in self.drafters if not result.plain]
-        tested = all(result.tested for result in others) if self.required else any(result.tested for result in others)
+        tested = (
+            all(result.tested for result in others)
+            if self.required
+            else any(result.tested for result in others)
+        )
         return self.complete and not self.failed and (tested or not others)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        names = ("passed", "complete", "model", "device", "dtype", "weights", "kv_dtype", "kernels", "exact")
+        names = (
+            "passed",
+            "complete",
+            "model",
+            "device",
+            "dtype",
+            "weights",
+            "kv_dtype",
+            "kernels",
+            "exact",
+        )
         return {
             **{name: getattr(self, name) for name in names},
             **asdict(self.settings),
@@ -147,15 +196,19 @@ def verify_steps(
     left_out: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[VerifyReport]:
-    """Verify that drafters do not change the model's output; yield the report after each group of texts.
+    """Verify that drafters do not change the model's output.
+
+    Yield the report after each group of texts.
 
     Args:
         llm: model on the device and in the dtype to verify.
-        drafters: names, names with options, or options objects. Plain decoding is always included: its texts in a batch
-            are compared with its texts one at a time.
-        prompts: prompts to continue; those that are too long for the model are left out and counted.
+        drafters: names, names with options, or options objects. Plain decoding is always included:
+            its texts in a batch are compared with its texts one at a time.
+        prompts: prompts to continue; those that are too long for the model are left out and
+            counted.
         settings: amount of text, seed and acceptance rule; ``None``: the defaults.
-        required: whether every drafter must have an accepted draft token (see :attr:`VerifyReport.passed`).
+        required: whether every drafter must have an accepted draft token (see
+            :attr:`VerifyReport.passed`).
         left_out: drafters that the caller left out, with the reasons; copied to the report.
         progress: callback ``(label of the current part, tokens done, tokens in all)``.
 
@@ -163,8 +216,12 @@ def verify_steps(
     """
     settings = settings or VerifySettings()
     fitting = select_fitting(llm, prompts, settings.max_tokens)
-    others = [drafter for drafter in dict.fromkeys(drafters) if drafter not in (_PLAIN, Autoregressive())]
-    proposers = [_get_proposer(llm, drafter, fitting[0], settings.rule) for drafter in (_PLAIN, *others)]
+    others = [
+        drafter for drafter in dict.fromkeys(drafters) if drafter not in (_PLAIN, Autoregressive())
+    ]
+    proposers = [
+        _get_proposer(llm, drafter, fitting[0], settings.rule) for drafter in (_PLAIN, *others)
+    ]
     names = [drafter if isinstance(drafter, str) else drafter.name for drafter in (_PLAIN, *others)]
     report = VerifyReport(
         str(llm.path),
@@ -181,14 +238,18 @@ def verify_steps(
         left_out or {},
         required,
     )
-    tokens = len(MODES) * 2 * len(fitting) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
+    tokens = (
+        len(MODES) * 2 * len(fitting) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
+    )
     meter = ProgressMeter(progress, len(proposers) * tokens)
     exact = choose_extended(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
-    scorer, threshold = TextScorer.make(llm, fitting), _SIGNIFICANCE / len(proposers)
+    scorer = TextScorer.make(llm, fitting)
+    threshold = _SIGNIFICANCE / len(proposers)
     reference: dict[str, list[GeneratedText]] = {}  # mode to the texts of plain decoding
     finished: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):
-        equality, rescoring = Equality(llm.exact), Rescoring(scorer.tolerance)
+        equality = Equality(llm.exact)
+        rescoring = Rescoring(scorer.tolerance)
         for mode, batch in product(MODES, (False, True)):
             meter.begin(f"{name}: {mode}{', in a batch' if batch else ''}")
             texts = generate_texts(llm, proposer, fitting, mode, settings, meter, batch=batch)
@@ -206,9 +267,12 @@ def verify_steps(
     yield replace(report, drafters=finished, complete=True)
 
 
-def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> tuple[list[str], dict[str, str]]:
+def fitting_drafters(
+    llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled"
+) -> tuple[list[str], dict[str, str]]:
     """Return the names of drafters that run on the model without options, and why the others do not."""
-    fitting, reasons = list[str](), dict[str, str]()
+    fitting = list[str]()
+    reasons = dict[str, str]()
     for name in REGISTRY:
         try:
             _get_proposer(llm, name, prompt, rule)
@@ -219,11 +283,18 @@ def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> t
     return fitting, reasons
 
 
-def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:
-    """Return the drafter's proposer after a trial of four tokens; raise OptionError if the drafter fails."""
+def _get_proposer(
+    llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule
+) -> Proposer[Any]:
+    """Return the drafter's proposer after a trial of four tokens.
+
+    Raise OptionError if the drafter fails.
+    """
     proposer = llm.get_proposer(make_drafter(drafter))
     completion = llm.generate(
-        prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=proposer
+        prompt.ids,
+        SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule),
+        drafter=proposer,
     )
     if completion.stats.draft_error is not None:
         raise OptionError(completion.stats.draft_error)

@@ -47,7 +47,10 @@ class ReportPrinter:
         self._num_rows = 0
 
     def update(self, report: VerifyReport) -> None:
-        """Print the rows that were completed since the last call; first the configuration and the head."""
+        """Print the rows that were completed since the last call.
+
+        First the configuration and the head.
+        """
         if not self._has_begun:
             self._has_begun = True
             self._console.print(Text(_heading(report)), soft_wrap=True)
@@ -64,7 +67,9 @@ class ReportPrinter:
             table = Table(box=SIMPLE_HEAD, show_edge=False, show_header=not self._num_rows)
             for name, width in zip(_columns(report), self._widths, strict=True):
                 table.add_column(name, overflow="fold", width=width)
-            table.add_row(*_row(result, complete=report.complete or result is not report.drafters[-1]))
+            table.add_row(
+                *_row(result, complete=report.complete or result is not report.drafters[-1])
+            )
             self._console.print(table)
             self._console.file.flush()
             self._num_rows += 1
@@ -80,7 +85,9 @@ def _show_notes(report: VerifyReport, console: Console) -> None:
         for note in _notes(result):
             console.print(note, soft_wrap=True)
     if report.left_out:
-        console.print(Text(f"left out: {', '.join(report.left_out)}; --json has the reasons", style="dim"))
+        console.print(
+            Text(f"left out: {', '.join(report.left_out)}; --json has the reasons", style="dim")
+        )
     console.print(_summary(report))
 
 
@@ -88,11 +95,15 @@ def _heading(report: VerifyReport) -> str:
     promise = "the same tokens to the bit" if report.exact else "the same tokens up to near ties"
     too_long = f" ({report.too_long} too long for the model)" if report.too_long else ""
     if (rule := report.settings.rule) != "coupled":
-        promise += f" for greedy texts; of those sampled by {rule}, only the distribution is independent of the drafter"
+        promise += (
+            f" for greedy texts; of those sampled by {rule}, only the distribution is independent "
+            "of the drafter"
+        )
     formats = "" if report.weights == report.dtype else f", weights {report.weights},"
     formats += ", cache int8," if report.kv_dtype == "int8" else ""
     return (
-        f"{Path(report.model).name} on {report.device} in {report.dtype}{formats} with kernels {report.kernels}, which "
+        f"{Path(report.model).name} on {report.device} in {report.dtype}{formats} with kernels "
+        f"{report.kernels}, which "
         f"promises {promise}: {report.prompts} "
         f"prompts{too_long}, {report.settings.max_tokens} tokens each, seed {report.settings.seed}"
     )
@@ -100,7 +111,9 @@ def _heading(report: VerifyReport) -> str:
 
 def _row(result: DrafterReport, *, complete: bool) -> list[Text]:
     verdicts = result.verdicts()
-    equality, scores, strings = result.equality, result.rescoring, result.distribution
+    equality = result.equality
+    scores = result.rescoring
+    strings = result.distribution
     cells = ["–", "–", "–"]
     if equality is not None:
         cells[0] = f"{equality.equal}/{equality.texts}"
@@ -114,7 +127,9 @@ def _row(result: DrafterReport, *, complete: bool) -> list[Text]:
     for cell, verdict in zip(cells, verdicts.values(), strict=True):
         # If no check of the drafter was tested, only the last column says so.
         untested = verdict == "vacuous" and result.tested
-        row.append(Text(f"{cell}, not tested" if untested else cell, style=_STYLES.get(verdict, "")))
+        row.append(
+            Text(f"{cell}, not tested" if untested else cell, style=_STYLES.get(verdict, ""))
+        )
     row.append(Text("–" if result.plain else f"{result.accepted}/{result.drafted}"))
     return [*row, _verdict(result, complete=complete)]
 
@@ -131,45 +146,64 @@ def _verdict(result: DrafterReport, *, complete: bool) -> Text:
 
 def _notes(result: DrafterReport) -> Iterator[Text]:
     if not result.tested:
-        yield Text(f"{result.drafter}: not tested: no draft token was accepted (of {result.drafted})", style="yellow")
+        yield Text(
+            f"{result.drafter}: not tested: no draft token was accepted (of {result.drafted})",
+            style="yellow",
+        )
     if result.equality is not None:
         for divergence in result.equality.divergences[:_MAX_DIVERGENCES]:
             yield _explanation(result.drafter, divergence)
         if (more := len(result.equality.divergences) - _MAX_DIVERGENCES) > 0:
             yield Text(f"{result.drafter}: {more} more, which --json lists")
-    scores, strings = result.rescoring, result.distribution
+    scores = result.rescoring
+    strings = result.distribution
     if scores is not None and scores.failed:
         yield Text(
-            f"{result.drafter}: {scores.wrong} log-probabilities differ from scoring the text in one forward pass, by "
+            f"{result.drafter}: {scores.wrong} log-probabilities differ from scoring the text in "
+            "one forward pass, by "
             f"up to {scores.worst:.3g} (allowed: {scores.tolerance:.2g}); first: {scores.where}"
         )
     if scores is not None and scores.left_out:
-        yield Text(f"{result.drafter}: {scores.left_out} texts beyond the context of dynamic RoPE were not re-scored")
+        yield Text(
+            f"{result.drafter}: {scores.left_out} texts beyond the context of dynamic RoPE were "
+            "not re-scored"
+        )
     if strings is not None and strings.failed:
         yield Text(
-            f"{result.drafter}: {strings.samples} strings after prompt {strings.prompt} do not follow the model's "
-            f"distribution: chi-square {strings.statistic:.1f} with {strings.freedom} degrees of freedom, "
-            f"p = {strings.p_value:.2g} (fails below {strings.threshold:.2g}), {strings.impossible} strings have "
+            f"{result.drafter}: {strings.samples} strings after prompt {strings.prompt} do not "
+            "follow the model's "
+            f"distribution: chi-square {strings.statistic:.1f} with {strings.freedom} degrees of "
+            "freedom, "
+            f"p = {strings.p_value:.2g} (fails below {strings.threshold:.2g}), "
+            f"{strings.impossible} strings have "
             "probability 0"
         )
 
 
 def _explanation(drafter: str, divergence: Divergence) -> Text:
-    place = f"{drafter}, prompt {divergence.prompt}, {divergence.mode}{', in a batch' if divergence.batch else ''}"
+    place = (
+        f"{drafter}, prompt {divergence.prompt}, "
+        f"{divergence.mode}{', in a batch' if divergence.batch else ''}"
+    )
     verdict = "near tie" if divergence.near_tie else "defect"
     lines = [f"{place}, token {divergence.position}: {divergence.what}: {verdict}"]
     lines += [_candidate("plain", divergence.expected), _candidate("found", divergence.found)]
     if divergence.tolerance is not None:
         gap = "" if divergence.gap is None else f"gap {divergence.gap:.4g}; "
         lines.append(f"    {gap}rounding may move a logit by ± {divergence.tolerance:.2g}")
-    return Text("\n".join(line for line in lines if line), style="" if divergence.near_tie else "red")
+    return Text(
+        "\n".join(line for line in lines if line), style="" if divergence.near_tie else "red"
+    )
 
 
 def _candidate(label: str, token: Candidate | None) -> str:
     if token is None:
         return ""
     score = "dropped" if token.score is None else f"{token.score:.4f}"
-    return f"    {label}  {token.token_id:>6} {token.text!r:<14} logit {token.logit:.4f}  score {score}"
+    return (
+        f"    {label}  {token.token_id:>6} {token.text!r:<14} logit {token.logit:.4f}  score "
+        f"{score}"
+    )
 
 
 def _conclusion(report: VerifyReport) -> str:
@@ -183,15 +217,23 @@ def _conclusion(report: VerifyReport) -> str:
 def _summary(report: VerifyReport) -> Text:
     if report.passed:
         accepted = sum(result.accepted for result in report.drafters)
-        sentence = f"Verified: {accepted} accepted draft tokens {_conclusion(report)}." if accepted else "Verified."
+        sentence = (
+            f"Verified: {accepted} accepted draft tokens {_conclusion(report)}."
+            if accepted
+            else "Verified."
+        )
         text = Text(sentence, style="green")
         if report.vacuous:
             text.append(
-                f" Not tested, because no draft token was accepted: {', '.join(report.vacuous)}.", style="yellow"
+                f" Not tested, because no draft token was accepted: {', '.join(report.vacuous)}.",
+                style="yellow",
             )
         return text
     if report.failed:
         return Text(f"NOT verified: {', '.join(report.failed)}.", style="bold red")
     if not report.complete:
         return Text("Interrupted: the checks above were verified.", style="yellow")
-    return Text(f"NOT verified: no draft token was accepted of {', '.join(report.vacuous)}.", style="bold red")
+    return Text(
+        f"NOT verified: no draft token was accepted of {', '.join(report.vacuous)}.",
+        style="bold red",
+    )

@@ -12,7 +12,15 @@ from rich.console import Console
 from pronk import OptionError
 from pronk.base import refuse
 from pronk.base.checks import require_extra
-from pronk.commands import Progress, announce, interruptible, option, serving_options, shares, status_bar
+from pronk.commands import (
+    Progress,
+    announce,
+    interruptible,
+    option,
+    serving_options,
+    shares,
+    status_bar,
+)
 from pronk.server.cli.replicas import ReplicaOptions
 from pronk.server.cli.serve import SERVER_MODULES
 
@@ -27,16 +35,23 @@ def batch(
     options: "Callable[[], dict[str, Any]]",
     replication: Callable[[], ReplicaOptions],
     source: Annotated[
-        Path, typer.Argument(help="File of requests, one per line, in OpenAI's batch format.", metavar="IN")
+        Path,
+        typer.Argument(
+            help="File of requests, one per line, in OpenAI's batch format.", metavar="IN"
+        ),
     ],
-    target: Annotated[Path, typer.Argument(help="File for the answers, one per line.", metavar="OUT")],
+    target: Annotated[
+        Path, typer.Argument(help="File for the answers, one per line.", metavar="OUT")
+    ],
     *,
-    name: Annotated[str | None, option("Name of the model in requests.", show_default="name of its folder")] = None,
+    name: Annotated[
+        str | None, option("Name of the model in requests.", show_default="name of its folder")
+    ] = None,
 ) -> None:
     r"""Answer a file of requests.
 
-    Each answer is written as soon as it is complete. After an interrupt, run the same command again: requests with an
-    answer in OUT are skipped.
+    Each answer is written as soon as it is complete. After an interrupt, run the same command
+    again: requests with an answer in OUT are skipped.
 
     [bold]Examples[/]
 
@@ -44,7 +59,8 @@ def batch(
 
     pronk batch --replicas 2 in.jsonl out.jsonl
 
-    echo '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "def f("}}' > in.jsonl
+    echo '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "def
+    f("}}' > in.jsonl
     """
     from pronk.commands import TerminalOutput
 
@@ -53,8 +69,13 @@ def batch(
     from pronk.server.batch import BatchOutput, read_batch
 
     if source.resolve() == target.resolve():
-        refuse("OUT", f"expected another file than IN, found {target} twice; choose another file", OptionError)
-    ids = [line.custom_id for line in read_batch(source)]  # checks the file before the model is loaded
+        refuse(
+            "OUT",
+            f"expected another file than IN, found {target} twice; choose another file",
+            OptionError,
+        )
+    # checks the file before the model is loaded
+    ids = [line.custom_id for line in read_batch(source)]
     screen = TerminalOutput()
     with BatchOutput(target) as answers:
         done = len(answers.answered_ids.intersection(ids))
@@ -62,20 +83,28 @@ def batch(
             screen.say(f"nothing to do: {target} has the answers to all {done} requests")
             return
         with interruptible(
-            f"interrupted; the same command continues with the requests that have no answer in {target}"
+            "interrupted; the same command continues with the requests that have no answer in "
+            f"{target}"
         ):
             if replicas := replication():
                 cluster = replicas.connect(screen, options())
                 with cluster as (path, plan), _progress_bar(done, len(ids)) as progress:
                     from pronk.server.replicas.batch import run_on_replicas
 
-                    refused = run_on_replicas(plan, name or model_label(path), read_batch(source), answers, progress)
+                    refused = run_on_replicas(
+                        plan, name or model_label(path), read_batch(source), answers, progress
+                    )
             else:
                 with screen.loading() as bar:
                     llm = load(bar)
                 with _progress_bar(done, len(ids)) as progress:
-                    refused = _run_in_process(llm, name or model_label(llm.path), source, answers, progress)
-    screen.say(f"{len(ids) - done} answers in {target}" + (f", {refused} of them refusals" if refused else ""))
+                    refused = _run_in_process(
+                        llm, name or model_label(llm.path), source, answers, progress
+                    )
+    screen.say(
+        f"{len(ids) - done} answers in {target}"
+        + (f", {refused} of them refusals" if refused else "")
+    )
 
 
 @contextmanager
@@ -84,22 +113,32 @@ def _progress_bar(done: int, total: int) -> Iterator[Callable[[], None]]:
     num_answered = count(done + 1)
     screen = Console(stderr=True)
     with status_bar(screen) as status:
-        bar = announce(screen, status, f"{total - done} requests", "fewer requests, or a smaller max_tokens in them")
+        bar = announce(
+            screen,
+            status,
+            f"{total - done} requests",
+            "fewer requests, or a smaller max_tokens in them",
+        )
         bar("requests", done, total)
         yield lambda: bar("requests", next(num_answered), total)
 
 
-def _run_in_process(llm: "LLM", name: str, source: Path, answers: "BatchOutput", progress: Callable[[], None]) -> int:
+def _run_in_process(
+    llm: "LLM", name: str, source: Path, answers: "BatchOutput", progress: Callable[[], None]
+) -> int:
     import asyncio
 
     from pronk.server.batch import batch_service, run_batch
 
-    max_concurrent = 2 * llm.engine.scheduler.max_batch  # as requests end, waiting ones take their place
+    # as requests end, waiting ones take their place
+    max_concurrent = 2 * llm.engine.scheduler.max_batch
 
     async def main() -> int:
         service = batch_service(llm, name)
         try:
-            return await run_batch(service, source, answers, max_concurrent=max_concurrent, progress=progress)
+            return await run_batch(
+                service, source, answers, max_concurrent=max_concurrent, progress=progress
+            )
         finally:
             service.close()
             await service.engine.close()

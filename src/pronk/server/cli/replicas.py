@@ -22,18 +22,28 @@ _replica_option = panel("Replicas")
 class ReplicaOptions:
     """Options of the replicas; raises OptionError if --min-replicas is larger than --replicas."""
 
-    replicas: Annotated[int, _replica_option("Number of replicas of the model, each in its own process.", min=1)] = 1
+    replicas: Annotated[
+        int, _replica_option("Number of replicas of the model, each in its own process.", min=1)
+    ] = 1
     min_replicas: Annotated[
-        int | None, _replica_option("Number of replicas to keep under low load.", show_default="all", min=1)
+        int | None,
+        _replica_option("Number of replicas to keep under low load.", show_default="all", min=1),
     ] = None
     ray_address: Annotated[
         str | None,
-        _replica_option("Address of a Ray cluster, as for ray.init.", show_default="this machine", metavar="ADDRESS"),
+        _replica_option(
+            "Address of a Ray cluster, as for ray.init.",
+            show_default="this machine",
+            metavar="ADDRESS",
+        ),
     ] = None
 
     def __post_init__(self) -> None:
         if self.min_replicas is not None and self.min_replicas > self.replicas:
-            msg = f"min-replicas: expected at most --replicas ({self.replicas}), found {self.min_replicas}; use fewer"
+            msg = (
+                f"min-replicas: expected at most --replicas ({self.replicas}), found "
+                f"{self.min_replicas}; use fewer"
+            )
             raise OptionError(msg)
 
     def __bool__(self) -> bool:
@@ -50,12 +60,14 @@ class ReplicaOptions:
         max_requests: int = 1024,
         drain: float = 60.0,
     ) -> "Iterator[tuple[Path, ReplicaPlan]]":
-        """Connect to the Ray cluster, or start one; yield the path of the model and the plan of the replicas.
+        """Connect to the Ray cluster, or start one.
 
-        ``options`` are the keyword arguments of :class:`pronk.LLM`; requests may also select ``extra_drafters``.
-        ``max_requests`` is the maximum number of samples in progress. A stopping replica has ``drain`` seconds to
-        finish its requests. Raises OptionError if Ray is not installed, the cluster cannot be reached, or there are
-        too few cores.
+        Yield the path of the model and the plan of the replicas.
+
+        ``options`` are the keyword arguments of :class:`pronk.LLM`; requests may also select
+        ``extra_drafters``. ``max_requests`` is the maximum number of samples in progress. A
+        stopping replica has ``drain`` seconds to finish its requests. Raises OptionError if Ray is
+        not installed, the cluster cannot be reached, or there are too few cores.
         """
         require_extra("replicas", "ray", "ray")
         plan = self._plan(options, extra_drafters, max_requests, drain)
@@ -65,7 +77,10 @@ class ReplicaOptions:
         from pronk.server.replicas.cluster import connect
 
         path = resolve_model(options["model"])
-        screen.note(f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of {model_label(path)}")
+        screen.note(
+            f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of "
+            f"{model_label(path)}"
+        )
         try:
             connect(self.ray_address, _num_cores())
             yield path, plan
@@ -73,7 +88,11 @@ class ReplicaOptions:
             ray.shutdown()  # disconnect, and stop a cluster that was started on this machine
 
     def _plan(
-        self, options: dict[str, Any], extra_drafters: Sequence[str], max_requests: int, drain: float
+        self,
+        options: dict[str, Any],
+        extra_drafters: Sequence[str],
+        max_requests: int,
+        drain: float,
     ) -> "ReplicaPlan":
         """Check the options before the cluster starts, and return the plan of the replicas."""
         from pronk.drafting import make_drafter
@@ -81,11 +100,17 @@ class ReplicaOptions:
         for spec in (options["drafter"], *extra_drafters):
             make_drafter(spec)  # raises for an unknown drafter
         if not isinstance(options["calibration"], bool):
-            msg = f"calibration: expected on or off with replicas, found {options['calibration']}; leave the file out"
+            msg = (
+                f"calibration: expected on or off with replicas, found {options['calibration']}; "
+                "leave the file out"
+            )
             raise OptionError(msg)
-        workers, threads, model = options["workers"], options["threads"], options["model"]
+        workers = options["workers"]
+        threads = options["threads"]
+        model = options["model"]
         if model is not None and Path(model).exists():
-            model = str(Path(model).resolve())  # also valid on a machine that lacks this working directory
+            # also valid on a machine that lacks this working directory
+            model = str(Path(model).resolve())
         if self.ray_address is None:
             threads = self._fit_threads(workers, threads)
             from pronk.server.replicas import be_private
@@ -94,23 +119,36 @@ class ReplicaOptions:
         try:
             from pronk.server.replicas.cluster import ReplicaPlan
         except ImportError as error:
-            msg = f"replicas: expected Ray Serve, found no package {error.name}; {install_extra('ray')}"
+            msg = (
+                f"replicas: expected Ray Serve, found no package {error.name}; "
+                f"{install_extra('ray')}"
+            )
             raise OptionError(msg) from error
 
         llm_options = {**options, "threads": threads, "model": model}
         cores = float(workers * (threads or 1))
         return ReplicaPlan(
-            llm_options, self.replicas, self.min_replicas, tuple(extra_drafters), max_requests, drain, cores
+            llm_options,
+            self.replicas,
+            self.min_replicas,
+            tuple(extra_drafters),
+            max_requests,
+            drain,
+            cores,
         )
 
     def _fit_threads(self, workers: int, threads: int | None) -> int:
-        """Return the number of threads of a worker; raise OptionError if the replicas need too many cores."""
+        """Return the number of threads of a worker.
+
+        Raise OptionError if the replicas need too many cores.
+        """
         cores = _num_cores()
         threads = threads or max(1, cores // (self.replicas * workers))
         if self.replicas * workers * threads > cores:
             limit = max(1, cores // (workers * threads))
             msg = (
-                f"replicas: expected at most {limit} of {workers * threads} threads each on the {cores} cores of "
+                f"replicas: expected at most {limit} of {workers * threads} threads each on the "
+                f"{cores} cores of "
                 f"this machine, found {self.replicas}; use fewer, or --threads, or --ray-address"
             )
             raise OptionError(msg)

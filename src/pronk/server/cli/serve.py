@@ -25,7 +25,9 @@ _MEMORY_FRACTION = 0.75  # share of the machine's memory that several models may
 _ASSUMED_MEMORY = 8 << 30  # bytes of the machine's memory, if the system does not report them
 SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 
-_models, _server, _limit = panel("Models"), panel("Server"), panel("Limits")
+_models = panel("Models")
+_server = panel("Server")
+_limit = panel("Limits")
 
 
 @shares(options=serving_options, replication=ReplicaOptions, without=("model",))
@@ -36,11 +38,14 @@ def serve(
     model: Annotated[
         list[str],
         _models(
-            "Name as in pronk pull, folder with a checkpoint, GGUF file, NAME=MODEL, or folder of models; repeatable.",
+            "Name as in pronk pull, folder with a checkpoint, GGUF file, NAME=MODEL, or folder of "
+            "models; repeatable.",
             show_default="smollm2",
         ),
     ] = [],  # noqa: B006 - typer requires a list; never modified
-    pin: Annotated[list[str], _models("Load this model at the start and never unload it; repeatable.")] = [],  # noqa: B006
+    pin: Annotated[
+        list[str], _models("Load this model at the start and never unload it; repeatable.")
+    ] = [],  # noqa: B006
     memory: Annotated[
         str | None,
         _models(
@@ -49,19 +54,33 @@ def serve(
         ),
     ] = None,
     idle_minutes: Annotated[
-        float | None, _models("Unload a model after this time without a request.", show_default="never", min=0.001)
+        float | None,
+        _models(
+            "Unload a model after this time without a request.", show_default="never", min=0.001
+        ),
     ] = None,
-    host: Annotated[str, _server("Address to listen on; 0.0.0.0 is every address of this machine.")] = "127.0.0.1",
-    port: Annotated[int, _server("Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8000,
+    host: Annotated[
+        str, _server("Address to listen on; 0.0.0.0 is every address of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, _server("Port to listen on; 0 picks a free port.", min=0, max=65535)
+    ] = 8000,
     api_key: Annotated[
-        list[str], _server("Key that clients must send; repeatable.", envvar="PRONK_API_KEY", metavar="KEY")
+        list[str],
+        _server("Key that clients must send; repeatable.", envvar="PRONK_API_KEY", metavar="KEY"),
     ] = [],  # noqa: B006
     api_key_file: Annotated[
-        Path | None, _server("File of keys, one per line; unlike --api-key it is not visible in the process list.")
+        Path | None,
+        _server(
+            "File of keys, one per line; unlike --api-key it is not visible in the process list."
+        ),
     ] = None,
-    open_to_all: Annotated[bool, _server("Serve other machines without any key.", "--open-to-all", metavar="")] = False,
+    open_to_all: Annotated[
+        bool, _server("Serve other machines without any key.", "--open-to-all", metavar="")
+    ] = False,
     name: Annotated[
-        str | None, _server("Name of the only model in requests.", show_default="name of its folder")
+        str | None,
+        _server("Name of the only model in requests.", show_default="name of its folder"),
     ] = None,
     allow_host: Annotated[
         list[str], _server("Host name to accept besides localhost; repeatable.", metavar="NAME")
@@ -69,31 +88,47 @@ def serve(
     allow_origin: Annotated[
         list[str],
         _server(
-            "Origin of web pages that may use the server, such as http://localhost:3000; repeatable.", metavar="URL"
+            "Origin of web pages that may use the server, such as http://localhost:3000; "
+            "repeatable.",
+            metavar="URL",
         ),
     ] = [],  # noqa: B006
-    also: Annotated[list[str], _server("Drafter that requests may select; repeatable.", metavar="DRAFTER")] = [],  # noqa: B006
+    also: Annotated[
+        list[str], _server("Drafter that requests may select; repeatable.", metavar="DRAFTER")
+    ] = [],  # noqa: B006
     guardrails: Annotated[
         str | None,
-        _server('System prompt before every conversation: "mistral", or a file with another one.', metavar="WHICH"),
+        _server(
+            'System prompt before every conversation: "mistral", or a file with another one.',
+            metavar="WHICH",
+        ),
     ] = None,
     moderation_prompt: Annotated[
         Path | None,
         _server(
-            "File with the prompt of /v1/moderations, with {text}, {categories} and {kind}.", show_default="built in"
+            "File with the prompt of /v1/moderations, with {text}, {categories} and {kind}.",
+            show_default="built in",
         ),
     ] = None,
     page: Annotated[bool, _server("Serve a chat page at /.")] = True,
     access_log: Annotated[bool, _server("Log one line per request, without its text.")] = False,
-    drain: Annotated[float, _server("Seconds that running requests have to finish after SIGTERM.", min=0.0)] = 60.0,
-    max_requests: Annotated[int, _limit("Maximum number of running and waiting samples.", min=1)] = 256,
+    drain: Annotated[
+        float, _server("Seconds that running requests have to finish after SIGTERM.", min=0.0)
+    ] = 60.0,
+    max_requests: Annotated[
+        int, _limit("Maximum number of running and waiting samples.", min=1)
+    ] = 256,
     max_tokens: Annotated[
-        int | None, _limit("Maximum number of tokens of an answer.", min=1, show_default="the model's context")
+        int | None,
+        _limit("Maximum number of tokens of an answer.", min=1, show_default="the model's context"),
     ] = None,
     max_n: Annotated[int, _limit("Maximum number of samples per prompt.", min=1)] = 16,
-    max_body: Annotated[int, _limit("Maximum size of a request's body in bytes.", min=1024)] = 4 * 2**20,
+    max_body: Annotated[int, _limit("Maximum size of a request's body in bytes.", min=1024)] = 4
+    * 2**20,
     max_connections: Annotated[int, _limit("Maximum number of open connections.", min=1)] = 512,
-    timeout: Annotated[float, _limit("Seconds from the arrival of a request to its end.", min=1.0)] = 600.0,
+    timeout: Annotated[
+        float, _limit("Seconds from the arrival of a request to its end.", min=1.0)
+    ] = 600.0,
 ) -> None:
     r"""Serve one or more models to clients of OpenAI and Anthropic, with a chat page at /.
 
@@ -103,7 +138,8 @@ def serve(
 
     pronk serve --model Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt
 
-    pronk serve --model smollm2 --model coder=./qwen2.5-coder-1.5b-q4_k_m.gguf --memory 4GiB --idle-minutes 30
+    pronk serve --model smollm2 --model coder=./qwen2.5-coder-1.5b-q4_k_m.gguf --memory 4GiB
+    --idle-minutes 30
 
     pronk serve --replicas 2
 
@@ -123,10 +159,17 @@ def serve(
     keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
     is_local = host in _LOOPBACK
     if not is_local and not keys and not open_to_all:
-        msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; add a key or --open-to-all"
+        msg = (
+            f"host: expected --api-key or --api-key-file beside {host!r}, found none; add a key or "
+            "--open-to-all"
+        )
         raise OptionError(msg)
     guardrail_prompt = _guardrails(guardrails)
-    template = read_text(moderation_prompt, "moderation-prompt") if moderation_prompt else MODERATION_TEMPLATE
+    template = (
+        read_text(moderation_prompt, "moderation-prompt")
+        if moderation_prompt
+        else MODERATION_TEMPLATE
+    )
     limits = RequestLimits(
         requests=max_requests,
         max_tokens=max_tokens,
@@ -136,7 +179,8 @@ def serve(
         seconds=timeout,
     )
     screen = TerminalOutput()
-    replicas, llm_options = replication(), options()
+    replicas = replication()
+    llm_options = options()
     settings = ServerSettings(
         name=name or "",
         keys=keys,
@@ -152,21 +196,37 @@ def serve(
         check_free(host, port)
     with ExitStack() as stack:
         if replicas:
-            for option, value in {"pin": pin, "memory": memory, "idle-minutes": idle_minutes}.items():
+            for option, value in {
+                "pin": pin,
+                "memory": memory,
+                "idle-minutes": idle_minutes,
+            }.items():
                 if value:
-                    msg = f"{option}: expected no such option with --replicas, found {value!r}; leave it out"
+                    msg = (
+                        f"{option}: expected no such option with --replicas, found {value!r}; "
+                        "leave it out"
+                    )
                     raise OptionError(msg)
             llm_options["model"] = one_model(model, "leave --replicas out to serve several")
             connection = replicas.connect(
                 screen, llm_options, extra_drafters=also, max_requests=max_requests, drain=drain
             )
-            dispatcher = _start_replicas(*stack.enter_context(connection), stack, shared=settings.is_shared)
+            dispatcher = _start_replicas(
+                *stack.enter_context(connection), stack, shared=settings.is_shared
+            )
             settings = replace(settings, name=name or model_label(dispatcher.llm.path))
             prompt = ModerationPrompt(dispatcher.llm.tokenizer, template)
             pool = ModelPool.of(Service(dispatcher, settings, moderation_prompt=prompt))
         else:
             pool = _open_models(
-                screen, model, llm_options, settings, template, pins=pin, memory=memory, idle_minutes=idle_minutes
+                screen,
+                model,
+                llm_options,
+                settings,
+                template,
+                pins=pin,
+                memory=memory,
+                idle_minutes=idle_minutes,
             )
             stack.callback(pool.finish)
         Server(
@@ -180,12 +240,15 @@ def serve(
         ).run()
 
 
-def _start_replicas(path: Path, plan: "ReplicaPlan", stack: ExitStack, *, shared: bool) -> "Dispatcher":
+def _start_replicas(
+    path: Path, plan: "ReplicaPlan", stack: ExitStack, *, shared: bool
+) -> "Dispatcher":
     """Start the replicas, which ``stack`` stops, and return their dispatcher."""
     from pronk.server.replicas.cluster import deploy
     from pronk.server.replicas.dispatcher import Dispatcher, ModelReader
 
-    deployed, options = stack.enter_context(deploy(plan)), plan.options
+    deployed = stack.enter_context(deploy(plan))
+    options = plan.options
     fields = {"context": options["context"], "adapters": tuple(options["adapters"])}
     reader = ModelReader(path, options["drafter"], deployed.about(), **fields)
     return Dispatcher(reader, deployed, max_requests=plan.max_requests, shared=shared)
@@ -204,8 +267,8 @@ def _open_models(
 ) -> "ModelPool":
     """Return the models to serve; the pinned ones and the first one are loaded.
 
-    The others load at their first request. A single model is pinned, unless ``idle_minutes`` is set. ``options`` are
-    the arguments of ``LLM``.
+    The others load at their first request. A single model is pinned, unless ``idle_minutes`` is
+    set. ``options`` are the arguments of ``LLM``.
     """
     from pronk.backends import machine_memory, parse_memory
     from pronk.server.model_loader import ModelLoader
@@ -237,7 +300,9 @@ def _open_models(
             by_key[model_key(name)].pinned = True
         models[0].pinned |= len(models) == 1 and idle_minutes is None
         idle_seconds = None if idle_minutes is None else 60.0 * idle_minutes
-        pool = ModelPool(models, replace(settings, name=found[0][0]), memory=limit, idle_seconds=idle_seconds)
+        pool = ModelPool(
+            models, replace(settings, name=found[0][0]), memory=limit, idle_seconds=idle_seconds
+        )
         for model in sorted(models, key=lambda model: not model.pinned):
             if model.pinned or model is models[0]:
                 pool.preload(model, bar)
@@ -247,23 +312,39 @@ def _open_models(
 def _check_options(count: int, name: str, options: dict[str, Any]) -> None:
     """Raise OptionError for options that only a single model can have."""
     if name:
-        refuse("name", f"expected one model, found {count}; name each: --model NAME=MODEL", OptionError)
+        refuse(
+            "name", f"expected one model, found {count}; name each: --model NAME=MODEL", OptionError
+        )
     if options["adapters"]:
-        msg = f"adapter: expected one model, found {count}; serve the adapters' model with a server of its own"
+        msg = (
+            f"adapter: expected one model, found {count}; "
+            "serve the adapters' model with a server of its own"
+        )
         raise OptionError(msg)
     if options["workers"] > 1:
-        refuse("workers", f"expected 1 with several models, found {options['workers']}; leave it out", OptionError)
+        refuse(
+            "workers",
+            f"expected 1 with several models, found {options['workers']}; leave it out",
+            OptionError,
+        )
     if not isinstance(options["calibration"], bool):
         found = options["calibration"]
-        refuse("calibration", f"expected on or off with several models, found {found}; leave the file out", OptionError)
+        refuse(
+            "calibration",
+            f"expected on or off with several models, found {found}; leave the file out",
+            OptionError,
+        )
 
 
 def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port: int) -> None:
-    settings, names = pool.settings, ", ".join(model.name for model in pool.models)
+    settings = pool.settings
+    names = ", ".join(model.name for model in pool.models)
     host = "localhost" if host in ("0.0.0.0", "::") else host  # noqa: S104 - all interfaces, which no browser opens
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     screen.say(f"{names} · {url}/v1 (clients of Anthropic: {url})")
-    screen.say((f"chat page: {url}/ · " if settings.serve_chat_page else "") + "Ctrl-C stops the server")
+    screen.say(
+        (f"chat page: {url}/ · " if settings.serve_chat_page else "") + "Ctrl-C stops the server"
+    )
     if not settings.keys and settings.hosts is None:
         screen.note("no API key: every client that can reach this machine is served")
 

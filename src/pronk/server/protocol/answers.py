@@ -11,18 +11,23 @@ from pronk import Completion, Piece
 from pronk.text import MAX_CALLS, AnswerReader, CallPart, Thought, Tokenizer, spell
 
 BlockKind = Literal["thought", "text", "call"]
-Report = Mapping[int, float]  # token id to log-probability at one position; the first id is the text's token
+# token id to log-probability at one position; the first id is the text's token
+Report = Mapping[int, float]
 
 
 @dataclass
 class Block:
-    """Consecutive thoughts, consecutive text, or one call; the content of a call is its arguments."""
+    """Consecutive thoughts, consecutive text, or one call.
+
+    The content of a call is its arguments.
+    """
 
     kind: BlockKind
     number: int  # number of the block within the answer
     call: CallPart | None = None  # first part of the call: its number, id and name
     parts: list[str] = field(default_factory=list)
-    logprobs: list[dict[int, float]] = field(default_factory=list)  # of the tokens of a text, if requested
+    # of the tokens of a text, if requested
+    logprobs: list[dict[int, float]] = field(default_factory=list)
 
     @property
     def content(self) -> str:
@@ -41,24 +46,32 @@ class Delta(NamedTuple):
 class AnswerParser:
     """Streaming parser of one sample's answer.
 
-    Small models repeat calls. A call that is equal to an earlier one of the answer is dropped, and so are calls beyond
-    ``MAX_CALLS``. A call is therefore held back while it may become equal to an earlier one. The engine ends the text
-    with such a call (:class:`~pronk.text.chat.answers.RepeatedCalls`).
+    Small models repeat calls. A call that is equal to an earlier one of the answer is dropped, and
+    so are calls beyond ``MAX_CALLS``. A call is therefore held back while it may become equal to an
+    earlier one. The engine ends the text with such a call
+    (:class:`~pronk.text.chat.answers.RepeatedCalls`).
 
     Args:
         reader: parser of the answer's text.
-        allows_text: if False, the answer must be a call. Any text is then part of an incomplete call, and is dropped.
+        allows_text: if False, the answer must be a call. Any text is then part of an incomplete
+            call, and is dropped.
         text_only: whether the answer is one text, so that its block exists from the beginning.
     """
 
-    def __init__(self, reader: AnswerReader, *, allows_text: bool = True, text_only: bool = False) -> None:
-        self._reader, self._allows_text = reader, allows_text
+    def __init__(
+        self, reader: AnswerReader, *, allows_text: bool = True, text_only: bool = False
+    ) -> None:
+        self._reader = reader
+        self._allows_text = allows_text
         self.blocks: list[Block] = [Block("text", 0)] if text_only else []
         self.num_thought_tokens = 0
-        self._calls = list[tuple[str | None, str]]()  # names and arguments of the calls that were not dropped
-        self._held: CallPart | None = None  # the call being read, as far as it was, while it is held back
+        # names and arguments of the calls that were not dropped
+        self._calls = list[tuple[str | None, str]]()
+        # the call being read, as far as it was, while it is held back
+        self._held: CallPart | None = None
         self._in_call = False  # whether the last block is the call being read
-        self._is_repeating = False  # whether the answer ended within a call that began like an earlier one
+        # whether the answer ended within a call that began like an earlier one
+        self._is_repeating = False
 
     def parse(self, pieces: Sequence[Piece]) -> list[Delta]:
         """Parse the next tokens of the answer; return the new content of its blocks, joined."""
@@ -73,7 +86,12 @@ class AnswerParser:
                 self._take(part, deltas)
             if piece.completion is not None:
                 self._end_answer(deltas)
-            if piece.logprobs and self.blocks and self.blocks[-1].kind == "text" and not self._reader.in_call:
+            if (
+                piece.logprobs
+                and self.blocks
+                and self.blocks[-1].kind == "text"
+                and not self._reader.in_call
+            ):
                 self.blocks[-1].logprobs.append(piece.logprobs)
         return deltas
 
@@ -84,7 +102,9 @@ class AnswerParser:
     def ends_with_call(self, done: Completion) -> bool:
         """Return whether the answer ended with complete calls."""
         has_calls = any(block.call for block in self.blocks)
-        return has_calls and (self._is_repeating or (done.finish_reason == "stop" and not self._reader.in_call))
+        return has_calls and (
+            self._is_repeating or (done.finish_reason == "stop" and not self._reader.in_call)
+        )
 
     def _take(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
         """Add a part of the answer, or hold it back."""
@@ -103,17 +123,27 @@ class AnswerParser:
 
     def _may_be_dropped(self, call: CallPart) -> bool:
         """Return whether a call is one too many, or begins like an earlier one."""
-        is_begin = any(call.name == name and text.startswith(call.arguments) for name, text in self._calls)
+        is_begin = any(
+            call.name == name and text.startswith(call.arguments) for name, text in self._calls
+        )
         return is_begin or len(self._calls) >= MAX_CALLS
 
     def _end_call(self, deltas: list[Delta]) -> None:
-        """End the call that was read last; drop it if it is one too many, or equal to an earlier one."""
+        """End the call that was read last.
+
+        Drop it if it is one too many, or equal to an earlier one.
+        """
         held = self._held
-        if held is not None and len(self._calls) < MAX_CALLS and (held.name, held.arguments) not in self._calls:
+        if (
+            held is not None
+            and len(self._calls) < MAX_CALLS
+            and (held.name, held.arguments) not in self._calls
+        ):
             self._release(held, deltas)
         if self._in_call and (call := self.blocks[-1].call) is not None:
             self._calls.append((call.name, self.blocks[-1].content))
-        self._held, self._in_call = None, False
+        self._held = None
+        self._in_call = False
 
     def _end_answer(self, deltas: list[Delta]) -> None:
         """End the last call; drop it if the answer ended in it and it began like an earlier one."""
@@ -128,18 +158,32 @@ class AnswerParser:
         self._add(first, deltas)
         if call.arguments:
             self._add(CallPart(first.index, call.arguments), deltas)
-        self._held, self._in_call = None, True
+        self._held = None
+        self._in_call = True
 
     def _add(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
-        """Add a part to the last block or to a new one, and to ``deltas``; drop text that is not allowed."""
-        kind: BlockKind = "text" if isinstance(part, str) else "thought" if isinstance(part, Thought) else "call"
+        """Add a part to the last block or to a new one, and to ``deltas``.
+
+        Drop text that is not allowed.
+        """
+        kind: BlockKind = (
+            "text" if isinstance(part, str) else "thought" if isinstance(part, Thought) else "call"
+        )
         if kind == "text" and not self._allows_text:
             return
         call = part if isinstance(part, CallPart) else None
-        is_first = call.name is not None if call else not self.blocks or self.blocks[-1].kind != kind
+        is_first = (
+            call.name is not None if call else not self.blocks or self.blocks[-1].kind != kind
+        )
         if is_first:
             self.blocks.append(Block(kind, len(self.blocks), call))
-        content = part if isinstance(part, str) else part.text if isinstance(part, Thought) else part.arguments
+        content = (
+            part
+            if isinstance(part, str)
+            else part.text
+            if isinstance(part, Thought)
+            else part.arguments
+        )
         self.blocks[-1].parts.append(content)
         if is_first or not deltas or (call and deltas[-1].is_first):
             deltas.append(Delta(self.blocks[-1], content, is_first))
@@ -158,12 +202,22 @@ class TokenTexts:
         return spell(self.tokenizer).texts
 
     def bytes(self, token: int) -> bytes:
-        """Return the bytes of a token: of a special token, its name; of an unassigned id, ``b""``."""
+        """Return the bytes of a token: of a special token, its name.
+
+        Of an unassigned id, ``b""``.
+        """
         spelled = self._spelled.get(token)
-        return (self.tokenizer.backend.id_to_token(token) or "").encode() if spelled is None else spelled
+        return (
+            (self.tokenizer.backend.id_to_token(token) or "").encode()
+            if spelled is None
+            else spelled
+        )
 
     def name(self, token: int) -> str:
-        r"""Return the text of a token; like OpenAI, ``bytes:\xe2\x82`` if the bytes (E2 82) are not UTF-8."""
+        r"""Return the text of a token.
+
+        Like OpenAI, ``bytes:\xe2\x82`` if the bytes (E2 82) are not UTF-8.
+        """
         data = self.bytes(token)
         try:
             return data.decode()

@@ -56,7 +56,10 @@ class ChatTurn(Record):
     content: Content
 
     def to_template(self) -> dict[str, Any]:
-        """Return the message as a dict for chat templates; the role ``developer`` becomes ``system``."""
+        """Return the message as a dict for chat templates.
+
+        The role ``developer`` becomes ``system``.
+        """
         parts = [{"type": "text", "text": text} for text in texts_of(self.content)]
         return {
             "role": "system" if self.role == "developer" else self.role,
@@ -65,32 +68,46 @@ class ChatTurn(Record):
 
 
 class ChatMessage(ChatTurn):
-    """Message of ``/v1/chat/completions``; answers may be sent back as they are, empty fields included."""
+    """Message of ``/v1/chat/completions``.
+
+    Answers may be sent back as they are, empty fields included.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Text | None = Field(None, max_length=256)
     refusal: Text | None = None
     reasoning_content: Text | None = None
-    tool_calls: Annotated[list[AnyToolCall], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_CALLS)
+    tool_calls: Annotated[list[AnyToolCall], Field(fail_fast=True)] | None = Field(
+        None, max_length=_MAX_CALLS
+    )
     tool_call_id: Text | None = Field(None, max_length=MAX_ID)
-    prefix: bool | None = Field(None, description="The last message is the beginning of the answer.")
+    prefix: bool | None = Field(
+        None, description="The last message is the beginning of the answer."
+    )
 
     @classmethod
     def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
         """Check that tool fields fit the role; set the missing content of an assistant's message.
 
-        In the former API of functions, an assistant has one ``function_call``, and its result the role ``function``.
+        In the former API of functions, an assistant has one ``function_call``, and its result the
+        role ``function``.
         """
         if value.get("role") == "function":
             value = {**value, "role": "tool"}
         if value.get("function_call") and not value.get("tool_calls"):
             others = {name: each for name, each in value.items() if name != "function_call"}
             value = {**others, "tool_calls": [{"function": value["function_call"]}]}
-        calls, role = value.get("tool_calls"), value.get("role")
+        calls = value.get("tool_calls")
+        role = value.get("role")
         if calls and role != "assistant":
-            raise refuse("messages", f"expected tool_calls with the role 'assistant' only, found the role {role!r}")
+            raise refuse(
+                "messages",
+                f"expected tool_calls with the role 'assistant' only, found the role {role!r}",
+            )
         if role != "tool" and value.get("tool_call_id"):
-            raise refuse("messages", "expected a tool_call_id with the role 'tool', and with no other")
+            raise refuse(
+                "messages", "expected a tool_call_id with the role 'tool', and with no other"
+            )
         if role in ("assistant", "tool") and value.get("content") is None:
             return {**value, "content": value.get("refusal") or ""}
         return {**value, "content": as_result(value["content"])} if role == "tool" else value
@@ -105,9 +122,13 @@ class ChatMessage(ChatTurn):
         functions = [call for call in self.tool_calls or () if isinstance(call, ToolCall)]
         calls = [call.model_dump(include={"id", "type", "function"}) for call in functions]
         more = {"name": self.name, "tool_calls": calls or None, "tool_call_id": self.tool_call_id}
-        # Templates read earlier thoughts under one of two names; most drop them before the last user message.
+        # Templates read earlier thoughts under one of two names; most drop them before the last
+        # user message.
         more |= {"reasoning_content": self.reasoning_content, "thinking": self.reasoning_content}
-        return {**super().to_template(), **{name: value for name, value in more.items() if value is not None}}
+        return {
+            **super().to_template(),
+            **{name: value for name, value in more.items() if value is not None},
+        }
 
 
 @dataclass
@@ -124,7 +145,10 @@ class ChatReply(AnswerReply):
             self._chunk_head["usage"] = None
 
     def start(self) -> list[dict[str, Any]]:
-        """Return one chunk per sample with the role; the content is null if thoughts or calls may come."""
+        """Return one chunk per sample with the role.
+
+        The content is null if thoughts or calls may come.
+        """
         delta = {"role": "assistant", "content": None if self.has_blocks else ""}
         return [self._chunk(index, delta) for index in range(len(self.parsers))]
 
@@ -135,7 +159,10 @@ class ChatReply(AnswerReply):
             chunks += self._chunks(index, sample_pieces)
             if (done := sample_pieces[-1].completion) is not None:
                 last = self._chunk(index, {})
-                last["choices"][0] |= {"finish_reason": self._reason(index, done), "stop_reason": done.stop_reason}
+                last["choices"][0] |= {
+                    "finish_reason": self._reason(index, done),
+                    "stop_reason": done.stop_reason,
+                }
                 chunks.append(last)
         return chunks
 
@@ -147,14 +174,20 @@ class ChatReply(AnswerReply):
             deltas = [{}] if self.has_blocks else [{"content": ""}]
         chunks = [self._chunk(index, delta) for delta in deltas]
         if chunks:
-            chunks[0]["choices"][0]["logprobs"] = self._logprobs([piece.logprobs or {} for piece in sample_pieces])
+            chunks[0]["choices"][0]["logprobs"] = self._logprobs(
+                [piece.logprobs or {} for piece in sample_pieces]
+            )
             if self.request.leaps:
                 chunks[0]["choices"][0]["leaps"] = leaps(sample_pieces)
         return chunks
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return a chunk with the token counts, if requested."""
-        return [{**self._chunk_head, "choices": [], "usage": self._usage(done)}] if self.request.include_usage else []
+        return (
+            [{**self._chunk_head, "choices": [], "usage": self._usage(done)}]
+            if self.request.include_usage
+            else []
+        )
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         choices = [
@@ -171,7 +204,9 @@ class ChatReply(AnswerReply):
         return {**self._reply_head, "choices": choices, "usage": self._usage(done)}
 
     def _usage(self, done: Sequence[Completion]) -> dict[str, Any]:
-        return usage(done, len(self.parsers), sum(parser.num_thought_tokens for parser in self.parsers))
+        return usage(
+            done, len(self.parsers), sum(parser.num_thought_tokens for parser in self.parsers)
+        )
 
     def _reason(self, index: int, done: Completion) -> str:
         return "tool_calls" if self.parsers[index].ends_with_call(done) else done.finish_reason
@@ -187,19 +222,29 @@ class ChatReply(AnswerReply):
 
 
 def _message(parser: AnswerParser) -> dict[str, Any]:
-    content, thoughts = parser.content("text"), parser.content("thought")
-    calls = [tool_call(block.call.ident, block.call.name, block.content) for block in parser.blocks if block.call]
+    content = parser.content("text")
+    thoughts = parser.content("thought")
+    calls = [
+        tool_call(block.call.ident, block.call.name, block.content)
+        for block in parser.blocks
+        if block.call
+    ]
     message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     more = {"reasoning_content": thoughts, "tool_calls": calls}
     return message | {name: value for name, value in more.items() if value}
 
 
 def _delta(delta: Delta) -> dict[str, Any]:
-    block, content = delta.block, delta.content
+    block = delta.block
+    content = delta.content
     if block.call is None:
         return {"content" if block.kind == "text" else "reasoning_content": content}
     if delta.is_first:
-        return {"tool_calls": [{"index": block.call.index, **tool_call(block.call.ident, block.call.name, content)}]}
+        return {
+            "tool_calls": [
+                {"index": block.call.index, **tool_call(block.call.ident, block.call.name, content)}
+            ]
+        }
     return {"tool_calls": [{"index": block.call.index, "function": {"arguments": content}}]}
 
 
@@ -214,29 +259,44 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: Annotated[list[AnyTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Annotated[list[AnyTool], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_TOOLS
+    )
     tool_choice: Choice | None = None
-    continue_final_message: bool | None = Field(None, description="The last message is the beginning of the answer.")
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the beginning of the answer."
+    )
     add_generation_prompt: bool | None = Field(None, description="Not with continue_final_message.")
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         if self.top_logprobs and not self.logprobs:
-            raise refuse("top_logprobs", "expected logprobs: true, found none; add it, or leave top_logprobs out")
+            raise refuse(
+                "top_logprobs",
+                "expected logprobs: true, found none; add it, or leave top_logprobs out",
+            )
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
         given = {*self._token_limits().values()}
         if len(given) > 1:
             found = " and ".join(f"{name}: {limit}" for name, limit in self._token_limits().items())
-            raise refuse("max_completion_tokens", f"expected the value of max_tokens, found {found}; leave one out")
+            raise refuse(
+                "max_completion_tokens",
+                f"expected the value of max_tokens, found {found}; leave one out",
+            )
         self.check_beginning()
 
     def check_beginning(self) -> None:
         """Raise ``ApiError`` if the request neither begins an answer nor continues one."""
         if self.add_generation_prompt is False and not self.continues_answer:
-            raise unsupported("add_generation_prompt", "expected true, found false; add continue_final_message: true")
+            raise unsupported(
+                "add_generation_prompt",
+                "expected true, found false; add continue_final_message: true",
+            )
         if self.continues_answer and self.messages[-1].role != "assistant":
             found = f"found {self.messages[-1].role!r}"
-            raise refuse("messages", f"expected a last message of the role 'assistant' to continue, {found}")
+            raise refuse(
+                "messages", f"expected a last message of the role 'assistant' to continue, {found}"
+            )
 
     @property
     def continues_answer(self) -> bool:
@@ -245,7 +305,11 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     def _token_limits(self) -> dict[str, int]:
         """Return the fields that limit the number of tokens."""
         limits = {name: getattr(self, name) for name in ("max_tokens", "max_completion_tokens")}
-        return {self.written(name): limit for name, limit in limits.items() if limit not in (None, NO_LIMIT)}
+        return {
+            self.written(name): limit
+            for name, limit in limits.items()
+            if limit not in (None, NO_LIMIT)
+        }
 
     @property
     def limit_field(self) -> str:
@@ -271,7 +335,9 @@ class ChatRequest(GuidedRequest, ConversationRequest):
             if isinstance(tool, FunctionTool):
                 offered.append((("tools", number, *tool.schema_path), tool.function))
         skipped = [tool for tool in self.tools or () if isinstance(tool, Skipped)]
-        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped)
+        return ToolUse.of(
+            offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped
+        )
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

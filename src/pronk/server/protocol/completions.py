@@ -53,25 +53,39 @@ class CompletionRequest(GuidedRequest):
             raise refuse("prompt", f"expected 1..{limits.prompts} prompts, found {count}")
         check_max("logprobs", self.logprobs, limits.logprobs)
         if self.best_of not in (None, self.n or 1):
-            raise unsupported("best_of", f"expected the value of n, found {self.best_of}; leave it out, and use n")
+            raise unsupported(
+                "best_of", f"expected the value of n, found {self.best_of}; leave it out, and use n"
+            )
         if self.max_tokens == 0 and not self.echo:
             raise refuse("max_tokens", "expected at least 1, or echo: true with 0; found 0")
         if self.stream and self.echo and self.logprobs is not None:
-            raise unsupported("logprobs", "expected stream: false with echo and logprobs, found true; do not stream")
+            raise unsupported(
+                "logprobs",
+                "expected stream: false with echo and logprobs, found true; do not stream",
+            )
 
     def prepare(
         self, prompts: Sequence[list[int]], tokenizer: Tokenizer, shared_fields: dict[str, Any]
     ) -> PreparedRequest:
         """Return the engine's input and the builder of the reply.
 
-        ``prompts`` are the token ids of :meth:`prompts`. ``shared_fields`` are equal in the reply and in every chunk.
+        ``prompts`` are the token ids of :meth:`prompts`. ``shared_fields`` are equal in the reply
+        and in every chunk.
         """
         max_tokens = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        echoes = [prompt_text(tokenizer, prompt) for prompt in (self.prompts() if self.echo else [])]
-        # The engine generates at least one token. With max_tokens 0 the reply leaves this token out.
-        options = {"logprobs": self.logprobs, "prompt_logprobs": self.logprobs if self.echo else None}
+        echoes = [
+            prompt_text(tokenizer, prompt) for prompt in (self.prompts() if self.echo else [])
+        ]
+        # The engine generates at least one token. With max_tokens 0 the reply leaves this token
+        # out.
+        options = {
+            "logprobs": self.logprobs,
+            "prompt_logprobs": self.logprobs if self.echo else None,
+        }
         params = self.params(max(1, max_tokens), **options, guide=self.guide())
-        reply = CompletionReply(self, shared_fields, TokenTexts(tokenizer), echoes, max_tokens == 0, prompts)
+        reply = CompletionReply(
+            self, shared_fields, TokenTexts(tokenizer), echoes, max_tokens == 0, prompts
+        )
         return prompts, params, reply
 
 
@@ -85,7 +99,8 @@ class CompletionReply:
     echoes: Sequence[str]  # texts of the prompts if the field ``echo`` is set, otherwise empty
     echo_only: bool  # whether the reply has no generated tokens (max_tokens is 0)
     prompts: Sequence[Sequence[int]] = ()  # token ids
-    _offsets: dict[int, TokenOffsets] = field(default_factory=dict)  # positions of generated tokens, by sample
+    # positions of generated tokens, by sample
+    _offsets: dict[int, TokenOffsets] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
@@ -94,18 +109,26 @@ class CompletionReply:
 
     def start(self) -> list[dict[str, Any]]:
         """Return one chunk per sample with the prompt, if ``echo`` is set."""
-        return [self._chunk(i, echo) for i, echo in enumerate(echo for echo in self.echoes for _ in range(self.n))]
+        return [
+            self._chunk(i, echo)
+            for i, echo in enumerate(echo for echo in self.echoes for _ in range(self.n))
+        ]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Return one chunk per sample that has new tokens."""
         chunks = []
         for index, sample_pieces in [] if self.echo_only else by_sample(pieces):
             text = "".join(piece.text for piece in sample_pieces)
-            chunk = self._chunk(index, text, self._logprobs([piece.logprobs for piece in sample_pieces], index))
+            chunk = self._chunk(
+                index, text, self._logprobs([piece.logprobs for piece in sample_pieces], index)
+            )
             if self.request.leaps:
                 chunk["choices"][0]["leaps"] = leaps(sample_pieces)
             if (done := sample_pieces[-1].completion) is not None:
-                chunk["choices"][0] |= {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}
+                chunk["choices"][0] |= {
+                    "finish_reason": done.finish_reason,
+                    "stop_reason": done.stop_reason,
+                }
             chunks.append(chunk)
         return chunks
 
@@ -114,7 +137,9 @@ class CompletionReply:
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return one last chunk per sample if ``echo_only``, and a chunk with the token counts if requested."""
-        chunks = [self._chunk(i, "", None, "length") for i in range(len(done))] if self.echo_only else []
+        chunks = (
+            [self._chunk(i, "", None, "length") for i in range(len(done))] if self.echo_only else []
+        )
         if self.request.include_usage:
             chunks.append({**self.shared_fields, "choices": [], "usage": self._usage(done)})
         return chunks
@@ -147,11 +172,16 @@ class CompletionReply:
         }
 
     def _logprobs(self, reports: Sequence[Any], index: int) -> dict[str, Any] | None:
-        """Return the ``logprobs`` of a choice, if requested; a ``text_offset`` is where a token begins."""
+        """Return the ``logprobs`` of a choice, if requested.
+
+        A ``text_offset`` is where a token begins.
+        """
         if self.request.logprobs is None:
             return None
         tokens = [next(iter(report)) for report in reports]
-        tokenizer, name, number = self.texts.tokenizer, self.texts.name, index // self.n
+        tokenizer = self.texts.tokenizer
+        name = self.texts.name
+        number = index // self.n
         offsets = list[int]()
         if self.echoes:
             offsets = prompt_offsets(tokenizer, name, self.request.prompts()[number])
@@ -161,19 +191,38 @@ class CompletionReply:
         offsets += map(self._offsets[index].push, tokens[len(offsets) :])
         return {
             "tokens": [self.texts.name(token) for token in tokens],
-            "token_logprobs": [report[token] for token, report in zip(tokens, reports, strict=True)],
+            "token_logprobs": [
+                report[token] for token, report in zip(tokens, reports, strict=True)
+            ],
             "top_logprobs": [self._top_logprobs(report) for report in reports],
             "text_offset": offsets,
         }
 
     def _top_logprobs(self, report: Report) -> dict[str, float] | None:
-        """Map texts of the likeliest tokens and the actual token to logprobs; of equal texts, the largest one."""
+        """Map texts of the likeliest tokens and the actual token to logprobs.
+
+        Of equal texts, the largest one.
+        """
         if None in report.values():
             return None  # the first token of a prompt has no log-probability
         token = next(iter(report))
-        top = dict(sorted(report.items(), key=lambda item: -item[1])[: self.request.logprobs]) | {token: report[token]}
-        return {self.texts.name(token): value for token, value in sorted(top.items(), key=lambda item: item[1])}
+        top = dict(sorted(report.items(), key=lambda item: -item[1])[: self.request.logprobs]) | {
+            token: report[token]
+        }
+        return {
+            self.texts.name(token): value
+            for token, value in sorted(top.items(), key=lambda item: item[1])
+        }
 
-    def _chunk(self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self.shared_fields, "choices": [choice]} | ({"usage": None} if self.request.include_usage else {})
+    def _chunk(
+        self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        return {**self.shared_fields, "choices": [choice]} | (
+            {"usage": None} if self.request.include_usage else {}
+        )

@@ -14,7 +14,14 @@ from pydantic import BeforeValidator, Field
 from pronk import GuideError, OptionError, Piece, PromptError, PronkError
 from pronk.server.errors import ApiError
 from pronk.server.protocol.answers import AnswerParser, TokenTexts
-from pronk.server.protocol.request import PreparedRequest, Reply, TextRequest, by_sample, refuse, unsupported
+from pronk.server.protocol.request import (
+    PreparedRequest,
+    Reply,
+    TextRequest,
+    by_sample,
+    refuse,
+    unsupported,
+)
 from pronk.server.protocol.thinking import (
     ReasoningOptions,
     Thinking,
@@ -28,18 +35,25 @@ from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
 from pronk.text import AnswerCalls, AnswerFormat, join_parts
 
-# Variables of chat templates that a request may set. Texts are short names, so that they cannot imitate another role.
+# Variables of chat templates that a request may set. Texts are short names, so that they cannot
+# imitate another role.
 _MAX_OPTIONS = 16
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _OPTION_TEXT = re.compile(r"[a-zA-Z0-9_.-]{0,64}")
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+)
 
 
 def _without_nothing(options: Any) -> Any:
     """Return variables without empty ones, which templates treat as missing."""
     if not isinstance(options, dict):
         return options
-    return {name: value for name, value in options.items() if value is not None and value not in ([], {})}
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None and value not in ([], {})
+    }
 
 
 TemplateOptions = Annotated[dict[str, Any], BeforeValidator(_without_nothing)]
@@ -65,15 +79,27 @@ class AnswerReply:
 class ConversationRequest(TextRequest):
     """Base of requests with a conversation."""
 
-    messages_field: ClassVar = "messages"  # name of the field with the conversation, for error messages
-    reply_type: ClassVar[Callable[..., Reply]]  # class of the reply, with the fields of :class:`AnswerReply`
+    # name of the field with the conversation, for error messages
+    messages_field: ClassVar = "messages"
+    # class of the reply, with the fields of :class:`AnswerReply`
+    reply_type: ClassVar[Callable[..., Reply]]
     reasoning_effort: ThinkingHint | None = None
-    enable_thinking: ThinkingHint | None = Field(None, description="Variable of chat templates that switches thinking.")
-    think: ThinkingHint | None = Field(None, description="Switch or effort of thinking, as in Ollama's API.")
-    thinking: ThinkingConfig | ThinkingHint | None = Field(None, description="As in Anthropic's API, or a switch.")
-    reasoning: ReasoningOptions | ThinkingHint | None = Field(None, description="As in OpenRouter's API, or a switch.")
+    enable_thinking: ThinkingHint | None = Field(
+        None, description="Variable of chat templates that switches thinking."
+    )
+    think: ThinkingHint | None = Field(
+        None, description="Switch or effort of thinking, as in Ollama's API."
+    )
+    thinking: ThinkingConfig | ThinkingHint | None = Field(
+        None, description="As in Anthropic's API, or a switch."
+    )
+    reasoning: ReasoningOptions | ThinkingHint | None = Field(
+        None, description="As in OpenRouter's API, or a switch."
+    )
     thinking_budget: ThinkingBudget = None
-    chat_template_kwargs: TemplateOptions | None = Field(None, description="Variables of the chat template.")
+    chat_template_kwargs: TemplateOptions | None = Field(
+        None, description="Variables of the chat template."
+    )
     parallel_tool_calls: bool | None = None
 
     @abstractmethod
@@ -85,11 +111,14 @@ class ConversationRequest(TextRequest):
 
         Agents shorten conversations and keep results whose calls they have left out.
         """
-        messages, called = list[dict[str, Any]](), set[str]()
+        messages = list[dict[str, Any]]()
+        called = set[str]()
         for message in _with_ids(self.conversation()):
             called.update(call["id"] for call in message.get("tool_calls", ()))
             if message["role"] == "tool" and message["tool_call_id"] not in called:
-                self.note_ignored([f"{self.messages_field} (a result as text: its call is missing)"])
+                self.note_ignored(
+                    [f"{self.messages_field} (a result as text: its call is missing)"]
+                )
                 content = f"Result of an earlier tool call:\n{join_parts(message)['content']}"
                 messages.append({"role": "user", "content": content})
             else:
@@ -121,7 +150,10 @@ class ConversationRequest(TextRequest):
         ]
 
     def thinking_wish(self) -> Thinking:
-        """Return what all fields ask of thinking; raise ``ApiError`` if two contradict each other."""
+        """Return what all fields ask of thinking.
+
+        Raise ``ApiError`` if two contradict each other.
+        """
         wish = join_wishes(self.thinking_wishes())
         return wish if wish.asks else self.default_thinking()
 
@@ -142,7 +174,10 @@ class ConversationRequest(TextRequest):
             yield from self.tool_use.not_enforced(python_syntax=dialect.has_keywords)
 
     def num_logprobs(self) -> int | None:
-        """Return the number of likeliest tokens to report; ``None`` reports no log-probabilities."""
+        """Return the number of likeliest tokens to report.
+
+        ``None`` reports no log-probabilities.
+        """
         return None
 
     @property
@@ -158,7 +193,9 @@ class ConversationRequest(TextRequest):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
-        join_wishes([*self.thinking_wishes(), *_wishes_of_template(self.chat_template_kwargs or {})])
+        join_wishes(
+            [*self.thinking_wishes(), *_wishes_of_template(self.chat_template_kwargs or {})]
+        )
         self.tool_use.check()
 
     def answer_calls(self) -> AnswerCalls | None:
@@ -168,7 +205,11 @@ class ConversationRequest(TextRequest):
         return AnswerCalls(tuple(names), has_form=self.guide() is not None)
 
     def prepare(
-        self, prompt: list[int], max_tokens: int, answers: AnswerFormat, shared_fields: Mapping[str, Any]
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        answers: AnswerFormat,
+        shared_fields: Mapping[str, Any],
     ) -> PreparedRequest:
         """Return the engine's input and the builder of the reply for ``prompt``, the tokenized conversation.
 
@@ -178,7 +219,9 @@ class ConversationRequest(TextRequest):
         opened = answers.opened_by(prompt)
         names = use.allowed_names
         form = self.guide()
-        thoughtless = self.continues_answer or self.template_options().get("enable_thinking") is False
+        thoughtless = (
+            self.continues_answer or self.template_options().get("enable_thinking") is False
+        )
         try:
             guide = answers.grammar(tools=bool(names)).guide(
                 use.schemas(),
@@ -191,19 +234,35 @@ class ConversationRequest(TextRequest):
             raise self.field_error(error) or error from error
         budget = None if answers.reasoning is None else self.thinking_wish().budget
         has_blocks = bool(names) or answers.reasoning is not None
-        readers = [answers.reader(names, opened=opened, has_form=form is not None) for _ in range(self.n or 1)]
-        parsers = [AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks) for reader in readers]
-        params = self.params(max_tokens, logprobs=self.num_logprobs(), guide=guide, thinking_budget=budget)
+        readers = [
+            answers.reader(names, opened=opened, has_form=form is not None)
+            for _ in range(self.n or 1)
+        ]
+        parsers = [
+            AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
+            for reader in readers
+        ]
+        params = self.params(
+            max_tokens, logprobs=self.num_logprobs(), guide=guide, thinking_budget=budget
+        )
         texts = TokenTexts(answers.tokenizer)
-        return [prompt], params, self.reply_type(self, shared_fields, texts, len(prompt), has_blocks, parsers)
+        return (
+            [prompt],
+            params,
+            self.reply_type(self, shared_fields, texts, len(prompt), has_blocks, parsers),
+        )
 
     def field_error(self, error: PronkError) -> ApiError | None:
         """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``."""
         named = super().field_error(error)
         if named is None and isinstance(error, GuideError) and self.tool_use.allowed_names:
-            # Each schema can be followed by itself (relax_tools); the message of the compiler quotes the whole grammar.
+            # Each schema can be followed by itself (relax_tools); the message of the compiler
+            # quotes the whole grammar.
             expected = "expected tools whose schemas can be followed together"
-            return refuse("tools", f"{expected}, found too many or too complex ones; use fewer or simpler tools")
+            return refuse(
+                "tools",
+                f"{expected}, found too many or too complex ones; use fewer or simpler tools",
+            )
         return named
 
     def check_tools(self, answers: AnswerFormat) -> None:
@@ -213,10 +272,16 @@ class ConversationRequest(TextRequest):
 
 
 def _wishes_of_template(options: Mapping[str, Any]) -> list[Thinking]:
-    """Return what variables of chat templates ask of thinking; templates name the switch in two ways."""
-    effort, switches = options.get("reasoning_effort"), [options.get("enable_thinking"), options.get("thinking")]
+    """Return what variables of chat templates ask of thinking.
+
+    Templates name the switch in two ways.
+    """
+    effort = options.get("reasoning_effort")
+    switches = [options.get("enable_thinking"), options.get("thinking")]
     return [
-        Thinking.of_hint("chat_template_kwargs.reasoning_effort", effort if isinstance(effort, str) else None),
+        Thinking.of_hint(
+            "chat_template_kwargs.reasoning_effort", effort if isinstance(effort, str) else None
+        ),
         *(
             Thinking(enabled=switch, field="chat_template_kwargs.enable_thinking")
             for switch in switches
@@ -226,7 +291,10 @@ def _wishes_of_template(options: Mapping[str, Any]) -> list[Thinking]:
 
 
 def _with_ids(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the messages with an id in each call and result; those without one match in their order."""
+    """Yield the messages with an id in each call and result.
+
+    Those without one match in their order.
+    """
     unanswered = list[str]()
     for number, message in enumerate(messages):
         for position, call in enumerate(message.get("tool_calls", ())):
@@ -246,8 +314,16 @@ def check_template_options(field: str, options: Mapping[str, Any]) -> None:
         raise refuse(field, f"expected at most {_MAX_OPTIONS} names, found {len(options)}")
     for name, value in options.items():
         if _OPTION_NAME.fullmatch(name) is None or name in _RESERVED:
-            raise refuse(field, f"expected names of template variables such as 'enable_thinking', found {name!r:.40}")
-        if not isinstance(value, (bool, int, float)) and not (isinstance(value, str) and _OPTION_TEXT.fullmatch(value)):
             raise refuse(
-                field, f"{name}: expected a boolean, a number or a name of up to 64 letters, found another value"
+                field,
+                "expected names of template variables such as 'enable_thinking', found "
+                f"{name!r:.40}",
+            )
+        if not isinstance(value, (bool, int, float)) and not (
+            isinstance(value, str) and _OPTION_TEXT.fullmatch(value)
+        ):
+            raise refuse(
+                field,
+                f"{name}: expected a boolean, a number or a name of up to 64 letters, found "
+                "another value",
             )

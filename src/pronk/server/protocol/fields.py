@@ -2,22 +2,24 @@
 
 Four rules decide about a field that a request has and pronk does not implement:
 
-1. A field that **changes the answer** is refused, and the error names the field to use instead. A name that means the
-   same as one of pronk's fields is read as that field.
-2. A field that **asks for nothing here** is accepted: storage, caching, telemetry, routing, scheduling.
+1. A field that **changes the answer** is refused, and the error names the field to use instead. A
+   name that means the same as one of pronk's fields is read as that field.
+2. A field that **asks for nothing here** is accepted: storage, caching, telemetry, routing,
+  scheduling.
 3. A **hint** (effort, verbosity, thinking) becomes the nearest that the model has, or is accepted.
 4. A **neutral value**, such as null or an empty list, is the same as no field.
 
 Two fields that mean the same may have the same value; different values are refused.
 
-An unknown option is refused if its name is like that of a field, which it may be by a typing error. An option that has
-a row for another route is treated as there. Any other unknown option is refused if its name has a word such as ``stop``
-or ``schema``, or if its value is a number that is not neutral, as that of every sampler is. The remaining options are
-accepted: in practice they choose a machine, a record or a view. Unknown fields of messages, items and tools only
-describe what the client has, and are accepted, too.
+An unknown option is refused if its name is like that of a field, which it may be by a typing error.
+An option that has a row for another route is treated as there. Any other unknown option is refused
+if its name has a word such as ``stop`` or ``schema``, or if its value is a number that is not
+neutral, as that of every sampler is. The remaining options are accepted: in practice they choose a
+machine, a record or a view. Unknown fields of messages, items and tools only describe what the
+client has, and are accepted, too.
 
-The names of accepted and renamed fields are reported (``RequestBody.ignored``), and the server sends the report in the
-header ``X-Pronk-Ignored``.
+The names of accepted and renamed fields are reported (``RequestBody.ignored``), and the server
+sends the report in the header ``X-Pronk-Ignored``.
 """
 
 from __future__ import annotations
@@ -70,22 +72,26 @@ _MAX_HEADER = 1000  # maximum characters of the header's value
 _HEADER_CHARACTERS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in ",%")
 # Values that ask for nothing in fields of pronk that have a default.
 EMPTY: tuple[Any, ...] = ("", [], {})
-# Values that ask for nothing in unknown fields: a switch or a sampler that is off, and nothing in it.
+# Values that ask for nothing in unknown fields: a switch or a sampler that is off, and nothing in
+# it.
 _EMPTY: tuple[Any, ...] = (False, "", [], {}, 0, -1)
-# Limits on hostile bodies: comparing names takes 0.1 ms each, and a report with many names is of no use.
+# Limits on hostile bodies: comparing names takes 0.1 ms each, and a report with many names is of no
+# use.
 _MAX_OPTIONS = 128
 _MAX_MISSPELT = 64  # characters of a name that may be that of a field, misspelt
 _MAX_REPORTED = 32  # names of one object
 _INDEX = re.compile(r"\[\d+\]")
-# Words in names of options that only describe a request, its sender or its time. Clients invent such options for their
-# own records, so the names differ from client to client, and some values are numbers.
+# Words in names of options that only describe a request, its sender or its time. Clients invent
+# such options for their own records, so the names differ from client to client, and some values are
+# numbers.
 _FOR_RECORDS = re.compile(
     r"cache|session|trace|tracing|telemetry|metadata|request_id|client_|^user_|^x[-_]|^_"
     r"|(^|_)(timestamp|time|deadline|date|created|updated|attempts?|retry|retries|version|revision|turn|index)(_|$)"
 )
-# Words in names of options that change the answer, even if the value is a text or an object: where the text ends (stop,
-# ban), what the model reads (prompt, system, tool), which form the answer has (schema, json), how tokens are drawn
-# (sampl, penalt, greedy, beam) and what is reported (logprob). An answer without such an option would be wrong.
+# Words in names of options that change the answer, even if the value is a text or an object: where
+# the text ends (stop, ban), what the model reads (prompt, system, tool), which form the answer has
+# (schema, json), how tokens are drawn (sampl, penalt, greedy, beam) and what is reported (logprob).
+# An answer without such an option would be wrong.
 _CHANGES_ANSWER = re.compile(
     r"stop|ban|bad_words|prompt|instruction|system|schema|json|format|grammar|sampl|generation|param|penalt|token|tool"
     r"|function|prefix|suffix|history|logprob|greedy|beam|until|terminator|^eos|^bos|choices|enum|pattern|constraint"
@@ -97,31 +103,58 @@ def _accepted(names: str) -> dict[str, Treatment]:
     return dict.fromkeys(names.split(), Accepted())
 
 
-def _refused(*neutral: Any, advice: str = "leave the field out", names: str) -> dict[str, Treatment]:
+def _refused(
+    *neutral: Any, advice: str = "leave the field out", names: str
+) -> dict[str, Treatment]:
     return dict.fromkeys(names.split(), Refused(neutral, advice))
 
 
 # Options of every request for text.
 _TEXT: dict[str, Treatment] = {
     # Records, caches, billing, and the choice among machines, slots or providers.
-    **_accepted("user safety_identifier metadata store service_tier keep_alive ttl preset debug verbose"),
-    **_accepted("id_slot slot_id n_cache_reuse usage extra_headers tags caching guardrails drop_params"),
-    **_accepted("provider transforms route models model_key fallbacks timeout num_retries max_retries"),
-    **_accepted("custom_llm_provider api_base allowed_openai_params kv_transfer_params vllm_xargs rid"),
-    **_accepted("num_ctx num_keep num_batch num_thread num_gpu n_threads t_max_predict_ms t_max_prompt_ms"),
+    **_accepted(
+        "user safety_identifier metadata store service_tier keep_alive ttl preset debug verbose"
+    ),
+    **_accepted(
+        "id_slot slot_id n_cache_reuse usage extra_headers tags caching guardrails drop_params"
+    ),
+    **_accepted(
+        "provider transforms route models model_key fallbacks timeout num_retries max_retries"
+    ),
+    **_accepted(
+        "custom_llm_provider api_base allowed_openai_params kv_transfer_params vllm_xargs rid"
+    ),
+    **_accepted(
+        "num_ctx num_keep num_batch num_thread num_gpu n_threads t_max_predict_ms t_max_prompt_ms"
+    ),
     **_accepted("max_context_length num_gqa main_gpu rope_frequency_base rope_frequency_scale"),
-    **_accepted("use_mmap use_mlock api_key base_url organization request_timeout max_budget mock_response"),
-    **_accepted("data_parallel_rank stream_include_usage stream_continuous_usage_stats user_name char_name"),
-    **_accepted("chat_id background_tasks features variables tool_ids tool_servers files filter_ids"),
-    **_accepted("parent_id model_item title id intent intent_threshold state snippy copilot_thread_id"),
-    **_accepted("inference_geo speed betas anthropic_beta anthropic_version diagnostics billing_policy"),
+    **_accepted(
+        "use_mmap use_mlock api_key base_url organization request_timeout max_budget mock_response"
+    ),
+    **_accepted(
+        "data_parallel_rank stream_include_usage stream_continuous_usage_stats user_name char_name"
+    ),
+    **_accepted(
+        "chat_id background_tasks features variables tool_ids tool_servers files filter_ids"
+    ),
+    **_accepted(
+        "parent_id model_item title id intent intent_threshold state snippy copilot_thread_id"
+    ),
+    **_accepted(
+        "inference_geo speed betas anthropic_beta anthropic_version diagnostics billing_policy"
+    ),
     **_accepted("moderation safety_settings safe_prompt sensitive_word_check deferred"),
     # Details of the reply and of its stream that pronk does not have.
-    **_accepted("timings_per_token return_progress response_fields stream_obfuscation stream_interval"),
-    **_accepted("sse_ping_interval reasoning_control backend_sampling return_hidden_states tool_stream"),
+    **_accepted(
+        "timings_per_token return_progress response_fields stream_obfuscation stream_interval"
+    ),
+    **_accepted(
+        "sse_ping_interval reasoning_control backend_sampling return_hidden_states tool_stream"
+    ),
     **_accepted("incremental_output result_format detokenize return_prompt_text return_token_ids"),
     **_accepted("return_tokens return_tokens_as_token_ids include_reasoning n_indent chat_format"),
-    # Hints about drafts, on which the text does not depend, and about verbosity, which no model has.
+    # Hints about drafts, on which the text does not depend, and about verbosity, which no model
+    # has.
     **_accepted("prediction draft_model speculative num_draft_tokens verbosity plugins"),
     # Searches that the server cannot make: the request asks for an answer all the same.
     **_accepted("web_search_options enable_search search_options search_parameters"),
@@ -148,7 +181,9 @@ _TEXT: dict[str, Treatment] = {
     "options": Envelope(),
     "extra_body": Envelope(),
     # Samplers that pronk does not have, and the values that turn them off.
-    **_refused(1, names="typical_p typ_p typical tfs tfs_z length_penalty", advice="use top_p or min_p"),
+    **_refused(
+        1, names="typical_p typ_p typical tfs tfs_z length_penalty", advice="use top_p or min_p"
+    ),
     **_refused(1, names="guidance_scale encoder_repetition_penalty rep_pen_slope"),
     **_refused(names="dynamic_temperature", advice="use temperature"),
     **_refused(1, names="dynatemp_low dynatemp_high", advice="use temperature"),
@@ -156,15 +191,25 @@ _TEXT: dict[str, Treatment] = {
     **_refused(0, names="min_length", advice="use min_tokens"),
     **_refused(names="max_time", advice="use max_tokens"),
     **_refused(
-        0, names="penalty_alpha nsigma mirostat mirostat_mode top_a xtc_probability dry_multiplier", advice="use min_p"
+        0,
+        names="penalty_alpha nsigma mirostat mirostat_mode top_a xtc_probability dry_multiplier",
+        advice="use min_p",
     ),
-    **_refused(0, names="dynatemp_range smoothing_factor epsilon_cutoff eta_cutoff", advice="use min_p"),
+    **_refused(
+        0, names="dynatemp_range smoothing_factor epsilon_cutoff eta_cutoff", advice="use min_p"
+    ),
     **_refused(0, -1, names="top_n_sigma adaptive_target", advice="use min_p"),
     # Parameters of these samplers, which are off.
-    **_accepted("mirostat_tau mirostat_eta xtc_threshold dynatemp_exponent smoothing_curve adaptive_decay"),
-    **_accepted("dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers temperature_last"),
+    **_accepted(
+        "mirostat_tau mirostat_eta xtc_threshold dynatemp_exponent smoothing_curve adaptive_decay"
+    ),
+    **_accepted(
+        "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers temperature_last"
+    ),
     # The order of samplers and how far back penalties look: only with several of them at a time.
-    **_accepted("samplers sampler_seq sampler_order sampler_priority penalize_nl repeat_last_n min_keep"),
+    **_accepted(
+        "samplers sampler_seq sampler_order sampler_priority penalize_nl repeat_last_n min_keep"
+    ),
     **_accepted("rep_pen_range repetition_penalty_range truncation_length"),
     **_refused(1, names="use_beam_search num_beams num_beam_groups best_of", advice="use n"),
     **_refused(names="early_stopping include_stop_str_in_output"),
@@ -176,18 +221,31 @@ _TEXT: dict[str, Treatment] = {
     **_refused(names="choices enum", advice="use guided_choice"),
     **_refused(names="pattern constraint", advice="use guided_regex or guided_grammar"),
     **_refused(names="allowed_token_ids", advice="use logit_bias or guided_choice"),
-    **_refused(names="suppress_tokens begin_suppress_tokens bad_words_ids", advice="use logit_bias"),
-    **_refused(-1, 0, names="truncate_prompt_tokens n_keep n_discard", advice="send a shorter prompt"),
-    **_refused(0, names="prompt_logprobs n_probs", advice="use logprobs, with echo for those of the prompt"),
+    **_refused(
+        names="suppress_tokens begin_suppress_tokens bad_words_ids", advice="use logit_bias"
+    ),
+    **_refused(
+        -1, 0, names="truncate_prompt_tokens n_keep n_discard", advice="send a shorter prompt"
+    ),
+    **_refused(
+        0, names="prompt_logprobs n_probs", advice="use logprobs, with echo for those of the prompt"
+    ),
     **_refused(names="post_sampling_probs logprob_token_ids", advice="use logprobs"),
-    **_refused(names="lora lora_adapter lora_path adapter adapters", advice="name the adapter in the field model"),
+    **_refused(
+        names="lora lora_adapter lora_path adapter adapters",
+        advice="name the adapter in the field model",
+    ),
     **_refused(names="images image image_url audio mm_processor_kwargs", advice="send text only"),
     **_refused(names="documents", advice="write the documents into a message"),
-    **_refused(names="logits_processors custom_logit_processor", advice="use logit_bias or bad_words"),
+    **_refused(
+        names="logits_processors custom_logit_processor", advice="use logit_bias or bad_words"
+    ),
     **_refused(names="prompt_embeds", advice="send the prompt as text"),
     # Structured output: pronk has one backend, and writes JSON like Python's json.dumps.
     **_accepted("guided_decoding_backend"),
-    **_refused(names="guided_whitespace_pattern", advice="JSON is written as by Python's json.dumps"),
+    **_refused(
+        names="guided_whitespace_pattern", advice="JSON is written as by Python's json.dumps"
+    ),
     **_refused(names="grammar ebnf", advice="use guided_grammar, in llguidance's dialect of Lark"),
     **_refused(names="chat_template", advice="the server uses the model's template"),
 }
@@ -195,7 +253,8 @@ _TEXT: dict[str, Treatment] = {
 # Options of `/v1/chat/completions`.
 _CHAT: dict[str, Treatment] = {
     **_accepted(
-        "separate_reasoning function_calling add_special_tokens stream_reasoning reasoning_split reasoning_format"
+        "separate_reasoning function_calling add_special_tokens stream_reasoning reasoning_split "
+        "reasoning_format"
     ),
     **_accepted("parse_tool_calls thinking_forced_open max_tool_calls raw prompt_mode"),
     **_refused(names="functions", advice="use tools"),
@@ -208,7 +267,9 @@ _CHAT: dict[str, Treatment] = {
 
 # Options of `/v1/completions`.
 _COMPLETIONS: dict[str, Treatment] = {
-    **_refused(names="suffix template system context raw", advice="write the whole text into prompt"),
+    **_refused(
+        names="suffix template system context raw", advice="write the whole text into prompt"
+    ),
     **_refused(names="messages", advice="use /v1/chat/completions"),
     **_refused(names="tools", advice="use /v1/chat/completions"),
     **_refused("auto", "none", names="tool_choice", advice="use /v1/chat/completions"),
@@ -221,12 +282,16 @@ _RESPONSES: dict[str, Treatment] = {
     **_refused({"context_compression": "auto"}, names="image", advice="send text only"),
     **_accepted("access_programs enable_response_messages previous_input_messages"),
     **_refused(names="background", advice="read the stream instead"),
-    **_refused(names="previous_response_id conversation", advice="send the whole conversation in input"),
+    **_refused(
+        names="previous_response_id conversation", advice="send the whole conversation in input"
+    ),
     **_refused(names="prompt", advice="send instructions and input"),
     **_refused(names="messages", advice="use input"),
     **_refused(names="response_format structured_outputs", advice="use text.format"),
     **_refused(names="grammar ebnf json_schema format", advice="use text.format"),
-    **_refused(names="guided_json guided_regex guided_choice guided_grammar", advice="use text.format"),
+    **_refused(
+        names="guided_json guided_regex guided_choice guided_grammar", advice="use text.format"
+    ),
     "max_tokens": Renamed("max_output_tokens"),
 }
 
@@ -240,11 +305,15 @@ _ANTHROPIC: dict[str, Treatment] = {
     **_refused(names="thread", advice="send the whole conversation in messages"),
     **_refused(names="response_format structured_outputs", advice="use output_config.format"),
     **_refused(names="grammar ebnf json_schema format", advice="use output_config.format"),
-    **_refused(names="guided_json guided_regex guided_choice guided_grammar", advice="use output_config.format"),
+    **_refused(
+        names="guided_json guided_regex guided_choice guided_grammar",
+        advice="use output_config.format",
+    ),
     "stop": Renamed("stop_sequences"),
 }
 
-# Fields of a message in a conversation. Each server has its own name for the thoughts of an earlier answer.
+# Fields of a message in a conversation. Each server has its own name for the thoughts of an earlier
+# answer.
 _TURN: dict[str, Treatment] = {
     **_refused(names="images audio", advice="send text only"),
     "reasoning": Renamed("reasoning_content"),
@@ -262,14 +331,18 @@ _FUNCTION: dict[str, Treatment] = {
 _STRUCTURED_OUTPUTS: dict[str, Treatment] = {
     **_accepted("disable_fallback"),
     **_refused(names="disable_additional_properties", advice="close the objects in the schema"),
-    **_refused(True, names="disable_any_whitespace", advice="JSON is written as by Python's json.dumps"),
+    **_refused(
+        True, names="disable_any_whitespace", advice="JSON is written as by Python's json.dumps"
+    ),
     **_refused(names="structural_tag whitespace_pattern", advice="use a grammar"),
 }
 
 # Options of `/v1/embeddings`, which has few.
 _EMBEDDINGS: dict[str, Treatment] = {
     **_accepted("user metadata input_type task truncate late_chunking priority"),
-    **_accepted("embedding_type embed_dtype embd_normalize keep_alive endianness mm_processor_kwargs"),
+    **_accepted(
+        "embedding_type embed_dtype embd_normalize keep_alive endianness mm_processor_kwargs"
+    ),
     # Options of texts that are generated: an embedding has none.
     **_accepted("temperature top_p top_k min_p seed stop max_tokens"),
     **_refused(True, names="add_special_tokens"),
@@ -309,10 +382,13 @@ TABLE: Mapping[str, dict[str, Treatment]] = {
 }
 # Rows of options, as against fields of objects in a request.
 _OPTIONS: Sequence[Mapping[str, Treatment]] = [
-    rows for place, rows in TABLE.items() if place not in ("message", "function", "structured_outputs")
+    rows
+    for place, rows in TABLE.items()
+    if place not in ("message", "function", "structured_outputs")
 ]
 
-# Neutral values of pronk's own fields: other servers read each of them as if the field were missing.
+# Neutral values of pronk's own fields: other servers read each of them as if the field were
+# missing.
 NEUTRAL_VALUES: Mapping[str, Collection[Any]] = {
     "seed": (-1,),
     "logprobs": (False,),
@@ -347,7 +423,10 @@ class ObjectFields:
         return name in self.optional and _is_among(value, EMPTY) and not means_something
 
     def treatment(self, name: str, value: Any) -> Treatment | None:
-        """Return the treatment of another field; ``None`` for an option that may change the answer."""
+        """Return the treatment of another field.
+
+        ``None`` for an option that may change the answer.
+        """
         row = self._row(name, self.rows)
         if row is not None or self.is_record:
             return row or Accepted()
@@ -367,9 +446,12 @@ class ObjectFields:
         return None if is_number or _CHANGES_ANSWER.search(name) else Accepted()
 
     def _row(self, name: str, rows: Mapping[str, Treatment]) -> Treatment | None:
-        """Return the row of a field; ``None`` if the row names a field that the object does not have.
+        """Return the row of a field.
 
-        Names are followed: where ``n_predict`` is ``max_tokens`` and this is ``max_output_tokens``, so is the first.
+        ``None`` if the row names a field that the object does not have.
+
+        Names are followed: where ``n_predict`` is ``max_tokens`` and this is ``max_output_tokens``,
+        so is the first.
         """
         row = rows.get(name)
         while isinstance(row, Renamed) and row.name not in self.known:
@@ -403,7 +485,8 @@ def read_fields(given: Mapping[str, Any], about: ObjectFields, path: Path = ()) 
         path: names from the object of the request to ``given``, if the latter is an envelope in it.
 
     Raises:
-        PydanticCustomError: a field changes the answer, contradicts another one, or is an unknown option.
+        PydanticCustomError: a field changes the answer, contradicts another one, or is an unknown
+            option.
     """
     if not about.is_record and len(given) > _MAX_OPTIONS:  # each costs a search for a similar name
         message = f"expected at most {_MAX_OPTIONS} fields, found {len(given)}; leave some out"
@@ -474,7 +557,10 @@ class _FieldReader:
                 raise self._contradiction(written, target, each)
 
     def _value(self, name: str) -> Any:
-        """Return the value of a known field under any of its names; ``None`` if the object has none."""
+        """Return the value of a known field under any of its names.
+
+        ``None`` if the object has none.
+        """
         own = self.given.get(name)
         return self.fields.known.get(name) if self.about.is_neutral(name, own) else own
 
@@ -507,22 +593,33 @@ def _refuse_unless_neutral(path: Path, value: Any, row: Refused) -> None:
 
 
 def _is_among(value: Any, values: Collection[Any]) -> bool:
-    """Return whether a JSON value is among others; ``False`` and 0 differ, and so do ``True`` and 1."""
-    return any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values)
+    """Return whether a JSON value is among others.
+
+    ``False`` and 0 differ, and so do ``True`` and 1.
+    """
+    return any(
+        isinstance(value, bool) == isinstance(each, bool) and value == each for each in values
+    )
 
 
 def _unsupported(path: Path, expected: str, value: Any, advice: str) -> PydanticCustomError:
-    kind = "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else None
+    kind = (
+        "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else None
+    )
     found = kind or f"{json.dumps(value):.40}"
     message = f"{expected}, found {found}; other values are not supported, {advice}"
-    return PydanticCustomError("unsupported", "{message}", {"message": message, "field": [*map(_encodable, path)]})
+    return PydanticCustomError(
+        "unsupported", "{message}", {"message": message, "field": [*map(_encodable, path)]}
+    )
 
 
 def _unknown(path: Path, known: Collection[str]) -> PydanticCustomError:
     near = _near(path[-1], known)
     advice = f"use {near}" if near else "remove it"
     message = f"expected only known fields, found an unknown one; {advice}"
-    return PydanticCustomError("unknown_field", "{message}", {"message": message, "field": [*map(_encodable, path)]})
+    return PydanticCustomError(
+        "unknown_field", "{message}", {"message": message, "field": [*map(_encodable, path)]}
+    )
 
 
 def _encodable(name: str) -> str:
@@ -531,7 +628,10 @@ def _encodable(name: str) -> str:
 
 
 def summarize(paths: Iterable[str]) -> list[str]:
-    """Return distinct paths; indices that differ become ``[]``: ``messages[0].id``, ``messages[1].id``."""
+    """Return distinct paths.
+
+    Indices that differ become ``[]``: ``messages[0].id``, ``messages[1].id``.
+    """
     groups: dict[str, list[str]] = {}
     for path in paths:
         groups.setdefault(_INDEX.sub("[]", path), []).append(path)
@@ -540,7 +640,8 @@ def summarize(paths: Iterable[str]) -> list[str]:
 
 def report_header(paths: Sequence[str]) -> str:
     """Return the value of the header ``X-Pronk-Ignored``: paths with commas between them, percent-encoded."""
-    shown, length = list[str](), 0
+    shown = list[str]()
+    length = 0
     for path in paths:
         text = quote(path, safe=_HEADER_CHARACTERS, errors="backslashreplace")
         length += len(text) + len(", ")

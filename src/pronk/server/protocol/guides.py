@@ -7,14 +7,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pronk.server.protocol.request import GUIDE_KINDS, Record, RequestBody, Text, TextRequest, Texts, refuse
+from pronk.server.protocol.request import (
+    GUIDE_KINDS,
+    Record,
+    RequestBody,
+    Text,
+    TextRequest,
+    Texts,
+    refuse,
+)
 from pronk.server.protocol.unions import as_typed
 from pronk.text import TOOL_NAME
 
 NAME_PATTERN = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-# Empty forms are not the same as none: the schema allows any value, and no text has one of the others, so the request
-# is refused.
+# Empty forms are not the same as none: the schema allows any value, and no text has one of the
+# others, so the request is refused.
 _EMPTY_FORMS: Mapping[str, Any] = {"json": {}, "regex": "", "choice": [], "grammar": ""}
 
 
@@ -44,11 +52,21 @@ class ResponseFormat(RequestBody):
         named = None if self.json_schema is None else self.json_schema.schema_
         schemas = [schema for schema in (named, self.schema_) if schema is not None]
         if (self.type == "json_schema") != (self.json_schema is not None) and self.schema_ is None:
-            raise refuse("response_format", "expected json_schema with the type 'json_schema', and with no other")
+            raise refuse(
+                "response_format",
+                "expected json_schema with the type 'json_schema', and with no other",
+            )
         if (len(schemas) > 1 and named != self.schema_) or (schemas and self.type == "text"):
-            raise refuse("response_format", "expected one schema, and none with the type 'text'; leave one out")
+            raise refuse(
+                "response_format",
+                "expected one schema, and none with the type 'text'; leave one out",
+            )
         schema = schemas[0] if schemas else None
-        return {} if self.type == "text" else {"response_format": {"json": _ANY_OBJECT if schema is None else schema}}
+        return (
+            {}
+            if self.type == "text"
+            else {"response_format": {"json": _ANY_OBJECT if schema is None else schema}}
+        )
 
 
 class TextFormat(SchemaFormat):
@@ -59,7 +77,10 @@ class TextFormat(SchemaFormat):
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
         """Implement :meth:`TextRequest.guide_arguments` for this field."""
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise refuse("text.format.schema", "expected a schema with the type 'json_schema', and with no other")
+            raise refuse(
+                "text.format.schema",
+                "expected a schema with the type 'json_schema', and with no other",
+            )
         schema = {"json_object": _ANY_OBJECT, "json_schema": self.schema_}.get(self.type)
         return {} if schema is None else {"text.format": {"json": schema}}
 
@@ -78,7 +99,12 @@ class StructuredOutputs(RequestBody):
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
         """Implement :meth:`TextRequest.guide_arguments` for this field."""
-        given = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        given = {
+            "json": self.json_,
+            "regex": self.regex,
+            "choice": self.choice,
+            "grammar": self.grammar,
+        }
         return _by_field("structured_outputs.", given) | (
             {"structured_outputs.json_object": {"json": _ANY_OBJECT}} if self.json_object else {}
         )
@@ -97,15 +123,24 @@ class GuidedRequest(TextRequest):
     guided_json: dict[str, Any] | Text | None = None
     guided_regex: Text | None = None
     guided_choice: Texts | None = None
-    guided_grammar: Text | None = Field(None, description="Grammar in llguidance's dialect of Lark.")
-    format: Literal["json"] | dict[str, Any] | None = Field(None, description="'json', or a JSON schema.")
+    guided_grammar: Text | None = Field(
+        None, description="Grammar in llguidance's dialect of Lark."
+    )
+    format: Literal["json"] | dict[str, Any] | None = Field(
+        None, description="'json', or a JSON schema."
+    )
     json_schema: dict[str, Any] | None = None
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
         guided = {name: getattr(self, f"guided_{name}") for name in GUIDE_KINDS}
         form = {} if self.response_format is None else self.response_format.guide_arguments()
-        structured = {} if self.structured_outputs is None else self.structured_outputs.guide_arguments()
-        schemas = {"format": _ANY_OBJECT if self.format == "json" else self.format, "json_schema": self.json_schema}
+        structured = (
+            {} if self.structured_outputs is None else self.structured_outputs.guide_arguments()
+        )
+        schemas = {
+            "format": _ANY_OBJECT if self.format == "json" else self.format,
+            "json_schema": self.json_schema,
+        }
         others = {name: {"json": schema} for name, schema in schemas.items() if schema is not None}
         return {**form, **structured, **_by_field("guided_", guided), **others}
 

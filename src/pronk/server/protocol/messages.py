@@ -16,7 +16,14 @@ from pronk import Completion, Piece
 from pronk.server.protocol.answers import Block
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import NAME_PATTERN
-from pronk.server.protocol.parts import Content, ResultContent, TextPart, as_parts, result_texts, texts_of
+from pronk.server.protocol.parts import (
+    Content,
+    ResultContent,
+    TextPart,
+    as_parts,
+    result_texts,
+    texts_of,
+)
 from pronk.server.protocol.request import (
     MaxTokens,
     Record,
@@ -62,7 +69,8 @@ class ToolUseBlock(Record):
     """Tool call of an earlier answer."""
 
     type: Literal["tool_use"]
-    id: Text = Field("", max_length=MAX_ID)  # "": the next result without an id is that of this call
+    # "": the next result without an id is that of this call
+    id: Text = Field("", max_length=MAX_ID)
     name: Text = Field(max_length=256)
     input: Arguments = "{}"
 
@@ -120,13 +128,21 @@ def _block_class(block: Mapping[str, Any]) -> type[Record]:
 
 
 AnyBlock = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | DocumentBlock | SearchResultBlock | Skipped,
+    TextBlock
+    | ThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | Skipped,
     OneOf(_block_class),
 ]
 Blocks = Annotated[
     Text | Annotated[list[AnyBlock], Field(fail_fast=True)], BeforeValidator(as_parts)
 ]  # content of a message: a text or blocks
-SystemText = Annotated[Text | Annotated[list[TextBlock], Field(fail_fast=True)], BeforeValidator(as_parts)]
+SystemText = Annotated[
+    Text | Annotated[list[TextBlock], Field(fail_fast=True)], BeforeValidator(as_parts)
+]
 _USER_BLOCKS = (TextBlock, ToolResultBlock, DocumentBlock, SearchResultBlock)
 _ANSWER_BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock)
 
@@ -144,13 +160,24 @@ class MessagesTurn(Record):
         return {**value, "content": ""} if is_empty else value
 
     def to_template(self) -> list[dict[str, Any]]:
-        """Return the messages for chat templates; raise ``ApiError`` if a block does not fit the role."""
+        """Return the messages for chat templates.
+
+        Raise ``ApiError`` if a block does not fit the role.
+        """
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         blocks = [block for block in self.content if not isinstance(block, Skipped)]
-        own = _ANSWER_BLOCKS if self.role == "assistant" else _USER_BLOCKS if self.role == "user" else (TextBlock,)
+        own = (
+            _ANSWER_BLOCKS
+            if self.role == "assistant"
+            else _USER_BLOCKS
+            if self.role == "user"
+            else (TextBlock,)
+        )
         if foreign := [block for block in blocks if not isinstance(block, own)]:
-            expected = f"expected no block {foreign[0].type!r} in a message of the role {self.role!r}"
+            expected = (
+                f"expected no block {foreign[0].type!r} in a message of the role {self.role!r}"
+            )
             raise refuse("messages", f"{expected}, found one")
         text = "\n".join(_block_text(block) for block in blocks if not isinstance(block, _NO_TEXT))
         if self.role == "user":
@@ -164,7 +191,13 @@ class MessagesTurn(Record):
         uses = [block for block in blocks if isinstance(block, ToolUseBlock)]
         calls = [tool_call(block.id, block.name, block.input) for block in uses]
         more = {"reasoning_content": thoughts, "thinking": thoughts, "tool_calls": calls}
-        return [{"role": "assistant", "content": text, **{key: each for key, each in more.items() if each}}]
+        return [
+            {
+                "role": "assistant",
+                "content": text,
+                **{key: each for key, each in more.items() if each},
+            }
+        ]
 
 
 _NO_TEXT = (ThinkingBlock, ToolUseBlock, ToolResultBlock)
@@ -242,7 +275,8 @@ class MessagesReply(AnswerReply):
 
     def start(self) -> list[dict[str, Any]]:
         """Return the event that opens the message."""
-        usage = {"input_tokens": self.num_prompt, "output_tokens": 0}  # the last event has the final counts
+        # the last event has the final counts
+        usage = {"input_tokens": self.num_prompt, "output_tokens": 0}
         return [{"type": "message_start", "message": self._message([], None, None, usage)}]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
@@ -252,7 +286,9 @@ class MessagesReply(AnswerReply):
                 events += self._closed()
                 self._open = block
                 empty = _content(Block(block.kind, block.number, block.call))
-                events.append({"type": "content_block_start", "index": block.number, "content_block": empty})
+                events.append(
+                    {"type": "content_block_start", "index": block.number, "content_block": empty}
+                )
             if content:
                 events.append(_delta(block, _DELTAS[block.kind], content))
         return events
@@ -269,10 +305,16 @@ class MessagesReply(AnswerReply):
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         blocks = [block for block in self._parser.blocks if block.content or block.kind == "call"]
-        return self._message([_content(block) for block in blocks], *self._stop(done[0]), self._usage(done))
+        return self._message(
+            [_content(block) for block in blocks], *self._stop(done[0]), self._usage(done)
+        )
 
     def _message(
-        self, content: list[Any], stop_reason: str | None, stop_sequence: str | None, usage: dict[str, Any]
+        self,
+        content: list[Any],
+        stop_reason: str | None,
+        stop_sequence: str | None,
+        usage: dict[str, Any],
     ) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -306,7 +348,8 @@ class MessagesReply(AnswerReply):
         }
 
     def _closed(self) -> Iterator[dict[str, Any]]:
-        block, self._open = self._open, None
+        block = self._open
+        self._open = None
         if block is None:
             return
         if block.kind == "thought":
@@ -332,7 +375,12 @@ def _content(block: Block) -> dict[str, Any]:
         arguments: Any = {}
         with suppress(ValueError):
             arguments = json.loads(block.content)
-        return {"type": "tool_use", "id": block.call.ident, "name": block.call.name, "input": arguments}
+        return {
+            "type": "tool_use",
+            "id": block.call.ident,
+            "name": block.call.name,
+            "input": arguments,
+        }
     if block.kind == "thought":
         signature = _signature(block) if block.parts else ""
         return {"type": "thinking", "thinking": block.content, "signature": signature}
@@ -352,10 +400,14 @@ class CountTokensRequest(ConversationRequest):
     messages: Annotated[list[MessagesTurn], Field(fail_fast=True)] = Field(min_length=1)
     system: SystemText | None = None
     stop: StopTexts | None = Field(None, alias="stop_sequences")
-    tools: Annotated[list[AnyMessagesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Annotated[list[AnyMessagesTool], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_TOOLS
+    )
     tool_choice: Annotated[MessagesToolChoice, BeforeValidator(as_typed)] | None = None
     output_config: OutputConfig | None = None
-    output_format: JsonFormat | None = Field(None, description="Former name of output_config.format.")
+    output_format: JsonFormat | None = Field(
+        None, description="Former name of output_config.format."
+    )
     max_tokens: MaxTokens | None = None
 
     def check(self, limits: RequestLimits) -> None:
@@ -365,7 +417,10 @@ class CountTokensRequest(ConversationRequest):
         super().check(limits)
         check_max("n", self.n, 1)
         if self.leaps:
-            raise unsupported("leaps", "expected no such field in /v1/messages, found one; use /v1/chat/completions")
+            raise unsupported(
+                "leaps",
+                "expected no such field in /v1/messages, found one; use /v1/chat/completions",
+            )
 
     @property
     def continues_answer(self) -> bool:
@@ -385,7 +440,11 @@ class CountTokensRequest(ConversationRequest):
         return {name: {"json": form.schema_} for name, form in formats.items() if form is not None}
 
     def conversation(self) -> list[dict[str, Any]]:
-        system = self.system if isinstance(self.system, str) else "\n".join(block.text for block in self.system or ())
+        system = (
+            self.system
+            if isinstance(self.system, str)
+            else "\n".join(block.text for block in self.system or ())
+        )
         messages = [message for turn in self.messages for message in turn.to_template()]
         return [{"role": "system", "content": system}, *messages] if system else messages
 
@@ -396,14 +455,19 @@ class CountTokensRequest(ConversationRequest):
             if isinstance(tool, MessagesTool)
         ]
         skipped = [tool for tool in self.tools or () if isinstance(tool, Skipped)]
-        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped)
+        return ToolUse.of(
+            offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped
+        )
 
     def default_thinking(self) -> Thinking:
         """Return no thinking: in Anthropic's API, thinking is off by default."""
         return Thinking(enabled=False)
 
     def thinking_wish(self) -> Thinking:
-        """Return what the fields ask; ``output_config.effort`` is about answers without thoughts, too."""
+        """Return what the fields ask.
+
+        ``output_config.effort`` is about answers without thoughts, too.
+        """
         wish = super().thinking_wish()
         hint = None if self.output_config is None else self.output_config.effort
         effort = Thinking.of_hint("output_config.effort", hint)

@@ -1,8 +1,8 @@
 """Parts of a message's content.
 
-A model reads text alone. A part that has a text is read whatever its type. Images and files are refused in messages,
-since an answer without them would be wrong; in the results of tools, which no client can leave out, a note replaces
-them.
+A model reads text alone. A part that has a text is read whatever its type. Images and files are
+refused in messages, since an answer without them would be wrong; in the results of tools, which no
+client can leave out, a note replaces them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ class TextPart(Record):
             return {**value, "text": value.get("refusal")}
         if value.get("type") in (None, "text", "input_text", "output_text"):
             return value
-        msg = f"expected a part with a text, found the type {value.get('type')!r:.40}; the model reads text alone"
+        msg = (
+            f"expected a part with a text, found the type {value.get('type')!r:.40}; the model "
+            "reads text alone"
+        )
         raise ValueError(msg)
 
 
-# Parts that are left out: thoughts, which a model reads in ``reasoning_content`` alone, and names of tools, which the
-# model reads in the list of tools.
-_SKIPPED_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning", "encrypted_content", "tool_reference"})
+# Parts that are left out: thoughts, which a model reads in ``reasoning_content`` alone, and names
+# of tools, which the model reads in the list of tools.
+_SKIPPED_PARTS = frozenset(
+    {"thinking", "redacted_thinking", "reasoning", "encrypted_content", "tool_reference"}
+)
 
 
 def _part_class(part: Mapping[str, Any]) -> type[Record]:
@@ -55,12 +60,17 @@ def as_parts(content: Any) -> Any:
 
 AnyPart = Annotated[TextPart | Skipped, OneOf(_part_class)]
 Parts = Annotated[list[AnyPart], Field(fail_fast=True)]
-Content = Annotated[Text | Parts, BeforeValidator(as_parts)]  # content of a message: a text or parts
+# content of a message: a text or parts
+Content = Annotated[Text | Parts, BeforeValidator(as_parts)]
 
 
 def texts_of(parts: str | Sequence[TextPart | Skipped]) -> list[str]:
     """Return the texts of a content."""
-    return [parts] if isinstance(parts, str) else [part.text for part in parts if isinstance(part, TextPart)]
+    return (
+        [parts]
+        if isinstance(parts, str)
+        else [part.text for part in parts if isinstance(part, TextPart)]
+    )
 
 
 class UnseenPart(Skipped):
@@ -92,7 +102,8 @@ def as_result(content: Any) -> Any:
 
 AnyResultPart = Annotated[TextPart | UnseenPart | Skipped, OneOf(_result_class)]
 ResultParts = Annotated[list[AnyResultPart], Field(fail_fast=True)]
-ResultContent = Annotated[Text | ResultParts, BeforeValidator(as_result)]  # a tool's result: a text or parts
+# a tool's result: a text or parts
+ResultContent = Annotated[Text | ResultParts, BeforeValidator(as_result)]
 
 
 def result_texts(parts: str | Sequence[TextPart | Skipped]) -> list[str]:
@@ -100,4 +111,8 @@ def result_texts(parts: str | Sequence[TextPart | Skipped]) -> list[str]:
     if isinstance(parts, str):
         return [parts]
     notes = [part.note if isinstance(part, UnseenPart) else part for part in parts]
-    return [each if isinstance(each, str) else each.text for each in notes if isinstance(each, (str, TextPart))]
+    return [
+        each if isinstance(each, str) else each.text
+        for each in notes
+        if isinstance(each, (str, TextPart))
+    ]

@@ -39,20 +39,25 @@ _NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a request's seed is taken
 class RequestBody(BaseModel):
     """JSON object of a request.
 
-    :mod:`pronk.server.protocol.fields` decides about fields that the object does not have. Numbers written as strings
-    are refused.
+    :mod:`pronk.server.protocol.fields` decides about fields that the object does not have. Numbers
+    written as strings are refused.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     places: ClassVar[Sequence[str]] = ()  # parts of the table of fields that apply
-    is_record: ClassVar[bool] = False  # whether unknown fields are ignored, as the object only describes something
-    # Empty values that are not the same as no field, by the name of the field: the schema {} allows any value.
+    # whether unknown fields are ignored, as the object only describes something
+    is_record: ClassVar[bool] = False
+    # Empty values that are not the same as no field, by the name of the field: the schema {} allows
+    # any value.
     meaningful: ClassVar[Mapping[str, Any]] = {}
     about: ClassVar[ObjectFields] = ObjectFields()
 
-    _ignored: list[str] = PrivateAttr(default_factory=list)  # names of ignored and renamed fields of this object
-    _given: Mapping[str, Any] = PrivateAttr(default_factory=dict)  # the object as the client sent it
-    _written: dict[str, Path] = PrivateAttr(default_factory=dict)  # paths of fields that have another name in the body
+    # names of ignored and renamed fields of this object
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+    # the object as the client sent it
+    _given: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+    # paths of fields that have another name in the body
+    _written: dict[str, Path] = PrivateAttr(default_factory=dict)
     _num_bytes: int = PrivateAttr(SMALL_JOB + 1)
 
     @classmethod
@@ -60,7 +65,9 @@ class RequestBody(BaseModel):
         super().__pydantic_init_subclass__(**options)
         names = {info.alias or name: info for name, info in cls.model_fields.items()}
         optional = {name for name, info in names.items() if not info.is_required()}
-        cls.about = ObjectFields(frozenset(names), optional, cls.meaningful, rows_of(cls.places), cls.is_record)
+        cls.about = ObjectFields(
+            frozenset(names), optional, cls.meaningful, rows_of(cls.places), cls.is_record
+        )
 
     @classmethod
     def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +143,10 @@ def _report(value: Any, path: str) -> Iterator[str]:
 
 
 class Record(RequestBody):
-    """Object that describes something that the client has, such as a message; unknown fields are ignored."""
+    """Object that describes something that the client has, such as a message.
+
+    Unknown fields are ignored.
+    """
 
     is_record: ClassVar = True
 
@@ -158,7 +168,10 @@ class Skipped(Record):
 
 
 def check_encodable(text: str) -> str:
-    """Return the text; raise ``ValueError`` if it has half of a surrogate pair, which UTF-8 cannot encode."""
+    """Return the text.
+
+    Raise ``ValueError`` if it has half of a surrogate pair, which UTF-8 cannot encode.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -167,12 +180,16 @@ def check_encodable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(check_encodable)]  # without lone surrogates, which JSON can escape, but not UTF-8
+# without lone surrogates, which JSON can escape, but not UTF-8
+Text = Annotated[str, AfterValidator(check_encodable)]
 # fail_fast: a list with millions of wrong elements produces one error, not millions.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
-# Token ids of one prompt. Pydantic checks a list in one call, in which no other thread runs; a million take 40 ms.
+# Token ids of one prompt. Pydantic checks a list in one call, in which no other thread runs; a
+# million take 40 ms.
 MAX_IDS = 2**20
-Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True, max_length=MAX_IDS)]
+Ids = Annotated[
+    list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True, max_length=MAX_IDS)
+]
 
 
 def _without_empty(texts: Any) -> Any:
@@ -197,7 +214,9 @@ def _read_limit(limit: Any) -> Any:
 
 
 # -1 is no limit, as 0: also where the model recommends another one.
-TopK = Annotated[int, Field(ge=0, le=2**31), BeforeValidator(lambda value: 0 if value == -1 else value)]
+TopK = Annotated[
+    int, Field(ge=0, le=2**31), BeforeValidator(lambda value: 0 if value == -1 else value)
+]
 MaxTokens = Annotated[int, Field(ge=1, le=NO_LIMIT), BeforeValidator(_read_limit)]
 
 
@@ -206,7 +225,9 @@ def _prompt_type(prompt: Any) -> str:
     if not isinstance(prompt, list):
         return "<text>"
     first = prompt[0] if prompt else ""
-    return "<lists>" if isinstance(first, list) else "<texts>" if isinstance(first, str) else "<ids>"
+    return (
+        "<lists>" if isinstance(first, list) else "<texts>" if isinstance(first, str) else "<ids>"
+    )
 
 
 Prompts = Annotated[
@@ -242,8 +263,9 @@ def _sampling_field(name: str) -> Any:
 class TextRequest(RequestBody):
     """Options of a request for text. ``None`` selects the default, like a missing field.
 
-    The OpenAI API lacks ``drafter``, ``rule``, ``guide_mode``, ``priority``, ``leaps``, ``cache_salt``, ``top_k``,
-    ``min_p``, ``repetition_penalty``, ``min_tokens``, ``stop_token_ids``, ``bad_words`` and ``ignore_eos``.
+    The OpenAI API lacks ``drafter``, ``rule``, ``guide_mode``, ``priority``, ``leaps``,
+    ``cache_salt``, ``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``,
+    ``stop_token_ids``, ``bad_words`` and ``ignore_eos``.
     """
 
     places: ClassVar[Sequence[str]] = ("text",)
@@ -272,14 +294,20 @@ class TextRequest(RequestBody):
     guide_mode: GuideMode | None = None
     priority: int | None = Field(None, ge=-1000, le=1000)
     cache_salt: Text | None = Field(None, min_length=1, max_length=1024)
-    leaps: bool | None = Field(None, description="Report id, text, drafter and step of each streamed token.")
+    leaps: bool | None = Field(
+        None, description="Report id, text, drafter and step of each streamed token."
+    )
 
     @field_validator("logit_bias")
     @classmethod
     def _check_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for token, bias in (value or {}).items():
-            if not (token.isascii() and token.isdigit() and len(token) < 10 and -100.0 <= bias <= 100.0):
-                msg = "expected token ids with a value in -100..100 each, found another key or value"
+            if not (
+                token.isascii() and token.isdigit() and len(token) < 10 and -100.0 <= bias <= 100.0
+            ):
+                msg = (
+                    "expected token ids with a value in -100..100 each, found another key or value"
+                )
                 raise ValueError(msg)
         return value
 
@@ -291,7 +319,11 @@ class TextRequest(RequestBody):
     @property
     def continuous_usage(self) -> bool:
         """Whether each chunk of a stream has the token counts so far instead of ``"usage": null``."""
-        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return (
+            self.include_usage
+            and self.stream_options is not None
+            and self.stream_options.continuous_usage_stats
+        )
 
     def check(self, limits: RequestLimits) -> None:
         """Raise ``ApiError`` if an option exceeds its limit, or contradicts another option."""
@@ -310,11 +342,19 @@ class TextRequest(RequestBody):
                 most = count_text(limits.stop_length, "character")
                 raise refuse(name, f"expected at most {most} each, found {longest}")
         if self.do_sample is False and self.temperature:
-            raise refuse("do_sample", f"expected temperature: 0 with false, found {self.temperature}; leave one out")
+            raise refuse(
+                "do_sample",
+                f"expected temperature: 0 with false, found {self.temperature}; leave one out",
+            )
         if self.do_sample and self.temperature == 0:
-            raise refuse("do_sample", "expected temperature above 0 with true, found temperature: 0; leave one out")
+            raise refuse(
+                "do_sample",
+                "expected temperature above 0 with true, found temperature: 0; leave one out",
+            )
         if self.leaps and not self.stream:
-            raise refuse("leaps", "expected stream: true, found no stream; add it, or leave the field out")
+            raise refuse(
+                "leaps", "expected stream: true, found no stream; add it, or leave the field out"
+            )
         self._check_forms()
 
     def _check_forms(self) -> None:
@@ -323,7 +363,10 @@ class TextRequest(RequestBody):
         for field, form in forms[1:]:
             first, expected = forms[0]
             if form != expected:
-                raise refuse(field, f"expected one form of the answer, found {first} and {field}; leave one out")
+                raise refuse(
+                    field,
+                    f"expected one form of the answer, found {first} and {field}; leave one out",
+                )
 
     def as_written(self, error: ApiError) -> ApiError:
         """Return an error that names the field as the client wrote it."""
@@ -341,14 +384,20 @@ class TextRequest(RequestBody):
         return {}
 
     def guide(self) -> Guide | None:
-        """Return the guide of the field that requires a form; raise ``ApiError`` if it is invalid."""
+        """Return the guide of the field that requires a form.
+
+        Raise ``ApiError`` if it is invalid.
+        """
         try:
             return next((Guide(**arguments) for arguments in self.guide_arguments().values()), None)
         except GuideError as error:
             raise self.field_error(error) or error from error
 
     def field_error(self, error: PronkError) -> ApiError | None:
-        """Convert a ``GuideError`` to an error that names the request's field; ``None`` for other errors."""
+        """Convert a ``GuideError`` to an error that names the request's field.
+
+        ``None`` for other errors.
+        """
         field = next(iter(self.guide_arguments()), None)
         if not isinstance(error, GuideError) or field is None:
             return None
@@ -373,7 +422,9 @@ class TextRequest(RequestBody):
             seed=None if self.seed is None else self.seed % _NUM_SEEDS,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             bad_words=tuple(self.bad_words or ()),
-            logit_bias={int(token): bias for token, bias in self.logit_bias.items()} if self.logit_bias else None,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()}
+            if self.logit_bias
+            else None,
             **given,
             **options,
         )
@@ -383,7 +434,8 @@ class TextRequest(RequestBody):
 _UNCHANGED = [
     name
     for name in declared_options(SamplingParams)
-    if name in TextRequest.model_fields and name not in {"seed", "stop_token_ids", "bad_words", "logit_bias"}
+    if name in TextRequest.model_fields
+    and name not in {"seed", "stop_token_ids", "bad_words", "logit_bias"}
 ]
 
 
@@ -397,7 +449,10 @@ class Reply(Protocol):
         """Return the chunks of a stream for ``pieces``, the new tokens of one decoding step."""
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Record the new tokens of a step for :meth:`whole`; called for each step of a reply without stream."""
+        """Record the new tokens of a step for :meth:`whole`.
+
+        Called for each step of a reply without stream.
+        """
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the last chunks of a stream; ``done`` as in :meth:`whole`."""
@@ -406,12 +461,16 @@ class Reply(Protocol):
         """Return the whole reply; ``done`` has all samples in the order of their indices."""
 
 
-# Input of the engine for one checked and tokenized request: prompts, options for every prompt, builder of the reply.
+# Input of the engine for one checked and tokenized request: prompts, options for every prompt,
+# builder of the reply.
 PreparedRequest = tuple[Sequence[list[int]], SamplingParams, Reply]
 
 
 def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """Return the error for a field with an invalid value; the message may begin with the field's name."""
+    """Return the error for a field with an invalid value.
+
+    The message may begin with the field's name.
+    """
     return ApiError(HTTPStatus.BAD_REQUEST, name_once(param, message), code, param)
 
 
@@ -437,7 +496,10 @@ def check_max(param: str, value: int | None, maximum: int) -> None:
 
 def by_sample(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
     """Return (sample index, pieces of the sample) for the pieces of a step, in order of the indices."""
-    return [(i, [piece for piece in pieces if piece.index == i]) for i in sorted({piece.index for piece in pieces})]
+    return [
+        (i, [piece for piece in pieces if piece.index == i])
+        for i in sorted({piece.index for piece in pieces})
+    ]
 
 
 def leaps(pieces: Sequence[Piece]) -> list[Mapping[str, Any]]:
@@ -449,15 +511,20 @@ class RunningUsage:
     """Token counts of a stream so far, per sample; ``n`` is the number of samples per prompt."""
 
     def __init__(self, prompts: Sequence[list[int]], n: int) -> None:
-        self._prompts, self._n = prompts, n
+        self._prompts = prompts
+        self._n = n
         self._generated = Counter[int]()
 
     def add(self, pieces: Sequence[Piece], chunks: Sequence[dict[str, Any]]) -> None:
-        """Count the tokens of a step; set ``usage`` in each chunk to the counts of the chunk's sample."""
+        """Count the tokens of a step.
+
+        Set ``usage`` in each chunk to the counts of the chunk's sample.
+        """
         self._generated.update(piece.index for piece in pieces)
         for chunk in chunks:
             for choice in chunk.get("choices", ()):
-                prompt, generated = len(self._prompts[choice["index"] // self._n]), self._generated[choice["index"]]
+                prompt = len(self._prompts[choice["index"] // self._n])
+                generated = self._generated[choice["index"]]
                 chunk["usage"] = {
                     "prompt_tokens": prompt,
                     "completion_tokens": generated,
@@ -466,7 +533,10 @@ class RunningUsage:
 
 
 def usage(done: Sequence[Completion], n: int, num_thought_tokens: int = 0) -> dict[str, Any]:
-    """Return the token counts of all samples; the tokens of a prompt count once for its ``n`` samples."""
+    """Return the token counts of all samples.
+
+    The tokens of a prompt count once for its ``n`` samples.
+    """
     stats = [completion.stats for completion in done]
     prompt = sum(each.prompt_tokens for each in stats[::n])
     generated = sum(each.generated_tokens for each in stats)
@@ -474,7 +544,9 @@ def usage(done: Sequence[Completion], n: int, num_thought_tokens: int = 0) -> di
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": sum(min(s.cached_tokens, s.prompt_tokens) for s in stats[::n])},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(min(s.cached_tokens, s.prompt_tokens) for s in stats[::n])
+        },
         "completion_tokens_details": {"reasoning_tokens": num_thought_tokens},
         "steps": sum(each.target_steps for each in stats),
         "drafted": sum(each.drafted for each in stats),

@@ -1,7 +1,7 @@
 """Requests of ``/v1/responses``.
 
-The server stores no responses, so ``previous_response_id`` is not supported: a client sends the whole conversation,
-with the items of earlier responses copied unchanged.
+The server stores no responses, so ``previous_response_id`` is not supported: a client sends the
+whole conversation, with the items of earlier responses copied unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class CallItem(Record):
     """Tool call of an earlier response."""
 
     type: Literal["function_call"]
-    call_id: Text = Field("", max_length=MAX_ID)  # "": the next result without an id is that of this call
+    # "": the next result without an id is that of this call
+    call_id: Text = Field("", max_length=MAX_ID)
     name: Text = Field(max_length=256)
     namespace: Text | None = Field(None, max_length=256)
     arguments: Arguments = "{}"
@@ -108,7 +109,10 @@ class ThoughtItem(Record):
 
 
 class Namespace(Record):
-    """Group of functions, such as those of an MCP server; the model sees ``NAMESPACE__FUNCTION``."""
+    """Group of functions, such as those of an MCP server.
+
+    The model sees ``NAMESPACE__FUNCTION``.
+    """
 
     type: Literal["namespace"]
     name: Text = Field(max_length=128)
@@ -128,7 +132,9 @@ class Namespace(Record):
                 self.note_ignored([f"tools ({own_name})"])
             else:
                 function = tool.function.model_copy(update={"name": name})
-                found.append(NamespaceFunction(function, own_name, ("tools", number, *tool.schema_path)))
+                found.append(
+                    NamespaceFunction(function, own_name, ("tools", number, *tool.schema_path))
+                )
         return found
 
 
@@ -238,7 +244,9 @@ class ResponsesRequest(ConversationRequest):
     top_logprobs: int | None = Field(None, ge=0)
     include: Text | list[Text] | None = None
     text: TextOptions | None = None
-    metadata: Any = Field(None, description="An object is repeated in the response; nothing is stored.")
+    metadata: Any = Field(
+        None, description="An object is repeated in the response; nothing is stored."
+    )
 
     @field_validator("metadata")
     @classmethod
@@ -246,7 +254,9 @@ class ResponsesRequest(ConversationRequest):
         check_encodable(json.dumps(value, ensure_ascii=False))
         return value
 
-    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_TOOLS
+    )
     tool_choice: Choice | None = None
 
     def check(self, limits: RequestLimits) -> None:
@@ -256,12 +266,21 @@ class ResponsesRequest(ConversationRequest):
         for item in self.input:
             if isinstance(item, UnreadableItem):
                 expected = f"expected items of text with their content, found {item.type!r}"
-                raise unsupported("input", f"{expected}; responses are not stored, and the model reads text alone")
+                raise unsupported(
+                    "input", f"{expected}; responses are not stored, and the model reads text alone"
+                )
         if self.leaps:
-            raise unsupported("leaps", "expected no such field in /v1/responses, found true; use /v1/chat/completions")
+            raise unsupported(
+                "leaps",
+                "expected no such field in /v1/responses, found true; use /v1/chat/completions",
+            )
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        return {} if self.text is None or self.text.format is None else self.text.format.guide_arguments()
+        return (
+            {}
+            if self.text is None or self.text.format is None
+            else self.text.format.guide_arguments()
+        )
 
     @property
     def limit_field(self) -> str:
@@ -290,12 +309,16 @@ class ResponsesRequest(ConversationRequest):
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        skipped = {item.call_id for item in self.input if isinstance(item, SkippedItem) and item.call_id}
+        skipped = {
+            item.call_id for item in self.input if isinstance(item, SkippedItem) and item.call_id
+        }
         for item in self.input:
             if isinstance(item, CallOutputItem) and item.call_id in skipped:
                 continue
             if isinstance(item, CallOutputItem):
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
+                messages.append(
+                    {"role": "tool", "tool_call_id": item.call_id, "content": item.text}
+                )
             elif isinstance(item, TextItem):
                 messages.append({"role": "user", "content": item.text})
             elif isinstance(item, AgentMessage):
@@ -308,20 +331,31 @@ class ResponsesRequest(ConversationRequest):
 
     def all_tools(self) -> list[PlacedTool]:
         """Return the tools of the request, and those that items of the input add: each once, its last form."""
-        items = [(number, item) for number, item in enumerate(self.input) if isinstance(item, ToolsItem)]
+        items = [
+            (number, item) for number, item in enumerate(self.input) if isinstance(item, ToolsItem)
+        ]
         added: list[PlacedTool] = [
             (("input", number, "tools", position), tool)
             for number, item in items
             for position, tool in enumerate(item.tools or ())
         ]
         last = {_tool_key(path, tool): (path, tool) for path, tool in added}
-        own: list[PlacedTool] = [(("tools", position), tool) for position, tool in enumerate(self.tools or ())]
-        return [*((path, tool) for path, tool in own if _tool_key(path, tool) not in last), *last.values()]
+        own: list[PlacedTool] = [
+            (("tools", position), tool) for position, tool in enumerate(self.tools or ())
+        ]
+        return [
+            *((path, tool) for path, tool in own if _tool_key(path, tool) not in last),
+            *last.values(),
+        ]
 
     def namespaces(self) -> Mapping[str, tuple[str, str]]:
         """Map the name of a function that the model sees to its namespace and its own name."""
         groups = [tool for _, tool in self.all_tools() if isinstance(tool, Namespace)]
-        return {each.function.name: (group.name, each.own_name) for group in groups for each in group.functions}
+        return {
+            each.function.name: (group.name, each.own_name)
+            for group in groups
+            for each in group.functions
+        }
 
     def read_tools(self) -> ToolUse:
         offered = list[tuple[SchemaPath, Function]]()
@@ -333,7 +367,9 @@ class ResponsesRequest(ConversationRequest):
                 offered += [((*path, *each.schema_path), each.function) for each in tool.functions]
             else:
                 skipped.append(tool)
-        return ToolUse.of(offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped)
+        return ToolUse.of(
+            offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped
+        )
 
     def described(self) -> dict[str, Any]:
         """Return the options of the request as the response repeats them."""
@@ -353,7 +389,9 @@ class ResponsesRequest(ConversationRequest):
             "store": False,
             "temperature": self.temperature,
             "text": {"format": described},
-            "tool_choice": choice.model_dump(exclude_none=True) if isinstance(choice, ToolChoice) else choice or "auto",
+            "tool_choice": choice.model_dump(exclude_none=True)
+            if isinstance(choice, ToolChoice)
+            else choice or "auto",
             "tools": [
                 {"type": "function", **tool.function.model_dump()}
                 for tool in self.tools or ()
@@ -365,7 +403,8 @@ class ResponsesRequest(ConversationRequest):
         }
 
 
-PlacedTool = tuple[SchemaPath, FunctionTool | Namespace | Skipped]  # with the names and indices to the tool
+# with the names and indices to the tool
+PlacedTool = tuple[SchemaPath, FunctionTool | Namespace | Skipped]
 
 
 def _tool_key(path: SchemaPath, tool: FunctionTool | Namespace | Skipped) -> object:
@@ -373,17 +412,30 @@ def _tool_key(path: SchemaPath, tool: FunctionTool | Namespace | Skipped) -> obj
     return tool.function.name if isinstance(tool, FunctionTool) else path
 
 
-def _add_to_answer(messages: list[dict[str, Any]], item: InputItem | CallItem | ThoughtItem) -> None:
+def _add_to_answer(
+    messages: list[dict[str, Any]], item: InputItem | CallItem | ThoughtItem
+) -> None:
     """Add an item of an earlier response to its message, the last one; thoughts begin a message."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if isinstance(item, ThoughtItem):
         thoughts = "".join(part.text for part in item.content or item.summary or ())
-        messages.append({"role": "assistant", "content": "", "reasoning_content": thoughts, "thinking": thoughts})
+        messages.append(
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": thoughts,
+                "thinking": thoughts,
+            }
+        )
     elif isinstance(item, CallItem):
         if last is None:
             last = {"role": "assistant", "content": ""}
             messages.append(last)
-        name = item.name if item.namespace is None else f"{item.namespace}{NAMESPACE_SEPARATOR}{item.name}"
+        name = (
+            item.name
+            if item.namespace is None
+            else f"{item.namespace}{NAMESPACE_SEPARATOR}{item.name}"
+        )
         last.setdefault("tool_calls", []).append(tool_call(item.call_id, name, item.arguments))
     elif last is not None and not last["content"] and "tool_calls" not in last:
         last["content"] = item.to_template()["content"]

@@ -28,7 +28,10 @@ _EVENTS: Mapping[BlockKind, str] = {
 
 @dataclass
 class ResponsesReply(AnswerReply):
-    """Builder of the replies of ``/v1/responses``. Each block of the answer is an item of the output."""
+    """Builder of the replies of ``/v1/responses``.
+
+    Each block of the answer is an item of the output.
+    """
 
     request: ResponsesRequest
 
@@ -40,12 +43,16 @@ class ResponsesReply(AnswerReply):
         (self._parser,) = self.parsers
         self._empty = Block("text", 0)  # the only block of an empty answer that may have had others
         self._open: Block | None = None  # block whose item is not closed yet
-        self._num_sent: dict[int, int] = {}  # number of a block to the number of its log-probabilities that were sent
+        # number of a block to the number of its log-probabilities that were sent
+        self._num_sent: dict[int, int] = {}
 
     def start(self) -> list[dict[str, Any]]:
         """Return the events that open the response and, if the answer is a text, its message."""
         response = self._response("in_progress", [])
-        events = [self._event(f"response.{state}", response=response) for state in ("created", "in_progress")]
+        events = [
+            self._event(f"response.{state}", response=response)
+            for state in ("created", "in_progress")
+        ]
         if not self.has_blocks:
             (self._open,) = self._parser.blocks
             events += self._opened(self._open)
@@ -61,7 +68,8 @@ class ResponsesReply(AnswerReply):
             if content:
                 events.append(self._delta(block, content))
         if not self.has_blocks and len(events) == 0:
-            events.append(self._delta(self._parser.blocks[0], ""))  # for the log-probabilities of tokens without text
+            # for the log-probabilities of tokens without text
+            events.append(self._delta(self._parser.blocks[0], ""))
         return events
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
@@ -71,14 +79,20 @@ class ResponsesReply(AnswerReply):
         if self._open is None:  # an empty answer that may have had thoughts or calls
             self._open = self._empty
             events = [*self._opened(self._empty)]
-        return [*events, *self._closed(whole["status"]), self._event(f"response.{whole['status']}", response=whole)]
+        return [
+            *events,
+            *self._closed(whole["status"]),
+            self._event(f"response.{whole['status']}", response=whole),
+        ]
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         (completion,) = done
         status = "incomplete" if completion.finish_reason == "length" else "completed"
         blocks = self._parser.blocks or [self._empty]
         # Only the last item of an answer can be incomplete.
-        items = [self._item(block, status if block is blocks[-1] else "completed") for block in blocks]
+        items = [
+            self._item(block, status if block is blocks[-1] else "completed") for block in blocks
+        ]
         counts = usage(done, 1, self._parser.num_thought_tokens)
         whole = self._response(status, items)
         whole["usage"] = {
@@ -100,14 +114,17 @@ class ResponsesReply(AnswerReply):
             **self.request.described(),
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"}
+            if status == "incomplete"
+            else None,
             "output": output,
             "usage": None,
         }
 
     def _opened(self, block: Block) -> Iterator[dict[str, Any]]:
         item = self._item(Block(block.kind, block.number, block.call), "in_progress")
-        content, item["content"] = item.get("content"), []
+        content = item.get("content")
+        item["content"] = []
         if block.kind == "call":
             del item["content"]
         yield self._event("response.output_item.added", output_index=block.number, item=item)
@@ -126,7 +143,8 @@ class ResponsesReply(AnswerReply):
         block = self._open
         if block is None:
             return
-        item, kind = self._item(block, status), f"{_EVENTS[block.kind]}.done"
+        item = self._item(block, status)
+        kind = f"{_EVENTS[block.kind]}.done"
         if block.kind == "call":
             yield self._block_event(kind, block, arguments=block.content, name=item["name"])
         else:
@@ -147,7 +165,12 @@ class ResponsesReply(AnswerReply):
             thoughts = {"type": "reasoning_text", "text": block.content}
             return {**item, "type": "reasoning", "summary": [], "content": [thoughts]}
         logprobs = self._logprobs(block.logprobs)
-        text = {"type": "output_text", "text": block.content, "annotations": [], "logprobs": logprobs}
+        text = {
+            "type": "output_text",
+            "text": block.content,
+            "annotations": [],
+            "logprobs": logprobs,
+        }
         return {**item, "type": "message", "role": "assistant", "content": [text]}
 
     def _item_id(self, block: Block) -> str:

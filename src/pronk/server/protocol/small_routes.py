@@ -11,7 +11,15 @@ from pydantic import Field
 
 from pronk.base.arrays import Array
 from pronk.server.protocol.chat import ChatMessage, ChatRequest
-from pronk.server.protocol.request import Ids, Prompts, RequestBody, Text, Texts, list_prompts, refuse
+from pronk.server.protocol.request import (
+    Ids,
+    Prompts,
+    RequestBody,
+    Text,
+    Texts,
+    list_prompts,
+    refuse,
+)
 from pronk.server.settings import RequestLimits
 
 
@@ -23,11 +31,15 @@ class TokenizeRequest(ChatRequest):
 
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field([])
-    add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens to a prompt.")
+    add_special_tokens: bool | None = Field(
+        None, description="Add the tokenizer's special tokens to a prompt."
+    )
 
     def check(self, limits: RequestLimits) -> None:
         if (self.prompt is None) == (not self.messages):
-            raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
+            raise refuse(
+                "prompt", "expected either prompt or messages, found both or none; send one of them"
+            )
         if self.messages:
             super().check(limits)
 
@@ -53,8 +65,12 @@ class EmbeddingRequest(RequestBody):
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=2**31)
-    pooling: Literal["mean", "last"] | None = Field(None, description="Tokens to pool; default: mean.")
-    normalize: bool | None = Field(None, description="Whether vectors have length 1; default: true.")
+    pooling: Literal["mean", "last"] | None = Field(
+        None, description="Tokens to pool; default: mean."
+    )
+    normalize: bool | None = Field(
+        None, description="Whether vectors have length 1; default: true."
+    )
 
     def check(self, limits: RequestLimits, hidden_size: int) -> None:
         """Raise ``ApiError`` if the input is empty or beyond the limits, or the model has fewer dimensions."""
@@ -62,7 +78,9 @@ class EmbeddingRequest(RequestBody):
         if not 1 <= len(prompts) <= limits.embeddings:
             raise refuse("input", f"expected 1..{limits.embeddings} texts, found {len(prompts)}")
         if not all(prompts):
-            raise refuse("input", "expected texts of at least one token, found an empty one; leave it out")
+            raise refuse(
+                "input", "expected texts of at least one token, found an empty one; leave it out"
+            )
         if self.dimensions is not None and self.dimensions > hidden_size:
             raise refuse("dimensions", f"expected at most {hidden_size}, found {self.dimensions}")
 
@@ -92,7 +110,9 @@ class ModerationRequest(RequestBody):
 
     model: Text | None = None
     input: Text | Texts
-    kind: Literal["prompt", "answer"] | None = Field(None, description="Role of the texts; default: prompt.")
+    kind: Literal["prompt", "answer"] | None = Field(
+        None, description="Role of the texts; default: prompt."
+    )
 
 
 def moderation(model: str, results: Sequence[tuple[dict[str, float], bool]]) -> dict[str, Any]:
@@ -103,7 +123,9 @@ def moderation(model: str, results: Sequence[tuple[dict[str, float], bool]]) -> 
         "results": [
             {
                 "flagged": flag,
-                "categories": {name: flag and value == max(scores.values()) for name, value in scores.items()},
+                "categories": {
+                    name: flag and value == max(scores.values()) for name, value in scores.items()
+                },
                 "category_scores": scores,
             }
             for scores, flag in results

@@ -13,22 +13,30 @@ from pronk.server.protocol.request import Record, Text, refuse
 from pronk.text import AnswerFormat, thinking_options
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_ON, _OFF = ("on", "enabled", "adaptive", "auto", "true", "yes"), ("off", "disabled", "false", "no")
+_ON = ("on", "enabled", "adaptive", "auto", "true", "yes")
+_OFF = ("off", "disabled", "false", "no")
 _SWITCHES = {**dict.fromkeys(_ON, True), **dict.fromkeys(_OFF, False)}
 
 
 def _read_number(value: Any) -> Any:
-    """Return the switch that 0 or 1 means; another number becomes a word, which no model follows."""
+    """Return the switch that 0 or 1 means.
+
+    Another number becomes a word, which no model follows.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return bool(value) if value in (0, 1) else f"{value:g}"
 
 
-# A switch or an effort of thinking: true, "off", "high". It is a hint, so any word and any number is accepted.
-ThinkingHint = Annotated[bool | Annotated[Text, Field(max_length=64)], BeforeValidator(_read_number)]
+# A switch or an effort of thinking: true, "off", "high". It is a hint, so any word and any number
+# is accepted.
+ThinkingHint = Annotated[
+    bool | Annotated[Text, Field(max_length=64)], BeforeValidator(_read_number)
+]
 # Maximum number of tokens of thoughts; -1 leaves it to the model.
 ThinkingBudget = Annotated[
-    Annotated[int, Field(ge=0, le=2**31)] | None, BeforeValidator(lambda value: None if value == -1 else value)
+    Annotated[int, Field(ge=0, le=2**31)] | None,
+    BeforeValidator(lambda value: None if value == -1 else value),
 ]
 
 
@@ -38,7 +46,8 @@ class Thinking:
 
     ``None`` leaves the choice to the model's chat template.
 
-    ``effort`` is one of ``EFFORTS`` or an unknown word, which is ignored. ``field`` names the field that asks.
+    ``effort`` is one of ``EFFORTS`` or an unknown word, which is ignored. ``field`` names the field
+    that asks.
     """
 
     effort: str | None = None
@@ -90,19 +99,25 @@ class Thinking:
 def join_wishes(wishes: Sequence[Thinking]) -> Thinking:
     """Return the wish of several fields together; raise ``ApiError`` if two contradict each other.
 
-    An effort contradicts no switch: clients send the effort of their settings although thinking is off.
+    An effort contradicts no switch: clients send the effort of their settings although thinking is
+    off.
     """
     asking = [wish for wish in wishes if wish.asks]
     for first, second in combinations(asking, 2):
         for value, other in zip(first.values, second.values, strict=True):
             if None not in (value, other) and value != other:
-                expected = f"expected the same wish about thinking as {first.field}, found another one"
+                expected = (
+                    f"expected the same wish about thinking as {first.field}, found another one"
+                )
                 raise refuse(second.field, f"{expected}; leave {first.field} or {second.field} out")
     return Thinking(
         effort=next((wish.effort for wish in asking if wish.effort is not None), None),
         enabled=next((wish.enabled for wish in asking if wish.enabled is not None), None),
         budget=next((wish.budget for wish in asking if wish.budget is not None), None),
-        field=next((wish.field for wish in sorted(asking, key=lambda wish: wish.effort is None)), "thinking"),
+        field=next(
+            (wish.field for wish in sorted(asking, key=lambda wish: wish.effort is None)),
+            "thinking",
+        ),
     )
 
 
@@ -139,7 +154,9 @@ class ReasoningOptions(Record):
         ]
 
 
-def wishes_of(field: str, value: ThinkingConfig | ReasoningOptions | bool | str | None) -> list[Thinking]:
+def wishes_of(
+    field: str, value: ThinkingConfig | ReasoningOptions | bool | str | None
+) -> list[Thinking]:
     """Return what a field asks of thinking, which is an object, a switch or an effort."""
     if isinstance(value, (ThinkingConfig, ReasoningOptions)):
         return value.wishes()

@@ -24,23 +24,28 @@ from pronk.server.protocol.unions import OneOf, type_of
 from pronk.serving import MAX_SIZE
 from pronk.text import TOOL_NAME, Relaxed, not_followed, relax_arguments, relax_tools
 
-MAX_TOOLS = 1024  # maximum number of tools in one request; OpenAI's API has 128, but agents with MCP servers send more
+# maximum number of tools in one request; OpenAI's API has 128, but agents with MCP servers send
+# more
+MAX_TOOLS = 1024
 NAMESPACE_SEPARATOR = "__"  # between a namespace and a function in the name that the model sees
 SchemaPath = tuple[str | int, ...]  # names and indices from the request to the schema of a tool
-_MAX_VALUES = 2**16  # number of texts, lists and objects in the arguments of an earlier call, which are a text
+# number of texts, lists and objects in the arguments of an earlier call, which are a text
+_MAX_VALUES = 2**16
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
-_SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # half of a pair, as a character or as an escape
+# half of a pair, as a character or as an escape
+_SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 
 
 def complete_arguments(value: Any) -> Any:
     """Return the arguments of an earlier call as the JSON text of an object, which chat templates need.
 
-    Models and clients also write other things: ``max_tokens`` may end the text anywhere within the object, so the
-    strings, lists and objects that are open are closed, and a key or a number without its end is left out. NaN, which
-    JSON does not have, becomes null. ``"null"`` and ``[]`` become ``{}``; any other text or list becomes the object
-    ``{"arguments": …}``. A blank text stays; chat templates get ``{}`` for it.
+    Models and clients also write other things: ``max_tokens`` may end the text anywhere within the
+    object, so the strings, lists and objects that are open are closed, and a key or a number
+    without its end is left out. NaN, which JSON does not have, becomes null. ``"null"`` and ``[]``
+    become ``{}``; any other text or list becomes the object ``{"arguments": …}``. A blank text
+    stays; chat templates get ``{}`` for it.
     """
     if not isinstance(value, (str, list, dict)):
         return value  # refused: no API has numbers and booleans as arguments
@@ -50,7 +55,12 @@ def complete_arguments(value: Any) -> Any:
         msg = f"expected at most {_MAX_VALUES} texts, lists and objects, found more; send less"
         raise ValueError(msg)
     found, is_json = _parse(value) if isinstance(value, str) else (value, False)
-    if isinstance(value, str) and isinstance(found, dict) and is_json and not _SURROGATE.search(value):
+    if (
+        isinstance(value, str)
+        and isinstance(found, dict)
+        and is_json
+        and not _SURROGATE.search(value)
+    ):
         return value  # the text that the model wrote
     if not isinstance(found, dict):
         found = {} if found is None or found in EMPTY else {"arguments": found}
@@ -89,7 +99,8 @@ class FunctionCall(Record):
 class ToolCall(Record):
     """Tool call in an earlier message of the assistant."""
 
-    id: Text = Field("", max_length=MAX_ID)  # "": the next result without an id is that of this call
+    # "": the next result without an id is that of this call
+    id: Text = Field("", max_length=MAX_ID)
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -112,7 +123,8 @@ Parameters = Annotated[dict[str, Any] | None, BeforeValidator(_read_schema)]
 class Function(Record):
     """Function that the model may call.
 
-    The arguments follow the schema as far as a grammar can enforce it, whether ``strict`` is set or not.
+    The arguments follow the schema as far as a grammar can enforce it, whether ``strict`` is set or
+    not.
     """
 
     places: ClassVar[Sequence[str]] = ("function",)
@@ -126,7 +138,10 @@ class Function(Record):
     def to_template(self) -> dict[str, Any]:
         """Return the tool as a dict for chat templates."""
         values = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": {name: value for name, value in values.items() if value is not None}}
+        return {
+            "type": "function",
+            "function": {name: value for name, value in values.items() if value is not None},
+        }
 
 
 class FunctionTool(Record):
@@ -140,7 +155,10 @@ class FunctionTool(Record):
         """Read the flat forms of other APIs, such as ``{"name": "f", "input_schema": {…}}``."""
         if "function" in value or "name" not in value:
             return value
-        return {"type": "function", "function": {name: each for name, each in value.items() if name != "type"}}
+        return {
+            "type": "function",
+            "function": {name: each for name, each in value.items() if name != "type"},
+        }
 
     @property
     def schema_path(self) -> tuple[str, ...]:
@@ -156,7 +174,10 @@ class FunctionName(Record):
 
 
 def tool_class(tool: Mapping[str, Any]) -> type[Record]:
-    """Return the class of a tool; one of another type is skipped, and so is a name that calls cannot have."""
+    """Return the class of a tool.
+
+    One of another type is skipped, and so is a name that calls cannot have.
+    """
     if (type_of(tool) or "function") != "function":
         return Skipped
     function = tool.get("function", tool)
@@ -184,8 +205,9 @@ class AllowedTools(Record):
 class ToolChoice(Record):
     """``tool_choice`` as an object: a mode, a function to call, or some of the functions.
 
-    ``{"type": "function", "function": {"name": "f"}}`` is OpenAI's form in chats, ``{"type": "function", "name": "f"}``
-    that of ``/v1/responses``, and ``{"type": "tool", "name": "f"}`` Anthropic's.
+    ``{"type": "function", "function": {"name": "f"}}`` is OpenAI's form in chats, ``{"type":
+    "function", "name": "f"}`` that of ``/v1/responses``, and ``{"type": "tool", "name": "f"}``
+    Anthropic's.
     """
 
     type: Text
@@ -208,9 +230,12 @@ class ToolUse:
     functions: Sequence[Function] = ()
     choice: Literal["none", "auto", "required"] = "auto"
     name: str | None = None  # name of the tool that the answer must call, exactly once
-    parallel: bool | None = None  # whether the answer may have several calls, if the request says so
-    only: Collection[str] | None = None  # names of the tools that the answer may call; None: all of them
-    schemas_at: Sequence[SchemaPath] = ()  # place of each function's schema in the request, for error messages
+    # whether the answer may have several calls, if the request says so
+    parallel: bool | None = None
+    # names of the tools that the answer may call; None: all of them
+    only: Collection[str] | None = None
+    # place of each function's schema in the request, for error messages
+    schemas_at: Sequence[SchemaPath] = ()
     skipped: Sequence[Skipped] = ()  # tools that this server does not use
 
     @classmethod
@@ -230,28 +255,45 @@ class ToolUse:
             parallel: field ``parallel_tool_calls``.
             skipped: tools that the server does not use.
 
-        Raises ``ApiError`` if the choice names a tool that the server does not have, or contradicts ``parallel``.
+        Raises ``ApiError`` if the choice names a tool that the server does not have, or contradicts
+        ``parallel``.
         """
         pairs = [*offered]
         functions = [function for _, function in pairs]
-        tools: Any = {"functions": functions, "schemas_at": [path for path, _ in pairs], "skipped": skipped}
+        tools: Any = {
+            "functions": functions,
+            "schemas_at": [path for path, _ in pairs],
+            "skipped": skipped,
+        }
         if choice is None or isinstance(choice, str):
             return cls(**tools, choice=_MODES[choice or "auto"], parallel=parallel)
         disabled = choice.disable_parallel_tool_use
         if None not in (parallel, disabled) and parallel == disabled:
-            expected = f"expected {json.dumps(not disabled)}, as tool_choice.disable_parallel_tool_use says"
-            raise refuse("parallel_tool_calls", f"{expected}, found {json.dumps(parallel)}; leave one out")
+            expected = (
+                f"expected {json.dumps(not disabled)}, as tool_choice.disable_parallel_tool_use "
+                "says"
+            )
+            raise refuse(
+                "parallel_tool_calls", f"{expected}, found {json.dumps(parallel)}; leave one out"
+            )
         tools["parallel"] = parallel if disabled is None else not disabled
         if choice.type in _MODES:
             return cls(**tools, choice=_MODES[choice.type])
         if choice.type == "allowed_tools":
             allowed = choice.allowed_tools or choice
-            names = [_tool_name(each) for each in allowed.tools or () if each.get("type", "function") == "function"]
+            names = [
+                _tool_name(each)
+                for each in allowed.tools or ()
+                if each.get("type", "function") == "function"
+            ]
             return cls(**tools, choice=_MODES[allowed.mode or "auto"], only=names)
         inner_name = None if choice.function is None else choice.function.name
         name = inner_name or choice.name
         if None not in (choice.name, inner_name) and choice.name != inner_name:
-            expected = f"expected name and function.name to be the same, found {choice.name!r:.40} and {name!r:.40}"
+            expected = (
+                f"expected name and function.name to be the same, found {choice.name!r:.40} and "
+                f"{name!r:.40}"
+            )
             raise refuse("tool_choice", f"{expected}; leave one out")
         if name is not None and choice.namespace is not None:
             name = f"{choice.namespace}{NAMESPACE_SEPARATOR}{name}"
@@ -291,16 +333,26 @@ class ToolUse:
         duplicate = next((name for name, count in counts.items() if count > 1), None)
         if duplicate is not None:
             raise refuse("tools", f"expected distinct names, found {duplicate!r} twice; rename one")
-        size = len(json.dumps([function.to_template() for function in self.functions], ensure_ascii=False))
+        size = len(
+            json.dumps([function.to_template() for function in self.functions], ensure_ascii=False)
+        )
         if size > MAX_SIZE:
-            raise refuse("tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller")
-        unknown = next((name for name in (self.name, *(self.only or ())) if name not in (None, *names)), None)
+            raise refuse(
+                "tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller"
+            )
+        unknown = next(
+            (name for name in (self.name, *(self.only or ())) if name not in (None, *names)), None
+        )
         if unknown is not None:
             if any(unknown == tool.name_of_tool for tool in self.skipped):
                 raise _skipped_choice(unknown)
             raise refuse("tool_choice", f"expected the name of one of the tools, found {unknown!r}")
         if not self.allows_text and not self.allowed_names:
-            found = "only tools that this server skips; add functions" if self.skipped else "none; add tools"
+            found = (
+                "only tools that this server skips; add functions"
+                if self.skipped
+                else "none; add tools"
+            )
             raise refuse("tool_choice", f"expected tools with 'required', found {found}")
 
     def template_tools(self) -> list[dict[str, Any]] | None:
@@ -318,30 +370,40 @@ class ToolUse:
 
         Raises ``ApiError`` if the schema of any tool allows no object.
         """
-        relaxed = {function.name: each.schema for function, each in zip(self.functions, self._relaxed, strict=True)}
+        relaxed = {
+            function.name: each.schema
+            for function, each in zip(self.functions, self._relaxed, strict=True)
+        }
         return {name: json.dumps(relaxed[name], ensure_ascii=False) for name in self.allowed_names}
 
     def not_enforced(self, *, python_syntax: bool = False) -> list[str]:
         """Return the keywords that calls need not follow, such as ``tools[0].function.parameters.not``.
 
         Args:
-            python_syntax: whether the model writes calls in Python's syntax (``ToolDialect.has_keywords``), in which
-                fewer keywords are enforced.
+            python_syntax: whether the model writes calls in Python's syntax
+                (``ToolDialect.has_keywords``), in which fewer keywords are enforced.
 
         Raises ``ApiError`` if the schema of any tool allows no object.
         """
         fields = list[str]()
         allowed = {*self.allowed_names}
-        for path, function, relaxed in zip(self._places(), self.functions, self._relaxed, strict=True):
+        for path, function, relaxed in zip(
+            self._places(), self.functions, self._relaxed, strict=True
+        ):
             if function.name not in allowed:
                 continue
             keywords = [*relaxed.dropped, *(not_followed(relaxed.schema) if python_syntax else [])]
-            fields += [join_path((*path, keyword) if keyword else path) for keyword in dict.fromkeys(keywords)]
+            fields += [
+                join_path((*path, keyword) if keyword else path)
+                for keyword in dict.fromkeys(keywords)
+            ]
         return fields
 
     def _places(self) -> Sequence[SchemaPath]:
         """Return the place of each function's schema in the request."""
-        return self.schemas_at or [("tools", n, "function", "parameters") for n in range(len(self.functions))]
+        return self.schemas_at or [
+            ("tools", n, "function", "parameters") for n in range(len(self.functions))
+        ]
 
     @cached_property
     def _relaxed(self) -> Sequence[Relaxed]:
@@ -357,19 +419,25 @@ class ToolUse:
             try:
                 relax_arguments(function.parameters)
             except OptionError as error:
-                field, message = ".".join(map(str, path)), str(error).removeprefix("guide: json: ")
+                field = ".".join(map(str, path))
+                message = str(error).removeprefix("guide: json: ")
                 return refuse(field, f"{message} (tool {function.name!r})")
         return None
 
 
 def _skipped_choice(name: str) -> ApiError:
-    message = f"expected a function of the client, found {name!r:.60}, a tool that this server skips; choose another"
+    message = (
+        f"expected a function of the client, found {name!r:.60}, a tool that this server skips; "
+        "choose another"
+    )
     return unsupported("tool_choice", message)
 
 
 def join_path(path: SchemaPath) -> str:
     """Return ``tools[0].function.parameters`` for ``("tools", 0, "function", "parameters")``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
+    ).removeprefix(".")
 
 
 _MODES: Mapping[str, Literal["none", "auto", "required"]] = {

@@ -14,13 +14,16 @@ from pydantic_core import CoreSchema, core_schema
 class OneOf:
     """Annotation of a union of classes: ``Annotated[A | B, OneOf(choose)]``.
 
-    ``choose`` returns the class of an object of a request. An error is then about the fields of this class alone. Other
-    values than objects are validated as the first class, whose error says that it expects an object.
+    ``choose`` returns the class of an object of a request. An error is then about the fields of
+    this class alone. Other values than objects are validated as the first class, whose error says
+    that it expects an object.
     """
 
     choose: Callable[[Mapping[str, Any]], type]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         classes = get_args(source)
 
         def tag_of(value: Any) -> str:

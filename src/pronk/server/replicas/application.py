@@ -4,8 +4,8 @@
 
     serve run pronk.server.replicas.application:app model=Qwen/Qwen3-0.6B replicas=4 cpus=8 api_key_file=keys.txt
 
-In a config file of Ray Serve, the same options are the entries of ``args``. The application has two deployments: the
-servers, which receive the requests of clients, and the replicas, which generate.
+In a config file of Ray Serve, the same options are the entries of ``args``. The application has two
+deployments: the servers, which receive the requests of clients, and the replicas, which generate.
 """
 
 from __future__ import annotations
@@ -49,34 +49,57 @@ class ApplicationArgs(BaseModel):
     # Folder that exists on every machine, or Hub id. None means the default model, smollm2.
     model: str | None = None
     replicas: int = 1  # maximum number of replicas
-    least: int | None = None  # minimum number of replicas, to which low load reduces them; None means ``replicas``
+    # minimum number of replicas, to which low load reduces them; None means ``replicas``
+    least: int | None = None
     servers: int = 1  # number of server processes
     cpus: int = 1  # number of cores per replica
     resources: dict[str, float] = {}  # by name of a Ray resource, the amount a replica needs
-    name: str | None = None  # name of the model in requests; None means the name of the model's folder
-    api_key_file: str | None = None  # file of API keys, one per line, read when the application is built
-    open_to_all: bool = False  # whether ``api_key_file`` may be missing, so that every client is served
+    # name of the model in requests; None means the name of the model's folder
+    name: str | None = None
+    # file of API keys, one per line, read when the application is built
+    api_key_file: str | None = None
+    # whether ``api_key_file`` may be missing, so that every client is served
+    open_to_all: bool = False
     drain: float = 60.0  # seconds for a stopping replica to finish its requests
-    max_requests: int = 256  # maximum number of samples in progress per server, and of requests per replica
+    # maximum number of samples in progress per server, and of requests per replica
+    max_requests: int = 256
     options: dict[str, Any] = {}  # further options of pronk.LLM: drafter, weights, …
 
 
 def app(args: ApplicationArgs) -> Any:
     """Build the application for Ray Serve; clients need a key unless ``open_to_all`` is set."""
     if args.api_key_file is None and not args.open_to_all:
-        msg = "expected api_key_file=FILE with the keys of clients, found none; add it, or open_to_all=true"
+        msg = (
+            "expected api_key_file=FILE with the keys of clients, found none; add it, or "
+            "open_to_all=true"
+        )
         raise OptionError(msg)
-    options = {"prefix_cache": True, "max_batch": 32, "threads": args.cpus, "model": args.model, **args.options}
+    options = {
+        "prefix_cache": True,
+        "max_batch": 32,
+        "threads": args.cpus,
+        "model": args.model,
+        **args.options,
+    }
     limits = RequestLimits(requests=args.max_requests)
     plan = ReplicaPlan(
-        options, args.replicas, args.least, (), limits.requests, args.drain, args.cpus, resources=args.resources
+        options,
+        args.replicas,
+        args.least,
+        (),
+        limits.requests,
+        args.drain,
+        args.cpus,
+        resources=args.resources,
     )
     keys = read_keys(Path(args.api_key_file)) if args.api_key_file else ()
     name = args.name or model_label(resolve_model(args.model))
     settings = ServerSettings(name, keys, limits=limits)
     asgi_app = _AsgiApplication(settings, args.model, options.get("drafter", "auto"))
     ingress = serve.ingress(asgi_app)(_Server)
-    server = serve.deployment(name="server", num_replicas=args.servers, ray_actor_options={"num_cpus": 0})(ingress)
+    server = serve.deployment(
+        name="server", num_replicas=args.servers, ray_actor_options={"num_cpus": 0}
+    )(ingress)
     return server.bind(model_deployment(plan))
 
 
@@ -91,14 +114,20 @@ class _AsgiApplication:
     """ASGI application that builds ``pronk serve`` at the first request, when the replicas are running."""
 
     def __init__(self, settings: ServerSettings, model: str | None, drafter: str) -> None:
-        self.settings, self.model, self.drafter = settings, model, drafter
+        self.settings = settings
+        self.model = model
+        self.drafter = drafter
         self._guard: ASGIApp | None = None
         self._building: asyncio.Future[ASGIApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an ASGI connection to ``pronk serve``; refuse it (HTTP 503) if no replica answers."""
+        """Pass an ASGI connection to ``pronk serve``.
+
+        Refuse it (HTTP 503) if no replica answers.
+        """
         if scope["type"] == "lifespan":
-            for event in ("startup", "shutdown"):  # confirm the events; nothing has to be done for them
+            # confirm the events; nothing has to be done for them
+            for event in ("startup", "shutdown"):
                 await receive()
                 await send({"type": f"lifespan.{event}.complete"})
             return
@@ -117,7 +146,10 @@ class _AsgiApplication:
         await guard(scope, receive, send)
 
     async def _get_guard(self) -> ASGIApp:
-        """Return ``pronk serve`` as an ASGI application; build it once, also for concurrent calls."""
+        """Return ``pronk serve`` as an ASGI application.
+
+        Build it once, also for concurrent calls.
+        """
         if self._guard is None:
             if self._building is None or self._building.done():
                 self._building = asyncio.ensure_future(self._build())
@@ -130,5 +162,7 @@ class _AsgiApplication:
         description = await asyncio.wait_for(replicas.about_async(), _INFO_TIMEOUT)
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)
         settings = self.settings
-        dispatcher = Dispatcher(reader, replicas, max_requests=settings.limits.requests, shared=settings.is_shared)
+        dispatcher = Dispatcher(
+            reader, replicas, max_requests=settings.limits.requests, shared=settings.is_shared
+        )
         return Guard(make_app(ModelPool.of(Service(dispatcher, settings))), settings)

@@ -27,10 +27,12 @@ from pronk.server.replicas.replica import change_directory
 
 Rows = Mapping[str, NDArray[Any]]
 
-# Number of blocks that a replica processes at the same time. A block has max_batch / 2 requests and ends with its last
-# answer. With four blocks, 2 · max_batch requests, the engine's batch stays full while the last answers are missing.
+# Number of blocks that a replica processes at the same time. A block has max_batch / 2 requests and
+# ends with its last answer. With four blocks, 2 · max_batch requests, the engine's batch stays full
+# while the last answers are missing.
 _BLOCKS_PER_REPLICA = 4
-_MAX_RUN_REQUESTS = 2**14  # maximum number of requests per Ray dataset; each dataset loads the model again
+# maximum number of requests per Ray dataset; each dataset loads the model again
+_MAX_RUN_REQUESTS = 2**14
 _MAX_RESTARTS = 100  # maximum number of restarts of a replica after its process has ended
 
 
@@ -38,12 +40,18 @@ class BatchReplica:
     """A replica of the model, in an actor process of Ray Data."""
 
     def __init__(self, options: Mapping[str, Any], name: str, folder: str) -> None:
-        """Load the model in the working directory ``folder``; ``name`` is the model's name in requests."""
+        """Load the model in the working directory ``folder``.
+
+        ``name`` is the model's name in requests.
+        """
         change_directory(folder)
         self._service = batch_service(LLM(**options), name)
 
     def __call__(self, rows: Rows) -> Rows:
-        """Answer one block of requests; Ray Data calls this from several threads, which share the engine."""
+        """Answer one block of requests.
+
+        Ray Data calls this from several threads, which share the engine.
+        """
         columns = zip(rows["id"], rows["url"], rows["body"], strict=True)
         lines = [BatchLine(custom_id, url, json.loads(body)) for custom_id, url, body in columns]
 
@@ -53,7 +61,8 @@ class BatchReplica:
         try:
             answers = asyncio.run(answer_lines())
         except (ClosedError, ConnectionLostError):
-            # The engine has stopped. After the exit, Ray starts another replica, which answers the whole block.
+            # The engine has stopped. After the exit, Ray starts another replica, which answers the
+            # whole block.
             os._exit(1)
         return {
             "id": np.array([line.custom_id for line in lines], object),
@@ -71,8 +80,8 @@ def run_on_replicas(
 ) -> int:
     """Process a batch file on replicas; return the number of requests answered with an HTTP error.
 
-    ``lines`` are the requests of the file. Requests that ``answers`` already has are skipped, and new answers are added
-    to it. ``progress`` is called after each answer.
+    ``lines`` are the requests of the file. Requests that ``answers`` already has are skipped, and
+    new answers are added to it. ``progress`` is called after each answer.
 
     Raises:
         OptionError: the cluster has too few cores.
@@ -95,16 +104,22 @@ def run_on_replicas(
                 num_errors += row["status"] != HTTPStatus.OK
                 progress()
     except RayError as error:
-        msg = f"replicas: expected answers, found an error: {cause_of(error)}; run the same command again to continue"
+        msg = (
+            f"replicas: expected answers, found an error: {cause_of(error)}; run the same command "
+            "again to continue"
+        )
         raise PronkError(msg) from error
     return num_errors
 
 
 def _dataset(plan: ReplicaPlan, name: str, requests: list[dict[str, Any]]) -> Any:
     """Return the dataset of the answers to ``requests``; iteration over it computes them."""
-    block_size = max(1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(requests) / plan.replicas)))
+    block_size = max(
+        1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(requests) / plan.replicas))
+    )
     with catch_warnings():
-        simplefilter("ignore", DeprecationWarning)  # max_restarts is deprecated, without a replacement
+        # max_restarts is deprecated, without a replacement
+        simplefilter("ignore", DeprecationWarning)
         num_blocks = ceil(len(requests) / block_size)
         return ray.data.from_items(requests, override_num_blocks=num_blocks).map_batches(
             BatchReplica,

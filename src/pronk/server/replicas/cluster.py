@@ -37,11 +37,16 @@ _CONNECT_TIMEOUT = 5.0
 _LOAD_TIMEOUT = 1200.0  # for all replicas to load the model
 _STOP_TIMEOUT = 20.0  # for all replicas to stop, after the seconds of ``ReplicaPlan.drain``
 _POLL_INTERVAL = 0.2
-_FREE_CORES_TIMEOUT = 10.0  # for Ray to report the cores of stopped processes as free, which takes some seconds
-_HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 10.0  # for Ray's calls of ``Replica.check_health``
-_UPSCALE_DELAY = 5.0  # after this time with more than ``_TARGET_REQUESTS`` per replica, Ray Serve adds replicas
+# for Ray to report the cores of stopped processes as free, which takes some seconds
+_FREE_CORES_TIMEOUT = 10.0
+# for Ray's calls of ``Replica.check_health``
+_HEALTH_PERIOD = 2.0
+_HEALTH_TIMEOUT = 10.0
+# after this time with more than ``_TARGET_REQUESTS`` per replica, Ray Serve adds replicas
+_UPSCALE_DELAY = 5.0
 
-_TARGET_REQUESTS = 8.0  # number of concurrent requests per replica; Ray Serve adds and removes replicas to reach it
+# number of concurrent requests per replica; Ray Serve adds and removes replicas to reach it
+_TARGET_REQUESTS = 8.0
 _CORE_TOLERANCE = 1e-4  # Ray rounds numbers of cores to multiples of this
 
 
@@ -52,37 +57,58 @@ class ReplicaPlan:
     options: Mapping[str, Any]  # arguments of pronk.LLM
     replicas: int  # maximum number of replicas
     min_replicas: int | None = None  # number of replicas at low load; None means no autoscaling
-    extra_drafters: Sequence[str] = ()  # drafters that requests may choose, besides the default in ``options``
+    # drafters that requests may choose, besides the default in ``options``
+    extra_drafters: Sequence[str] = ()
     max_requests: int = 1024  # maximum number of concurrent requests per replica
-    drain: float = 60.0  # seconds for a stopping replica to finish its requests; other replicas resume unfinished ones
+    # seconds for a stopping replica to finish its requests; other replicas resume unfinished ones
+    drain: float = 60.0
     cpus: float = 1.0  # number of cores per replica
-    downscale_delay: float = 60.0  # seconds with fewer than ``_TARGET_REQUESTS`` per replica until a replica is removed
+    # seconds with fewer than ``_TARGET_REQUESTS`` per replica until a replica is removed
+    downscale_delay: float = 60.0
     # By name of a Ray resource, the amount that a replica needs.
     resources: Mapping[str, float] = field(default_factory=dict)
-    folder: str = field(default_factory=os.getcwd)  # working directory of the replicas, for relative paths
-    # Name of the Ray Serve application that the replicas delete when their server's process has ended; None: they stay.
+    # working directory of the replicas, for relative paths
+    folder: str = field(default_factory=os.getcwd)
+    # Name of the Ray Serve application that the replicas delete when their server's process has
+    # ended; None: they stay.
     app: str | None = None
 
 
 def connect(address: str | None, cpus: int) -> None:
-    """Connect to a cluster, or start one with ``cpus`` cores; raise ``OptionError`` if there is none."""
+    """Connect to a cluster, or start one with ``cpus`` cores.
+
+    Raise ``OptionError`` if there is none.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "ignore_reinit_error": True,
+    }
     if address is None:
         if not is_private():
-            _log.warning("the cluster accepts any client of the network; call be_private() before Ray is imported")
+            _log.warning(
+                "the cluster accepts any client of the network; "
+                "call be_private() before Ray is imported"
+            )
         options |= {"num_cpus": cpus, "include_dashboard": False}
     try:
         if address is not None:
             _check_reachable(address)
         ray.init("local" if address is None else address, **options)
     except (OSError, RuntimeError, ValueError) as error:
-        msg = f"ray-address: expected a Ray cluster at {address or 'this machine'}, found none: {cause_of(error)}"
+        msg = (
+            f"ray-address: expected a Ray cluster at {address or 'this machine'}, found none: "
+            f"{cause_of(error)}"
+        )
         raise OptionError(msg) from error
 
 
 def _check_reachable(address: str) -> None:
-    """Raise ``OSError`` unless Ray answers at ``host:port`` in seconds; ``ray.init`` waits for minutes."""
+    """Raise ``OSError`` unless Ray answers at ``host:port`` in seconds.
+
+    ``ray.init`` waits for minutes.
+    """
     target = address.rpartition("://")[2]
     host, _, port = target.rpartition(":")
     if not (host and port.isdecimal()):
@@ -90,7 +116,8 @@ def _check_reachable(address: str) -> None:
     create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
     if "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
         return
-    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # no proxy, like Ray itself
+    # no proxy, like Ray itself
+    channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])
     try:
         grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
     except grpc.FutureTimeoutError as error:
@@ -106,7 +133,9 @@ def model_deployment(plan: ReplicaPlan) -> Any:
     if plan.min_replicas is not None and plan.min_replicas < plan.replicas:
         limits = {"min_replicas": plan.min_replicas, "max_replicas": plan.replicas}
         delays = {"upscale_delay_s": _UPSCALE_DELAY, "downscale_delay_s": plan.downscale_delay}
-        num_replicas = {"autoscaling_config": {**limits, **delays, "target_ongoing_requests": _TARGET_REQUESTS}}
+        num_replicas = {
+            "autoscaling_config": {**limits, **delays, "target_ongoing_requests": _TARGET_REQUESTS}
+        }
     deployment = serve.deployment(
         name=MODEL,
         max_ongoing_requests=plan.max_requests,
@@ -124,7 +153,9 @@ def model_deployment(plan: ReplicaPlan) -> Any:
 
 @contextmanager
 def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
-    """Start replicas and wait until they serve; drain and stop them at the end of the ``with`` block.
+    """Start replicas and wait until they serve.
+
+    Drain and stop them at the end of the ``with`` block.
 
     Raises:
         OptionError: the cluster has too few cores for the minimum number of replicas.
@@ -132,8 +163,9 @@ def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
     """
     check_cores(plan)
     app = f"pronk-{token_hex(4)}"  # a random name, because several servers may share a cluster
-    # Ray keeps applications if the process that started them dies, but not this actor, which the replicas look for.
-    # It is on the server's own node, so that the loss of another node does not end it.
+    # Ray keeps applications if the process that started them dies, but not this actor, which the
+    # replicas look for. It is on the server's own node, so that the loss of another node does not
+    # end it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     process = ray.remote(num_cpus=0, max_restarts=-1)(ServerProcess).options(
         name=app, namespace=NAMESPACE, scheduling_strategy=here
@@ -157,17 +189,26 @@ def check_cores(plan: ReplicaPlan) -> None:
     count = plan.min_replicas or plan.replicas
     needed = plan.cpus * count
     if needed > sum(cores) + _CORE_TOLERANCE:
-        msg = f"replicas: expected at least {needed:g} cores in the cluster, found {sum(cores):g}; use fewer replicas"
+        msg = (
+            f"replicas: expected at least {needed:g} cores in the cluster, found {sum(cores):g}; "
+            "use fewer replicas"
+        )
         raise OptionError(msg)
     if plan.cpus and count > sum((size + _CORE_TOLERANCE) // plan.cpus for size in cores):
         machines = f"machines of at most {max(cores):g} cores"
-        msg = f"replicas: expected room for {count} of {plan.cpus:g} cores each, found {machines}; use fewer threads"
+        msg = (
+            f"replicas: expected room for {count} of {plan.cpus:g} cores each, found {machines}; "
+            "use fewer threads"
+        )
         raise OptionError(msg)
     end = monotonic() + _FREE_CORES_TIMEOUT
     while needed > _CORE_TOLERANCE + (free := ray.available_resources().get("CPU", 0.0)):  # type: ignore[no-untyped-call]
         if monotonic() > end:
             found = f"{free:g} of {sum(cores):g}"
-            msg = f"replicas: expected {needed:g} free cores, found {found}; use fewer replicas, or stop other programs"
+            msg = (
+                f"replicas: expected {needed:g} free cores, found {found}; use fewer replicas, or "
+                "stop other programs"
+            )
             raise OptionError(msg)
         sleep(_POLL_INTERVAL)
 
@@ -177,7 +218,9 @@ def _delete(app: str, timeout: float) -> None:
     end = monotonic() + timeout
     while app in serve.status().applications:
         if monotonic() > end:
-            _log.warning("the replicas did not stop in %.0f seconds; call ray.serve.delete(%r)", timeout, app)
+            _log.warning(
+                "the replicas did not stop in %.0f seconds; call ray.serve.delete(%r)", timeout, app
+            )
             return
         sleep(_POLL_INTERVAL)
 
@@ -186,20 +229,34 @@ def _start(plan: ReplicaPlan, app: str) -> RayReplicas:
     try:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config=_QUIET)
-        target = serve.RunTarget(model_deployment(plan), name=app, route_prefix=None, logging_config=_QUIET)
-        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        target = serve.RunTarget(
+            model_deployment(plan), name=app, route_prefix=None, logging_config=_QUIET
+        )
+        serve.run_many(
+            [target],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
         _wait_until_running(app)
         return RayReplicas(app)
     except (RuntimeError, RayError, RayServeException) as error:
-        msg = f"replicas: expected {plan.replicas} with the model loaded, found an error: {_app_error(app, error)}"
+        msg = (
+            f"replicas: expected {plan.replicas} with the model loaded, found an error: "
+            f"{_app_error(app, error)}"
+        )
         raise PronkError(msg) from error
 
 
 def _wait_until_running(app: str) -> None:
     """Wait until all replicas of ``app`` serve; raise ``RuntimeError`` on failure or timeout."""
     end = monotonic() + _LOAD_TIMEOUT
-    while (state := serve.status().applications.get(app)) is None or state.status != ApplicationStatus.RUNNING:
-        if state is not None and state.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+    while (
+        state := serve.status().applications.get(app)
+    ) is None or state.status != ApplicationStatus.RUNNING:
+        if state is not None and state.status in (
+            ApplicationStatus.DEPLOY_FAILED,
+            ApplicationStatus.UNHEALTHY,
+        ):
             raise RuntimeError(state.message)
         if monotonic() > end:
             msg = f"the model was not loaded in {_LOAD_TIMEOUT:.0f} seconds"
@@ -214,18 +271,27 @@ class RayReplicas:
         self.handle: Any = serve.get_deployment_handle(MODEL, app)  # its stream has no type
 
     def about(self) -> ReplicaInfo:
-        """Return the :class:`ReplicaInfo` of any replica; blocks, so do not call this in an event loop."""
+        """Return the :class:`ReplicaInfo` of any replica.
+
+        Blocks, so do not call this in an event loop.
+        """
         return self.handle.about.remote().result(timeout_s=60.0)
 
     async def about_async(self) -> ReplicaInfo:
-        """Return the description of a replica that works; raise ``ReplicaLostError`` if it has died."""
+        """Return the description of a replica that works.
+
+        Raise ``ReplicaLostError`` if it has died.
+        """
         try:
             return await self.handle.about.remote()
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(cause_of(error)) from error
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Run a request on one replica and yield its messages; raise ``ReplicaLostError`` if it dies."""
+        """Run a request on one replica and yield its messages.
+
+        Raise ``ReplicaLostError`` if it dies.
+        """
         response = self.handle.options(stream=True, method_name="steps").remote(request)
         try:
             async for message in response:
@@ -233,7 +299,8 @@ class RayReplicas:
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(cause_of(error)) from error
         finally:
-            with suppress(RayError, RayServeException, RuntimeError):  # replica dead, or none selected yet
+            # replica dead, or none selected yet
+            with suppress(RayError, RayServeException, RuntimeError):
                 response.cancel()
 
 
@@ -249,5 +316,11 @@ def cause_of(error: BaseException | str) -> str:
 def _app_error(app: str, error: BaseException) -> str:
     """Return why ``app`` does not serve: the ``pronk.base.errors`` exception of a replica, else ``error``."""
     application = serve.status().applications.get(app)
-    messages = [] if application is None else [status.message for status in application.deployments.values()]
-    return cause_of(next((message for message in messages if "pronk.base.errors." in message), error))
+    messages = (
+        []
+        if application is None
+        else [status.message for status in application.deployments.values()]
+    )
+    return cause_of(
+        next((message for message in messages if "pronk.base.errors." in message), error)
+    )

@@ -42,11 +42,19 @@ if TYPE_CHECKING:  # the dispatcher itself works without Ray
     from pronk.server.replicas.cluster import RayReplicas
 
 # Limits of the fields of :class:`_FailureCounts`; a request fails when a field reaches its limit.
-_MAX_BLAME, _MAX_DEATHS, _MAX_REPLAY_DEATHS, _MAX_MISMATCHES = 3.0, 50, 8, 3
-_PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before retry number n = 1, 2, …: min(_MAX_PAUSE, n * _PAUSE)
-# Seconds in which a replica has to answer for the dispatcher to be ready, and for which the answer is valid.
-_READY_TIMEOUT, _READY_SECONDS = 2.0, 1.0
-_GRACE = 1.0  # seconds after the deadline in which the replica itself may still report the DeadlineError
+_MAX_BLAME = 3.0
+_MAX_DEATHS = 50
+_MAX_REPLAY_DEATHS = 8
+_MAX_MISMATCHES = 3
+# seconds before retry number n = 1, 2, …: min(_MAX_PAUSE, n * _PAUSE)
+_PAUSE = 0.1
+_MAX_PAUSE = 2.0
+# Seconds in which a replica has to answer for the dispatcher to be ready, and for which the answer
+# is valid.
+_READY_TIMEOUT = 2.0
+_READY_SECONDS = 1.0
+# seconds after the deadline in which the replica itself may still report the DeadlineError
+_GRACE = 1.0
 
 
 class ReplicaLostError(Exception):
@@ -55,7 +63,10 @@ class ReplicaLostError(Exception):
 
 @dataclass(frozen=True)
 class NamedProposer:
-    """Name of the replicas' default proposer; the server needs no more of the proposer than its name."""
+    """Name of the replicas' default proposer.
+
+    The server needs no more of the proposer than its name.
+    """
 
     name: str
 
@@ -74,36 +85,47 @@ class ModelReader:
     ) -> None:
         """Read the model folder ``path`` and compare it with ``about``, the description of a replica.
 
-        ``context`` is the option of :class:`~pronk.llm.LLM`. ``adapters`` are the names of the replicas' adapters.
+        ``context`` is the option of :class:`~pronk.llm.LLM`. ``adapters`` are the names of the
+        replicas' adapters.
 
         Raises:
             CheckpointError: the folder cannot be read.
             OptionError: the replica has another model.
         """
-        self.path, self.about = path, about
+        self.path = path
+        self.about = about
         config = add_known_sampling(read_config(path, context=context))
         self.tokenizer = Tokenizer.load(path, config.vocab_size)
         self.config = self.tokenizer.add_end_tokens(config)
         check_model(path, self.config, self.tokenizer, about.model)
         self.request_factory = RequestFactory(self.config, self.tokenizer, None)
         self.drafter = make_drafter(drafter)
-        self.kernels, self.adapters = about.kernels, adapters
+        self.kernels = about.kernels
+        self.adapters = adapters
 
     def get_proposer(self, spec: str | Drafter | None = None) -> NamedProposer | Drafter:
-        """Check a drafter, or raise ``OptionError``; without ``spec``, return the replicas' default."""
+        """Check a drafter, or raise ``OptionError``.
+
+        Without ``spec``, return the replicas' default.
+        """
         return NamedProposer(self.about.drafter) if spec is None else make_drafter(spec)
 
 
 class Dispatcher:
     """Distribute requests over replicas, with the interface of :class:`~pronk.async_llm.AsyncLLM`.
 
-    Replicas with equal model and kernels generate the same text for the same seed. If a replica dies, another one
-    therefore continues its requests after the delivered tokens. If all others have another model or other kernels, the
-    request fails.
+    Replicas with equal model and kernels generate the same text for the same seed. If a replica
+    dies, another one therefore continues its requests after the delivered tokens. If all others
+    have another model or other kernels, the request fails.
     """
 
     def __init__(
-        self, llm: ModelReader, replicas: RayReplicas, *, max_requests: int = 1024, shared: bool = False
+        self,
+        llm: ModelReader,
+        replicas: RayReplicas,
+        *,
+        max_requests: int = 1024,
+        shared: bool = False,
     ) -> None:
         """Create a dispatcher; the options are those of :class:`~pronk.async_llm.AsyncLLM`."""
         self.llm = llm
@@ -112,11 +134,13 @@ class Dispatcher:
         self._admission = AdmissionLimit(max_requests, shared=shared)
         self.executor = FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._closed = False
-        self._loads: dict[str, EngineLoad] = {}  # replica name to the load in the last message of the replica
+        # replica name to the load in the last message of the replica
+        self._loads: dict[str, EngineLoad] = {}
         self._active = Counter[str]()  # replica name to the number of requests on the replica
         # Name of a dead replica to the number of requests on the replica when it died.
         self._active_at_death: dict[str, int] = {}
-        self._ready_until = 0.0  # time until which a replica's last answer is valid (``perf_counter``)
+        # time until which a replica's last answer is valid (``perf_counter``)
+        self._ready_until = 0.0
 
     @property
     def alive(self) -> bool:
@@ -124,7 +148,10 @@ class Dispatcher:
         return not self._closed
 
     async def is_ready(self) -> bool:
-        """Return whether a replica answers in time; its answer is valid for a second, also for other callers."""
+        """Return whether a replica answers in time.
+
+        Its answer is valid for a second, also for other callers.
+        """
         try:
             async with asyncio.timeout(_READY_TIMEOUT):
                 while not self._closed and perf_counter() > self._ready_until:
@@ -145,7 +172,10 @@ class Dispatcher:
 
     @property
     def load(self) -> EngineLoad:
-        """Sum of the last reported loads of the replicas with requests; the mean for the field ``kv_used``."""
+        """Sum of the last reported loads of the replicas with requests.
+
+        The mean for the field ``kv_used``.
+        """
         loads = [*self._loads.values()]
         if not self.num_requests or not loads:
             return EngineLoad(resumed=self.resumed)
@@ -200,14 +230,22 @@ class Dispatcher:
                 async for pieces in steps:
                     yield pieces
 
-    def _encode(self, prompts: Sequence[Prompt], salt: bytes) -> tuple[list[list[int]], tuple[bytes, ...]]:
+    def _encode(
+        self, prompts: Sequence[Prompt], salt: bytes
+    ) -> tuple[list[list[int]], tuple[bytes, ...]]:
         """Return the token ids of each prompt, and the digests of the first one's prefixes."""
         ids = self.llm.request_factory.encode_prompts(prompts)
         return ids, prefix_digests(ids[0], salt)
 
-    async def _run_with_retries(self, request: GenerateRequest, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
-        """Run a request until all samples are complete. After a failure, another replica resumes the request."""
-        stream, failures = ResumableStream(request), _FailureCounts()
+    async def _run_with_retries(
+        self, request: GenerateRequest, ends_at: float | None
+    ) -> AsyncGenerator[list[Piece]]:
+        """Run a request until all samples are complete.
+
+        After a failure, another replica resumes the request.
+        """
+        stream = ResumableStream(request)
+        failures = _FailureCounts()
         while True:
             try:
                 attempt = self._run_on_replica(
@@ -220,7 +258,8 @@ class Dispatcher:
                             yield pieces
                 if stream.finished:
                     return
-                stream.avoid_replica()  # the replica ended the stream before all samples were complete
+                # the replica ended the stream before all samples were complete
+                stream.avoid_replica()
                 failures.add_death(0.0, replaying=stream.replaying)
             except ReplicaMismatchError as error:
                 stream.avoid_replica()
@@ -237,7 +276,9 @@ class Dispatcher:
     async def _run_on_replica(
         self, request: GenerateRequest, stream: ResumableStream, ends_at: float | None
     ) -> AsyncGenerator[list[Piece]]:
-        """Run a request on one replica; yield a list of the new pieces of each step, possibly empty.
+        """Run a request on one replica.
+
+        Yield a list of the new pieces of each step, possibly empty.
 
         After a ``ReplicaLostError``, the caller must call :meth:`_release_dead`.
         """
@@ -266,7 +307,10 @@ class Dispatcher:
                 state.pop(replica, None)
 
     def _release_dead(self, replica: str) -> float:
-        """Subtract a request from the count of a dead replica; return its :attr:`~_FailureCounts.blame`."""
+        """Subtract a request from the count of a dead replica.
+
+        Return its :attr:`~_FailureCounts.blame`.
+        """
         self._loads.pop(replica, None)
         active = self._active_at_death.setdefault(replica, self._active[replica])
         self._release(replica)
@@ -274,7 +318,10 @@ class Dispatcher:
 
     async def embed(self, texts: Sequence[Prompt], **_: object) -> Array:  # noqa: ARG002 - all embeddings are refused
         """Refuse: replicas compute no embeddings."""
-        msg = "input: expected a server that computes embeddings, found replicas; start pronk serve without --replicas"
+        msg = (
+            "input: expected a server that computes embeddings, found replicas; start pronk serve "
+            "without --replicas"
+        )
         raise OptionError(msg)
 
     def stop(self) -> None:
@@ -288,7 +335,10 @@ class Dispatcher:
 
     def _check_open(self) -> None:
         if self._closed:
-            msg = "expected a running server, found one that is stopping; send the request to another one"
+            msg = (
+                "expected a running server, found one that is stopping; "
+                "send the request to another one"
+            )
             raise ClosedError(msg)
 
 
@@ -296,31 +346,54 @@ class Dispatcher:
 class _FailureCounts:
     """Counts of the failures of one request since its last new token."""
 
-    count: int = 0  # number of failed attempts: the replica died, ended the stream too early, or did not match
-    replay_deaths: int = 0  # number of replicas that died while repeating tokens that the client already has
-    mismatches: int = 0  # number of replicas with another model or other kernels, which cannot continue the text
-    # Sum over the dead replicas of 1 / (number of requests at the death): any of these requests may be the cause.
+    # number of failed attempts: the replica died, ended the stream too early, or did not match
+    count: int = 0
+    # number of replicas that died while repeating tokens that the client already has
+    replay_deaths: int = 0
+    # number of replicas with another model or other kernels, which cannot continue the text
+    mismatches: int = 0
+    # Sum over the dead replicas of 1 / (number of requests at the death): any of these requests may
+    # be the cause.
     blame: float = 0.0
 
     def add_death(self, blame: float, *, replaying: bool) -> None:
         """Count the death of a replica; raise ``ClosedError`` if a limit is reached."""
-        self.count, self.replay_deaths, self.blame = self.count + 1, self.replay_deaths + replaying, self.blame + blame
-        if self.blame >= _MAX_BLAME or self.count >= _MAX_DEATHS or self.replay_deaths >= _MAX_REPLAY_DEATHS:
-            msg = f"expected a running replica, found {self.count} that ended in a row; see the logs of the replicas"
+        self.count = self.count + 1
+        self.replay_deaths = self.replay_deaths + replaying
+        self.blame = self.blame + blame
+        if (
+            self.blame >= _MAX_BLAME
+            or self.count >= _MAX_DEATHS
+            or self.replay_deaths >= _MAX_REPLAY_DEATHS
+        ):
+            msg = (
+                f"expected a running replica, found {self.count} that ended in a row; see the logs "
+                "of the replicas"
+            )
             raise ClosedError(msg)
 
     def add_mismatch(self, error: ReplicaMismatchError) -> None:
-        """Count a replica that cannot continue the text; raise ``ResumeError`` if the limit is reached."""
-        self.count, self.mismatches = self.count + 1, self.mismatches + 1
+        """Count a replica that cannot continue the text.
+
+        Raise ``ResumeError`` if the limit is reached.
+        """
+        self.count = self.count + 1
+        self.mismatches = self.mismatches + 1
         if self.mismatches >= _MAX_MISMATCHES:
-            msg = f"expected a replica of the same model and kernels to resume on, found {error}; try again"
+            msg = (
+                f"expected a replica of the same model and kernels to resume on, found {error}; "
+                "try again"
+            )
             raise ResumeError(msg) from error
 
 
-async def _next_message(messages: AsyncGenerator[ReplicaMessage], ends_at: float | None) -> ReplicaMessage | None:
+async def _next_message(
+    messages: AsyncGenerator[ReplicaMessage], ends_at: float | None
+) -> ReplicaMessage | None:
     """Return the next message of a replica; ``None`` at the end of the stream.
 
-    Raises ``DeadlineError`` if the deadline has passed, and the replica has not reported the error itself.
+    Raises ``DeadlineError`` if the deadline has passed, and the replica has not reported the error
+    itself.
     """
     wait = None if ends_at is None else max(0.0, ends_at - perf_counter()) + _GRACE
     try:
@@ -329,7 +402,10 @@ async def _next_message(messages: AsyncGenerator[ReplicaMessage], ends_at: float
     except TimeoutError as error:
         if not limit.expired():
             raise
-        msg = "the request was not done by its deadline, and its replica does not respond; try again later"
+        msg = (
+            "the request was not done by its deadline, and its replica does not respond; "
+            "try again later"
+        )
         raise DeadlineError(msg) from error
 
 

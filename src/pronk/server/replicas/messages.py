@@ -21,8 +21,8 @@ from pronk.text import AnswerCalls, Tokenizer
 class ReplicaInfo:
     """Description of a replica."""
 
-    # JSON text of everything that the generated tokens depend on: model, format of the weights, kernels. Replicas with
-    # equal identities generate the same text for the same seed.
+    # JSON text of everything that the generated tokens depend on: model, format of the weights,
+    # kernels. Replicas with equal identities generate the same text for the same seed.
     identity: str
     model: str  # JSON text: ``identity`` without its entry ``kernels``
     kernels: str  # instruction set of the kernels, such as "avx2", or "torch"
@@ -35,10 +35,13 @@ class GenerateRequest:
 
     prompts: Sequence[list[int]]
     params: SamplingParams  # ``seed`` is set, so that every replica generates the same text
-    prefix: Sequence[bytes] = ()  # prefix_digests() of the first prompt, to find a replica whose KV cache has it
+    # prefix_digests() of the first prompt, to find a replica whose KV cache has it
+    prefix: Sequence[bytes] = ()
     model: str = ""  # ReplicaInfo.model that the replica must have; empty accepts every model
-    identity: str | None = None  # ReplicaInfo.identity that the replica must have; None accepts every identity
-    # Sample index to the pieces that the client already has from other replicas; this replica continues after them.
+    # ReplicaInfo.identity that the replica must have; None accepts every identity
+    identity: str | None = None
+    # Sample index to the pieces that the client already has from other replicas; this replica
+    # continues after them.
     given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)
     drafter: Drafter | None = None
     priority: int = 0
@@ -46,7 +49,8 @@ class GenerateRequest:
     salt: bytes = b""
     tenant: str = ""
     adapter: str | None = None  # name of the adapter
-    avoid: frozenset[str] = frozenset()  # names of replicas to use only if no other replica is available
+    # names of replicas to use only if no other replica is available
+    avoid: frozenset[str] = frozenset()
     calls: AnswerCalls | None = None
 
 
@@ -56,8 +60,8 @@ class RequestAccepted:
 
     replica: str  # unique name of the replica in Ray Serve
     identity: str  # ReplicaInfo.identity of the replica
-    # Whether a request's logits are independent of the other requests in the batch. If False, another replica cannot
-    # continue a text with the same tokens.
+    # Whether a request's logits are independent of the other requests in the batch. If False,
+    # another replica cannot continue a text with the same tokens.
     exact: bool = True
     node: str = ""  # Ray's id of the machine on which the replica runs
     process: int = 0  # process id of the replica on that machine
@@ -103,12 +107,16 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
 def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: str) -> None:
     """Raise ``OptionError`` if the model files of the server and of the replicas differ.
 
-    ``path``, ``config`` and ``tokenizer`` describe the server's files. ``model`` is ``ReplicaInfo.model`` of a replica.
+    ``path``, ``config`` and ``tokenizer`` describe the server's files. ``model`` is
+    ``ReplicaInfo.model`` of a replica.
     """
     entries = json.loads(model)
     for name, value in _model_entries(path, config, tokenizer).items():
         if entries.get(name) != value:
-            msg = f"replicas: expected the server's {name}, {value}; found {entries.get(name)}; use the same files"
+            msg = (
+                f"replicas: expected the server's {name}, {value}; found {entries.get(name)}; use "
+                "the same files"
+            )
             raise OptionError(msg)
 
 

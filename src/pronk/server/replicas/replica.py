@@ -25,7 +25,8 @@ from pronk.server.replicas.messages import (
 _log = logging.getLogger(__name__)
 
 NAMESPACE = "pronk"  # Ray's namespace of :class:`ServerProcess`
-_MAX_REQUESTS = 2**20  # limit of the replica's engine; never reached, as the dispatcher and Ray Serve allow fewer
+# limit of the replica's engine; never reached, as the dispatcher and Ray Serve allow fewer
+_MAX_REQUESTS = 2**20
 
 
 class ServerProcess:
@@ -35,30 +36,41 @@ class ServerProcess:
 class Replica:
     """Actor of Ray Serve with one engine."""
 
-    def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str, app: str | None = None) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], also: Sequence[str], folder: str, app: str | None = None
+    ) -> None:
         """Load the model and start its engine; ``options`` are the arguments of :class:`pronk.LLM`.
 
-        Requests may select the default drafter or one of ``also``. Relative paths are relative to ``folder``. ``app``
-        is the name of the :class:`ServerProcess` of the replica's server, and of the application to delete without it.
+        Requests may select the default drafter or one of ``also``. Relative paths are relative to
+        ``folder``. ``app`` is the name of the :class:`ServerProcess` of the replica's server, and
+        of the application to delete without it.
         """
         change_directory(folder)
         self._app = app
         self._llm = LLM(**options)
-        self._proposers = [self._llm.get_proposer(spec) for spec in also]  # keeps the draft models loaded
+        # keeps the draft models loaded
+        self._proposers = [self._llm.get_proposer(spec) for spec in also]
         self._engine = AsyncLLM(self._llm, max_requests=_MAX_REQUESTS)
         self._identity, self._model = identity(self._llm, options)
-        name, node = serve.get_replica_context().replica_id.unique_id, get_runtime_context().get_node_id()
+        name = serve.get_replica_context().replica_id.unique_id
+        node = get_runtime_context().get_node_id()
         self._accepted = RequestAccepted(name, self._identity, self._llm.exact, node, os.getpid())
 
     def about(self) -> ReplicaInfo:
-        """Return the description of the replica; raise ``ClosedError`` if the engine has stopped."""
+        """Return the description of the replica.
+
+        Raise ``ClosedError`` if the engine has stopped.
+        """
         self.check_health()
-        return ReplicaInfo(self._identity, self._model, self._llm.kernels, self._llm.get_proposer().name)
+        return ReplicaInfo(
+            self._identity, self._model, self._llm.kernels, self._llm.get_proposer().name
+        )
 
     def check_health(self) -> None:
         """Raise ``ClosedError`` if the engine has stopped; Ray Serve then replaces the replica.
 
-        Ray Serve calls this method every few seconds. If the server's process has ended, end all its replicas.
+        Ray Serve calls this method every few seconds. If the server's process has ended, end all
+        its replicas.
         """
         if self._app is not None:
             try:
@@ -67,17 +79,25 @@ class Replica:
                 _log.warning("the process of the server has ended; its replicas end, too")
                 serve.delete(self._app, _blocking=False)
         if not self._engine.alive:
-            msg = "expected a running engine, found one that has stopped; see the log of the replica"
+            msg = (
+                "expected a running engine, found one that has stopped; see the log of the replica"
+            )
             raise ClosedError(msg)
 
     async def steps(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Continue prompts. Yield an error of the request as ``RequestFailed``; raise an error of the replica."""
+        """Continue prompts.
+
+        Yield an error of the request as ``RequestFailed``; raise an error of the replica.
+        """
         yield self._accepted
         if request.model not in ("", self._model):
-            yield RequestFailed(PronkError(f"expected a replica of {request.model}, found one of {self._model}"))
+            yield RequestFailed(
+                PronkError(f"expected a replica of {request.model}, found one of {self._model}")
+            )
             return
         if request.identity not in (None, self._identity):
-            return  # the dispatcher sees the other identity in RequestAccepted, and tries another replica
+            # the dispatcher sees the other identity in RequestAccepted, and tries another replica
+            return
         steps = self._engine.steps(
             request.prompts,
             request.params,
@@ -97,20 +117,29 @@ class Replica:
         except (ClosedError, ConnectionLostError):
             raise  # an error of the replica: the dispatcher resumes the request on another one
         except PronkError as error:
-            yield RequestFailed(type(error)(str(error)))  # without traceback and cause, which may not be serializable
+            # without traceback and cause, which may not be serializable
+            yield RequestFailed(type(error)(str(error)))
         except Exception as error:
             if not self._engine.alive:
                 raise
             _log.exception("a request failed")
-            yield RequestFailed(RuntimeError(f"{type(error).__name__} in a replica; its log has the traceback"))
+            yield RequestFailed(
+                RuntimeError(f"{type(error).__name__} in a replica; its log has the traceback")
+            )
 
     async def __del__(self) -> None:
-        """Save the calibration and close the engine; Ray Serve awaits this method when the replica ends."""
+        """Save the calibration and close the engine.
+
+        Ray Serve awaits this method when the replica ends.
+        """
         self._llm.calibration.save()
         await self._engine.close()
 
 
 def change_directory(folder: str) -> None:
-    """Change to ``folder``, the base of relative paths; do nothing if it does not exist on this machine."""
+    """Change to ``folder``, the base of relative paths.
+
+    Do nothing if it does not exist on this machine.
+    """
     with suppress(OSError):
         os.chdir(folder)

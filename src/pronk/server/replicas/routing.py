@@ -10,7 +10,8 @@ from pronk import SamplingParams
 from pronk.server.replicas.messages import GenerateRequest
 from pronk.server.replicas.prefix_routes import InFlightRequests, PrefixRoutes
 
-_EMPTY_REQUEST = GenerateRequest([], SamplingParams())  # stands in for calls without a request, such as Replica.about()
+# stands in for calls without a request, such as Replica.about()
+_EMPTY_REQUEST = GenerateRequest([], SamplingParams())
 
 
 class PrefixRouter(RequestRouter):
@@ -19,24 +20,38 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **options: Any) -> None:
         """Start without known prefixes and without requests in flight."""
         del options
-        self.routes, self.in_flight = PrefixRoutes(), InFlightRequests[ReplicaID]()
+        self.routes = PrefixRoutes()
+        self.in_flight = InFlightRequests[ReplicaID]()
 
     async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Return the replica that ``PrefixRoutes`` chooses, then the other ones, fewest requests first."""
-        available = {replica.replica_id: replica for replica in self.select_available_replicas(candidate_replicas)}
+        available = {
+            replica.replica_id: replica
+            for replica in self.select_available_replicas(candidate_replicas)
+        }
         if not available:
             return []
         request = _request_of(pending_request)
-        preferred = {key: replica for key, replica in available.items() if key.unique_id not in request.avoid}
+        preferred = {
+            key: replica for key, replica in available.items() if key.unique_id not in request.avoid
+        }
         replicas = preferred or available
         num_requests = self.in_flight.count_requests(replicas)
         best = self.routes.choose(request.prefix, num_requests)
         if pending_request is not None:
-            # Count the request now, so that simultaneous requests see it before a replica accepts it.
-            self.in_flight.choose(pending_request.metadata.internal_request_id, best, pending_request.future)
-        return [[replicas[key]] for key in sorted(replicas, key=lambda key: (key != best, num_requests[key]))]
+            # Count the request now, so that simultaneous requests see it before a replica accepts
+            # it.
+            self.in_flight.choose(
+                pending_request.metadata.internal_request_id, best, pending_request.future
+            )
+        return [
+            [replicas[key]]
+            for key in sorted(replicas, key=lambda key: (key != best, num_requests[key]))
+        ]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forget the prefixes and requests of removed replicas."""
@@ -45,7 +60,9 @@ class PrefixRouter(RequestRouter):
         self.in_flight.retain_replicas(names)
         self.routes.retain_replicas(names)
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
         """Record that a replica accepted a request."""
         del result
         self.routes.learn(_request_of(pending_request).prefix, replica_id)

@@ -10,7 +10,12 @@ from time import perf_counter
 
 from pronk import Piece
 from pronk.base import ResumeError
-from pronk.server.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted, RequestFailed
+from pronk.server.replicas.messages import (
+    GenerateRequest,
+    ReplicaMessage,
+    RequestAccepted,
+    RequestFailed,
+)
 from pronk.serving import SourceStats, Stats, StepStats
 
 _MAX_PRIORITY = 2**31
@@ -23,24 +28,28 @@ class ReplicaMismatchError(Exception):
 class ResumableStream:
     """Delivered pieces of one request; builds the request with which the next replica continues.
 
-    A resumed request would not compute ``prompt_logprobs``. If they are requested, the next replica generates the text
-    from the beginning (a replay), and the pieces that the client already has are dropped.
+    A resumed request would not compute ``prompt_logprobs``. If they are requested, the next replica
+    generates the text from the beginning (a replay), and the pieces that the client already has are
+    dropped.
     """
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self.replica = ""  # name of the current replica; empty before it accepts the request
-        self.replaying = False  # whether the current replica still generates pieces that the client already has
+        # whether the current replica still generates pieces that the client already has
+        self.replaying = False
         self._from_start = request.params.prompt_logprobs is not None
         self._given: dict[int, list[Piece]] = {}  # sample index to the pieces that the client has
-        self._skip: dict[int, int] = {}  # in a replay: sample index to the number of pieces still to be dropped
+        # in a replay: sample index to the number of pieces still to be dropped
+        self._skip: dict[int, int] = {}
         self._avoid = frozenset[str]()
         self._identity = ""  # ``RequestAccepted.identity`` of the last replica
         self._exact = True  # ``RequestAccepted.exact`` of the last replica
         self._attempts = 0  # number of replicas that got the request, the current one included
         self._first_step = 0  # number of decoding steps that earlier replicas delivered
         self._started = self._resumed = perf_counter()
-        self._clocks: dict[int, float] = {}  # number of a step to its time, in seconds from the start of the request
+        # number of a step to its time, in seconds from the start of the request
+        self._clocks: dict[int, float] = {}
 
     def next_request(self, deadline: float | None, num_failures: int) -> GenerateRequest:
         """Return the request for the next replica, with a priority higher by ``num_failures``.
@@ -49,15 +58,28 @@ class ResumableStream:
         """
         if self._given and self._from_start and self._request.params.rejects:
             rule = self._request.params.rule
-            msg = f'prompt_logprobs: expected rule="coupled" to resume on another replica, found "{rule}"; try again'
+            msg = (
+                'prompt_logprobs: expected rule="coupled" to resume on another replica, found '
+                f'"{rule}"; try again'
+            )
             raise ResumeError(msg)
         if self._given and not self._exact and not self._request.params.rejects:
-            msg = "expected kernels of equal bits to resume on another replica, found torch; try again"
+            msg = (
+                "expected kernels of equal bits to resume on another replica, found torch; "
+                "try again"
+            )
             raise ResumeError(msg)
         self.replica, self.replaying = "", self._from_start and bool(self._given)
-        self._attempts, self._resumed = self._attempts + 1, perf_counter()
-        self._first_step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
-        self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._from_start else {}
+        self._attempts = self._attempts + 1
+        self._resumed = perf_counter()
+        self._first_step = 1 + max(
+            (piece.step for pieces in self._given.values() for piece in pieces), default=-1
+        )
+        self._skip = (
+            {index: len(pieces) for index, pieces in self._given.items()}
+            if self._from_start
+            else {}
+        )
         return replace(
             self._request,
             given={} if self._from_start else self._given,
@@ -91,12 +113,16 @@ class ResumableStream:
             self.replica = message.replica
             if self._given and message.identity != self._identity:
                 raise ReplicaMismatchError(_difference(message.identity, self._identity))
-            self._identity, self._exact = message.identity, message.exact
+            self._identity = message.identity
+            self._exact = message.exact
             return []
         return [new for piece in message.pieces if (new := self._deliver(piece)) is not None]
 
     def _deliver(self, piece: Piece) -> Piece | None:
-        """Return the piece with ``step`` counted over all replicas; ``None`` if the client already has it."""
+        """Return the piece with ``step`` counted over all replicas.
+
+        ``None`` if the client already has it.
+        """
         given = self._given.setdefault(piece.index, [])
         skip = self._skip.get(piece.index, 0)
         if skip:
@@ -117,23 +143,31 @@ class ResumableStream:
     def _total_stats(self, given: Sequence[Piece], last: Stats) -> Stats:
         """Return ``last``, the statistics of the last replica, plus the steps of the earlier replicas.
 
-        Rejected draft tokens of earlier replicas are not counted, because their numbers are unknown.
+        Rejected draft tokens of earlier replicas are not counted, because their numbers are
+        unknown.
         """
-        since, total = self._resumed - self._started, perf_counter() - self._started
+        since = self._resumed - self._started
+        total = perf_counter() - self._started
         later = [step._replace(clock=since + step.clock) for step in last.steps]
         if self._from_start:
             return replace(last, steps=later, total_seconds=total)
-        steps, sources = list[StepStats](), dict(last.sources)
+        steps = list[StepStats]()
+        sources = dict(last.sources)
         earlier = (piece for piece in given if piece.step < self._first_step)
         for number, group in groupby(earlier, lambda piece: piece.step):
             pieces = list(group)
             accepted = [piece.source for piece in pieces if piece.source is not None]
             count = len(accepted)
-            steps.append(StepStats(1 + count, count, count, count, len(pieces), 0.0, 0.0, self._clocks[number]))
+            steps.append(
+                StepStats(
+                    1 + count, count, count, count, len(pieces), 0.0, 0.0, self._clocks[number]
+                )
+            )
             for source in accepted:
                 counts = sources.get(source, SourceStats(0, 0))
                 sources[source] = SourceStats(counts.drafted + 1, counts.accepted + 1)
-        # After a resumption, the number of cached prompt tokens is unknown: the last replica's includes output tokens.
+        # After a resumption, the number of cached prompt tokens is unknown: the last replica's
+        # includes output tokens.
         cached, loaded = (0, 0) if steps else (last.cached_tokens, last.disk_tokens)
         merged = replace(last, steps=steps + later, sources=sources, total_seconds=total)
         return replace(merged, cached_tokens=cached, disk_tokens=loaded)
@@ -141,5 +175,8 @@ class ResumableStream:
 
 def _difference(found: str, expected: str) -> str:
     """Describe how two identities differ, for example ``weights int8 instead of plain``."""
-    own, other = json.loads(found), json.loads(expected)
-    return "; ".join(f"{key} {own[key]} instead of {other.get(key)}" for key in own if own[key] != other.get(key))
+    own = json.loads(found)
+    other = json.loads(expected)
+    return "; ".join(
+        f"{key} {own[key]} instead of {other.get(key)}" for key in own if own[key] != other.get(key)
+    )

@@ -1,16 +1,18 @@
 """Compilation and rendering of chat templates in a limited child process.
 
-This is the program of :mod:`pronk.text.chat.template`. It imports no module of pronk. Requests and replies
-are lines of JSON. A request without ``values`` only compiles the template::
+This is the program of :mod:`pronk.text.chat.template`. It imports no module of pronk. Requests and
+replies are lines of JSON. A request without ``values`` only compiles the template::
 
     {"source": "{{ x }}", "values": {"x": "a"}}         ->  {"text": "a", "loops_over_content": false}
     {"source": "{{"}                                    ->  {"error": "unexpected 'end of template'"}
     {"source": "{{ 'x' * 10**8 }}", "values": {}}       ->  {"over_limit": true}
 
-``loops_over_content`` is true if the template loops over the parts of a message's content; other templates expect a
-string. ``over_limit`` means that memory, recursion or the length of the text exceeded a limit.
+``loops_over_content`` is true if the template loops over the parts of a message's content; other
+templates expect a string. ``over_limit`` means that memory, recursion or the length of the text
+exceeded a limit.
 
-The Jinja environment is that of transformers (``utils/chat_template_utils.py``), so a template gives the same text.
+The Jinja environment is that of transformers (``utils/chat_template_utils.py``), so a template
+gives the same text.
 """
 
 from __future__ import annotations
@@ -27,12 +29,16 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_MAX_TEXT = 2**25  # maximum characters of a rendered text: some 8 million tokens, more than any context window
+# maximum characters of a rendered text: some 8 million tokens, more than any context window
+_MAX_TEXT = 2**25
 _MAX_ERROR = 300  # maximum characters of an error message, which may come from the template
 
 
 class _DictFunction:
-    """Replacement of ``dict`` in templates; unlike the class, it gives no access to Python's internals."""
+    """Replacement of ``dict`` in templates.
+
+    Unlike the class, it gives no access to Python's internals.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -56,7 +62,10 @@ class _PublicNamespace(Namespace):
 
 
 class _Generation(Extension):
-    """The tag ``{% generation %}``, which marks text for training; its block is rendered like other text."""
+    """The tag ``{% generation %}``, which marks text for training.
+
+    Its block is rendered like other text.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -80,7 +89,9 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Return JSON without the HTML escapes of Jinja's own ``tojson``, as transformers does."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -91,7 +102,9 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # noqa: DTZ005 - without a zone, as in transformers
 
 
-_JINJA = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+_JINJA = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+)
 _JINJA.filters["tojson"] = _tojson
 _JINJA.globals |= {
     "dict": _DictFunction(),
@@ -112,7 +125,9 @@ def _compile(source: str) -> tuple[Template, bool]:
 
 def _is_content(node: nodes.Node) -> bool:
     """Return whether ``node`` is a message's content, like ``m.content`` or ``m["content"][1:] | list``."""
-    if isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
+    if isinstance(node, nodes.Filter) or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+    ):
         return node.node is not None and _is_content(node.node)
     if isinstance(node, nodes.Getitem):
         return isinstance(node.arg, nodes.Const) and node.arg.value == "content"

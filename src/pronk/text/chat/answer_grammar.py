@@ -1,12 +1,13 @@
 r"""Grammar of an answer: thoughts, then tool calls, text or a required form such as JSON.
 
-The grammar is written in llguidance's dialect of Lark. It fixes every character of a call except the name of the tool
-and the arguments, which fit the tool's schema. If calls are optional, the grammar allows any text up to the beginning
-of a call, but then requires the call. Tools with equal schemas share their rules, here ``f`` and ``g``, so that a
-grammar of a thousand tools stays small.
+The grammar is written in llguidance's dialect of Lark. It fixes every character of a call except
+the name of the tool and the arguments, which fit the tool's schema. If calls are optional, the
+grammar allows any text up to the beginning of a call, but then requires the call. Tools with equal
+schemas share their rules, here ``f`` and ``g``, so that a grammar of a thousand tools stays small.
 
-Example: Qwen3, optional calls. ``<tool_call>`` is token 7, ``<think>`` 8 and ``</think>`` 9: added tokens that are not
-special. Token 5 is another added token that llguidance matches only by its id. The rules of text are::
+Example: Qwen3, optional calls. ``<tool_call>`` is token 7, ``<think>`` 8 and ``</think>`` 9: added
+tokens that are not special. Token 5 is another added token that llguidance matches only by its id.
+The rules of text are::
 
     start: (<[8]> thoughts GAP)? answer
     thoughts: text <[9]> | (TEXT <[5]>)* thoughts_marker
@@ -17,11 +18,11 @@ special. Token 5 is another added token that llguidance matches only by its id. 
     text: (TEXT <[5]>)* TEXT
     TEXT: /(.|\n)*/
 
-The second alternatives of ``thoughts`` and ``call_start`` are markers that are written with other tokens. ``lazy``
-makes a marker end at its first occurrence.
+The second alternatives of ``thoughts`` and ``call_start`` are markers that are written with other
+tokens. ``lazy`` makes a marker end at its first occurrence.
 
-If a call without markers may be the whole answer (:class:`~pronk.text.chat.calls.BareCallReader`), text does
-not begin like such a call, so that only the rule ``bare`` continues one::
+If a call without markers may be the whole answer (:class:`~pronk.text.chat.calls.BareCallReader`),
+text does not begin like such a call, so that only the rule ``bare`` continues one::
 
     answer: bare | first_call body (call_start body){0,15} text | first
     bare: OPENING_0_0 SPACE? arguments_0 SPACE? "}" SPACE? | …
@@ -53,17 +54,23 @@ from pronk.text.guide import MAX_SIZE, Guide, schema_text
 from pronk.text.json_schema.relax import Relaxed, check, relax
 from pronk.text.json_schema.translation import TYPES
 
-# Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins with thoughts.
+# Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins
+# with thoughts.
 Thinking = Literal["never", "optional", "open"]
 
-# Maximum characters of the rules of all schemas of a grammar together; the rest is left to names and to a form.
+# Maximum characters of the rules of all schemas of a grammar together; the rest is left to names
+# and to a form.
 _MAX_SCHEMAS_SIZE = MAX_SIZE // 2
 _RULES_SIZE = 500  # characters of the rules around a schema, at most
-_MAX_SPACE = 16  # characters of white space at one place of a call without markers, so that it cannot go on for ever
+# characters of white space at one place of a call without markers, so that it cannot go on for ever
+_MAX_SPACE = 16
 MAX_CALLS = 16  # calls of one answer; small models repeat calls until they may not
-_CALLS, _MORE_CALLS = f"{{0,{MAX_CALLS}}}", f"{{0,{MAX_CALLS - 1}}}"  # repetitions of a call: any, and after the first
+# repetitions of a call: any, and after the first
+_CALLS = f"{{0,{MAX_CALLS}}}"
+_MORE_CALLS = f"{{0,{MAX_CALLS - 1}}}"
 _SPACES = r"[ \t\r\n]*"
-_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an escaped character, or a slash, which Lark needs escaped
+# an escaped character, or a slash, which Lark needs escaped
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -85,30 +92,43 @@ class AnswerGrammar:
     ) -> Guide | None:
         """Return the guide of an answer; ``None`` if it may be any text.
 
-        ``schemas`` has the schema of the arguments (:func:`arguments_schema`) of each allowed tool, by the tool's name.
-        ``form`` is the required form of the text. ``allow_text``: allow text, in this form, instead of calls.
-        ``allow_multiple``: allow more than one call. ``thinking`` is the place of thoughts. Schemas that are too large
-        together raise an OptionError; those of :func:`relax_tools` are not.
+        ``schemas`` has the schema of the arguments (:func:`arguments_schema`) of each allowed tool,
+        by the tool's name. ``form`` is the required form of the text. ``allow_text``: allow text,
+        in this form, instead of calls. ``allow_multiple``: allow more than one call. ``thinking``
+        is the place of thoughts. Schemas that are too large together raise an OptionError; those of
+        :func:`relax_tools` are not.
         """
         # Whether an answer without calls may have anything besides its text.
-        has_headers = self.reasoning is not None and (thinking != "never" or bool(self.reasoning.before_text))
+        has_headers = self.reasoning is not None and (
+            thinking != "never" or bool(self.reasoning.before_text)
+        )
         if not schemas and (form is None or not has_headers):
             return form
         rules = [self._start(thinking)]
-        rules += [] if thinking == "never" or self.reasoning is None else self._until("thoughts", self.reasoning.end)
+        rules += (
+            []
+            if thinking == "never" or self.reasoning is None
+            else self._until("thoughts", self.reasoning.end)
+        )
         rules += ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
         rules += self._answer(schemas, form, allow_text=allow_text, allow_multiple=allow_multiple)
         grammar = "\n".join(rules)
         if schemas and len(grammar) > MAX_SIZE:
             expected = f"tools and a form whose grammar has at most {MAX_SIZE} characters"
-            refuse("tools", f"expected {expected}, found {len(grammar)}; use fewer or smaller ones", OptionError)
+            refuse(
+                "tools",
+                f"expected {expected}, found {len(grammar)}; use fewer or smaller ones",
+                OptionError,
+            )
         return Guide(grammar=grammar)
 
     @property
     def _other_ids(self) -> str:
         """Tokens of free text, which has no markers, that grammars match by id only: ``<[5]>``, or nothing."""
         calls = [self.dialect.begin] if self.dialect else []
-        return self.symbols.other_ids(*calls, *([self.reasoning.begin, self.reasoning.end] if self.reasoning else []))
+        return self.symbols.other_ids(
+            *calls, *([self.reasoning.begin, self.reasoning.end] if self.reasoning else [])
+        )
 
     @property
     def _others(self) -> str:
@@ -135,7 +155,8 @@ class AnswerGrammar:
 
     def _until(self, rule: str, marker: str) -> list[str]:
         """Return the rules for free text up to a marker and for the marker itself."""
-        alternatives, rules = [], []
+        alternatives = []
+        rules = []
         if marker in self.symbols.id_only:
             alternatives.append(f"text {self.symbols.grammar(marker)}")
         if marker not in self.symbols.of_marker:
@@ -144,12 +165,24 @@ class AnswerGrammar:
         return [f"{rule}: {' | '.join(alternatives)}", *rules]
 
     def _answer(
-        self, schemas: Mapping[str, str], form: Guide | None, *, allow_text: bool, allow_multiple: bool
+        self,
+        schemas: Mapping[str, str],
+        form: Guide | None,
+        *,
+        allow_text: bool,
+        allow_multiple: bool,
     ) -> list[str]:
-        rules, dialect = [], self.dialect
+        rules = []
+        dialect = self.dialect
         if form is not None:
             rules.append(f"form: {_form(form)}")
-        header = self.dialect.before_text if self.dialect else self.reasoning.before_text if self.reasoning else ""
+        header = (
+            self.dialect.before_text
+            if self.dialect
+            else self.reasoning.before_text
+            if self.reasoning
+            else ""
+        )
         content = f"{self.symbols.grammar(header)} {'text' if form is None else 'form'}"
         if not schemas or dialect is None:
             return [f"answer: {content}", *rules]
@@ -161,46 +194,75 @@ class AnswerGrammar:
             call += f" ({self.symbols.grammar(dialect.between)} {call}){_MORE_CALLS}"
         return [f"answer: {call} | {content}" if allow_text else f"answer: {call}", *rules]
 
-    def _calls(self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool) -> list[str]:
+    def _calls(
+        self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool
+    ) -> list[str]:
         """Return the rules for the text after the begin marker."""
         text = self.symbols.grammar
-        more = f" ({text(dialect.separator)} call){_MORE_CALLS}" if dialect.separator and allow_multiple else ""
+        more = (
+            f" ({text(dialect.separator)} call){_MORE_CALLS}"
+            if dialect.separator and allow_multiple
+            else ""
+        )
         end = f"{text(dialect.before_end)} {text(dialect.end)}"
         rules = [f"body: {text(dialect.after_begin)} call{more} {end}"]
         rules.append(f"call: {text(dialect.before_name)} tool {text(dialect.after_arguments)}")
         groups = _names_by_schema(schemas)
         rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(groups))))
-        ident = f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?" if dialect.before_ident else ""
+        ident = (
+            f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?"
+            if dialect.before_ident
+            else ""
+        )
         values = dict[str, str]()
         for number, (schema, names) in enumerate(groups.items()):
             name = f"/{_one_of(names)}/"
-            rules.append(f"tool_{number}: {name} {ident} {text(dialect.before_arguments)} arguments_{number}")
+            rules.append(
+                f"tool_{number}: {name} {ident} {text(dialect.before_arguments)} arguments_{number}"
+            )
             rule = f"arguments_{number}"
-            rules += keyword_rules(rule, schema, values) if dialect.has_keywords else [f"{rule}: %json {schema}"]
+            rules += (
+                keyword_rules(rule, schema, values)
+                if dialect.has_keywords
+                else [f"{rule}: %json {schema}"]
+            )
         return rules
 
-    def _text_and_calls(self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool) -> list[str]:
+    def _text_and_calls(
+        self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool
+    ) -> list[str]:
         """Return the rules for free text with calls in it."""
         if dialect.marker_optional:
             begin = f" ({self.symbols.grammar(dialect.begin)} body)?" if dialect.begin else ""
             bare = f"BARE: {json.dumps(dialect.before_name)} TEXT"
             return [f"answer: body | first{begin}", bare, *self._first_text()]
-        several, rules = allow_multiple and dialect.repeats_markers, self._until("call_start", dialect.begin)
+        several = allow_multiple and dialect.repeats_markers
+        rules = self._until("call_start", dialect.begin)
         if not dialect.allows_bare:
-            return [f"answer: {f'(call_start body){_CALLS} text' if several else 'call_start body | text'}", *rules]
+            return [
+                (
+                    "answer: "
+                    f"{f'(call_start body){_CALLS} text' if several else 'call_start body | text'}"
+                ),
+                *rules,
+            ]
         rest = f" (call_start body){_MORE_CALLS} text" if several else ""
         rules += [*self._first_text(), *self._first_call(dialect.begin), *_bare_calls(schemas)]
         return [f"answer: bare | first_call body{rest} | first", *rules]
 
     def _first_call(self, marker: str) -> list[str]:
         """Return the rules for text up to the first marker that does not begin like a call without markers."""
-        alternatives, rules = [], []
+        alternatives = []
+        rules = []
         if marker in self.symbols.id_only:
             alternatives.append(f"first {self.symbols.grammar(marker)}")
         if marker not in self.symbols.of_marker:
             alternatives.append("first_call_marker")
             alternatives += [f"{self._first_others} call_start_marker"] if self._other_ids else []
-            rules += ["first_call_marker[lazy]: MARKED", f"MARKED: (TEXT {json.dumps(marker)}) & ~BARE"]
+            rules += [
+                "first_call_marker[lazy]: MARKED",
+                f"MARKED: (TEXT {json.dumps(marker)}) & ~BARE",
+            ]
         return [f"first_call: {' | '.join(alternatives)}", *rules]
 
 
@@ -225,8 +287,12 @@ def _bare_calls(schemas: Mapping[str, str]) -> list[str]:
 
 def _one_of(names: Collection[str]) -> str:
     """Return a regular expression for some names: a trie, because lexers follow each branch at every byte."""
-    first, last = min(names), max(names)  # all names share what these share
-    prefix = first[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))]
+    # all names share what these share
+    first = min(names)
+    last = max(names)
+    prefix = first[
+        : sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
+    ]
     rests = sorted(name.removeprefix(prefix) for name in names)
     branches = [_one_of([*branch]) for _, branch in groupby(filter(None, rests), key=itemgetter(0))]
     escaped = re.escape(prefix).replace("/", r"\/")
@@ -256,7 +322,8 @@ def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
 def relax_tools(parameters: Sequence[Mapping[str, Any] | None]) -> list[Relaxed]:
     """Return the schemas of the arguments of all tools of an answer, which fit into one grammar together.
 
-    If they do not fit, the largest schemas are left out, so that these tools' arguments are any objects.
+    If they do not fit, the largest schemas are left out, so that these tools' arguments are any
+    objects.
 
     Raises:
         OptionError: see :func:`relax_arguments`.
@@ -276,7 +343,9 @@ def relax_tools(parameters: Sequence[Mapping[str, Any] | None]) -> list[Relaxed]
         total -= sizes[text]
         left_out.add(text)
     anything = replace(relax_arguments({}), dropped=("",))
-    return [anything if text in left_out else each for text, each in zip(texts, relaxed, strict=True)]
+    return [
+        anything if text in left_out else each for text, each in zip(texts, relaxed, strict=True)
+    ]
 
 
 def relax_arguments(parameters: Mapping[str, Any] | None, multiple: int = 1) -> Relaxed:

@@ -38,7 +38,10 @@ class AnswerFormat:
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
-        """Format of thoughts; ``None`` if the model does not think: its chat template has no thoughts."""
+        """Format of thoughts.
+
+        ``None`` if the model does not think: its chat template has no thoughts.
+        """
         source = self.tokenizer.chat_template or ""
         return next((row for row in REASONING_FORMATS if row.template in source), None)
 
@@ -53,10 +56,12 @@ class AnswerFormat:
     @cached_property
     def thinking_markers(self) -> ThinkingMarkers | None:
         """Markers for the thinking budget; ``None`` if the model does not think."""
-        row, symbols = self.reasoning, self.symbols
+        row = self.reasoning
+        symbols = self.symbols
         if row is None:
             return None
-        begin, end = symbols.of_text(row.begin), symbols.of_text(row.end)
+        begin = symbols.of_text(row.begin)
+        end = symbols.of_text(row.end)
         end_ids = tuple(self.tokenizer.encode(row.end, add_special_tokens=False))
         return ThinkingMarkers(begin, end, end_ids, symbols.of_token, repeats=bool(row.before_text))
 
@@ -67,15 +72,30 @@ class AnswerFormat:
     def nearest_effort(self, effort: str) -> str:
         """Return the effort that the chat template follows: ``on`` if it can only switch thinking on."""
         source = self.tokenizer.chat_template or ""
-        followed = nearest_effort({"reasoning_effort": effort}) if in_channels(source) else {"reasoning_effort": effort}
-        return str(followed["reasoning_effort"]) if effort == "none" or "reasoning_effort" in source else "on"
+        followed = (
+            nearest_effort({"reasoning_effort": effort})
+            if in_channels(source)
+            else {"reasoning_effort": effort}
+        )
+        return (
+            str(followed["reasoning_effort"])
+            if effort == "none" or "reasoning_effort" in source
+            else "on"
+        )
 
     def grammar(self, *, tools: bool) -> AnswerGrammar:
-        """Return the builder of grammars; with ``tools``, a model without calls raises a PromptError."""
+        """Return the builder of grammars.
+
+        With ``tools``, a model without calls raises a PromptError.
+        """
         return AnswerGrammar(self.symbols, self._dialect() if tools else None, self.reasoning)
 
-    def reader(self, names: Collection[str], *, opened: bool, has_form: bool = False) -> AnswerReader:
-        """Return a parser of one answer that may call tools ``names``; for ``opened``, see :meth:`opened_by`.
+    def reader(
+        self, names: Collection[str], *, opened: bool, has_form: bool = False
+    ) -> AnswerReader:
+        """Return a parser of one answer that may call tools ``names``.
+
+        For ``opened``, see :meth:`opened_by`.
 
         ``has_form``: whether text has a required form, such as JSON; then calls have markers.
         """
@@ -93,8 +113,8 @@ class AnswerFormat:
 class AnswerReader:
     """Streaming parser that splits one answer into thoughts, text and calls of the tools ``names``.
 
-    The answer has no calls without ``dialect``, and no thoughts without ``reasoning``. ``opened``: whether the prompt
-    ends with the begin marker of thoughts.
+    The answer has no calls without ``dialect``, and no thoughts without ``reasoning``. ``opened``:
+    whether the prompt ends with the begin marker of thoughts.
     """
 
     def __init__(
@@ -135,7 +155,10 @@ class AnswerReader:
         return self._read_calls(self._thoughts.push(symbols))
 
     def flush(self) -> list[Part]:
-        """End the answer; return the text held back, without an incomplete call after a complete one."""
+        """End the answer.
+
+        Return the text held back, without an incomplete call after a complete one.
+        """
         if self._channels is not None:
             return _join(self._channels.flush())
         parts = self._read_calls(self._thoughts.flush())
@@ -154,7 +177,8 @@ class AnswerReader:
                 read.append(part)
             elif self._bare is not None:
                 if not self._bare.push(part):
-                    held, self._bare = self._bare.held, None
+                    held = self._bare.held
+                    self._bare = None
                     read += self._read_calls([held])
             elif self._calls is not None:
                 read += self._calls.push(part)
@@ -179,18 +203,22 @@ class AnswerCalls:
 class RepeatedCalls:
     """Reads a growing answer, to end it with the first call that repeats an earlier one.
 
-    Small models often repeat a call until the length limit ends the answer. An answer also ends where
-    a call after the first ``MAX_CALLS`` begins.
+    Small models often repeat a call until the length limit ends the answer. An answer also ends
+    where a call after the first ``MAX_CALLS`` begins.
     """
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
         self._calls = set[tuple[str, str]]()  # names and arguments of the complete calls
-        self._name: str | None = None  # name of the call that is being read, and its arguments so far
+        # name of the call that is being read, and its arguments so far
+        self._name: str | None = None
         self._arguments = ""
 
     def push(self, text: str, token: int) -> bool:
-        """Read the next token; return whether it completes a repetition, or begins a call too many."""
+        """Read the next token.
+
+        Return whether it completes a repetition, or begins a call too many.
+        """
         for part in self._reader.push(text, token):
             if not isinstance(part, CallPart):
                 self._end_call()
@@ -199,8 +227,9 @@ class RepeatedCalls:
                 self._end_call()
                 self._name = part.name
             self._arguments += part.arguments
-            # Arguments are one JSON object, and no proper beginning of an object is an object itself. If the text so
-            # far equals the complete arguments of an earlier call, it is therefore complete.
+            # Arguments are one JSON object, and no proper beginning of an object is an object
+            # itself. If the text so far equals the complete arguments of an earlier call, it is
+            # therefore complete.
             is_repeated = self._arguments != "" and (self._name, self._arguments) in self._calls
             if is_repeated or len(self._calls) >= MAX_CALLS:
                 return True
@@ -211,7 +240,8 @@ class RepeatedCalls:
     def _end_call(self) -> None:
         if self._name is not None:
             self._calls.add((self._name, self._arguments))
-        self._name, self._arguments = None, ""
+        self._name = None
+        self._arguments = ""
 
 
 def _join(parts: Sequence[Part]) -> list[Part]:
@@ -223,7 +253,10 @@ def _join(parts: Sequence[Part]) -> list[Part]:
                 joined[-1] = last + part
             case [Thought(last)], Thought(text):
                 joined[-1] = Thought(last + text)
-            case [CallPart() as last], CallPart() if (last.index, last.name) == (part.index, part.name):
+            case [CallPart() as last], CallPart() if (last.index, last.name) == (
+                part.index,
+                part.name,
+            ):
                 joined[-1] = replace(last, arguments=last.arguments + part.arguments)
             case _ if part != "":
                 joined.append(part)

@@ -1,8 +1,8 @@
 """Streaming parsers that separate the tool calls in an answer from its text.
 
-A parser holds text back only while that text may be the beginning of a call. Text that turns out to be no call (it
-names an unknown tool, for instance) is emitted as text. The arguments of a call are emitted as the model writes them,
-even if the answer ends within them.
+A parser holds text back only while that text may be the beginning of a call. Text that turns out to
+be no call (it names an unknown tool, for instance) is emitted as text. The arguments of a call are
+emitted as the model writes them, even if the answer ends within them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from secrets import token_hex
 from pronk.text.chat.dialects import MAX_IDENT, TOOL_NAME, TokenSymbols, ToolDialect, plain_text
 from pronk.text.chat.keywords import KeywordArguments
 
-_MAX_CALL_START = 264  # maximum characters from a call's beginning to the end of its tool's name, which has up to 128
-_OUTSIDE_STRING = re.compile(r'["{}\[\]]')  # characters of JSON that begin a string or change the nesting
-_INSIDE_STRING = re.compile(r'["\\]')  # characters of JSON that end a string or escape the next character
+# maximum characters from a call's beginning to the end of its tool's name, which has up to 128
+_MAX_CALL_START = 264
+# characters of JSON that begin a string or change the nesting
+_OUTSIDE_STRING = re.compile(r'["{}\[\]]')
+# characters of JSON that end a string or escape the next character
+_INSIDE_STRING = re.compile(r'["\\]')
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,16 @@ def new_call_id() -> str:
 
 
 class JsonEnd:
-    """Incremental search for the end of a JSON object or list; the first character read is its bracket."""
+    """Incremental search for the end of a JSON object or list.
+
+    The first character read is its bracket.
+    """
 
     def __init__(self) -> None:
         # Number of open brackets; whether in a string; whether right after a backslash.
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
 
     @property
     def found(self) -> bool:
@@ -49,16 +57,21 @@ class JsonEnd:
         return self._depth == 0
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Read from an offset up to the last bracket or the end; return the next offset, and the text read."""
+        """Read from an offset up to the last bracket or the end.
+
+        Return the next offset, and the text read.
+        """
         stop = at
         while stop < len(text):
             if self._escaped:
-                self._escaped, stop = False, stop + 1
+                self._escaped = False
+                stop = stop + 1
                 continue
             match = (_INSIDE_STRING if self._quoted else _OUTSIDE_STRING).search(text, stop)
             if match is None:
                 return len(text), text[at:]
-            mark, stop = match[0], match.end()
+            mark = match[0]
+            stop = match.end()
             if mark == "\\":
                 self._escaped = True
             elif mark == '"':
@@ -73,47 +86,66 @@ class JsonEnd:
 class CallReader:
     """Streaming parser that splits the symbols of one answer into text and calls of the tools ``names``.
 
-    White space at the beginning or after a call is dropped unless other text follows; an answer of white space is text.
+    White space at the beginning or after a call is dropped unless other text follows; an answer of
+    white space is text.
     """
 
     def __init__(self, dialect: ToolDialect, symbols: TokenSymbols, names: Collection[str]) -> None:
-        self._dialect, self._names = dialect, frozenset(names)
+        self._dialect = dialect
+        self._names = frozenset(names)
         text = symbols.of_text
         self._trigger = text(dialect.begin)  # symbols of the begin marker, if any
         after_begin = text(dialect.after_begin)
-        # Some tokenizers drop a space at the beginning of a text, so a leading space may be missing.
-        self._before_name = {f"{each}{text(dialect.before_name)}" for each in (after_begin, after_begin.lstrip(" "))}
+        # Some tokenizers drop a space at the beginning of a text, so a leading space may be
+        # missing.
+        self._before_name = {
+            f"{each}{text(dialect.before_name)}" for each in (after_begin, after_begin.lstrip(" "))
+        }
         self._before_ident = text(dialect.before_ident)
         self._before_arguments = text(dialect.before_arguments)
         # Symbols up to the beginning of the arguments; method to call after them.
-        self._openings = {self._before_arguments + ("" if dialect.has_keywords else "{"): self._begin_arguments}
+        self._openings = {
+            self._before_arguments + ("" if dialect.has_keywords else "{"): self._begin_arguments
+        }
         self._end_of_call = text(dialect.after_arguments + dialect.before_end + dialect.end)
         next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
         self._next_call = next_call if dialect.separator else ""
         self._output: list[str | CallPart] = []
         self._num_calls = 0  # number of calls so far
         self._held_space: list[str] = []  # white space that is not emitted yet
-        self._only_space = True  # whether the answer, or the text after its last call, is only white space so far
-        self._expected: Mapping[str, Callable[[], None]] = {}  # symbols that may come next; method to call after each
-        self._seen = ""  # the part of an expected text that was read so far, and the name of the tool after it
-        self._before = ""  # the begin marker read before ``_seen``; like ``_seen``, it is not emitted yet
+        # whether the answer, or the text after its last call, is only white space so far
+        self._only_space = True
+        # symbols that may come next; method to call after each
+        self._expected: Mapping[str, Callable[[], None]] = {}
+        # the part of an expected text that was read so far, and the name of the tool after it
+        self._seen = ""
+        # the begin marker read before ``_seen``; like ``_seen``, it is not emitted yet
+        self._before = ""
         self._name = ""  # the name of the tool as far as it was read
-        self.in_call = False  # whether the text read last is within a call, after the name of the tool
+        # whether the text read last is within a call, after the name of the tool
+        self.in_call = False
         self._arguments: JsonEnd | KeywordArguments = JsonEnd()
-        # State of the parser: the method that reads the text from an offset on and returns the next offset.
+        # State of the parser: the method that reads the text from an offset on and returns the next
+        # offset.
         self._read: Callable[[str, int], int] = self._read_text
         if dialect.marker_optional:
             self._expect_call("")
 
     def push(self, symbols: str) -> list[str | CallPart]:
-        """Parse the next symbols of the answer; return texts and call parts that later symbols cannot change."""
+        """Parse the next symbols of the answer.
+
+        Return texts and call parts that later symbols cannot change.
+        """
         at = 0
         while at < len(symbols):
             at = self._read(symbols, at)
         return self._take_output()
 
     def flush(self) -> list[str | CallPart]:
-        """End the answer; return the text held back, without an incomplete call after a complete one."""
+        """End the answer.
+
+        Return the text held back, without an incomplete call after a complete one.
+        """
         if not self.in_call and not (self._num_calls and self._only_space):
             while self._read in (self._read_expected, self._read_name):
                 self._release()
@@ -123,7 +155,8 @@ class CallReader:
         return self._take_output()
 
     def _take_output(self) -> list[str | CallPart]:
-        parts, self._output = self._output, []
+        parts = self._output
+        self._output = []
         return [part for part in parts if part != ""]
 
     def _read_text(self, text: str, at: int) -> int:
@@ -142,12 +175,15 @@ class CallReader:
             self._held_space.append(symbols[: len(symbols) - len(stripped)])
             if stripped:
                 self._output += [*self._held_space, stripped]
-                self._held_space, self._only_space = [], False
+                self._held_space = []
+                self._only_space = False
         elif symbols:
             self._output.append(symbols)
 
     def _expect(self, expected: Mapping[str, Callable[[], None]], before: str = "") -> None:
-        self._expected, self._seen, self._before = expected, "", before
+        self._expected = expected
+        self._seen = ""
+        self._before = before
         self._read = self._read_expected
         if "" in expected:  # nothing has to come
             expected[""]()
@@ -169,7 +205,8 @@ class CallReader:
         self._expect(dict.fromkeys(self._before_name, self._begin_name), before)
 
     def _begin_name(self) -> None:
-        self._read, self._name = self._read_name, ""
+        self._read = self._read_name
+        self._name = ""
 
     def _read_name(self, text: str, at: int) -> int:
         character = text[at]
@@ -177,12 +214,17 @@ class CallReader:
             self._seen += character
             self._name += character
             return at + 1
-        if character not in {self._before_arguments[0], *self._before_ident[:1]} or self._name not in self._names:
+        if (
+            character not in {self._before_arguments[0], *self._before_ident[:1]}
+            or self._name not in self._names
+        ):
             self._release()
             return at
         self._output.append(CallPart(self._num_calls, "", new_call_id(), self._name))
         self._num_calls += 1
-        self._held_space, self._only_space, self.in_call = [], True, True
+        self._held_space = []
+        self._only_space = True
+        self.in_call = True
         ident = {self._before_ident: self._begin_ident} if self._before_ident else {}
         self._expect({**self._openings, **ident})
         return at  # the character at this offset is the first one of an expected text
@@ -220,15 +262,19 @@ class CallReader:
         return stop
 
     def _end(self) -> None:
-        self._read, self.in_call = self._read_text, False
+        self._read = self._read_text
+        self.in_call = False
 
     def _release(self) -> None:
         """Emit the text held back, but parse ``_seen`` once more if a call may begin within it."""
-        in_trigger, seen, before = self._trigger in self._expected, self._seen, self._before
+        in_trigger = self._trigger in self._expected
+        seen = self._seen
+        before = self._before
         self._end()
         self._seen = self._before = ""
         if in_trigger or not self._trigger:
-            # No other begin marker begins within ``seen``: no marker contains its first character twice.
+            # No other begin marker begins within ``seen``: no marker contains its first character
+            # twice.
             self._emit_text(before + seen)
         else:
             self._emit_text(before)
@@ -237,23 +283,25 @@ class CallReader:
                 at = self._read(seen, at)
 
 
-# Parts of a call without markers (:class:`BareCallReader`), also for its grammar; without the white space that may be
-# around each part and between its characters outside strings.
+# Parts of a call without markers (:class:`BareCallReader`), also for its grammar; without the white
+# space that may be around each part and between its characters outside strings.
 OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object: text after it
-BEFORE_NAME, AFTER_NAME = '{"name":', ',"arguments":'
+BEFORE_NAME = '{"name":'
+AFTER_NAME = ',"arguments":'
 SPACE = " \t\r\n"  # characters of white space in JSON
 
 
 class BareCallReader:
     """Streaming reader that holds an answer back while the whole of it may be a call without markers.
 
-    Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer, alone or as a block of
-    code between three backticks. Such an answer is a call if ``f`` is one of ``names``. Whether anything follows
-    the object is known at the end of the answer only.
+    Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer,
+    alone or as a block of code between three backticks. Such an answer is a call if ``f`` is one of
+    ``names``. Whether anything follows the object is known at the end of the answer only.
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        # Keys: text up to the first brace of the arguments. Values: name of the tool, text after the arguments.
+        # Keys: text up to the first brace of the arguments. Values: name of the tool, text after
+        # the arguments.
         self._heads = {
             f'{opening}{BEFORE_NAME}"{name}"{AFTER_NAME}{{': (name, f"}}{closing}")
             for name in names
@@ -287,7 +335,8 @@ class BareCallReader:
             elif not self._end.found:
                 at = self._read_arguments(symbols, at)
             else:
-                self._tail += plain_text(symbols[at]).strip(SPACE)  # without the token that ends the answer
+                # without the token that ends the answer
+                self._tail += plain_text(symbols[at]).strip(SPACE)
                 if not self._heads[self._head][1].startswith(self._tail):
                     return False
                 at += 1

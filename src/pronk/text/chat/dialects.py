@@ -1,11 +1,12 @@
 """Formats in which models call tools and think, and the symbols in which parsers read answers.
 
-A model writes calls as its chat template writes the calls of earlier messages. Therefore the template is applied to a
-conversation with one call, and the text around that call selects the row of :data:`TOOL_DIALECTS`. ``hermes`` is also
-the format of Qwen, SmolLM3 and Granite 4 (the object may also be the whole answer, without markers:
-:class:`~pronk.text.chat.calls.BareCallReader`), ``granite`` that of Granite 3, ``phi`` of Phi-4-mini,
-``mistral`` of Mistral since 2025, ``llama`` of Llama 3, ``lfm2`` of LFM2 (arguments in Python's syntax:
-:mod:`pronk.text.chat.keywords`), ``channels`` of gpt-oss.
+A model writes calls as its chat template writes the calls of earlier messages. Therefore the
+template is applied to a conversation with one call, and the text around that call selects the row
+of :data:`TOOL_DIALECTS`. ``hermes`` is also the format of Qwen, SmolLM3 and Granite 4 (the object
+may also be the whole answer, without markers: :class:`~pronk.text.chat.calls.BareCallReader`),
+``granite`` that of Granite 3, ``phi`` of Phi-4-mini, ``mistral`` of Mistral since 2025, ``llama``
+of Llama 3, ``lfm2`` of LFM2 (arguments in Python's syntax: :mod:`pronk.text.chat.keywords`),
+``channels`` of gpt-oss.
 
 A new family adds a row there or to :data:`REASONING_FORMATS`. The rows are read by
 :mod:`pronk.text.chat.answer_grammar`, which forces calls, and by the parsers in
@@ -23,7 +24,8 @@ from typing import Any
 from pronk.base.errors import PromptError
 from pronk.text.tokenizer import Tokenizer
 
-# Markers of all formats that may be special tokens. The position of a marker in this list determines its symbol.
+# Markers of all formats that may be special tokens. The position of a marker in this list
+# determines its symbol.
 _MARKERS = (
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>",
     "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>",
@@ -37,10 +39,11 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 class TokenSymbols:
     """Symbols of one tokenizer's tokens and of the markers of formats.
 
-    A decoded text lacks special tokens, and their names may also be written with ordinary tokens. Therefore parsers of
-    answers read *symbols*: decoded text in which a lone surrogate, which no decoded text contains, stands for a special
-    token. The markers of formats, such as ``[TOOL_CALLS]``, are converted in the same way: to a lone surrogate if the
-    tokenizer has the marker as a special token, otherwise to their own text.
+    A decoded text lacks special tokens, and their names may also be written with ordinary tokens.
+    Therefore parsers of answers read *symbols*: decoded text in which a lone surrogate, which no
+    decoded text contains, stands for a special token. The markers of formats, such as
+    ``[TOOL_CALLS]``, are converted in the same way: to a lone surrogate if the tokenizer has the
+    marker as a special token, otherwise to their own text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -48,7 +51,9 @@ class TokenSymbols:
         added = tokenizer.backend.get_added_tokens_decoder()
         special = {token.content: token_id for token_id, token in added.items() if token.special}
         # Symbols of the markers that are special tokens, which decoded texts lack.
-        self.of_marker = {name: chr(_FIRST + number) for number, name in enumerate(_MARKERS) if name in special}
+        self.of_marker = {
+            name: chr(_FIRST + number) for number, name in enumerate(_MARKERS) if name in special
+        }
         self._symbols = {special[name]: symbol for name, symbol in self.of_marker.items()}
         # Ids of the added tokens that llguidance matches by their ids only, not by their texts.
         self.id_only = {
@@ -74,20 +79,27 @@ class TokenSymbols:
         return text
 
     def grammar(self, text: str) -> str:
-        """Return the Lark expression of a text with markers: ``"a" <[7]> "b"``; ``""`` for an empty text."""
+        """Return the Lark expression of a text with markers: ``"a" <[7]> "b"``.
+
+        ``""`` for an empty text.
+        """
         if not text:
             return ""
         names = [re.escape(name) for name in _MARKERS if name in self.id_only]
         parts = re.split(f"({'|'.join(names)})", text) if names else [text]
         return " ".join(
-            f"<[{self.id_only[part]}]>" if part in self.id_only else json.dumps(part, ensure_ascii=False)
+            f"<[{self.id_only[part]}]>"
+            if part in self.id_only
+            else json.dumps(part, ensure_ascii=False)
             for part in parts
             if part
         )
 
     def other_ids(self, *markers: str) -> str:
         """Return the id-only tokens but ``markers`` and the end of text as a Lark expression: ``<[3,7-9]>``."""
-        ids = {token_id for text, token_id in self.id_only.items() if text not in markers} - {*self._tokenizer.eos_ids}
+        ids = {token_id for text, token_id in self.id_only.items() if text not in markers} - {
+            *self._tokenizer.eos_ids
+        }
         spans = []
         for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
             run = [token for _, token in group]
@@ -100,7 +112,8 @@ def plain_text(symbols: str) -> str:
     return _SURROGATES.sub("", symbols)
 
 
-# Names of tools. OpenAI's API allows up to 64 letters, digits, _ and -; those of MCP servers are longer.
+# Names of tools. OpenAI's API allows up to 64 letters, digits, _ and -; those of MCP servers are
+# longer.
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 MAX_IDENT = 40  # characters of a call's id that a model may write; Mistral's have 9
 
@@ -118,22 +131,27 @@ class ToolDialect:
     """
 
     name: str
-    template: str  # regular expression for the call of the trial rendering; its groups replace fields of the row
+    # regular expression for the call of the trial rendering; its groups replace fields of the row
+    template: str
     begin: str = ""  # marker before calls, if the format has one
     after_begin: str = ""
     before_name: str = '{"name": "'
-    before_ident: str = ""  # marker between the name and an id that the model may write, if the template has one
+    # marker between the name and an id that the model may write, if the template has one
+    before_ident: str = ""
     before_arguments: str = '", "arguments": '
     after_arguments: str = "}"
     before_end: str = ""
     end: str = ""
-    separator: str = ""  # text between calls within one pair of markers; empty if each call has its own pair
-    marker_optional: bool = False  # whether the begin marker may be missing before a call at the beginning of an answer
+    # text between calls within one pair of markers; empty if each call has its own pair
+    separator: str = ""
+    # whether the begin marker may be missing before a call at the beginning of an answer
+    marker_optional: bool = False
     allows_bare: bool = False  # whether a call without markers may be the whole answer
     repeats_markers: bool = False  # whether each of several calls has its own markers
     between: str = ""  # text between calls that have their own markers
     before_text: str = ""  # header of text; not empty in channels only
-    has_keywords: bool = False  # whether arguments have Python's syntax, not JSON's; the closing parenthesis ends them
+    # whether arguments have Python's syntax, not JSON's; the closing parenthesis ends them
+    has_keywords: bool = False
 
 
 _CALL_START = rf'\{{"name": "{_PROBE}", '
@@ -142,7 +160,8 @@ _ARGUMENTS = r'"arguments": \{"x": 1\}'
 TOOL_DIALECTS = (
     ToolDialect(
         "hermes",
-        rf"<tool_call>(?P<after_begin>[ \n]*){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>[ \n]*)</tool_call>",
+        rf"<tool_call>(?P<after_begin>[ \n]*){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>[ "
+        r"\n]*)</tool_call>",
         begin="<tool_call>",
         end="</tool_call>",
         allows_bare=True,
@@ -167,7 +186,8 @@ TOOL_DIALECTS = (
     ),
     ToolDialect(
         "mistral list",
-        rf"\[TOOL_CALLS\](?P<after_begin> ?\[){_CALL_START}{_ARGUMENTS}",  # then an id may precede the last brace
+        # then an id may precede the last brace
+        rf"\[TOOL_CALLS\](?P<after_begin> ?\[){_CALL_START}{_ARGUMENTS}",
         begin="[TOOL_CALLS]",
         before_end="]",
         separator=", ",
@@ -251,14 +271,21 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
         with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)
     except PromptError:
-        without_call = with_call = ""  # makes the next condition true, so that a PromptError is raised
+        # makes the next condition true, so that a PromptError is raised
+        without_call = with_call = ""
     if not 0 < without_call.count(_PROBE) < with_call.count(_PROBE):
-        msg = f"tools: expected a model whose chat template has tools and calls of {names}, found another template"
+        msg = (
+            f"tools: expected a model whose chat template has tools and calls of {names}, found "
+            "another template"
+        )
         raise PromptError(msg)
     for row in TOOL_DIALECTS:
-        *_, match = None, *re.finditer(row.template, with_call)  # the last match: templates may show examples
+        # the last match: templates may show examples
+        *_, match = None, *re.finditer(row.template, with_call)
         if match is not None:
-            changes: dict[str, Any] = {name: text for name, text in match.groupdict().items() if text is not None}
+            changes: dict[str, Any] = {
+                name: text for name, text in match.groupdict().items() if text is not None
+            }
             if row.marker_optional and row.begin not in TokenSymbols(tokenizer).id_only:
                 changes["begin"] = ""
             return replace(row, **changes)
@@ -267,8 +294,16 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
     raise PromptError(msg)
 
 
-_PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer", "description": "A number."}}}
-_TOOLS = [{"type": "function", "function": {"name": _PROBE, "description": "Nothing.", "parameters": _PARAMETERS}}]
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "description": "A number."}},
+}
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": _PROBE, "description": "Nothing.", "parameters": _PARAMETERS},
+    }
+]
 _CALL = {"id": "abcdef123", "type": "function", "function": {"name": _PROBE, "arguments": {"x": 1}}}
 _PROBE_CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "?"},

@@ -1,8 +1,9 @@
 """Arguments of calls in Python's syntax, as LFM2 writes them: ``f(city="Oslo", exact=True)``.
 
-:class:`KeywordArguments` converts arguments to JSON while the model writes them, one argument at a time. A value is a
-literal of Python or JSON; any other value becomes a string. An argument without a name gets its number as its name.
-:func:`keyword_rules` returns the grammar that guides them, and :func:`write_call` writes calls of earlier messages.
+:class:`KeywordArguments` converts arguments to JSON while the model writes them, one argument at a
+time. A value is a literal of Python or JSON; any other value becomes a string. An argument without
+a name gets its number as its name. :func:`keyword_rules` returns the grammar that guides them, and
+:func:`write_call` writes calls of earlier messages.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
 _SPECIAL = re.compile("[\ud800-\udfff]")  # symbols of special tokens
 _MARKS = re.compile(r"""["'()\[\]{},]""")
 # A string, which is not changed, or a constant of JSON.
-_CONSTANTS = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(true|false|null)\b""", re.DOTALL)
+_CONSTANTS = re.compile(
+    r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(true|false|null)\b""", re.DOTALL
+)
 _PYTHON = {"true": "True", "false": "False", "null": "None"}
 # Backslashes that begin no escape of a Python string; Python would warn of them.
 _NO_ESCAPE = re.compile(r"""(\\[\\'"abfnrtvxuUN0\n])|\\""")
@@ -28,7 +31,9 @@ _NO_ESCAPE = re.compile(r"""(\\[\\'"abfnrtvxuUN0\n])|\\""")
 _ANY_NAME = '/[a-zA-Z_][a-zA-Z_0-9]{0,63}/ "="'  # expression for the name of an argument
 
 # Keywords of a translated schema that keyword arguments do not follow.
-_CONSTRAINTS = frozenset({"allOf", "anyOf", "$ref", "const", "enum", "minProperties", "maxProperties"})
+_CONSTRAINTS = frozenset(
+    {"allOf", "anyOf", "$ref", "const", "enum", "minProperties", "maxProperties"}
+)
 
 
 class KeywordArguments:
@@ -36,12 +41,17 @@ class KeywordArguments:
 
     def __init__(self) -> None:
         self.found = False  # whether the closing parenthesis was read
-        self._quote, self._escaped, self._depth = "", False, 0
+        self._quote = ""
+        self._escaped = False
+        self._depth = 0
         self._argument: list[str] = []  # pieces of the argument that is being read
         self._names: set[str] = set()
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Read from an offset up to the end of the arguments or of the text; return the next offset, and JSON."""
+        """Read from an offset up to the end of the arguments or of the text.
+
+        Return the next offset, and JSON.
+        """
         written = ""
         while at < len(text) and not self.found:
             if self._quote:
@@ -53,7 +63,8 @@ class KeywordArguments:
             at = stop
             if match is None:
                 break
-            mark, at = match[0], match.end()
+            mark = match[0]
+            at = match.end()
             if self._depth == 0 and mark in ",)":
                 self.found = mark == ")"
                 written += self._take_argument()
@@ -69,7 +80,8 @@ class KeywordArguments:
     def _read_string(self, text: str, at: int) -> int:
         start = at
         while at < len(text) and self._quote:
-            character, at = text[at], at + 1
+            character = text[at]
+            at = at + 1
             if self._escaped:
                 self._escaped = False
             elif character == "\\":
@@ -81,13 +93,17 @@ class KeywordArguments:
 
     def _take_argument(self) -> str:
         """Return the JSON of the argument read last, with the braces and commas around it."""
-        argument, self._argument = _SPECIAL.sub("", "".join(self._argument)), []
-        written, opening = "", "" if self._names else "{"
+        argument = _SPECIAL.sub("", "".join(self._argument))
+        self._argument = []
+        written = ""
+        opening = "" if self._names else "{"
         if argument.strip():
             match = _NAMED.match(argument)
             name = str(len(self._names)) if match is None else match[1]
             value = argument if match is None else argument[match.end() :]
-            written = f"{', ' if self._names else opening}{json.dumps(name)}: {_json(value.strip())}"
+            written = (
+                f"{', ' if self._names else opening}{json.dumps(name)}: {_json(value.strip())}"
+            )
             opening = ""
             self._names.add(name)
         return f"{written}{opening}}}" if self.found else written
@@ -95,7 +111,9 @@ class KeywordArguments:
 
 def _json(value: str) -> str:
     """Return a value of Python or JSON as JSON; a string if it is neither."""
-    python = _CONSTANTS.sub(lambda match: _PYTHON[match[2]] if match[2] else _escaped(match[1]), value)
+    python = _CONSTANTS.sub(
+        lambda match: _PYTHON[match[2]] if match[2] else _escaped(match[1]), value
+    )
     for parse, text in ((json.loads, value), (ast.literal_eval, python)):
         try:
             found = json.dumps(parse(text), ensure_ascii=False, allow_nan=False)
@@ -121,15 +139,22 @@ def _literal(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
-    return str(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+        return (
+            f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
+        )
+    return (
+        str(value)
+        if value is None or isinstance(value, bool)
+        else json.dumps(value, ensure_ascii=False)
+    )
 
 
 def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) -> list[str]:
     """Return the rules for keyword arguments that fit a schema, and for the closing parenthesis.
 
-    The arguments are in the order of the schema's properties. The rules follow the schemas of the properties and
-    ``required``; :func:`not_followed` returns the rest. If any object fits, the arguments may have any names.
+    The arguments are in the order of the schema's properties. The rules follow the schemas of the
+    properties and ``required``; :func:`not_followed` returns the rest. If any object fits, the
+    arguments may have any names.
 
     Example, for an optional ``a`` and a required ``b`` of one type::
 
@@ -140,13 +165,15 @@ def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) 
     Args:
         rule: name of the first rule.
         schema: schema of an object, translated by :mod:`pronk.text.json_schema`.
-        values: names of the rules for values by their expressions, shared by all tools of a grammar; extended.
+        values: names of the rules for values by their expressions, shared by all tools of a
+            grammar; extended.
     """
     arguments = _Arguments.of(json.loads(schema))
     values = {} if values is None else values
     names = [*arguments.values]
     required = arguments.required
-    rules, first = list[str](), list[str]()
+    rules = list[str]()
+    first = list[str]()
 
     def value(schema: object) -> str:
         expression = _value(schema, arguments.shared)
@@ -166,7 +193,9 @@ def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) 
             first.append(f"{json.dumps(f'{name}=')} {text} {after}")
         if number:
             written = f"{json.dumps(f', {name}=')} {text} {after}"
-            rules.append(f"{rule}_after_{number}: {written}" + ("" if name in required else f" | {after}"))
+            rules.append(
+                f"{rule}_after_{number}: {written}" + ("" if name in required else f" | {after}")
+            )
     if not required:
         first.append('")"')
     return [f"{rule}: {' | '.join(first)}", *rules]
@@ -187,7 +216,8 @@ class _Arguments:
     Attributes:
         values: schema of each argument's value, by the argument's name.
         required: names of arguments that a call must have.
-        others: schema of the values of arguments with any names; ``None`` if there are none of these.
+        others: schema of the values of arguments with any names; ``None`` if there are none of
+            these.
         shared: keys for the schema of each value: definitions and options.
         not_followed: paths of the keywords that are left out.
     """
@@ -207,16 +237,24 @@ class _Arguments:
             root = {} if isinstance(target, bool) else target
         properties = root.get("properties", {})
         others = root.get("additionalProperties", True) or True
-        values = {name: properties.get(name, others) for name in [*properties, *root.get("required", [])]}
+        values = {
+            name: properties.get(name, others) for name in [*properties, *root.get("required", [])]
+        }
         followed = {
-            name: value for name, value in values.items() if name.isidentifier() and _is_possible(value, shared)
+            name: value
+            for name, value in values.items()
+            if name.isidentifier() and _is_possible(value, shared)
         }
         unnamed = [name for name in values if not name.isidentifier()]
         required = [name for name in root.get("required", []) if name in followed]
         left_out = [key for key in root if key in _CONSTRAINTS]
         left_out += ["required"] if len(required) < len(root.get("required", [])) else []
         left_out += [f"properties.{name}" for name in unnamed]
-        allows_any = values == {} and "patternProperties" not in root and root.get("additionalProperties") is not False
+        allows_any = (
+            values == {}
+            and "patternProperties" not in root
+            and root.get("additionalProperties") is not False
+        )
         return cls(followed, required, others if allows_any else None, shared, left_out)
 
 
@@ -227,7 +265,11 @@ def _is_possible(schema: Any, shared: Mapping[str, Any]) -> bool:
 
 def _value(schema: object, shared: Mapping[str, Any]) -> str:
     """Return the expression for a value: of JSON, but booleans as Python writes them."""
-    if isinstance(schema, Mapping) and schema.get("type") == "boolean" and not {"const", "enum"} & {*schema}:
+    if (
+        isinstance(schema, Mapping)
+        and schema.get("type") == "boolean"
+        and not {"const", "enum"} & {*schema}
+    ):
         return '"True" | "False"'
     return f"%json {json.dumps(_with_shared(schema, shared), ensure_ascii=False)}"
 

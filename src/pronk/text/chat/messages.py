@@ -1,10 +1,10 @@
 """Messages of a conversation, in the format of OpenAI's chat completions: checks and conversions.
 
-A message has a ``role``, one of :data:`ROLES`, and a ``content``: a text, or a list of parts ``{"type": "text", "text":
-"…"}``. Other types of parts are refused. A message of the assistant with tool calls or thoughts needs no content. The
-arguments of a call are the JSON text of an object, and the template receives that object. Templates get the role
-``system`` in place of ``developer``, which most of them do not know. All other keys of a message go to the template
-unchanged.
+A message has a ``role``, one of :data:`ROLES`, and a ``content``: a text, or a list of parts
+``{"type": "text", "text": "…"}``. Other types of parts are refused. A message of the assistant with
+tool calls or thoughts needs no content. The arguments of a call are the JSON text of an object, and
+the template receives that object. Templates get the role ``system`` in place of ``developer``,
+which most of them do not know. All other keys of a message go to the template unchanged.
 """
 
 from __future__ import annotations
@@ -46,10 +46,17 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     Messages that are empty or malformed raise a PromptError.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        msg = f"messages: expected a list of objects with 'role' and 'content', found {_describe(messages)}"
+        msg = (
+            "messages: expected a list of objects with 'role' and 'content', found "
+            f"{_describe(messages)}"
+        )
         raise PromptError(msg)
     if not messages:
-        refuse("messages", "expected at least one message with 'role' and 'content', found none", PromptError)
+        refuse(
+            "messages",
+            "expected at least one message with 'role' and 'content', found none",
+            PromptError,
+        )
     return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -66,10 +73,11 @@ def write_calls(
 ) -> dict[str, Any]:
     """Return a message with its calls as text of its content, for templates that write no calls.
 
-    ``begin`` precedes the calls, ``separator`` stands between two of them, and ``end`` follows. A call is a JSON
-    object; with ``keywords``, it has Python's syntax.
+    ``begin`` precedes the calls, ``separator`` stands between two of them, and ``end`` follows. A
+    call is a JSON object; with ``keywords``, it has Python's syntax.
     """
-    calls, content = message.get("tool_calls"), message.get("content") or ""
+    calls = message.get("tool_calls")
+    content = message.get("content") or ""
     if not isinstance(calls, list) or not calls:
         return dict(message)
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
@@ -84,7 +92,11 @@ def write_calls(
         calls = [json.dumps(each, ensure_ascii=False) for each in objects]
     text = f"{begin}{separator.join(calls)}{end}"
     others = {key: value for key, value in message.items() if key != "tool_calls"}
-    parts = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content}{text}"
+    parts = (
+        [*content, {"type": "text", "text": text}]
+        if isinstance(content, list)
+        else f"{content}{text}"
+    )
     return {**others, "content": parts}
 
 
@@ -92,12 +104,17 @@ def shorten_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with call ids reduced to their last nine letters and digits, for Mistral."""
     changed = _shorten_id(message, "tool_call_id")
     if isinstance(calls := message.get("tool_calls"), (list, tuple)):
-        changed["tool_calls"] = [_shorten_id(call, "id") if isinstance(call, Mapping) else call for call in calls]
+        changed["tool_calls"] = [
+            _shorten_id(call, "id") if isinstance(call, Mapping) else call for call in calls
+        ]
     return changed
 
 
 def _shorten_id(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return ``values`` with a shorter id under ``key``; ids of up to nine characters are not changed."""
+    """Return ``values`` with a shorter id under ``key``.
+
+    Ids of up to nine characters are not changed.
+    """
     letters = "".join(re.findall("[0-9a-zA-Z]", str(values.get(key))))
     too_long = isinstance(values.get(key), str) and len(letters) > _ID_LENGTH
     return {**values, key: letters[-_ID_LENGTH:]} if too_long else dict(values)
@@ -105,36 +122,73 @@ def _shorten_id(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _check_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        refuse(where, f"expected an object with 'role' and 'content', found {_describe(message)}", PromptError)
-    role, content = message.get("role"), message.get("content")
+        refuse(
+            where,
+            f"expected an object with 'role' and 'content', found {_describe(message)}",
+            PromptError,
+        )
+    role = message.get("role")
+    content = message.get("content")
     if not isinstance(role, str):
-        refuse(where, f"expected a string for 'role', found {_describe_key(message, 'role')}", PromptError)
+        refuse(
+            where,
+            f"expected a string for 'role', found {_describe_key(message, 'role')}",
+            PromptError,
+        )
     message = {**message, **_check_role(message, where), **_read_calls(message, where)}
-    if content is None and role == "assistant" and message.get("reasoning_content") and not message.get("tool_calls"):
+    if (
+        content is None
+        and role == "assistant"
+        and message.get("reasoning_content")
+        and not message.get("tool_calls")
+    ):
         return {**message, "content": ""}  # some templates would write None
-    if isinstance(content, str) or (content is None and role == "assistant" and message.get("tool_calls")):
+    if isinstance(content, str) or (
+        content is None and role == "assistant" and message.get("tool_calls")
+    ):
         return message
     if not isinstance(content, (list, tuple)):
-        msg = f"{where}: expected a string or a list of parts for 'content', found {_describe_key(message, 'content')}"
+        msg = (
+            f"{where}: expected a string or a list of parts for 'content', found "
+            f"{_describe_key(message, 'content')}"
+        )
         raise PromptError(msg)
-    return {**message, "content": [_check_part(part, f"{where}, part {index}") for index, part in enumerate(content)]}
+    return {
+        **message,
+        "content": [
+            _check_part(part, f"{where}, part {index}") for index, part in enumerate(content)
+        ],
+    }
 
 
 def _check_role(message: Mapping[str, Any], where: str) -> dict[str, str]:
     """Return ``{"role": …}`` for templates; refuse unknown roles, and fields of another role."""
     role = message["role"]
     if role not in ROLES:
-        near = _OTHER_NAMES.get(role.lower()) or next(iter(get_close_matches(role.lower(), ROLES, 1)), None)
+        near = _OTHER_NAMES.get(role.lower()) or next(
+            iter(get_close_matches(role.lower(), ROLES, 1)), None
+        )
         hint = "" if near is None else f"; did you mean {near!r}?"
-        refuse(where, f"expected a role of {', '.join(ROLES)}, found {_shorten(repr(role))}{hint}", PromptError)
+        refuse(
+            where,
+            f"expected a role of {', '.join(ROLES)}, found {_shorten(repr(role))}{hint}",
+            PromptError,
+        )
     for field, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
         if message.get(field) and role != owner:
-            refuse(where, f"expected {field} with the role {owner!r} only, found the role {role!r}", PromptError)
+            refuse(
+                where,
+                f"expected {field} with the role {owner!r} only, found the role {role!r}",
+                PromptError,
+            )
     return {"role": "system" if role == "developer" else role}
 
 
 def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return ``{"tool_calls": …}`` with all arguments parsed; ``{}`` if the message has no calls."""
+    """Return ``{"tool_calls": …}`` with all arguments parsed.
+
+    ``{}`` if the message has no calls.
+    """
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return {}
@@ -148,13 +202,21 @@ def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_object(text: str, where: str) -> dict[str, Any]:
-    """Return a call's arguments, parsed from JSON; ``{}`` if ``text`` is empty (an incomplete call)."""
+    """Return a call's arguments, parsed from JSON.
+
+    ``{}`` if ``text`` is empty (an incomplete call).
+    """
     try:
         value = json.loads(text, parse_constant=_refuse_constant) if text.strip() else {}
-    except (ValueError, RecursionError):  # no JSON, a number of too many digits, or too deep nesting
+    except (ValueError, RecursionError):
+        # no JSON, a number of too many digits, or too deep nesting
         value = None
     if not isinstance(value, dict):
-        refuse(where, f"expected arguments that are a JSON object, found {_describe(text)}", PromptError)
+        refuse(
+            where,
+            f"expected arguments that are a JSON object, found {_describe(text)}",
+            PromptError,
+        )
     return value
 
 
@@ -165,13 +227,21 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _check_part(part: object, where: str) -> dict[str, Any]:
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-        msg = f"{where}: expected an object such as {{'type': 'text', 'text': '…'}}, found {_describe(part)}"
+        msg = (
+            f"{where}: expected an object such as {{'type': 'text', 'text': '…'}}, found "
+            f"{_describe(part)}"
+        )
         raise PromptError(msg)
     if part["type"] != "text":
-        msg = f"{where}: expected the type 'text', found {part['type']!r}; the model reads text alone, so leave it out"
+        msg = (
+            f"{where}: expected the type 'text', found {part['type']!r}; the model reads text "
+            "alone, so leave it out"
+        )
         raise PromptError(msg)
     if not isinstance(part.get("text"), str):
-        refuse(where, f"expected a string for 'text', found {_describe_key(part, 'text')}", PromptError)
+        refuse(
+            where, f"expected a string for 'text', found {_describe_key(part, 'text')}", PromptError
+        )
     return dict(part)
 
 
@@ -192,8 +262,8 @@ def _shorten(text: str) -> str:
 def thinking_options(effort: str | None, enabled: bool | None = None) -> dict[str, Any]:
     """Return variables of chat templates that switch thinking on or off and set its effort.
 
-    Templates read ``enable_thinking`` (Qwen3, SmolLM3), ``thinking`` (DeepSeek, Granite) or ``reasoning_effort``
-    (gpt-oss).
+    Templates read ``enable_thinking`` (Qwen3, SmolLM3), ``thinking`` (DeepSeek, Granite) or
+    ``reasoning_effort`` (gpt-oss).
     """
     if enabled is None and effort is not None:
         enabled = effort != "none"
@@ -209,15 +279,16 @@ def disguise(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Replace names of special tokens in messages (also tools), against prompt injection.
 
-    A tokenizer reads ``<|im_end|>`` in a message as the special token, so a user could end the message and write a
-    system message. Therefore a character of Unicode's private use area replaces each such name before the template is
-    rendered, and the name is put back and encoded with ordinary tokens afterwards (:func:`reveal`). Two texts that the
-    template joins could still form a name, for example ``<|im_`` and ``end|>``. Therefore each text that ends with the
-    beginning of a name gets a further private character at its end, which is removed afterwards.
+    A tokenizer reads ``<|im_end|>`` in a message as the special token, so a user could end the
+    message and write a system message. Therefore a character of Unicode's private use area replaces
+    each such name before the template is rendered, and the name is put back and encoded with
+    ordinary tokens afterwards (:func:`reveal`). Two texts that the template joins could still form
+    a name, for example ``<|im_`` and ``end|>``. Therefore each text that ends with the beginning of
+    a name gets a further private character at its end, which is removed afterwards.
 
-    The result is the messages, and the name that each private character stands for (the empty text for the character at
-    the ends of texts). These characters do not occur in the given messages; too many private characters in them raise a
-    PromptError.
+    The result is the messages, and the name that each private character stands for (the empty text
+    for the character at the ends of texts). These characters do not occur in the given messages;
+    too many private characters in them raise a PromptError.
     """
     if not names:
         return _map_texts(messages, str, str), {}
@@ -229,7 +300,10 @@ def disguise(
     free = (chr(code) for code in _PRIVATE if chr(code) not in taken)
     characters = dict(zip(["", *used_names], free, strict=False))
     if len(characters) <= len(used_names):
-        msg = f"messages: expected some private characters that are not in them, found {len(taken)} that are; use fewer"
+        msg = (
+            f"messages: expected some private characters that are not in them, found {len(taken)} "
+            "that are; use fewer"
+        )
         raise PromptError(msg)
 
     def hide_names(text: str) -> str:
@@ -243,10 +317,15 @@ def disguise(
         return f"{stripped}{characters['']}{text[len(stripped) :]}"
 
     def hide_key(text: str) -> str:
-        """Replace names in a key; an identifier gets no character at its end, as templates may look it up."""
+        """Replace names in a key.
+
+        An identifier gets no character at its end, as templates may look it up.
+        """
         return hide_names(text) if text.isidentifier() else hide(text)
 
-    return _map_texts(messages, hide, hide_key), {character: name for name, character in characters.items()}
+    return _map_texts(messages, hide, hide_key), {
+        character: name for name, character in characters.items()
+    }
 
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
@@ -256,8 +335,13 @@ def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
             yield shown, part in names
 
 
-def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSet[int]) -> list[int]:
-    """Return ordinary tokens that spell ``name``: of its halves, or else of its characters; or ``[]``."""
+def plain_ids(
+    name: str, encode: Callable[[str], list[int]], special: AbstractSet[int]
+) -> list[int]:
+    """Return ordinary tokens that spell ``name``: of its halves, or else of its characters.
+
+    Or ``[]``.
+    """
     middle = len(name) // 2
     for parts in ((name[:middle], name[middle:]), tuple(name)):
         ids = [token for part in parts for token in encode(part)]
@@ -275,7 +359,9 @@ def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], i
     return re.compile(alternatives), prefixes, max(map(len, names)) - 1
 
 
-def _map_texts(value: Any, change: Callable[[str], object], change_key: Callable[[str], object]) -> Any:
+def _map_texts(
+    value: Any, change: Callable[[str], object], change_key: Callable[[str], object]
+) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,9 @@
 """System messages at places where a chat template does not take them.
 
-A conversation may have system messages anywhere: agents add reminders in the middle. Few chat templates render all of
-them. Some templates render only a system message at the beginning, and some render none. For the others, a template
-either raises an error or leaves the message out of the prompt without an error.
+A conversation may have system messages anywhere: agents add reminders in the middle. Few chat
+templates render all of them. Some templates render only a system message at the beginning, and some
+render none. For the others, a template either raises an error or leaves the message out of the
+prompt without an error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from typing import Any
 from pronk.base.errors import PromptError
 from pronk.text.tokenizer import Tokenizer
 
-_SYSTEM, _FIRST, _ANSWER, _LAST = "Zanzibar", "Quagga", "Okapi", "Ibex"  # words that no template contains
+# words that no template contains
+_SYSTEM = "Zanzibar"
+_FIRST = "Quagga"
+_ANSWER = "Okapi"
+_LAST = "Ibex"
 
 
 def has_system_role(tokenizer: Tokenizer) -> bool:
@@ -42,14 +47,15 @@ def place_system_messages(
 ) -> list[Mapping[str, Any]]:
     """Return the conversation with system messages only where the chat template takes them.
 
-    ``first`` and ``anywhere`` are the results of :func:`has_system_role` and :func:`has_system_role_anywhere`. System
-    messages at the beginning become one, if the template takes it. All others become a part of the next user message,
-    or of the last one if none follows before the next answer; so the texts before them stay the same, and with them
-    the cached prefix.
+    ``first`` and ``anywhere`` are the results of :func:`has_system_role` and
+    :func:`has_system_role_anywhere`. System messages at the beginning become one, if the template
+    takes it. All others become a part of the next user message, or of the last one if none follows
+    before the next answer; so the texts before them stay the same, and with them the cached prefix.
     """
     if anywhere:
         return [*messages]
-    placed, waiting = list[Mapping[str, Any]](), list[Any]()
+    placed = list[Mapping[str, Any]]()
+    waiting = list[Any]()
     for message in messages:
         role = message["role"]
         if role == "system":

@@ -1,8 +1,9 @@
 """Chat templates: Jinja sources in checkpoints that convert a conversation to a prompt.
 
-A template comes with the model and is not trusted. It receives the messages, the tools and the special tokens as plain
-data. Jinja's sandbox keeps it from files and from Python's internals, but not from running forever. One child process
-with limits renders all templates of this process, because starting it takes longer (0.1 s) than rendering (1 ms).
+A template comes with the model and is not trusted. It receives the messages, the tools and the
+special tokens as plain data. Jinja's sandbox keeps it from files and from Python's internals, but
+not from running forever. One child process with limits renders all templates of this process,
+because starting it takes longer (0.1 s) than rendering (1 ms).
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ from pronk.text.limited_process import LimitedProcess
 class Renderer:
     """Compiles and renders chat templates in a child process that is started on demand, for any thread.
 
-    A request is limited to ``seconds`` of processor time: a usual prompt takes 1 ms, one of a million tokens 1 s.
-    ``memory`` is the maximum size of the child's address space in bytes (:class:`LimitedProcess`).
+    A request is limited to ``seconds`` of processor time: a usual prompt takes 1 ms, one of a
+    million tokens 1 s. ``memory`` is the maximum size of the child's address space in bytes
+    (:class:`LimitedProcess`).
     """
 
     def __init__(self, seconds: float = 10.0, memory: int = 2**30) -> None:
         program = Path(__file__).with_name("_child.py")
-        self._process = LimitedProcess(program, purpose="chat template", needs="jinja2", seconds=seconds, memory=memory)
+        self._process = LimitedProcess(
+            program, purpose="chat template", needs="jinja2", seconds=seconds, memory=memory
+        )
 
     def ask(self, source: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Compile a template in Jinja and, if ``values`` (its variables, nested JSON) are given, render it.
 
-        The result has ``text`` and ``loops_over_content`` (whether the template handles content parts), or ``error``
-        (one line), or ``over_limit`` (limit of time, memory or text length exceeded).
+        The result has ``text`` and ``loops_over_content`` (whether the template handles content
+        parts), or ``error`` (one line), or ``over_limit`` (limit of time, memory or text length
+        exceeded).
 
         Raises:
             TokenizerError: the child process does not start, or is ended from outside.
@@ -60,7 +65,10 @@ class Renderer:
 
 
 def _to_dict(value: object) -> dict[Any, Any]:
-    """Convert a mapping to ``dict`` for ``json.dumps``; raise a ``TypeError`` for any other value."""
+    """Convert a mapping to ``dict`` for ``json.dumps``.
+
+    Raise a ``TypeError`` for any other value.
+    """
     if not isinstance(value, Mapping):
         raise TypeError(type(value).__name__)
     return dict(value)
@@ -81,10 +89,12 @@ def in_channels(source: str) -> bool:
 def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with at most one call each, followed by the results of the call, for gpt-oss.
 
-    Its template writes one call per message, and fails if a message with a call has both thoughts and text: such a text
-    is appended to the thoughts. Source: OpenAI's cookbook, ``openai-harmony.md``.
+    Its template writes one call per message, and fails if a message with a call has both thoughts
+    and text: such a text is appended to the thoughts. Source: OpenAI's cookbook,
+    ``openai-harmony.md``.
     """
-    separated, at = list[dict[str, Any]](), 0
+    separated = list[dict[str, Any]]()
+    at = 0
     while at < len(messages):
         message = dict(messages[at])
         at += 1
@@ -96,9 +106,12 @@ def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         at += len(results)
         for call in calls[:-1]:
             separated.append(_with_call(message, call))
-            message = {"role": "assistant", "content": ""}  # thoughts and text belong to the first call
+            # thoughts and text belong to the first call
+            message = {"role": "assistant", "content": ""}
             ident = call.get("id") if isinstance(call, Mapping) else None
-            found = next((each for each in results if each.get("tool_call_id") in (None, ident)), None)
+            found = next(
+                (each for each in results if each.get("tool_call_id") in (None, ident)), None
+            )
             if found is not None:
                 results.remove(found)
                 separated.append(dict(found))
@@ -108,7 +121,8 @@ def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 def _with_call(message: Mapping[str, Any], call: object) -> dict[str, Any]:
     """Return a message with one call, and with its text joined to its thoughts if it has both."""
-    content, thoughts = message.get("content"), message.get("thinking")
+    content = message.get("content")
+    thoughts = message.get("thinking")
     if content and isinstance(content, str) and isinstance(thoughts, str):
         message = {**message, "thinking": f"{thoughts}\n\n{content}", "content": ""}
     return {**message, "tool_calls": [call]}
@@ -139,8 +153,9 @@ def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-# Templates that describe tools but write no calls: a text of such a template, then the texts before, between and after
-# calls, and whether the calls have Python's syntax (LFM2). Granite 3 asks for a list; SmolLM3 for objects between tags.
+# Templates that describe tools but write no calls: a text of such a template, then the texts
+# before, between and after calls, and whether the calls have Python's syntax (LFM2). Granite 3 asks
+# for a list; SmolLM3 for objects between tags.
 _LFM2_CALLS = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
 _UNWRITTEN_CALLS = (
     ("<|tool_list_start|>", _LFM2_CALLS, True),
@@ -148,31 +163,47 @@ _UNWRITTEN_CALLS = (
     ("<|tool_call|>", ("<|tool_call|>[", ", ", "]"), False),
     ("</tool_call>", ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"), False),
 )
-_MAX_SOURCE = 100_000  # maximum characters of a template; those of well-known models have up to a third of that
+# maximum characters of a template; those of well-known models have up to a third of that
+_MAX_SOURCE = 100_000
 
 
 class ChatTemplate:
     """A chat template in Jinja, and the special tokens that it inserts.
 
-    ``special_tokens`` has their texts by the names that templates use (``bos_token``, ``eos_token``, …). A source that
-    is not valid Jinja, or too long, raises a TokenizerError.
+    ``special_tokens`` has their texts by the names that templates use (``bos_token``,
+    ``eos_token``, …). A source that is not valid Jinja, or too long, raises a TokenizerError.
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], *, renderer: Renderer = default_renderer
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        renderer: Renderer = default_renderer,
     ) -> None:
-        self._source, self._special_tokens, self._renderer = source, dict(special_tokens), renderer
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._renderer = renderer
         if len(source) > _MAX_SOURCE:
-            msg = f"chat template: expected at most {_MAX_SOURCE} characters, found {len(source)}; use another one"
+            msg = (
+                f"chat template: expected at most {_MAX_SOURCE} characters, found {len(source)}; "
+                "use another one"
+            )
             raise TokenizerError(msg)
         reply = renderer.ask(source)
         if "text" not in reply:
             reason = reply.get("error", "it takes too long, or too much memory, to compile")
-            refuse("chat template", f"expected valid Jinja, found an error: {reason}", TokenizerError)
+            refuse(
+                "chat template", f"expected valid Jinja, found an error: {reason}", TokenizerError
+            )
         self._loops_over_content = reply["loops_over_content"]
         self._in_channels = in_channels(source)
         writes_none = "tool_calls" not in source
-        forms = ((texts, keywords) for marker, texts, keywords in _UNWRITTEN_CALLS if marker in source and writes_none)
+        forms = (
+            (texts, keywords)
+            for marker, texts, keywords in _UNWRITTEN_CALLS
+            if marker in source and writes_none
+        )
         self._call_form = next(forms, None)
 
     def render(
@@ -183,20 +214,31 @@ class ChatTemplate:
         tools: Tools | None = None,
         options: TemplateOptions | None = None,
     ) -> str:
-        """Return the prompt of a conversation; arguments and errors as in :meth:`Tokenizer.chat`."""
+        """Return the prompt of a conversation.
+
+        Arguments and errors as in :meth:`Tokenizer.chat`.
+        """
         self._check_options(options or {})
         checked = check_messages(messages)
-        # Drop keys with the value None, as transformers does: many templates test only whether a key exists.
-        prepared = [{key: value for key, value in message.items() if value is not None} for message in checked]
+        # Drop keys with the value None, as transformers does: many templates test only whether a
+        # key exists.
+        prepared = [
+            {key: value for key, value in message.items() if value is not None}
+            for message in checked
+        ]
         if self._call_form is not None:
             (begin, separator, end), keywords = self._call_form
-            prepared = [write_calls(message, begin, separator, end, keywords=keywords) for message in prepared]
+            prepared = [
+                write_calls(message, begin, separator, end, keywords=keywords)
+                for message in prepared
+            ]
         if not self._loops_over_content:
             prepared = [join_parts(message) for message in prepared]
         if "[TOOL_CALLS]" in self._source:
             prepared = [shorten_ids(message) for message in prepared]
         if self._in_channels:
-            prepared, options = separate_calls(prepared), nearest_effort(options or {})
+            prepared = separate_calls(prepared)
+            options = nearest_effort(options or {})
             tools = None if tools is None else describe_tools(tools)
         values = {
             "documents": None,
@@ -210,11 +252,15 @@ class ChatTemplate:
             reply = self._renderer.ask(self._source, values)
         except (TypeError, ValueError, RecursionError) as error:
             reason = describe_error(error)
-            msg = f"messages, tools: expected JSON values, found another ({reason:.80}); use texts, numbers and lists"
+            msg = (
+                f"messages, tools: expected JSON values, found another ({reason:.80}); use texts, "
+                "numbers and lists"
+            )
             raise PromptError(msg) from error
         if "over_limit" in reply:
             msg = (
-                "the model's chat template: expected one that ends, found one that loops or repeats for too long with "
+                "the model's chat template: expected one that ends, found one that loops or "
+                "repeats for too long with "
                 "these messages; use another template, or a model that you trust"
             )
             raise PromptError(msg)
@@ -231,7 +277,8 @@ class ChatTemplate:
         for name in options:
             if name in reserved:
                 msg = (
-                    f"template_options: expected names other than {', '.join(reserved)}, found {name!r}, which the "
+                    f"template_options: expected names other than {', '.join(reserved)}, found "
+                    f"{name!r}, which the "
                     "conversation or the model determines; leave it out"
                 )
                 raise OptionError(msg)

@@ -22,20 +22,25 @@ class Thought:
 class ThoughtReader:
     r"""Streaming parser that splits the symbols of one answer into thoughts and the symbols after them.
 
-    Line breaks after the begin marker and around the end marker are dropped: ``<think>\na\n</think>\n\nb`` is the
-    thought ``a`` and the text ``b``. Thoughts are recognized at the beginning of an answer only, or before it if the
-    prompt ends with the begin marker (``opened``).
+    Line breaks after the begin marker and around the end marker are dropped:
+    ``<think>\na\n</think>\n\nb`` is the thought ``a`` and the text ``b``. Thoughts are recognized
+    at the beginning of an answer only, or before it if the prompt ends with the begin marker
+    (``opened``).
     """
 
-    def __init__(self, reasoning: ReasoningFormat | None, symbols: TokenSymbols, *, opened: bool) -> None:
+    def __init__(
+        self, reasoning: ReasoningFormat | None, symbols: TokenSymbols, *, opened: bool
+    ) -> None:
         self._begin = symbols.of_text(reasoning.begin) if reasoning else ""
         self._end = symbols.of_text(reasoning.end) if reasoning else ""
         self.in_thought = bool(reasoning) and opened
         self._may_begin = bool(reasoning) and not opened
         self._space: list[str] = []  # white space at the beginning of the answer
         self._held = ""  # symbols that may be the beginning of a marker
-        self._at_start = opened  # whether the thoughts, or the text after them, have only line breaks so far
-        self._num_lines = 0  # number of line breaks at the end of the thoughts that are not emitted yet
+        # whether the thoughts, or the text after them, have only line breaks so far
+        self._at_start = opened
+        # number of line breaks at the end of the thoughts that are not emitted yet
+        self._num_lines = 0
 
     def push(self, symbols: str) -> list[Thought | str]:
         """Parse the next symbols; return parts that later symbols cannot change."""
@@ -50,21 +55,31 @@ class ThoughtReader:
                 return []
             self._may_begin, self._held, self.in_thought = False, "", start.startswith(self._begin)
             self._at_start = self.in_thought
-            symbols = start.removeprefix(self._begin) if self.in_thought else "".join([*self._space, start])
+            symbols = (
+                start.removeprefix(self._begin)
+                if self.in_thought
+                else "".join([*self._space, start])
+            )
         return self._think(symbols) if self.in_thought else self._after(symbols)
 
     def flush(self) -> list[Thought | str]:
         """End the answer; return what was held back."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         if self.in_thought:
             return self._emit(held)
-        return ["".join([*self._space, held])] if self._may_begin and (held or any(self._space)) else []
+        return (
+            ["".join([*self._space, held])]
+            if self._may_begin and (held or any(self._space))
+            else []
+        )
 
     def _think(self, symbols: str) -> list[Thought | str]:
         thought, end, rest = (self._held + symbols).partition(self._end)
         if end:
             self._held, thoughts = "", self._emit(thought)
-            self.in_thought, self._at_start = False, True
+            self.in_thought = False
+            self._at_start = True
             return [*thoughts, *self._after(rest)]
         self._held = prefix_at_end(thought, self._end)
         return self._emit(thought.removesuffix(self._held))
@@ -76,7 +91,8 @@ class ThoughtReader:
             text = text.lstrip("\n")
             self._at_start = not text
         stripped = text.rstrip("\n")
-        lines, self._num_lines = self._num_lines, len(text) - len(stripped)
+        lines = self._num_lines
+        self._num_lines = len(text) - len(stripped)
         if not stripped:
             self._num_lines += lines
             return []
@@ -96,27 +112,32 @@ _MAX_HEADER = 256  # characters of a header; a longer one is text
 class ChannelReader:
     """Streaming parser that splits the symbols of one answer into thoughts, text and calls of ``names``.
 
-    An answer of gpt-oss is a sequence of messages. A header names the channel and, for a call, the tool::
+    An answer of gpt-oss is a sequence of messages. A header names the channel and, for a call, the
+    tool::
 
         <|channel|>analysis<|message|>thoughts<|end|>
         <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
         <|start|>assistant<|channel|>final<|message|>text<|return|>
 
-    ``<|call|>`` and ``<|return|>`` end the answer, so the parser does not see these two tokens. Models also write the
-    name of the tool before the channel: ``<|start|>assistant to=functions.f<|channel|>commentary json<|message|>``.
+    ``<|call|>`` and ``<|return|>`` end the answer, so the parser does not see these two tokens.
+    Models also write the name of the tool before the channel: ``<|start|>assistant
+    to=functions.f<|channel|>commentary json<|message|>``.
     """
 
     def __init__(self, symbols: TokenSymbols, names: Collection[str]) -> None:
         text = symbols.of_text
         self._names = frozenset(names)
-        self._channel, self._message = text("<|channel|>"), text("<|message|>")
-        self._ends = (text("<|end|>"), text("<|start|>"), self._channel)  # markers that end a message
+        self._channel = text("<|channel|>")
+        self._message = text("<|message|>")
+        # markers that end a message
+        self._ends = (text("<|end|>"), text("<|start|>"), self._channel)
         self._analysis = f"{self._channel}analysis"
         self._held = ""  # symbols that are not parsed yet
         self._kind: Literal["header", "thought", "text", "call"] = "header"
         self._num_calls = 0
         self._arguments = JsonEnd()
-        self._is_object: bool | None = None  # whether the call's arguments begin like a JSON object; None before them
+        # whether the call's arguments begin like a JSON object; None before them
+        self._is_object: bool | None = None
 
     @property
     def in_call(self) -> bool:
@@ -126,19 +147,24 @@ class ChannelReader:
     @property
     def in_thought(self) -> bool:
         """Whether the symbols read last are within thoughts or their header."""
-        return self._kind == "thought" or (self._kind == "header" and self._held.startswith(self._analysis))
+        return self._kind == "thought" or (
+            self._kind == "header" and self._held.startswith(self._analysis)
+        )
 
     def push(self, symbols: str) -> list[str | Thought | CallPart]:
         """Parse the next symbols; return parts that later symbols cannot change."""
         self._held += symbols
         output: list[str | Thought | CallPart] = []
-        while self._held and (self._read_header(output) if self._kind == "header" else self._read_body(output)):
+        while self._held and (
+            self._read_header(output) if self._kind == "header" else self._read_body(output)
+        ):
             pass
         return output
 
     def flush(self) -> list[str | Thought | CallPart]:
         """End the answer; return what was held back, but drop an incomplete header."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         is_header = self._kind == "header" and held.startswith((*self._ends[1:], " to="))
         text = "" if is_header or self._kind == "call" else plain_text(held)
         return [self._part(text)] if text else []
@@ -146,7 +172,9 @@ class ChannelReader:
     def _read_header(self, output: list[str | Thought | CallPart]) -> bool:
         """Read the header of a message; return False if more symbols are needed."""
         starts = (*self._ends[1:], " to=", "assistant")
-        if not any(self._held.startswith(start) or start.startswith(self._held) for start in starts):
+        if not any(
+            self._held.startswith(start) or start.startswith(self._held) for start in starts
+        ):
             self._kind = "text"  # an answer without a header
             return True
         header, message, rest = self._held.partition(self._message)
@@ -158,7 +186,9 @@ class ChannelReader:
         self._held = rest
         tool = _TOOL.search(header)
         if tool is not None and tool[1] in self._names:
-            self._kind, self._arguments, self._is_object = "call", JsonEnd(), None
+            self._kind = "call"
+            self._arguments = JsonEnd()
+            self._is_object = None
             output.append(CallPart(self._num_calls, "", new_call_id(), tool[1]))
             self._num_calls += 1
         else:
@@ -171,7 +201,8 @@ class ChannelReader:
         stop = min(stops, default=len(self._held))
         if not stops:
             stop -= max(len(prefix_at_end(self._held, end)) for end in self._ends)
-        body, self._held = plain_text(self._held[:stop]), self._held[stop:]
+        body = plain_text(self._held[:stop])
+        self._held = self._held[stop:]
         if body and self._kind == "call":
             self._read_arguments(body, output)
         elif body:

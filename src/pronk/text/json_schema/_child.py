@@ -11,15 +11,20 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Stack size in bytes. Threads of pronk have larger stacks, so a grammar that compiles here does not overflow theirs.
+# Stack size in bytes. Threads of pronk have larger stacks, so a grammar that compiles here does not
+# overflow theirs.
 _STACK_SIZE = 4 << 20
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
     """Return the processor time of compilation and first mask, and whether there was no error."""
-    tokenizer = LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["stop_token_ids"])
+    tokenizer = LLTokenizer(
+        request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["stop_token_ids"]
+    )
     start = process_time()  # not the time of a clock: the machine may be busy
-    matcher = LLMatcher(tokenizer, request["grammar"], log_level=0, limits=LLParserLimits(**request["limits"]))
+    matcher = LLMatcher(
+        tokenizer, request["grammar"], log_level=0, limits=LLParserLimits(**request["limits"])
+    )
     trial = matcher.deep_copy()
     if not trial.is_error():
         trial.compute_bitmask()
@@ -30,7 +35,8 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
 def _main() -> None:
     if hasattr(os, "nice"):
         os.nice(10)  # a lower priority than the running requests
-    request, results = json.load(sys.stdin), list[dict[str, Any]]()
+    request = json.load(sys.stdin)
+    results = list[dict[str, Any]]()
     threading.stack_size(_STACK_SIZE)
     thread = threading.Thread(target=lambda: results.append(_compile(request)))
     thread.start()

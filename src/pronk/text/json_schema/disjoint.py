@@ -37,14 +37,21 @@ class _Comparison:
             options = first.get("anyOf")
             if options and all(self.differ(each, second, depth - 1) for each in options):
                 return True
-        return _types_differ(one, other) or _values_differ(one, other) or self._members_differ(one, other, depth)
+        return (
+            _types_differ(one, other)
+            or _values_differ(one, other)
+            or self._members_differ(one, other, depth)
+        )
 
     def _members_differ(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
         """Return whether both are objects with a required property whose schemas differ."""
         if {*_types(one), *_types(other)} != {"object"}:
             return False
         names = {*one.get("required", []), *other.get("required", [])}
-        return any(self.differ(_member(one, name), _member(other, name), depth - 1) for name in sorted(names))
+        return any(
+            self.differ(_member(one, name), _member(other, name), depth - 1)
+            for name in sorted(names)
+        )
 
 
 def _conjuncts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Any]:
@@ -65,7 +72,10 @@ def _types(schema: Mapping[str, Any]) -> Collection[str]:
     if values is not None:
         return {_type_of(value) for value in values}
     names = schema.get("type", ["null", "boolean", "number", "string", "array", "object"])
-    return {"number" if name == "integer" else name for name in ([names] if isinstance(names, str) else names)}
+    return {
+        "number" if name == "integer" else name
+        for name in ([names] if isinstance(names, str) else names)
+    }
 
 
 def _type_of(value: Any) -> str:
@@ -80,10 +90,13 @@ def _types_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _values_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    these, those = _values(one), _values(other)
+    these = _values(one)
+    those = _values(other)
     if these is None or those is None:
         return False
-    return not any(_type_of(this) == _type_of(that) and this == that for this in these for that in those)
+    return not any(
+        _type_of(this) == _type_of(that) and this == that for this in these for that in those
+    )
 
 
 def _member(schema: Mapping[str, Any], name: str) -> Any:

@@ -38,7 +38,9 @@ def _ends(schema: Any, finite: set[str]) -> bool:
     if options is not None and not any(_ends(each, finite) for each in options):
         return False
     types = schema.get("type", "null")
-    simple = {"null", "boolean", "number", "integer", "string"} & {*([types] if isinstance(types, str) else types)}
+    simple = {"null", "boolean", "number", "integer", "string"} & {
+        *([types] if isinstance(types, str) else types)
+    }
     return (
         bool(simple)
         or ("object" in types and _object_ends(schema, finite))

@@ -1,6 +1,7 @@
 """Regular expressions, in Rust's syntax, of the values of ``format`` that grammars enforce.
 
-Each expression matches no text that its standard forbids: llguidance's own ``date`` accepts 2023-02-29, for example.
+Each expression matches no text that its standard forbids: llguidance's own ``date`` accepts
+2023-02-29, for example.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def _ipv6() -> str:
     """Return the expression of RFC 4291: eight groups, ``::`` for some, IPv4 for the last two."""
     last = f"(?:{_GROUP}:{_GROUP}|{_IPV4})"
     options = [f"(?:{_GROUP}:){{6}}{last}", f"::(?:{_GROUP}:){{5}}{last}"]
-    options += [f"(?:(?:{_GROUP}:){{0,{before}}}{_GROUP})?::(?:{_GROUP}:){{{4 - before}}}{last}" for before in range(5)]
+    options += [
+        f"(?:(?:{_GROUP}:){{0,{before}}}{_GROUP})?::(?:{_GROUP}:){{{4 - before}}}{last}"
+        for before in range(5)
+    ]
     options.append(f"(?:(?:{_GROUP}:){{0,5}}{_GROUP})?::{_GROUP}")
     options.append(f"(?:(?:{_GROUP}:){{0,6}}{_GROUP})?::")
     return f"(?:{'|'.join(options)})"
@@ -92,7 +96,9 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "date": (_whole(_DATE),),
     "time": (_whole(f"{_TIME}|{_leap_second()}"),),
     # A leap second ends June or December in UTC; elsewhere it may be a day later or earlier.
-    "date-time": (_whole(f"{_DATE}[tT]{_TIME}|{_YEAR}-(?:12-31|06-30)[tT]23:59:60{_FRACTION}[zZ]"),),
+    "date-time": (
+        _whole(f"{_DATE}[tT]{_TIME}|{_YEAR}-(?:12-31|06-30)[tT]23:59:60{_FRACTION}[zZ]"),
+    ),
     "duration": (_whole(_DURATION),),
     "email": (_whole(_MAILBOX), '^[^@]{1,64}@|^"'),  # at most 64 characters before the domain
     "hostname": (_whole(_DOMAIN), "^.{1,253}$"),
@@ -106,4 +112,6 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 
 # Formats of the standard that no expression describes; all others are annotations.
-NOT_ENFORCED = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template"})
+NOT_ENFORCED = frozenset(
+    {"idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template"}
+)

@@ -1,11 +1,11 @@
 r"""Regular expressions of JSON schemas, which are ECMA-262's, in the syntax of Rust's crate ``regex``.
 
-The two differ in more than syntax: in ECMA-262, ``.`` matches no line separator, ``\s`` has other characters, and
-``[a&&b]`` is a set of two characters instead of an intersection. Expressions that no finite automaton matches
-(look-around, back-references, word boundaries) have no translation.
+The two differ in more than syntax: in ECMA-262, ``.`` matches no line separator, ``\s`` has other
+characters, and ``[a&&b]`` is a set of two characters instead of an intersection. Expressions that
+no finite automaton matches (look-around, back-references, word boundaries) have no translation.
 
-llguidance's strings of JSON have a fault: a set with NUL, such as ``[^"]``, also matches an escaped quotation mark and
-backslash. Hence NUL is left out of sets.
+llguidance's strings of JSON have a fault: a set with NUL, such as ``[^"]``, also matches an escaped
+quotation mark and backslash. Hence NUL is left out of sets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import NoReturn
 
 _DIGITS = "0-9"
 _LETTERS = "0-9A-Z_a-z"
-_SPACES = r"\t\n\x0b\x0c\r \xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
+_SPACES = (
+    r"\t\n\x0b\x0c\r \xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
+)
 _SETS = {"d": _DIGITS, "w": _LETTERS, "s": _SPACES}
 _ANY_BUT_LINE_ENDS = r"[^\n\r\x{2028}\x{2029}]"
 _ANY = r"[\x{0}-\x{10ffff}]"  # has the quotation mark and the backslash, and so may have NUL
@@ -34,8 +36,8 @@ def to_rust(pattern: str) -> str:
     """Return the expression in Rust's syntax.
 
     Raises:
-        ValueError: the expression is invalid, or needs look-around, back-references or word boundaries; says what is
-            expected.
+        ValueError: the expression is invalid, or needs look-around, back-references or word
+            boundaries; says what is expected.
     """
     return _Translation(pattern).expression()
 
@@ -64,7 +66,9 @@ def _refuse(expected: str) -> NoReturn:
 
 def _literal(character: str) -> str:
     """Return an expression for one character, which is also valid in a set."""
-    return character if character.isascii() and character.isalnum() else rf"\x{{{ord(character):x}}}"
+    return (
+        character if character.isascii() and character.isalnum() else rf"\x{{{ord(character):x}}}"
+    )
 
 
 class _Translation:
@@ -106,7 +110,8 @@ class _Translation:
 
     def _quantifier(self, match: re.Match[str]) -> str:
         self._at = match.end()
-        least, most = match[1], match[3]
+        least = match[1]
+        most = match[3]
         if most and int(most) < int(least):
             _refuse("quantifiers whose minimum is not above their maximum")
         return match[0].removesuffix("?") or "?"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-Path = tuple[str, ...]  # keys and indices from the root, for example ("properties", "a", "anyOf", "0")
+# keys and indices from the root, for example ("properties", "a", "anyOf", "0")
+Path = tuple[str, ...]
 
 # Keywords whose value maps names to schemas.
 MAPS_OF_SCHEMAS = frozenset(
@@ -91,7 +92,11 @@ def _targets(target: SchemaPart) -> Iterator[SchemaPart]:
         target = pending.pop()
         schema = target.schema
         if isinstance(schema, list):
-            pending += [inner for key in range(len(schema)) if (inner := _inner(target, str(key))) is not None]
+            pending += [
+                inner
+                for key in range(len(schema))
+                if (inner := _inner(target, str(key))) is not None
+            ]
         if not isinstance(schema, Mapping):
             continue
         yield target
@@ -101,6 +106,8 @@ def _targets(target: SchemaPart) -> Iterator[SchemaPart]:
                 continue
             if key in MAPS_OF_SCHEMAS and isinstance(inner.schema, Mapping):
                 names = SchemaPart(inner.schema, inner.path, target.base)
-                pending += [each for name in inner.schema if (each := _inner(names, str(name))) is not None]
+                pending += [
+                    each for name in inner.schema if (each := _inner(names, str(name))) is not None
+                ]
             else:
                 pending.append(inner)

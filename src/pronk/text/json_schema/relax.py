@@ -40,13 +40,15 @@ _LEAST_IMPORTANT = (
 class Relaxed:
     """Schema that llguidance follows exactly.
 
-    Every value of the original schema fits ``schema``. Every text of the grammar of ``schema`` fits the original schema
-    without the keywords in ``dropped``.
+    Every value of the original schema fits ``schema``. Every text of the grammar of ``schema`` fits
+    the original schema without the keywords in ``dropped``.
 
     Attributes:
         schema: the schema, with llguidance's options in the key ``x-guidance``.
-        dropped: paths of the keywords and schemas that were left out, such as ``properties.m.uniqueItems``.
-        multiple: least common multiple of the digits of all ``multipleOf`` values, for the next schema of a grammar.
+        dropped: paths of the keywords and schemas that were left out, such as
+            ``properties.m.uniqueItems``.
+        multiple: least common multiple of the digits of all ``multipleOf`` values, for the next
+            schema of a grammar.
     """
 
     schema: Mapping[str, Any]
@@ -74,7 +76,8 @@ def check(schema: Mapping[str, Any] | bool, *, whitespace: bool = False) -> Mapp
         whitespace: whether texts may have white space wherever the standard allows it.
 
     Raises:
-        GuideError: names the path and the keyword that a grammar cannot enforce, or that is invalid.
+        GuideError: names the path and the keyword that a grammar cannot enforce, or that is
+            invalid.
     """
     found, faults = _translated(json.dumps(schema), 1)
     for fault in faults:
@@ -85,7 +88,11 @@ def check(schema: Mapping[str, Any] | bool, *, whitespace: bool = False) -> Mapp
 
 def _translated(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]]:
     """Return the result of :func:`_cached`, which keeps no long schemas."""
-    return _cached(text, multiple) if len(text) <= _MAX_CACHED_SIZE else _cached.__wrapped__(text, multiple)
+    return (
+        _cached(text, multiple)
+        if len(text) <= _MAX_CACHED_SIZE
+        else _cached.__wrapped__(text, multiple)
+    )
 
 
 @lru_cache(_CACHE_SIZE)
@@ -113,7 +120,9 @@ def _failing_part(references: References, left_out: set[Path]) -> set[Path]:
     candidates = [*referenced(target, references, left_out), *parts(target)]
     while inner is not None:
         target = inner
-        inner = next((each for each in candidates if not _is_accepted(each, references, left_out)), None)
+        inner = next(
+            (each for each in candidates if not _is_accepted(each, references, left_out)), None
+        )
         candidates = [] if inner is None else [*parts(inner)]
     keywords = target.schema if isinstance(target.schema, Mapping) else {}
     paths = [(*target.path, keyword) for keyword in _LEAST_IMPORTANT if keyword in keywords]
@@ -133,7 +142,8 @@ def _failing_part(references: References, left_out: set[Path]) -> set[Path]:
 def _failing_properties(references: References, left_out: set[Path]) -> set[Path]:
     """Return the paths of the root's properties that llguidance does not accept, or else of the long ones.
 
-    A schema of many characters is compiled in another process, which may take seconds, so long parts are not tried.
+    A schema of many characters is compiled in another process, which may take seconds, so long
+    parts are not tried.
     """
     failing = set[Path]()
     long = set[Path]()
@@ -162,7 +172,9 @@ def _size(found: TranslatedSchema) -> int:
     return len(json.dumps(found.schema))
 
 
-def _with_options(found: TranslatedSchema, style: Mapping[str, Any] = JSON_DUMPS_STYLE) -> Mapping[str, Any]:
+def _with_options(
+    found: TranslatedSchema, style: Mapping[str, Any] = JSON_DUMPS_STYLE
+) -> Mapping[str, Any]:
     """Return the schema with llguidance's options."""
     options = {**style}
     if not found.has_control_escapes:
@@ -180,8 +192,12 @@ def _text(path: Path) -> str:
 def _message(fault: Fault) -> str:
     """Return "properties.m: expected …, found …; do this"."""
     if fault.found:
-        where, found, advice = _text(fault.path), fault.found, "change it"
+        where = _text(fault.path)
+        found = fault.found
+        advice = "change it"
     else:
-        where, found, advice = _text(fault.path[:-1]), repr(fault.path[-1]), "remove it"
+        where = _text(fault.path[:-1])
+        found = repr(fault.path[-1])
+        advice = "remove it"
     place = f"{where[:_MAX_SHOWN]}: " if where else ""
     return f"{place}expected {fault.expected}, found {found}; {advice}"

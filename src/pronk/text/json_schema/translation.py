@@ -1,9 +1,9 @@
 """TranslatedSchema of a JSON schema of any draft to the keywords that llguidance follows exactly.
 
-The result has no annotations and no ``$id``; its references are ``#/$defs/d0``, ``#/$defs/d1``, …. Every keyword that
-has no exact counterpart becomes a :class:`Fault`, and the result is the translation of the schema without it. Leaving
-a keyword out never forbids a value: keywords that depend on it, such as ``additionalProperties`` on ``properties``,
-are left out, too.
+The result has no annotations and no ``$id``; its references are ``#/$defs/d0``, ``#/$defs/d1``, ….
+Every keyword that has no exact counterpart becomes a :class:`Fault`, and the result is the
+translation of the schema without it. Leaving a keyword out never forbids a value: keywords that
+depend on it, such as ``additionalProperties`` on ``properties``, are left out, too.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 _NUMBERS = frozenset({"number", "integer"})
 
 _MAX_DEPTH = 64  # maximum number of keys and indices between the root and a schema
-MAX_MULTIPLE = 10_000  # maximum common multiple of multipleOf digits: states of llguidance's automaton
+# maximum common multiple of multipleOf digits: states of llguidance's automaton
+MAX_MULTIPLE = 10_000
 _MAX_SAFE_COUNT = 256  # minItems, maxLength, … up to which every grammar compiles
 _MAX_SAFE_REFERENCES = 64  # targets of references up to which no chain of them is too long
 
 LEFT_TO_RIGHT = "keywords that can be checked from left to right"
 _SMALLER = "a schema that is simpler, and that some value matches"
-# Keywords without a counterpart: the type of value that they constrain, and values that ask for nothing.
+# Keywords without a counterpart: the type of value that they constrain, and values that ask for
+# nothing.
 _NOT_CHECKABLE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "not": ("", [False]),
     "uniqueItems": ("array", [False]),
@@ -62,7 +64,8 @@ _NOT_CHECKABLE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "$recursiveRef": ("", []),
 }
 _CONSTRAIN_STRINGS = frozenset(
-    "minLength maxLength pattern format const enum allOf anyOf oneOf not if $ref $dynamicRef $recursiveRef".split()
+    "minLength maxLength pattern format const enum allOf anyOf oneOf not if $ref $dynamicRef "
+    "$recursiveRef".split()
 )
 _LISTS_OF_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref", "const", "enum")
@@ -80,7 +83,8 @@ class Fault:
         path: path of the keyword or of the schema.
         expected: values of the keyword that would be followed.
         found: the value; empty if no value of the keyword would be followed.
-        is_annotation: whether the standard lets a validator ignore the keyword, as it does ``format``.
+        is_annotation: whether the standard lets a validator ignore the keyword, as it does
+            ``format``.
     """
 
     path: Path
@@ -117,7 +121,8 @@ def translate(
         root: the schema, perhaps a part of a larger one.
         references: references within the whole schema.
         left_out: paths of further keywords and schemas to leave out.
-        multiple: least common multiple of the ``multipleOf`` digits of other schemas in the same grammar.
+        multiple: least common multiple of the ``multipleOf`` digits of other schemas in the same
+            grammar.
     """
     translator = _Translator(references, left_out, multiple, names_by_pattern=True)
     translation = translator.run(root)
@@ -126,7 +131,9 @@ def translate(
     return _Translator(references, left_out, multiple, names_by_pattern=False).run(root)
 
 
-def referenced(root: SchemaPart, references: References, left_out: Collection[Path]) -> Sequence[SchemaPart]:
+def referenced(
+    root: SchemaPart, references: References, left_out: Collection[Path]
+) -> Sequence[SchemaPart]:
     """Return the targets of all references in a schema."""
     translator = _Translator(references, left_out, 1, names_by_pattern=True)
     translator.run(root)
@@ -144,28 +151,38 @@ def parts(target: SchemaPart) -> Iterator[SchemaPart]:
         if keyword in MAPS_OF_SCHEMAS and isinstance(value, Mapping):
             yield from (SchemaPart(inner, (*path, name), base) for name, inner in value.items())
         elif keyword in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            yield from (SchemaPart(inner, (*path, str(place)), base) for place, inner in enumerate(value))
+            yield from (
+                SchemaPart(inner, (*path, str(place)), base) for place, inner in enumerate(value)
+            )
         elif isinstance(value, Mapping):
             yield SchemaPart(value, path, base)
 
 
-_MAX_OPTIONAL = 400  # properties of an object that need not be there; each takes several items of llguidance's parser
+# properties of an object that need not be there; each takes several items of llguidance's parser
+_MAX_OPTIONAL = 400
 
-# Characters of a name that an expression of all other names may have: it nests a group for each of them.
+# Characters of a name that an expression of all other names may have: it nests a group for each of
+# them.
 _MAX_NAME_IN_PATTERN = 40
 
 
 class _Translator:
     r"""One translation.
 
-    llguidance's grammar of the name of an additional property allows escapes of letters, so that ``"\u0061"`` would
-    pass for a name other than ``"a"``. With ``names_by_pattern``, an expression of all other names replaces
-    ``additionalProperties``. llguidance cannot intersect such objects. If objects with open names are intersected,
-    the grammar must have no such escapes at all, also not those of control characters.
+    llguidance's grammar of the name of an additional property allows escapes of letters, so that
+    ``"\u0061"`` would pass for a name other than ``"a"``. With ``names_by_pattern``, an expression
+    of all other names replaces ``additionalProperties``. llguidance cannot intersect such objects.
+    If objects with open names are intersected, the grammar must have no such escapes at all, also
+    not those of control characters.
     """
 
     def __init__(
-        self, references: References, left_out: Collection[Path], multiple: int, *, names_by_pattern: bool
+        self,
+        references: References,
+        left_out: Collection[Path],
+        multiple: int,
+        *,
+        names_by_pattern: bool,
     ) -> None:
         self.targets = list[SchemaPart]()
         self._references = references
@@ -184,16 +201,22 @@ class _Translator:
         schema = self._translate(root.schema, root.path, root.base)
         definitions = dict[str, Schema]()
         for target in self.targets:  # the list grows while definitions refer to further ones
-            definitions[self._names[target.path]] = self._translate(target.schema, target.path, target.base)
+            definitions[self._names[target.path]] = self._translate(
+                target.schema, target.path, target.base
+            )
         for path, options in self._alternatives:
             if not are_disjoint(options, definitions):
                 self._fault(path, "alternatives of which no value matches two, or 'anyOf'")
         if definitions and not isinstance(schema, bool):
             schema["$defs"] = definitions
         has_control_escapes = not (self._has_open_names and self._has_intersections)
-        return TranslatedSchema(schema, tuple(self._faults), self._is_risky, has_control_escapes, self._multiple)
+        return TranslatedSchema(
+            schema, tuple(self._faults), self._is_risky, has_control_escapes, self._multiple
+        )
 
-    def _fault(self, path: Path, expected: str, *found: object, is_annotation: bool = False) -> None:
+    def _fault(
+        self, path: Path, expected: str, *found: object, is_annotation: bool = False
+    ) -> None:
         shown = "".join(f"{value!r:.60}" for value in found)
         self._faults[Fault(path, expected, shown, is_annotation)] = None
 
@@ -236,7 +259,9 @@ class _Translator:
             result["allOf"] = [*result.get("allOf", []), *further]
         self._is_risky |= "allOf" in result or (bool(in_place) and len(in_place) + len(plain) > 1)
         intersected = len(in_place) + len(result.get("allOf", [])[1:]) + bool({*plain} - {"type"})
-        self._has_intersections |= intersected > 1 and not {"allOf", "anyOf", "$ref"}.isdisjoint(in_place)
+        self._has_intersections |= intersected > 1 and not {"allOf", "anyOf", "$ref"}.isdisjoint(
+            in_place
+        )
         return result or True
 
     def _plain(
@@ -271,8 +296,12 @@ class _Translator:
 
     def _numbers(self, given: Given, path: Path, *, integers_only: bool) -> dict[str, Any]:
         bounds = self._bounds(given, path, MAX_INTEGER if integers_only else MAX_EXACT)
-        lowest = max((bounds[key] for key in ("minimum", "exclusiveMinimum") if key in bounds), default=None)
-        highest = min((bounds[key] for key in ("maximum", "exclusiveMaximum") if key in bounds), default=None)
+        lowest = max(
+            (bounds[key] for key in ("minimum", "exclusiveMinimum") if key in bounds), default=None
+        )
+        highest = min(
+            (bounds[key] for key in ("maximum", "exclusiveMaximum") if key in bounds), default=None
+        )
         if lowest is not None and highest is not None:
             self._is_risky |= highest - lowest <= 1
             if not integers_only and lowest < highest:
@@ -296,7 +325,10 @@ class _Translator:
                 self._fault((*path, key), "a number with at most 15 digits", value)
             else:
                 found[key] = value
-        for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        for exclusive, inclusive in (
+            ("exclusiveMinimum", "minimum"),
+            ("exclusiveMaximum", "maximum"),
+        ):
             if given.get(exclusive) is True and inclusive in found:
                 found[exclusive] = found.pop(inclusive)
         return found
@@ -308,7 +340,9 @@ class _Translator:
         digits = digits_of(value)
         multiple = lcm(self._multiple, digits)
         if not digits or multiple > MAX_MULTIPLE:
-            self._fault(path, f"digits whose common multiple with others is at most {MAX_MULTIPLE}", value)
+            self._fault(
+                path, f"digits whose common multiple with others is at most {MAX_MULTIPLE}", value
+            )
             return {}
         self._multiple = multiple
         self._is_risky = True
@@ -343,11 +377,16 @@ class _Translator:
             found += FORMATS[name]
         elif name in NOT_ENFORCED:
             self._fault((*path, "format"), f"one of {', '.join(FORMATS)}", name, is_annotation=True)
-        self._is_risky |= bool(found) and (len(found) > 1 or "minLength" in given or "maxLength" in given)
+        self._is_risky |= bool(found) and (
+            len(found) > 1 or "minLength" in given or "maxLength" in given
+        )
         return found
 
     def _pattern(self, pattern: Any, path: Path) -> str | None:
-        """Return an expression of the schema in Rust's syntax; ``None`` if it has to be left out."""
+        """Return an expression of the schema in Rust's syntax.
+
+        ``None`` if it has to be left out.
+        """
         self._is_risky = True
         if not isinstance(pattern, str):
             self._fault(path, "a regular expression", pattern)
@@ -366,7 +405,10 @@ class _Translator:
         prefix = given.get(first, [])
         is_complete = isinstance(prefix, list) and (first in given or first not in schema)
         if isinstance(prefix, list):
-            items = [self._translate(item, (*path, first, str(place)), base) for place, item in enumerate(prefix)]
+            items = [
+                self._translate(item, (*path, first, str(place)), base)
+                for place, item in enumerate(prefix)
+            ]
             found |= {"prefixItems": items} if items else {}
         else:
             self._fault((*path, first), "a list of schemas", prefix)
@@ -379,13 +421,22 @@ class _Translator:
     def _object(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
         properties = self._schemas(given, "properties", path, base)
         by_pattern = self._schemas(given, "patternProperties", path, base)
-        patterns = {name: self._pattern(name, (*path, "patternProperties", name)) for name in by_pattern or {}}
+        patterns = {
+            name: self._pattern(name, (*path, "patternProperties", name))
+            for name in by_pattern or {}
+        }
         required = self._required(given, path)
         if properties is not None and len({*properties} - {*required}) > _MAX_OPTIONAL:
-            self._fault((*path, "properties"), f"at most {_MAX_OPTIONAL} that are not required", len(properties))
+            self._fault(
+                (*path, "properties"),
+                f"at most {_MAX_OPTIONAL} that are not required",
+                len(properties),
+            )
             properties = None
         missing = properties is None or by_pattern is None or None in patterns.values()
-        missing |= any(key in schema and key not in given for key in ("properties", "patternProperties"))
+        missing |= any(
+            key in schema and key not in given for key in ("properties", "patternProperties")
+        )
         others: Schema = True
         if "additionalProperties" in given and given["additionalProperties"] is not True:
             if missing:
@@ -394,25 +445,41 @@ class _Translator:
             elif given["additionalProperties"] is False:
                 others = False
             else:
-                others = self._translate(given["additionalProperties"], (*path, "additionalProperties"), base)
+                others = self._translate(
+                    given["additionalProperties"], (*path, "additionalProperties"), base
+                )
         named = {**(properties or {})}
-        patterned = {pattern: by_pattern[name] for name, pattern in patterns.items() if pattern and by_pattern}
+        patterned = {
+            pattern: by_pattern[name]
+            for name, pattern in patterns.items()
+            if pattern and by_pattern
+        }
         if others is False and not patterned:
             unknown = [name for name in required if name not in named]
             if unknown:
-                self._fault((*path, "required"), "names of properties, as there are no others", unknown[0])
+                self._fault(
+                    (*path, "required"), "names of properties, as there are no others", unknown[0]
+                )
             required = [name for name in required if name in named]
         found = self._number_of_properties(given, path, len(required))
         found |= {"required": required} if required else {}
         return found | self._members(named, patterned, others, required)
 
-    def _schemas(self, given: Given, keyword: str, path: Path, base: str) -> dict[str, Schema] | None:
-        """Return the value of a keyword that maps names to schemas; ``None`` if it is not such a map."""
+    def _schemas(
+        self, given: Given, keyword: str, path: Path, base: str
+    ) -> dict[str, Schema] | None:
+        """Return the value of a keyword that maps names to schemas.
+
+        ``None`` if it is not such a map.
+        """
         value = given.get(keyword, {})
         if not isinstance(value, Mapping):
             self._fault((*path, keyword), "an object whose values are schemas", value)
             return None
-        return {name: self._translate(inner, (*path, keyword, name), base) for name, inner in value.items()}
+        return {
+            name: self._translate(inner, (*path, keyword, name), base)
+            for name, inner in value.items()
+        }
 
     def _required(self, given: Given, path: Path) -> list[str]:
         names = given.get("required", [])
@@ -426,15 +493,22 @@ class _Translator:
         self._is_risky |= bool(found)
         if found.get("minProperties", 0) <= required:
             found.pop("minProperties", None)
-        elif found["minProperties"] > 1:  # the grammar does not count a name that is given twice only once
+        elif found["minProperties"] > 1:
+            # the grammar does not count a name that is given twice only once
             self._fault(
-                (*path, "minProperties"), "at most 1, or the number of required properties", given["minProperties"]
+                (*path, "minProperties"),
+                "at most 1, or the number of required properties",
+                given["minProperties"],
             )
             del found["minProperties"]
         return found
 
     def _members(
-        self, named: dict[str, Schema], patterned: dict[str, Schema], others: Schema, required: Sequence[str]
+        self,
+        named: dict[str, Schema],
+        patterned: dict[str, Schema],
+        others: Schema,
+        required: Sequence[str],
     ) -> dict[str, Any]:
         """Return the keywords for named, patterned and other properties."""
         self._is_risky |= bool(patterned)
@@ -451,7 +525,9 @@ class _Translator:
         found |= {"patternProperties": patterned} if patterned else {}
         return found | ({"additionalProperties": others} if others is not True else {})
 
-    def _in_place(self, given: Given, keyword: str, types: Collection[str], path: Path, base: str) -> dict[str, Any]:
+    def _in_place(
+        self, given: Given, keyword: str, types: Collection[str], path: Path, base: str
+    ) -> dict[str, Any]:
         """Return the translation of a keyword whose schemas or values concern the same value as the schema."""
         value = given[keyword]
         path = (*path, keyword)
@@ -462,7 +538,9 @@ class _Translator:
         if not isinstance(value, list) or not value:
             self._fault(path, "a list of schemas that is not empty", value)
             return {}
-        options = [self._translate(inner, (*path, str(place)), base) for place, inner in enumerate(value)]
+        options = [
+            self._translate(inner, (*path, str(place)), base) for place, inner in enumerate(value)
+        ]
         if keyword == "oneOf":
             self._alternatives.append((path, options))
         return {"allOf" if keyword == "allOf" else "anyOf": options}
@@ -480,7 +558,9 @@ class _Translator:
             self._is_risky |= len(self.targets) > _MAX_SAFE_REFERENCES
         return {"$ref": f"#/$defs/{self._names[target.path]}"}
 
-    def _values(self, value: Any, keyword: str, types: Collection[str], path: Path) -> dict[str, Any]:
+    def _values(
+        self, value: Any, keyword: str, types: Collection[str], path: Path
+    ) -> dict[str, Any]:
         values = [value] if keyword == "const" else value
         if not isinstance(values, list) or not values:
             self._fault(path, "a list of values that is not empty", value)
@@ -493,7 +573,9 @@ class _Translator:
             self._fault(path, "numbers with at most 15 digits", value)
             return {}
         if not self._names_by_pattern and any(map(has_controls, values)):
-            self._fault(path, "strings without control characters beside intersected objects", value)
+            self._fault(
+                path, "strings without control characters beside intersected objects", value
+            )
             return {}
         return {"const": values[0]} if keyword == "const" else {"enum": values}
 
@@ -502,7 +584,9 @@ class _Translator:
         found = list[str]()
         for keyword, (kind, nothing) in _NOT_CHECKABLE.items():
             value = given.get(keyword)
-            asks = keyword in given and not any(type(each) is type(value) and each == value for each in nothing)
+            asks = keyword in given and not any(
+                type(each) is type(value) and each == value for each in nothing
+            )
             if asks and (not kind or kind in types):
                 found.append(keyword)
         if "if" in given and ("then" in given or "else" in given):
@@ -510,8 +594,16 @@ class _Translator:
         if "contains" in given and "array" in types:
             least = given.get("minContains", 1)
             if least != 0 or "maxContains" in given:
-                found += [keyword for keyword in ("contains", "minContains", "maxContains") if keyword in given]
-        if "propertyNames" in given and "object" in types and not _allows_names(given["propertyNames"]):
+                found += [
+                    keyword
+                    for keyword in ("contains", "minContains", "maxContains")
+                    if keyword in given
+                ]
+        if (
+            "propertyNames" in given
+            and "object" in types
+            and not _allows_names(given["propertyNames"])
+        ):
             found.append("propertyNames")
         for keyword in found:
             self._fault((*path, keyword), LEFT_TO_RIGHT)

@@ -15,9 +15,9 @@ from pronk.base.errors import GuideError
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Stricter than llguidance's defaults, which suit trusted grammars. max_lexer_states limits memory: a state takes up to
-# 2 KB. step_max_items, step_lexer_fuel and max_items_in_row limit the work per token: one mask takes at most about
-# 40 ms on a slow machine.
+# Stricter than llguidance's defaults, which suit trusted grammars. max_lexer_states limits memory:
+# a state takes up to 2 KB. step_max_items, step_lexer_fuel and max_items_in_row limit the work per
+# token: one mask takes at most about 40 ms on a slow machine.
 LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,
@@ -28,20 +28,25 @@ LIMITS: Mapping[str, Any] = {
 }
 MAX_UNTRIED_CHARS = 2**12  # longest grammar that is compiled without a trial in a child process
 TIMEOUT = 10.0  # seconds until the child process is killed, counted from its start
-# Limit of the processor time of compilation, first mask and first forced tokens, without loading the tokenizer.
+# Limit of the processor time of compilation, first mask and first forced tokens, without loading
+# the tokenizer.
 MAX_SECONDS = 2.0
 _CACHE_SIZE = 2048  # schemas whose acceptance is remembered
 BYTES = "byte"  # llguidance's name for a tokenizer whose tokens are bytes
 
 
 def try_in_child(
-    grammar: str, tokenizer: str = BYTES, vocab_size: int | None = None, stop_token_ids: Sequence[int] | None = None
+    grammar: str,
+    tokenizer: str = BYTES,
+    vocab_size: int | None = None,
+    stop_token_ids: Sequence[int] | None = None,
 ) -> bool:
     """Compile a long grammar in a child process; return whether llguidance accepts it.
 
-    llguidance limits most of its work, with two exceptions. Its compiler recurses without a limit along chains of rules
-    and references, and a stack overflow ends the process. For some grammars, the compilation time grows with the cube
-    of the number of rules. Both need more than a few thousand characters.
+    llguidance limits most of its work, with two exceptions. Its compiler recurses without a limit
+    along chains of rules and references, and a stack overflow ends the process. For some grammars,
+    the compilation time grows with the cube of the number of rules. Both need more than a few
+    thousand characters.
 
     Args:
         grammar: grammar for llguidance's matcher.
@@ -68,11 +73,17 @@ def try_in_child(
     except subprocess.TimeoutExpired:
         result = {"seconds": TIMEOUT, "accepted": False}
     if result is None:
-        msg = "guide: expected one that can be compiled, found chains of rules or references that are too long"
+        msg = (
+            "guide: expected one that can be compiled, found chains of rules or references that "
+            "are too long"
+        )
         raise GuideError(msg)
     if result["seconds"] > MAX_SECONDS:
         limit = f"{MAX_SECONDS:g} s"
-        msg = f"guide: expected one that is compiled within {limit}, found one that takes longer; make it simpler"
+        msg = (
+            f"guide: expected one that is compiled within {limit}, found one that takes longer; "
+            "make it simpler"
+        )
         raise GuideError(msg)
     return bool(result["accepted"])
 

@@ -9,19 +9,30 @@ from typing import Any
 
 MAX_EXACT = 2**53  # integers up to this bound are exact as floating-point numbers
 MAX_INTEGER = 2**63 - 1
-_CONTROLS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # without those that have short escapes, such as \n
+# without those that have short escapes, such as \n
+_CONTROLS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
-def without_integer_bounds(bounds: Mapping[str, Any], lowest: float, highest: float) -> dict[str, Any]:
+def without_integer_bounds(
+    bounds: Mapping[str, Any], lowest: float, highest: float
+) -> dict[str, Any]:
     """Replace exclusive bounds that llguidance's grammar of numbers includes.
 
-    Such a bound is an integer, and no other integer is between the bounds: 0 in 0 < x < 0.5, for example. The next
-    floating-point number replaces it.
+    Such a bound is an integer, and no other integer is between the bounds: 0 in 0 < x < 0.5, for
+    example. The next floating-point number replaces it.
     """
     found = {**bounds}
-    if found.get("exclusiveMinimum") == lowest >= 0 and lowest == int(lowest) and highest < lowest + 1:
+    if (
+        found.get("exclusiveMinimum") == lowest >= 0
+        and lowest == int(lowest)
+        and highest < lowest + 1
+    ):
         found["minimum"] = _next_above(found.pop("exclusiveMinimum"))
-    if found.get("exclusiveMaximum") == highest <= 0 and highest == int(highest) and lowest > highest - 1:
+    if (
+        found.get("exclusiveMaximum") == highest <= 0
+        and highest == int(highest)
+        and lowest > highest - 1
+    ):
         found["maximum"] = -_next_above(-found.pop("exclusiveMaximum"))
     return found
 
@@ -81,7 +92,9 @@ def has_type(value: Any, types: Collection[str]) -> bool:
     if isinstance(value, (int, float)):
         is_integer = isinstance(value, int) or value.is_integer()
         return "number" in types or (is_integer and "integer" in types)
-    return ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object") in types
+    return (
+        "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+    ) in types
 
 
 def digits_of(value: float) -> int:

@@ -11,7 +11,14 @@ from rich.console import Console
 from pronk import OptionError
 from pronk.base.checks import require_extra
 from pronk.commands import INTERRUPTED, option, shares
-from pronk.train.cli.options import LoopSettings, command_line, loop_option, model_option, refuse, text_option
+from pronk.train.cli.options import (
+    LoopSettings,
+    command_line,
+    loop_option,
+    model_option,
+    refuse,
+    text_option,
+)
 from pronk.train.options import EagleOptions
 
 _MICRO = 2048  # tokens of a pass: 0.3 GB of intermediate values for a head of SmolLM2
@@ -24,12 +31,16 @@ class HeadLoopSettings(LoopSettings):
     batch: Annotated[int | None, loop_option("Tokens per step.", show_default="as --micro")] = None  # type: ignore[assignment]
     micro: Annotated[
         int | None,
-        loop_option("Tokens per forward and backward pass; gradients are accumulated.", show_default=f"about {_MICRO}"),
+        loop_option(
+            "Tokens per forward and backward pass; gradients are accumulated.",
+            show_default=f"about {_MICRO}",
+        ),
     ] = None
     length: Annotated[
         int | None,
         loop_option(
-            "Tokens of a sequence; longer dialogues are cut.", show_default=f"{_MICRO}, or the target's context"
+            "Tokens of a sequence; longer dialogues are cut.",
+            show_default=f"{_MICRO}, or the target's context",
         ),
     ] = None
     rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = 0.0015
@@ -44,44 +55,65 @@ def eagle3(
     *,
     model: Annotated[
         str | None,
-        option("Target, as deployed: a name, a folder, or a GGUF file.", show_default="in a clone: pronk-tiny"),
+        option(
+            "Target, as deployed: a name, a folder, or a GGUF file.",
+            show_default="in a clone: pronk-tiny",
+        ),
     ] = None,
     data: Annotated[
-        list[Path], text_option("File of the target's own answers, from pronk train texts; repeatable.", metavar="FILE")
+        list[Path],
+        text_option(
+            "File of the target's own answers, from pronk train texts; repeatable.", metavar="FILE"
+        ),
     ],
     out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")],
-    name: Annotated[str | None, option("Name of the head in its card.", show_default="by target and kind")] = None,
+    name: Annotated[
+        str | None, option("Name of the head in its card.", show_default="by target and kind")
+    ] = None,
     kind: Annotated[
         str,
         model_option(
-            "eagle3, or mtp: the layer reads the target's last output, and the target's own LM head reads the layer."
+            "eagle3, or mtp: the layer reads the target's last output, and the target's own LM "
+            "head reads the layer."
         ),
     ] = EagleOptions.kind,
     depth: Annotated[int, loop_option("Draft tokens in training-time test.")] = EagleOptions.depth,
     weighting: Annotated[
-        str, loop_option("Weights of the draft tokens in the loss: decay, or dpace (by the acceptance so far).")
+        str,
+        loop_option(
+            "Weights of the draft tokens in the loss: decay, or dpace (by the acceptance so far)."
+        ),
     ] = EagleOptions.weighting,
     decay: Annotated[
         float, loop_option("With decay: weight of a draft token relative to the one before it.")
     ] = EagleOptions.decay,
     draft_vocab: Annotated[
-        int, model_option("Tokens in the loss, the most frequent ones of the answers; eagle3 proposes only these.")
+        int,
+        model_option(
+            "Tokens in the loss, the most frequent ones of the answers; eagle3 proposes only these."
+        ),
     ] = EagleOptions.draft_vocab,
-    mlp: Annotated[int | None, model_option("Width of the gated MLP.", show_default="the target's")] = None,
+    mlp: Annotated[
+        int | None, model_option("Width of the gated MLP.", show_default="the target's")
+    ] = None,
     layers: Annotated[
         str | None,
         model_option(
-            "Layers of the target to read, from 1.", metavar="N,N,…", show_default="2, the middle, last but 3"
+            "Layers of the target to read, from 1.",
+            metavar="N,N,…",
+            show_default="2, the middle, last but 3",
         ),
     ] = None,
     num_tokens: Annotated[
-        int, loop_option("Draft tokens per step when the engine measures the head; 0: no measurement.")
+        int,
+        loop_option("Draft tokens per step when the engine measures the head; 0: no measurement."),
     ] = EagleOptions.num_tokens,
     epochs: Annotated[float, loop_option("Times that the answers are read.")] = 3.0,
     states: Annotated[
         Path | None,
         text_option(
-            "Folder that keeps what the target computes for the answers, several kB per token, for later epochs and "
+            "Folder that keeps what the target computes for the answers, several kB per token, for "
+            "later epochs and "
             "other runs.",
             show_default="computed in every epoch",
         ),
@@ -89,9 +121,9 @@ def eagle3(
 ) -> None:
     """Train an EAGLE-3 head for a model as it is deployed, quantized or not, on its own answers.
 
-    With --kind mtp it is an MTP head. OUT/export has the finished head, OUT/latest the head at the last evaluation or
-    interruption, in the layout speculators, for the drafter of this kind. Ctrl-C saves and ends at once; the same
-    command continues.
+    With --kind mtp it is an MTP head. OUT/export has the finished head, OUT/latest the head at the
+    last evaluation or interruption, in the layout speculators, for the drafter of this kind. Ctrl-C
+    saves and ends at once; the same command continues.
 
     [bold]Examples[/]
 
@@ -116,7 +148,13 @@ def eagle3(
     length = settings["length"] or min(_MICRO, teacher.llm.config.context)
     micro = settings["micro"] or max(1, _MICRO // length) * length
     batch = settings["batch"] or micro
-    settings |= {"length": length, "final_length": length, "final_share": 0.0, "micro": micro, "batch": batch}
+    settings |= {
+        "length": length,
+        "final_length": length,
+        "final_share": 0.0,
+        "micro": micro,
+        "batch": batch,
+    }
     settings["steps"] = steps_of(out, data, epochs, batch, length, settings["seed"])
     options = EagleOptions(
         **settings,
@@ -140,6 +178,9 @@ def _layers(text: str, num_layers: int) -> tuple[int, ...]:
     """Parse ``"2,15,27"``."""
     numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
     if not all(1 <= number <= num_layers for number in numbers):
-        msg = f"layers: expected numbers from 1 to {num_layers} with commas, as in 2,{num_layers}; found {text!r}"
+        msg = (
+            f"layers: expected numbers from 1 to {num_layers} with commas, as in 2,{num_layers}; "
+            f"found {text!r}"
+        )
         raise OptionError(msg)
     return tuple(numbers)

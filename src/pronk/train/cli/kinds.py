@@ -6,14 +6,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pronk.base.checks import check_integer
-from pronk.train.cli.options import HEAD_KIND, HEAD_ORDER, UNEMBEDDINGS, loop_option, model_option, refuse
+from pronk.train.cli.options import (
+    HEAD_KIND,
+    HEAD_ORDER,
+    UNEMBEDDINGS,
+    loop_option,
+    model_option,
+    refuse,
+)
 from pronk.train.options import DraftOptions, HeadsOptions, ModelShape, StudentOptions
 
 if TYPE_CHECKING:
     from pronk.checkpoint import ModelConfig
     from pronk.train.students import Student
 
-# Function from the drafter's context length in tokens to the fields of StudentOptions that all kinds of drafters have.
+# Function from the drafter's context length in tokens to the fields of StudentOptions that all
+# kinds of drafters have.
 Settings = Callable[[int], dict[str, Any]]
 Plan = tuple["type[Student[Any]]", StudentOptions]
 
@@ -23,10 +31,12 @@ _LAYERS = "Layers; each one adds to the cost of every draft token."
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterKind(ABC):
-    """A kind of drafter that can be trained; its fields are the options of the command that trains it.
+    """A kind of drafter that can be trained.
 
-    The docstring of a kind is the beginning of its command's help. A field with the name of an option that all kinds
-    share replaces that option.
+    Its fields are the options of the command that trains it.
+
+    The docstring of a kind is the beginning of its command's help. A field with the name of an
+    option that all kinds share replaces that option.
     """
 
     without: ClassVar[tuple[str, ...]] = ()  # shared options that the command lacks
@@ -34,7 +44,10 @@ class DrafterKind(ABC):
 
     @abstractmethod
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        """Return the class that trains the drafter, and its options; raise an OptionError if these do not fit."""
+        """Return the class that trains the drafter, and its options.
+
+        Raise an OptionError if these do not fit.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +61,24 @@ class DraftKind(DrafterKind):
     heads: Annotated[int, model_option("Attention heads.")] = 5
     kv_heads: Annotated[int, model_option("Key/value heads.")] = 1
     mlp: Annotated[int, model_option("Width of the gated MLP.")] = 448
-    positions: Annotated[int | None, model_option("Longest text, in tokens.", show_default="the target's")] = None
+    positions: Annotated[
+        int | None, model_option("Longest text, in tokens.", show_default="the target's")
+    ] = None
     rate: _Rate = 0.012
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.train.students import DraftStudent
 
         longest = config.context if self.positions is None else self.positions
-        shape = ModelShape(self.hidden, self.layers, self.heads, self.kv_heads, self.mlp, config.vocab_size, longest)
+        shape = ModelShape(
+            self.hidden,
+            self.layers,
+            self.heads,
+            self.kv_heads,
+            self.mlp,
+            config.vocab_size,
+            longest,
+        )
         return DraftStudent, DraftOptions(**settings(longest), shape=shape)
 
 
@@ -68,20 +91,27 @@ class KangarooKind(DrafterKind):
     exit_layer: Annotated[
         int | None,
         model_option(
-            "The target's layer whose output the adapter reads: 1 is the first; the last is too late.",
+            "The target's layer whose output the adapter reads: 1 is the first; "
+            "the last is too late.",
             show_default="an eighth of its layers",
         ),
     ] = None
     adapter: Annotated[
         str,
         model_option(
-            "What is trained: attention, head (with a head of its own), transformer (a whole layer), or mlp (two "
+            "What is trained: attention, head (with a head of its own), transformer (a whole "
+            "layer), or mlp (two "
             "linears and a head, no attention)."
         ),
     ] = "attention"
-    heads: Annotated[int | None, model_option("Attention heads.", show_default="the target's")] = None
+    heads: Annotated[int | None, model_option("Attention heads.", show_default="the target's")] = (
+        None
+    )
     mlp: Annotated[
-        int | None, model_option("Width of the transformer's feed-forward network.", show_default="the target's")
+        int | None,
+        model_option(
+            "Width of the transformer's feed-forward network.", show_default="the target's"
+        ),
     ] = None
     rate: _Rate = 0.01
 
@@ -89,7 +119,9 @@ class KangarooKind(DrafterKind):
         if self.adapter == "mlp":
             refuse({"heads": self.heads}, "with --adapter mlp, which has no attention")
         if self.adapter != "transformer":
-            refuse({"mlp": self.mlp}, f"with --adapter {self.adapter}; it is for --adapter transformer")
+            refuse(
+                {"mlp": self.mlp}, f"with --adapter {self.adapter}; it is for --adapter transformer"
+            )
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.lab import KangarooShape
@@ -107,25 +139,37 @@ class GlideKind(DrafterKind):
 
     layers: Annotated[int, model_option(_LAYERS)] = 1
     hidden: Annotated[
-        int | None, model_option("Hidden size.", show_default="a third of the target's, at least 192")
+        int | None,
+        model_option("Hidden size.", show_default="a third of the target's, at least 192"),
     ] = None
-    heads: Annotated[int | None, model_option("Heads of the self-attention.", show_default="of 32 dimensions")] = None
+    heads: Annotated[
+        int | None, model_option("Heads of the self-attention.", show_default="of 32 dimensions")
+    ] = None
     kv_heads: Annotated[
-        int | None, model_option("Key/value heads of the self-attention.", show_default="a third of the heads")
+        int | None,
+        model_option("Key/value heads of the self-attention.", show_default="a third of the heads"),
     ] = None
-    mlp: Annotated[int | None, model_option("Width of the gated MLP.", show_default="8/3 of the hidden size")] = None
+    mlp: Annotated[
+        int | None, model_option("Width of the gated MLP.", show_default="8/3 of the hidden size")
+    ] = None
     block: Annotated[
         int | None,
-        model_option("Tokens per block in training; a token reads the cache of earlier blocks.", show_default="5"),
+        model_option(
+            "Tokens per block in training; a token reads the cache of earlier blocks.",
+            show_default="5",
+        ),
     ] = None
     cache_layer: Annotated[
         int | None,
         model_option(
-            "The target's layer whose cache the first layer reads; further layers read the following ones.",
+            "The target's layer whose cache the first layer reads; further layers read the "
+            "following ones.",
             show_default="so that the last layer reads the target's last",
         ),
     ] = None
-    vanilla: Annotated[bool, model_option("Without cross-attention, for comparison; for the drafter vanilla.")] = False
+    vanilla: Annotated[
+        bool, model_option("Without cross-attention, for comparison; for the drafter vanilla.")
+    ] = False
     rate: _Rate = 0.012
 
     def __post_init__(self) -> None:
@@ -138,7 +182,11 @@ class GlideKind(DrafterKind):
 
         sizes = (self.hidden, self.heads, self.kv_heads, self.mlp)
         block = 5 if self.block is None else self.block
-        more: dict[str, Any] = {"block": block, "cross": not self.vanilla, "cache_layer": self.cache_layer}
+        more: dict[str, Any] = {
+            "block": block,
+            "cross": not self.vanilla,
+            "cache_layer": self.cache_layer,
+        }
         shape = GlideShape.of_target(config, self.layers, *sizes, **more)
         shape.cache_layers(config)
         student = VanillaStudent if self.vanilla else GlideStudent
@@ -151,25 +199,38 @@ class MedusaKind(DrafterKind):
 
     example = "--target ./checkpoint --heads 3 --blocks 1 --minutes 30"
 
-    heads: Annotated[int, model_option("Heads, one for each draft token after the target's own token.")] = 4
+    heads: Annotated[
+        int, model_option("Heads, one for each draft token after the target's own token.")
+    ] = 4
     blocks: Annotated[int, model_option("Residual blocks of a head.")] = 2
     unembeddings: Annotated[
-        str, model_option("shared: the target's; replicated: a copy that each head trains, many times as large.")
+        str,
+        model_option(
+            "shared: the target's; replicated: a copy that each head trains, many times as large."
+        ),
     ] = "shared"
     tree_size: Annotated[
-        int, model_option("Draft tokens of the tree, chosen by the accuracy of the heads on held-out text.")
+        int,
+        model_option(
+            "Draft tokens of the tree, chosen by the accuracy of the heads on held-out text."
+        ),
     ] = 15
     rate: _Rate = 0.02
     num_tokens: Annotated[
         int | None,
-        loop_option("Depth of the tree when the engine measures the drafter; 0: not at all.", show_default="all heads"),
+        loop_option(
+            "Depth of the tree when the engine measures the drafter; 0: not at all.",
+            show_default="all heads",
+        ),
     ] = None
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.lab import MedusaShape
         from pronk.train.heads import MedusaOptions, MedusaStudent
 
-        fields = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
+        fields = settings(config.context) | {
+            "num_tokens": self.heads if self.num_tokens is None else self.num_tokens
+        }
         shape = MedusaShape(self.heads, self.blocks, self.unembeddings)
         return MedusaStudent, MedusaOptions(**fields, shape=shape, tree_size=self.tree_size)
 
@@ -184,18 +245,24 @@ class HeadsKind(DrafterKind):
 
     heads: Annotated[int, model_option("Heads; the first predicts the token after the next.")] = 3
     layer: Annotated[
-        int | None, model_option("Layer of the target whose output the heads read.", show_default="the last")
+        int | None,
+        model_option("Layer of the target whose output the heads read.", show_default="the last"),
     ] = None
     kind: Annotated[str, model_option(HEAD_KIND)] = "transformer"
     order: Annotated[str, model_option(HEAD_ORDER)] = "parallel"
     unembeddings: Annotated[str, model_option(UNEMBEDDINGS)] = "shared"
     mlp: Annotated[
-        int | None, model_option("Width of a head's MLP.", show_default="1.2 times the target's hidden size")
+        int | None,
+        model_option("Width of a head's MLP.", show_default="1.2 times the target's hidden size"),
     ] = None
     num_tokens: Annotated[
-        int | None, loop_option("Draft tokens per step when the engine measures them; 0: never.", show_default="all")
+        int | None,
+        loop_option(
+            "Draft tokens per step when the engine measures them; 0: never.", show_default="all"
+        ),
     ] = None
-    # Heads start near the identity, far from their optimum, so this rate is higher than that of a language model.
+    # Heads start near the identity, far from their optimum, so this rate is higher than that of a
+    # language model.
     rate: _Rate = 0.02
 
     def __post_init__(self) -> None:
@@ -209,7 +276,9 @@ class HeadsKind(DrafterKind):
         width = 6 * config.hidden_size // 5 if self.mlp is None else self.mlp
         shape = HeadsShape(self.heads, layer, width, self.kind, self.order, self.unembeddings)
         shape.check(config)
-        fields = settings(config.context) | {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
+        fields = settings(config.context) | {
+            "num_tokens": self.heads if self.num_tokens is None else self.num_tokens
+        }
         return HeadsStudent, HeadsOptions(**fields, shape=shape)
 
 

@@ -25,7 +25,14 @@ from pronk.train.cli.options import (
     text_options,
 )
 from pronk.train.cli.texts import texts
-from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths, option_name
+from pronk.train.options import (
+    DataOptions,
+    ModelShape,
+    OnPolicyOptions,
+    TrainOptions,
+    fit_lengths,
+    option_name,
+)
 
 _DEFAULT_KIND = "transformer"
 _DEFAULT_ORDER = "parallel"
@@ -35,7 +42,9 @@ _OF_THE_MODEL = {
     "hidden", "layers", "heads", "kv_heads", "mlp", "vocab", "positions", "bytes", "equal_parameters",
 }  # fmt: skip
 
-app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(
+    help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich"
+)
 
 
 @app.command(no_args_is_help=True)
@@ -52,37 +61,51 @@ def lm(
     heads: Annotated[int, model_option("Attention heads.")] = ModelShape.heads,
     kv_heads: Annotated[int, model_option("Key/value heads.")] = ModelShape.kv_heads,
     mlp: Annotated[int, model_option("Width of the gated MLP.")] = ModelShape.mlp,
-    vocab: Annotated[int | None, model_option("Vocabulary size.", show_default=str(ModelShape.vocab))] = None,
+    vocab: Annotated[
+        int | None, model_option("Vocabulary size.", show_default=str(ModelShape.vocab))
+    ] = None,
     positions: Annotated[int, model_option("Longest text, in tokens.")] = ModelShape.context,
-    bytes: Annotated[bool, model_option("Bytes as tokens: a vocabulary of 256 and the special tokens.")] = False,  # noqa: A002
+    bytes: Annotated[  # noqa: A002
+        bool, model_option("Bytes as tokens: a vocabulary of 256 and the special tokens.")
+    ] = False,
     init: Annotated[
-        str | None, model_option("Start from this model: a folder, a GGUF file, or a name as in pronk pull.")
+        str | None,
+        model_option("Start from this model: a folder, a GGUF file, or a name as in pronk pull."),
     ] = None,
     future_tokens: Annotated[
         int | None,
-        model_option("Tokens to predict at once, each with a head of its own.", show_default="1, or those of --init"),
+        model_option(
+            "Tokens to predict at once, each with a head of its own.",
+            show_default="1, or those of --init",
+        ),
     ] = None,
     equal_parameters: Annotated[
         bool, model_option("Remove one layer of the model for each head after the first.")
     ] = False,
     head_kind: Annotated[str | None, model_option(HEAD_KIND, show_default=_DEFAULT_KIND)] = None,
     head_order: Annotated[str | None, model_option(HEAD_ORDER, show_default=_DEFAULT_ORDER)] = None,
-    unembeddings: Annotated[str | None, model_option(UNEMBEDDINGS, show_default=_DEFAULT_UNEMBEDDINGS)] = None,
-    head_mlp: Annotated[int | None, model_option("Width of a head's MLP.", show_default="the model's")] = None,
+    unembeddings: Annotated[
+        str | None, model_option(UNEMBEDDINGS, show_default=_DEFAULT_UNEMBEDDINGS)
+    ] = None,
+    head_mlp: Annotated[
+        int | None, model_option("Width of a head's MLP.", show_default="the model's")
+    ] = None,
 ) -> None:
     """Train a tokenizer and a Llama-architecture language model from text.
 
-    With --future-tokens, heads that predict further tokens are trained with the model, for faster decoding. They are in
-    the folder heads of the model, for the drafter multi_token.
+    With --future-tokens, heads that predict further tokens are trained with the model, for faster
+    decoding. They are in the folder heads of the model, for the drafter multi_token.
 
-    With --init, training goes on from a model, with its tokenizer and its heads. --future-tokens then adds heads, or
-    drops those that are not needed.
+    With --init, training goes on from a model, with its tokenizer and its heads. --future-tokens
+    then adds heads, or drops those that are not needed.
 
-    The finished model is in OUT/export, the latest one in OUT/latest. Ctrl-C saves; the same command continues.
+    The finished model is in OUT/export, the latest one in OUT/latest. Ctrl-C saves; the same
+    command continues.
 
     [bold]Examples[/]
 
-    pronk train lm --source python=0.6 --source math.jsonl.gz=0.15 --source prose.jsonl.gz=0.25 --out run
+    pronk train lm --source python=0.6 --source math.jsonl.gz=0.15 --source prose.jsonl.gz=0.25
+    --out run
 
     pronk train lm --source notes/=1 --out run --steps 500 --layers 4 --minutes 20
 
@@ -105,33 +128,58 @@ def lm(
     if bytes:
         refuse({"vocab": vocab}, "with --bytes")
     if init is not None:
-        given = {option_name(each): context.params[each] for each in given_options(context) if each in _OF_THE_MODEL}
+        given = {
+            option_name(each): context.params[each]
+            for each in given_options(context)
+            if each in _OF_THE_MODEL
+        }
         refuse(given, "with --init, whose model has it")
     initial = None if init is None else InitialModel.read(init)
-    tokens = future_tokens if future_tokens is not None else 1 if initial is None else initial.tokens
-    of_heads = {"head-kind": head_kind, "head-order": head_order, "unembeddings": unembeddings, "head-mlp": head_mlp}
+    tokens = (
+        future_tokens if future_tokens is not None else 1 if initial is None else initial.tokens
+    )
+    of_heads = {
+        "head-kind": head_kind,
+        "head-order": head_order,
+        "unembeddings": unembeddings,
+        "head-mlp": head_mlp,
+    }
     if tokens == 1:
         refuse(of_heads | {"equal-parameters": equal_parameters or None}, "without --future-tokens")
     if initial is not None and initial.heads is not None:
         refuse(of_heads, "with --init, whose heads have it")
     size = BYTE_VOCAB if bytes else ModelShape.vocab if vocab is None else vocab
-    shape = ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions) if initial is None else initial.shape
+    shape = (
+        ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions)
+        if initial is None
+        else initial.shape
+    )
     settings = fit_lengths(settings, shape.context)
     data = text(shape.vocab, settings["seed"])
-    head_settings = (head_kind or _DEFAULT_KIND, head_order or _DEFAULT_ORDER, unembeddings or _DEFAULT_UNEMBEDDINGS)
+    head_settings = (
+        head_kind or _DEFAULT_KIND,
+        head_order or _DEFAULT_ORDER,
+        unembeddings or _DEFAULT_UNEMBEDDINGS,
+    )
     if equal_parameters:
         shape = without_head_layers(shape, tokens, *head_settings[:2])
     known_heads = initial and initial.heads_for(tokens)
     options = TrainOptions(
-        **settings, shape=shape, heads=known_heads or future_shape(shape, tokens, *head_settings, head_mlp)
+        **settings,
+        shape=shape,
+        heads=known_heads or future_shape(shape, tokens, *head_settings, head_mlp),
     )
-    if not train_model(Run(out, name, command_line(context), Console(), clock), data, options, initial):
+    if not train_model(
+        Run(out, name, command_line(context), Console(), clock), data, options, initial
+    ):
         raise typer.Exit(INTERRUPTED)
 
 
 def _command(kind: type[DrafterKind]) -> Callable[..., None]:
 
-    @shares(kind=kind, text=text_options, student=StudentRun, loop=LoopSettings, without=kind.without)
+    @shares(
+        kind=kind, text=text_options, student=StudentRun, loop=LoopSettings, without=kind.without
+    )
     def train(
         context: typer.Context,
         kind: Callable[[], DrafterKind],
@@ -143,7 +191,9 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
 
         from pronk.train.clock import Clock
 
-        drafter, run, settings = kind(), student(), vars(loop())
+        drafter = kind()
+        run = student()
+        settings = vars(loop())
         clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
 
         from pronk.train.dialogues import has_answers
@@ -153,14 +203,22 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         data = text(seed=settings["seed"])
         if has_answers(data.sources):
             given = set(given_options(context)) & {"on_policy", "share"}
-            refuse({option_name(name): getattr(run, name) for name in given}, "with answers as the source")
+            refuse(
+                {option_name(name): getattr(run, name) for name in given},
+                "with answers as the source",
+            )
             run = replace(run, share=1.0)
         at_most = "on_policy" not in given_options(context)
         on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=at_most)
         teacher = Teacher(run.target, settings["device"], settings["threads"])
-        name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
+        name = (
+            run.name
+            or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
+        )
         config = teacher.llm.config
-        student_class, options = drafter.plan(config, partial(run.settings, settings, config.context))
+        student_class, options = drafter.plan(
+            config, partial(run.settings, settings, config.context)
+        )
         place = Run(run.out, name, command_line(context), Console(), clock)
         if not train_student(place, student_class, data, on_policy, options, teacher):
             raise typer.Exit(INTERRUPTED)

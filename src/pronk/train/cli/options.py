@@ -11,11 +11,20 @@ import typer
 from pronk import OptionError
 from pronk.commands import given_options, option, panel
 from pronk.train.corpus.sources import parse_source
-from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, StudentOptions, fit_lengths
+from pronk.train.options import (
+    DataOptions,
+    LoopOptions,
+    OnPolicyOptions,
+    StudentOptions,
+    fit_lengths,
+)
 
 # Help texts of the options for heads, which the commands ``lm`` and ``heads`` share.
 HEAD_KIND = "A head's layer: transformer or linear."
-HEAD_ORDER = "parallel; causal: a head reads the output of the head before it; anticausal: of the head after it."
+HEAD_ORDER = (
+    "parallel; causal: a head reads the output of the head before it; anticausal: "
+    "of the head after it."
+)
 UNEMBEDDINGS = "shared: the model's output matrix; replicated: a copy of it for each head."
 
 text_option, model_option, loop_option = map(panel, ("Text", "Model", "Training"))
@@ -32,65 +41,95 @@ def text_options(
             metavar="WHAT=WEIGHT",
         ),
     ],
-    valid: Annotated[list[Path] | None, text_option("JSONL file to measure the loss on.", metavar="FILE")] = None,
+    valid: Annotated[
+        list[Path] | None, text_option("JSONL file to measure the loss on.", metavar="FILE")
+    ] = None,
     exclude: Annotated[
         list[Path] | None,
-        text_option("JSONL file of prompts; text that shares 13 words with them is dropped.", metavar="FILE"),
+        text_option(
+            "JSONL file of prompts; text that shares 13 words with them is dropped.", metavar="FILE"
+        ),
     ] = None,
-    dialogues: Annotated[float, text_option("Share of dialogues in the mixture.")] = DataOptions.dialogues,
+    dialogues: Annotated[
+        float, text_option("Share of dialogues in the mixture.")
+    ] = DataOptions.dialogues,
 ) -> DataOptions:
     """Return the training text: sources, validation files, prompts to exclude, and vocabulary size."""
     sources = tuple(parse_source(text) for text in source)
-    return DataOptions(sources, tuple(valid or ()), tuple(exclude or ()), dialogues, vocab, seed=seed)
+    return DataOptions(
+        sources, tuple(valid or ()), tuple(exclude or ()), dialogues, vocab, seed=seed
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """Options of the training loop; ``fit_lengths`` replaces ``None`` of ``micro`` and of both lengths."""
+    """Options of the training loop.
+
+    ``fit_lengths`` replaces ``None`` of ``micro`` and of both lengths.
+    """
 
     steps: Annotated[int, loop_option("Optimizer steps at most.")] = LoopOptions.steps
     minutes: Annotated[
-        float | None, loop_option("End the schedule this many minutes after the command's start, evaluations included.")
+        float | None,
+        loop_option(
+            "End the schedule this many minutes after the command's start, evaluations included."
+        ),
     ] = None
     patience: Annotated[
         int | None,
-        loop_option("End after this many validations in a row without a new best loss.", show_default="never"),
+        loop_option(
+            "End after this many validations in a row without a new best loss.",
+            show_default="never",
+        ),
     ] = None
     batch: Annotated[int, loop_option("Tokens per step.")] = LoopOptions.batch
     micro: Annotated[
         int | None,
         loop_option(
             "Tokens per forward and backward pass; gradients are accumulated.",
-            show_default=f"{LoopOptions.micro}, or the most below that divides --batch into whole sequences",
+            show_default=f"{LoopOptions.micro}, or the most below that divides --batch into whole "
+            "sequences",
         ),
     ] = None
     length: Annotated[
         int | None,
         loop_option(
             "Sequence length of the first part.",
-            show_default=f"{LoopOptions.length}, or the most below that fits the context and divides --micro",
+            show_default=f"{LoopOptions.length}, or the most below that fits the context and divides "
+            "--micro",
         ),
     ] = None
     final_length: Annotated[
         int | None,
         loop_option(
             "Sequence length of the last part.",
-            show_default=f"{LoopOptions.final_length}, or the most below that fits the context and divides --micro",
+            show_default=f"{LoopOptions.final_length}, or the most below that fits the context and divides "
+            "--micro",
         ),
     ] = None
-    final_share: Annotated[float, loop_option("Share of the run that the last part takes.")] = LoopOptions.final_share
+    final_share: Annotated[float, loop_option("Share of the run that the last part takes.")] = (
+        LoopOptions.final_share
+    )
     optimizer: Annotated[str, loop_option("muon or adamw.")] = LoopOptions.optimizer
     rate: Annotated[float, loop_option("Peak learning rate.", "--lr")] = LoopOptions.rate
     warmup: Annotated[int, loop_option("Warm-up steps.")] = LoopOptions.warmup
-    weight_decay: Annotated[float, loop_option("Weight decay of the matrices.")] = LoopOptions.weight_decay
-    compile: Annotated[bool, loop_option("Compile the model; worth it for long runs.")] = False
-    device: Annotated[str, loop_option("Where to train: cpu, or cuda, which is one GPU per process of torchrun.")] = (
-        LoopOptions.device
+    weight_decay: Annotated[float, loop_option("Weight decay of the matrices.")] = (
+        LoopOptions.weight_decay
     )
-    threads: Annotated[int | None, loop_option("CPU threads.", show_default="torch's choice")] = None
-    evaluate_every: Annotated[int, loop_option("Steps between validations.")] = LoopOptions.evaluate_every
+    compile: Annotated[bool, loop_option("Compile the model; worth it for long runs.")] = False
+    device: Annotated[
+        str, loop_option("Where to train: cpu, or cuda, which is one GPU per process of torchrun.")
+    ] = LoopOptions.device
+    threads: Annotated[int | None, loop_option("CPU threads.", show_default="torch's choice")] = (
+        None
+    )
+    evaluate_every: Annotated[int, loop_option("Steps between validations.")] = (
+        LoopOptions.evaluate_every
+    )
     save_every: Annotated[int, loop_option("Steps between checkpoints.")] = LoopOptions.save_every
-    seed: Annotated[int, loop_option("Seed of weights, mixture and order of the text.")] = LoopOptions.seed
+    seed: Annotated[int, loop_option("Seed of weights, mixture and order of the text.")] = (
+        LoopOptions.seed
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +139,14 @@ class StudentRun:
     out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")]
     target: Annotated[
         str | None,
-        option("Model that the drafter is for: a folder, or its id on the Hub.", show_default="in a clone: pronk-tiny"),
+        option(
+            "Model that the drafter is for: a folder, or its id on the Hub.",
+            show_default="in a clone: pronk-tiny",
+        ),
     ] = None
-    name: Annotated[str | None, option("Name of the drafter in its card.", show_default="by target and kind")] = None
+    name: Annotated[
+        str | None, option("Name of the drafter in its card.", show_default="by target and kind")
+    ] = None
     on_policy: Annotated[
         int,
         text_option(
@@ -110,18 +154,28 @@ class StudentRun:
             show_default=f"{OnPolicyOptions.tokens}, or what a third of --minutes is enough for",
         ),
     ] = OnPolicyOptions.tokens
-    share: Annotated[float, text_option("Share of the target's own text in the training text.")] = StudentOptions.share
+    share: Annotated[float, text_option("Share of the target's own text in the training text.")] = (
+        StudentOptions.share
+    )
     hard: Annotated[
-        float, loop_option("Weight in the loss of the text's next token; the other part is the target's distribution.")
+        float,
+        loop_option(
+            "Weight in the loss of the text's next token; the other part is the target's "
+            "distribution."
+        ),
     ] = StudentOptions.hard
     num_tokens: Annotated[
-        int | None, loop_option("Draft tokens per step when the engine measures the drafter; 0: no measurement.")
+        int | None,
+        loop_option(
+            "Draft tokens per step when the engine measures the drafter; 0: no measurement."
+        ),
     ] = StudentOptions.num_tokens
 
     def settings(self, loop: Mapping[str, Any], context: int, longest: int) -> dict[str, Any]:
         """Return the fields of :class:`~pronk.train.options.StudentOptions` that all kinds of drafters share.
 
-        ``context`` is the target's context length, ``longest`` the drafter's, in tokens; training sequences fit both.
+        ``context`` is the target's context length, ``longest`` the drafter's, in tokens; training
+        sequences fit both.
         """
         return {
             **fit_lengths(loop, min(context, longest)),
@@ -147,7 +201,9 @@ def command_line(context: typer.Context) -> str:
     panel_order = {"Text": 0, None: 1}
     given = set(given_options(context))
     parameters = context.command.params
-    for parameter in sorted(parameters, key=lambda p: panel_order.get(getattr(p, "rich_help_panel", None), 2)):
+    for parameter in sorted(
+        parameters, key=lambda p: panel_order.get(getattr(p, "rich_help_panel", None), 2)
+    ):
         if parameter.name not in given:
             continue
         value = context.params[parameter.name]
@@ -160,7 +216,10 @@ def command_line(context: typer.Context) -> str:
 
 
 def _without_folder(value: object) -> str:
-    """Drop folders: ``a/b.jsonl=1`` → ``b.jsonl=1``, ``python:a/b=1`` → ``python:b=1``; keep a Hub id."""
+    """Drop folders: ``a/b.jsonl=1`` → ``b.jsonl=1``, ``python:a/b=1`` → ``python:b=1``.
+
+    Keep a Hub id.
+    """
     if isinstance(value, Path):
         return value.name
     what, equals, weight = str(value).rpartition("=")

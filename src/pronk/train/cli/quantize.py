@@ -18,7 +18,12 @@ _PLAIN_BITS = 16  # of a head that is exported
 
 def quantize(
     model: Annotated[
-        str, typer.Argument(help="Folder with a checkpoint, or its id on the Hub.", metavar="MODEL", show_default=False)
+        str,
+        typer.Argument(
+            help="Folder with a checkpoint, or its id on the Hub.",
+            metavar="MODEL",
+            show_default=False,
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.", show_default=False)],
     *,
@@ -33,20 +38,25 @@ def quantize(
     calibrate: Annotated[
         Path | None,
         option(
-            "Text similar to the model's later input: a file, a folder, or JSON lines with a text. Several "
-            "rounding methods are tried on it, and the one with the lowest perplexity on a held-out part is kept.",
+            "Text similar to the model's later input: a file, a folder, or JSON lines with a text. "
+            "Several "
+            "rounding methods are tried on it, and the one with the lowest perplexity on a "
+            "held-out part is kept.",
             metavar="TEXT",
             show_default="round to the nearest",
         ),
     ] = None,
-    tokens: Annotated[int, option("Maximum number of tokens of TEXT to calibrate with.", min=128)] = 32_768,
+    tokens: Annotated[
+        int, option("Maximum number of tokens of TEXT to calibrate with.", min=128)
+    ] = 32_768,
     threads: Annotated[int | None, option("Number of threads to compute with.", min=1)] = None,
 ) -> None:
     """Write a checkpoint with 4-bit or 8-bit weights.
 
-    The format is compressed-tensors, which transformers and vLLM read as well. Supported models are Llama, Mistral,
-    Qwen2 and Qwen3. The model card gives the perplexity before and after, on the held-out part of TEXT or on a text
-    that comes with pronk. Heads for the drafters eagle3 and mtp are rounded to the nearest, LM head included.
+    The format is compressed-tensors, which transformers and vLLM read as well. Supported models are
+    Llama, Mistral, Qwen2 and Qwen3. The model card gives the perplexity before and after, on the
+    held-out part of TEXT or on a text that comes with pronk. Heads for the drafters eagle3 and mtp
+    are rounded to the nearest, LM head included.
 
     [bold]Examples[/]
 
@@ -73,12 +83,16 @@ def quantize(
         name = folder.resolve().name if Path(model).expanduser().is_dir() else model
         if find_head_kind(folder) is not None:
             if calibrate is not None:
-                msg = "calibrate: expected no text for a head, which is rounded to the nearest; leave the option out"
+                msg = (
+                    "calibrate: expected no text for a head, which is rounded to the nearest; "
+                    "leave the option out"
+                )
                 raise OptionError(msg)
             command = _command_line(name, out.name, bits=bits, group=group)
             screen.print(f"{out}: {_write_head(folder, out, bits, group, command)}", markup=False)
             return
-        calibration, text = {}, "the text that comes with pronk"
+        calibration = {}
+        text = "the text that comes with pronk"
         if calibrate:
             calibration = {"calibrate": calibrate.resolve().name, "tokens": tokens}
             text = f"a held-out part of {calibration['calibrate']}"
@@ -113,16 +127,23 @@ def _write_head(folder: Path, out: Path, bits: int, group: int | None, command: 
     rule = result.rule
     return (
         f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}; "
-        f"{result.num_bytes / 1e6:,.1f} MB instead of {result.source_bytes / 1e6:,.1f}; error of the weights "
+        f"{result.num_bytes / 1e6:,.1f} MB instead of {result.source_bytes / 1e6:,.1f}; error of "
+        "the weights "
         f"{result.error:.2%}"
     )
 
 
 def _summary(result: "QuantizedCheckpoint") -> str:
-    rule, change = result.rule, result.perplexity / result.source_perplexity - 1
-    others = [f"{name} {value:.3f}" for name, value in result.perplexities.items() if name != result.method]
+    rule = result.rule
+    change = result.perplexity / result.source_perplexity - 1
+    others = [
+        f"{name} {value:.3f}"
+        for name, value in result.perplexities.items()
+        if name != result.method
+    ]
     return (
-        f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}, method {result.method}; "
+        f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}, method "
+        f"{result.method}; "
         f"{result.num_bytes / 1e6:,.1f} MB instead of {result.source_bytes / 1e6:,.1f}; perplexity "
         f"{result.perplexity:.3f} instead of {result.source_perplexity:.3f} ({change:+.2%})"
         f"{'; tried: ' * bool(others)}{', '.join(others)}"

@@ -14,37 +14,52 @@ def texts(
     *,
     model: Annotated[
         str | None,
-        model_option("Name as in pronk pull, folder, or GGUF file: the model as deployed.", show_default="smollm2"),
+        model_option(
+            "Name as in pronk pull, folder, or GGUF file: the model as deployed.",
+            show_default="smollm2",
+        ),
     ] = None,
     data: Annotated[
         list[str],
         text_option(
-            "Documents to make questions from: a .jsonl(.gz) file, a text file or folder, or python; repeatable.",
+            "Documents to make questions from: a .jsonl(.gz) file, a text file or folder, or "
+            "python; repeatable.",
             metavar="WHAT",
         ),
     ],
     exclude: Annotated[
         list[Path] | None,
-        text_option("JSONL file of prompts; questions that share 13 words with them are not asked.", metavar="FILE"),
+        text_option(
+            "JSONL file of prompts; questions that share 13 words with them are not asked.",
+            metavar="FILE",
+        ),
     ] = None,
     out: Annotated[Path, option("File of answers; an existing one is continued.")],
     tokens: Annotated[int, text_option("Tokens of answers in the file.", min=1)] = 1_500_000,
     minutes: Annotated[float | None, text_option("Stop after this many minutes.")] = None,
     max_tokens: Annotated[int, text_option("Maximum length of an answer.", min=16)] = 384,
-    seed: Annotated[int, text_option("Seed of the questions and of the sampled answers.", min=0)] = 0,
+    seed: Annotated[
+        int, text_option("Seed of the questions and of the sampled answers.", min=0)
+    ] = 0,
     first: Annotated[
-        int, text_option("Number of the first dialogue, for one of several files with the same seed.", min=0)
+        int,
+        text_option(
+            "Number of the first dialogue, for one of several files with the same seed.", min=0
+        ),
     ] = 0,
     batch: Annotated[int, model_option("Dialogues in one forward pass.", min=1)] = 32,
-    threads: Annotated[int | None, model_option("CPU threads.", show_default="number of cores", min=1)] = None,
-    drafter: Annotated[str, model_option("Drafter that proposes draft tokens; the text is the same.")] = (
-        "autoregressive"
-    ),
+    threads: Annotated[
+        int | None, model_option("CPU threads.", show_default="number of cores", min=1)
+    ] = None,
+    drafter: Annotated[
+        str, model_option("Drafter that proposes draft tokens; the text is the same.")
+    ] = ("autoregressive"),
 ) -> None:
     """Let a model answer questions about documents, for the training of drafters with pronk train eagle3.
 
-    Questions are the real ones of the documents, and instructions about their excerpts and headings. Half of the
-    dialogues are greedy. Ctrl-C keeps the finished dialogues; the same command continues.
+    Questions are the real ones of the documents, and instructions about their excerpts and
+    headings. Half of the dialogues are greedy. Ctrl-C keeps the finished dialogues; the same
+    command continues.
 
     [bold]Examples[/]
 
@@ -62,14 +77,20 @@ def texts(
 
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
     sources = [
-        SourceSpec("python", "python", None, 1.0) if what == "python" else spec_of(Path(what), "data") for what in data
+        SourceSpec("python", "python", None, 1.0)
+        if what == "python"
+        else spec_of(Path(what), "data")
+        for what in data
     ]
     questions = Questions(sources, exclude or (), seed)
     llm = LLM(model, drafter=drafter, max_batch=batch, threads=threads, calibration=False)
-    header, shown = answers_header(llm, sources, max_tokens, seed), -1
+    header = answers_header(llm, sources, max_tokens, seed)
+    shown = -1
     try:
         with status_bar(screen) as bar:
-            status = announce(screen, bar, f"{tokens} tokens of answers", "--tokens 100000, --minutes 30")
+            status = announce(
+                screen, bar, f"{tokens} tokens of answers", "--tokens 100000, --minutes 30"
+            )
             status("answering", 0, tokens)
 
             def show(done: int) -> None:
@@ -77,7 +98,9 @@ def texts(
                 status("answering", done, tokens)
                 if 20 * done // tokens > shown:
                     shown = 20 * done // tokens
-                    screen.print(f"{done} tokens of answers, {clock.seconds / 60:.1f} minutes", markup=False)
+                    screen.print(
+                        f"{done} tokens of answers, {clock.seconds / 60:.1f} minutes", markup=False
+                    )
 
             done = write_answers(
                 llm,
@@ -91,6 +114,9 @@ def texts(
                 first=first,
             )
     except KeyboardInterrupt:
-        screen.print(f"interrupted; {out} has the finished dialogues, and the same command continues", markup=False)
+        screen.print(
+            f"interrupted; {out} has the finished dialogues, and the same command continues",
+            markup=False,
+        )
         raise typer.Exit(INTERRUPTED) from None
     screen.print(f"{out}: {done} tokens of answers", markup=False)

@@ -10,8 +10,8 @@ A line of JSON (:class:`AnswersHeader`), then one record per dialogue, all numbe
     n × uint16 or uint32  token ids
     uint32  CRC-32 of everything above
 
-Records are only appended. A record that a crash has torn is dropped when the file is opened for appending, and ignored
-when it is read.
+Records are only appended. A record that a crash has torn is dropped when the file is opened for
+appending, and ignored when it is read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from pronk.base import convert_write_errors, describe_reason, read_input, refuse
 from pronk.train.corpus.encoder import token_dtype
 
 _FORMAT = "pronk-answers-1"
-_RECORD, _SPAN, _CHECK = struct.Struct("<IIHH"), struct.Struct("<II"), struct.Struct("<I")
+_RECORD = struct.Struct("<IIHH")
+_SPAN = struct.Struct("<II")
+_CHECK = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,13 @@ class Dialogue:
 class AnswersWriter:
     """Appends dialogues to a file; ``existing`` are those that it had.
 
-    Another file, or other settings in it, raise an OptionError; a failed write raises a CheckpointError.
+    Another file, or other settings in it, raise an OptionError; a failed write raises a
+    CheckpointError.
     """
 
     def __init__(self, path: Path, header: AnswersHeader) -> None:
-        self.path, self._dtype = path, np.dtype(token_dtype(header.vocab_size)).newbyteorder("<")
+        self.path = path
+        self._dtype = np.dtype(token_dtype(header.vocab_size)).newbyteorder("<")
         self.existing: list[Dialogue] = []
         if path.exists() and path.stat().st_size:
             found, self.existing, end = _read(path)
@@ -89,7 +93,10 @@ class AnswersWriter:
 
     def _pack(self, d: Dialogue) -> bytes:
         body = _RECORD.pack(d.number, len(d.ids), len(d.answers), round(100 * d.temperature))
-        body += b"".join(_SPAN.pack(*span) for span in d.answers) + np.array(d.ids, self._dtype).tobytes()
+        body += (
+            b"".join(_SPAN.pack(*span) for span in d.answers)
+            + np.array(d.ids, self._dtype).tobytes()
+        )
         return body + _CHECK.pack(zlib.crc32(body))
 
 
@@ -101,8 +108,8 @@ def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
 def merge_answers(files: Sequence[Path], out: Path) -> None:
     """Write the dialogues of several files of one model to the file ``out``, by number and without copies.
 
-    A file that cannot be read, or has other settings than the first one, raises an OptionError; a failed write raises a
-    CheckpointError.
+    A file that cannot be read, or has other settings than the first one, raises an OptionError; a
+    failed write raises a CheckpointError.
     """
     (header, dialogues), *others = [read_answers(path) for path in files]
     for path, (found, more) in zip(files[1:], others, strict=True):
@@ -124,31 +131,47 @@ def _read(path: Path) -> tuple[AnswersHeader, list[Dialogue], int]:
         values: dict[str, Any] = json.loads(line.decode())
         header = AnswersHeader(**values | {"sources": tuple(values["sources"])})
     except OSError as error:
-        msg = f"{path}: expected a file of answers, found {describe_reason(error)}; write one with pronk train texts"
+        msg = (
+            f"{path}: expected a file of answers, found {describe_reason(error)}; write one with "
+            "pronk train texts"
+        )
         raise OptionError(msg) from error
     except (ValueError, KeyError, TypeError):
         header = None
     if header is None or header.format != _FORMAT:
-        msg = f"{path}: expected a file of answers ({_FORMAT}), found another file; write one with pronk train texts"
+        msg = (
+            f"{path}: expected a file of answers ({_FORMAT}), found another file; write one with "
+            "pronk train texts"
+        )
         raise OptionError(msg)
     dialogues: list[Dialogue] = []
-    offset, dtype = len(line) + 1, np.dtype(token_dtype(header.vocab_size)).newbyteorder("<")
+    offset = len(line) + 1
+    dtype = np.dtype(token_dtype(header.vocab_size)).newbyteorder("<")
     while offset + _RECORD.size <= len(data):
         number, count, num_answers, temperature = _RECORD.unpack_from(data, offset)
         spans = offset + _RECORD.size
         ids = spans + num_answers * _SPAN.size
         end = ids + count * dtype.itemsize
-        if end + _CHECK.size > len(data) or _CHECK.unpack_from(data, end)[0] != zlib.crc32(data[offset:end]):
+        if end + _CHECK.size > len(data) or _CHECK.unpack_from(data, end)[0] != zlib.crc32(
+            data[offset:end]
+        ):
             break
         answers = [_SPAN.unpack_from(data, spans + i * _SPAN.size) for i in range(num_answers)]
         tokens = np.frombuffer(data, dtype, count, ids).tolist()
         offset = end + _CHECK.size
-        dialogues.append(Dialogue(number, temperature / 100, tokens, [(start, stop) for start, stop in answers]))
+        dialogues.append(
+            Dialogue(number, temperature / 100, tokens, [(start, stop) for start, stop in answers])
+        )
     return header, dialogues, offset
 
 
 def _check_same(path: Path, found: AnswersHeader, header: AnswersHeader) -> None:
     for field in fields(header):
-        old, new = getattr(found, field.name), getattr(header, field.name)
+        old = getattr(found, field.name)
+        new = getattr(header, field.name)
         if old != new:
-            refuse(path, f"expected {field.name} {old!r} as before, found {new!r}; choose another file", OptionError)
+            refuse(
+                path,
+                f"expected {field.name} {old!r} as before, found {new!r}; choose another file",
+                OptionError,
+            )

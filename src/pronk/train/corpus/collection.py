@@ -17,18 +17,22 @@ from pronk.train.corpus.encoder import Encoder, parse_dialogue, token_dtype
 from pronk.train.corpus.sources import SourceSpec, read_source
 
 RUN = 13  # a text is excluded if it shares this number of successive words
-# Words in a group. Any 13 successive words of a document contain 7 that start at a multiple of 7 in the document. It is
-# therefore enough to look up these groups of 7, at a seventh of the cost.
+# Words in a group. Any 13 successive words of a document contain 7 that start at a multiple of 7 in
+# the document. It is therefore enough to look up these groups of 7, at a seventh of the cost.
 _GROUP = (RUN + 1) // 2
 _WORD = re.compile(r"\w+")
 _HOLD_OUT = 100  # one document in 100 is held out for validation
-# If no whole document is held out: minimum characters held out of the longest document, but at most 1/4 of it.
+# If no whole document is held out: minimum characters held out of the longest document, but at most
+# 1/4 of it.
 _HELD_OUT_CHARACTERS = 4000
 _CHUNK = 64  # number of documents that are tokenized together
 
 
 class Exclusion:
-    """Filter for texts that share 13 successive words with ``texts``; case and punctuation do not count."""
+    """Filter for texts that share 13 successive words with ``texts``.
+
+    Case and punctuation do not count.
+    """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._groups: set[str] = set()
@@ -41,7 +45,9 @@ class Exclusion:
     @classmethod
     def from_files(cls, files: Iterable[Path]) -> Exclusion:
         """Return a filter with every string in the JSONL files: prompts, references, solutions and tests."""
-        return cls(text for file in files for _, row in read_json_lines(file) for text in _strings(row))
+        return cls(
+            text for file in files for _, row in read_json_lines(file) for text in _strings(row)
+        )
 
     def __call__(self, text: str) -> bool:
         """Return whether ``text`` shares a run of 13 words with the excluded texts."""
@@ -50,7 +56,8 @@ class Exclusion:
         words = _WORD.findall(text.lower())
         for i in range(0, len(words) - _GROUP + 1, _GROUP):
             if _join(words, i, _GROUP) in self._groups:
-                first, last = max(0, i - (RUN - _GROUP)), min(i, len(words) - RUN)
+                first = max(0, i - (RUN - _GROUP))
+                last = min(i, len(words) - RUN)
                 if any(_join(words, j, RUN) in self._runs for j in range(first, last + 1)):
                     return True
         return False
@@ -102,12 +109,15 @@ class Collection:
     excluded: int = 0
 
 
-def collect(sources: Sequence[SourceSpec], *, dialogues: float = 0.0, exclude: Iterable[Path] = ()) -> Collection:
+def collect(
+    sources: Sequence[SourceSpec], *, dialogues: float = 0.0, exclude: Iterable[Path] = ()
+) -> Collection:
     """Read all sources, drop exact copies and excluded documents, and hold out one document in 100.
 
-    If no document of a source is held out, the end of its longest document is held out. ``dialogues`` is the fraction
-    of the text, from 0 to below 1, that dialogues make up; with 0 they are like other text. :class:`Exclusion` applies
-    to the JSONL files ``exclude``. A source that is unreadable or leaves no text raises an OptionError.
+    If no document of a source is held out, the end of its longest document is held out.
+    ``dialogues`` is the fraction of the text, from 0 to below 1, that dialogues make up; with 0
+    they are like other text. :class:`Exclusion` applies to the JSONL files ``exclude``. A source
+    that is unreadable or leaves no text raises an OptionError.
     """
     total = sum(spec.weight for spec in sources)
     pools = [Pool(spec.name, (1 - dialogues) * spec.weight / total) for spec in sources]
@@ -125,7 +135,12 @@ def collect(sources: Sequence[SourceSpec], *, dialogues: float = 0.0, exclude: I
 
 
 def _fill(
-    result: Collection, spec: SourceSpec, pool: Pool, dialogues: Pool, unwanted: Callable[[str], bool], seen: set[bytes]
+    result: Collection,
+    spec: SourceSpec,
+    pool: Pool,
+    dialogues: Pool,
+    unwanted: Callable[[str], bool],
+    seen: set[bytes],
 ) -> None:
     """Read the source ``spec``; add dialogues to ``dialogues`` and other documents to ``pool``."""
     origins: dict[tuple[str, str], OriginRecord] = {}
@@ -150,7 +165,8 @@ def _fill(
 
 def _hold_some_out(pool: Pool) -> None:
     """Ensure that a pool of few documents has training text and held-out text."""
-    documents, held_out = pool.documents, pool.held_out
+    documents = pool.documents
+    held_out = pool.held_out
     if not documents:
         documents += held_out
         held_out.clear()
@@ -158,16 +174,21 @@ def _hold_some_out(pool: Pool) -> None:
         i = max(range(len(documents)), key=lambda i: len(documents[i]))
         text = documents[i]
         size = min(max(len(text) // _HOLD_OUT, _HELD_OUT_CHARACTERS), len(text) // 4)
-        documents[i], rest = text[: len(text) - size], text[len(text) - size :]
+        documents[i] = text[: len(text) - size]
+        rest = text[len(text) - size :]
         held_out += [rest] if rest.strip() else []
 
 
 def pack(
-    encoder: Encoder, texts: Iterator[str], tokens: int, enough: Callable[[int], bool] = lambda _: False
+    encoder: Encoder,
+    texts: Iterator[str],
+    tokens: int,
+    enough: Callable[[int], bool] = lambda _: False,
 ) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
     """Return the token ids of ``texts``, with an end-of-text token after each text.
 
-    The ids end after ``tokens`` ids, or when ``enough``, called with the number of ids so far, returns True.
+    The ids end after ``tokens`` ids, or when ``enough``, called with the number of ids so far,
+    returns True.
     """
     packed = np.empty(tokens, dtype=token_dtype(encoder.vocab_size))
     size = 0

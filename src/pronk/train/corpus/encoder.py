@@ -1,7 +1,7 @@
 """Conversion of training text to token ids, with the run's own tokenizer or the target's.
 
-Models that are trained from scratch have this chat format, whose markers are single tokens. Text that spells a marker
-stays text, so the content of a turn cannot end the turn::
+Models that are trained from scratch have this chat format, whose markers are single tokens. Text
+that spells a marker stays text, so the content of a turn cannot end the turn::
 
     <|user|>Hello<|end|><|assistant|>Hi there<|end|>
 """
@@ -21,11 +21,17 @@ from pronk import TokenizerError
 from pronk.checkpoint import ModelConfig
 from pronk.text import Tokenizer, load_backend
 
-END_OF_TEXT, USER, ASSISTANT, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
+END_OF_TEXT, USER, ASSISTANT, END = SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|assistant|>' if message['role'] == 'assistant' else '<|user|>' }}{{ message['content'] }}<|end|>"
+    "{{ '<|assistant|>' if message['role'] == 'assistant' else '<|user|>' }}{{ message['content'] "
+    "}}<|end|>"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -46,8 +52,8 @@ _LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
 def parse_dialogue(text: str) -> Turns | None:
     """Return the turns ``(role, content)`` of a dialogue, or ``None`` for other text.
 
-    The roles alternate, beginning with the user. Half of the texts with "Question:" count as other text, so that the
-    model also learns them without the chat format.
+    The roles alternate, beginning with the user. Half of the texts with "Question:" count as other
+    text, so that the model also learns them without the chat format.
     """
     if not text.startswith(("User: ", "Customer: ", "Question: ")):
         return None
@@ -55,7 +61,9 @@ def parse_dialogue(text: str) -> Turns | None:
         return None
     turns = _split(text)
     expected = ("user", "assistant")
-    well_formed = all(role == expected[i % 2] and content for i, (role, content) in enumerate(turns))
+    well_formed = all(
+        role == expected[i % 2] and content for i, (role, content) in enumerate(turns)
+    )
     return turns if well_formed and len(turns) >= 2 and len(turns) % 2 == 0 else None
 
 
@@ -66,7 +74,10 @@ def user_turns(text: str) -> list[str]:
 
 def _split(text: str) -> Turns:
     parts = _LABEL.split(text)[1:]
-    return [(_ROLES[label], content.strip()) for label, content in zip(parts[::2], parts[1::2], strict=True)]
+    return [
+        (_ROLES[label], content.strip())
+        for label, content in zip(parts[::2], parts[1::2], strict=True)
+    ]
 
 
 def dialogue_ids(tokenizer: tokenizers.Tokenizer, turns: Turns) -> list[int]:
@@ -84,27 +95,38 @@ def special_ids(tokenizer: tokenizers.Tokenizer) -> list[int]:
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     missing = [token for token, number in ids.items() if number is None]
     if missing:
-        msg = f"expected a tokenizer with {', '.join(SPECIAL_TOKENS)}; found none of {', '.join(missing)} in it"
+        msg = (
+            f"expected a tokenizer with {', '.join(SPECIAL_TOKENS)}; found none of "
+            f"{', '.join(missing)} in it"
+        )
         raise TokenizerError(msg)
     return [number for number in ids.values() if number is not None]
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Converter of texts to token ids; the name of a special token in a text is encoded as plain text."""
+    """Converter of texts to token ids.
+
+    The name of a special token in a text is encoded as plain text.
+    """
 
     encode_plain: Callable[[list[str]], list[list[int]]]  # encodes texts, without the chat format
-    encode_dialogue: Callable[[Turns], list[int]]  # encodes the turns of one dialogue, in the chat format
+    # encodes the turns of one dialogue, in the chat format
+    encode_dialogue: Callable[[Turns], list[int]]
     end_id: int  # id of the end-of-text token, which follows each document
     vocab_size: int  # number that all token ids are smaller than
-    fingerprint: str = ""  # fingerprint of the target's tokenizer; empty for the run's own tokenizer
+    # fingerprint of the target's tokenizer; empty for the run's own tokenizer
+    fingerprint: str = ""
 
     @classmethod
     def of_run(cls, backend: tokenizers.Tokenizer) -> Encoder:
         """Return an encoder with the run's own tokenizer, trained by :mod:`pronk.train.data`."""
 
         def plain(texts: list[str]) -> list[list[int]]:
-            return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+            return [
+                encoding.ids
+                for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)
+            ]
 
         end = special_ids(backend)[0]
         return cls(plain, lambda turns: dialogue_ids(backend, turns), end, backend.get_vocab_size())
@@ -120,7 +142,9 @@ class Encoder:
 
         def dialogue(turns: Turns) -> list[int]:
             if tokenizer.chat_template is None:
-                return plain(["\n\n".join(f"{role.capitalize()}: {content}" for role, content in turns)])[0]
+                return plain(
+                    ["\n\n".join(f"{role.capitalize()}: {content}" for role, content in turns)]
+                )[0]
             answered = turns[-1][0] == "assistant"
             messages = [{"role": role, "content": content} for role, content in turns]
             text = tokenizer.chat(messages, add_generation_prompt=not answered)
@@ -130,7 +154,10 @@ class Encoder:
         return cls(plain, dialogue, end, config.vocab_size, tokenizer.fingerprint)
 
     def encode(self, texts: list[str]) -> Iterator[list[int]]:
-        """Yield the token ids of each text; a text that is a dialogue is encoded in the chat format."""
+        """Yield the token ids of each text.
+
+        A text that is a dialogue is encoded in the chat format.
+        """
         for text, ids in zip(texts, self.encode_plain(texts), strict=True):
             turns = parse_dialogue(text)
             yield ids if turns is None else self.encode_dialogue(turns)

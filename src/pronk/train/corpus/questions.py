@@ -1,7 +1,7 @@
 """Questions to a chat model, made from documents: real ones, and instructions about excerpts.
 
-The drafter of a chat model learns from the model's own answers. The answers should be as varied as those that the model
-will be asked for, so the questions come from several pools:
+The drafter of a chat model learns from the model's own answers. The answers should be as varied as
+those that the model will be asked for, so the questions come from several pools:
 
 ========  ==========================================================================================
 ``math``  documents that begin with ``Question:``
@@ -30,33 +30,45 @@ from pronk.train.corpus.sources import SourceSpec, read_source
 # Dialogues of each pool in 100. A pool without documents leaves its share to the others.
 WEIGHTS = {"math": 17, "chat": 20, "shop": 5, "topic": 25, "text": 25, "code": 8}
 _SECOND_TURN = 0.35  # share of dialogues with a second question
-_MIN_WORDS, _MAX_WORDS = 30, 450  # length of an excerpt, log-uniform
+# length of an excerpt, log-uniform
+_MIN_WORDS = 30
+_MAX_WORDS = 450
 _MIN_DOCUMENT = 120  # minimum words of a document to make excerpts of
-_EVERYDAY_SHARE = 0.4  # share of everyday topics among the topics; the others are headings of documents
+# share of everyday topics among the topics; the others are headings of documents
+_EVERYDAY_SHARE = 0.4
 _MAX_QUESTION = 600  # maximum words of a real question
 _HEADING = re.compile(r"^(?:#{1,3} |Title: )([A-Z][^\n{}<>|`0-9:]{6,60}[a-z])$", re.MULTILINE)
 
-_PHRASES: dict[str, list[str]] = json.loads(Path(__file__).with_name("questions.json").read_text(encoding="utf-8"))
+_PHRASES: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("questions.json").read_text(encoding="utf-8")
+)
 
 
 class Questions:
     """Numbered dialogues: question ``i`` depends on the documents, the seed and ``i`` only.
 
-    Documents are used without repetition as long as their pool lasts. Sources without a usable document raise an
-    OptionError.
+    Documents are used without repetition as long as their pool lasts. Sources without a usable
+    document raise an OptionError.
     """
 
-    def __init__(self, sources: Sequence[SourceSpec], exclude: Iterable[Path] = (), seed: int = 0) -> None:
+    def __init__(
+        self, sources: Sequence[SourceSpec], exclude: Iterable[Path] = (), seed: int = 0
+    ) -> None:
         self._seed = seed
         self._excludes = Exclusion.from_files(exclude)
-        pools: dict[str, dict[str, None]] = {name: {} for name in WEIGHTS}  # dictionaries: without copies, in order
+        # dictionaries: without copies, in order
+        pools: dict[str, dict[str, None]] = {name: {} for name in WEIGHTS}
         pools["code"] = dict.fromkeys(_PHRASES["tasks"])
         for source in sources:
             for document in read_source(source):
                 _sort_in(document.text, pools, is_code=source.kind == "python")
         self._pools = {name: list(pool) for name, pool in pools.items() if pool}
         if self._pools.keys() == {"code"}:
-            refuse("data", "expected documents to ask questions about, found none; give other files", OptionError)
+            refuse(
+                "data",
+                "expected documents to ask questions about, found none; give other files",
+                OptionError,
+            )
         # Pools of successive dialogues, repeated endlessly.
         self._order = [name for name in self._pools for _ in range(WEIGHTS[name])]
         random.Random(f"{seed}/order").shuffle(self._order)  # noqa: S311 - not for secrets
@@ -64,11 +76,15 @@ class Questions:
             random.Random(f"{seed}/{name}").shuffle(pool)  # noqa: S311 - not for secrets
 
     def ask(self, number: int) -> list[str]:
-        """Return the user's one or two turns of a dialogue; empty if they overlap with excluded text."""
+        """Return the user's one or two turns of a dialogue.
+
+        Empty if they overlap with excluded text.
+        """
         draw = random.Random(f"{self._seed}/{number}")  # noqa: S311 - not for secrets
         rounds, place = divmod(number, len(self._order))
         name = self._order[place]
-        pool, earlier = self._pools[name], rounds * WEIGHTS[name] + self._order[:place].count(name)
+        pool = self._pools[name]
+        earlier = rounds * WEIGHTS[name] + self._order[:place].count(name)
         turns = _ask(name, pool[earlier % len(pool)], draw)
         if len(turns) == 1 and draw.random() < _SECOND_TURN:
             turns.append(draw.choice(_PHRASES["follow_ups"]))
@@ -94,7 +110,9 @@ def _ask(pool: str, document: str, draw: random.Random) -> list[str]:
         topic = draw.choice(_PHRASES["everyday"]) if draw.random() < _EVERYDAY_SHARE else document
         return [draw.choice(_PHRASES["topic"]).format(topic)]
     if document in _PHRASES["tasks"]:
-        return [draw.choice(_PHRASES["program"]).format(document, draw.choice(_PHRASES["languages"]))]
+        return [
+            draw.choice(_PHRASES["program"]).format(document, draw.choice(_PHRASES["languages"]))
+        ]
     if pool in ("text", "code"):
         return [draw.choice(_PHRASES[pool]).format(_excerpt(document, draw))]
     turns = user_turns(document)

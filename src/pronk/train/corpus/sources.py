@@ -8,8 +8,8 @@ On the command line, a source is ``WHAT=WEIGHT``::
     python:extra/packages=0.6  the same, with the packages of one more folder
     own.answers=1              for drafters, and alone: the target's own dialogues, from pronk train texts
 
-The metadata of a Python package must declare a permissive licence for all of its files. Tests, generated files,
-vendored copies and tables of data are left out.
+The metadata of a Python package must declare a permissive licence for all of its files. Tests,
+generated files, vendored copies and tables of data are left out.
 """
 
 from __future__ import annotations
@@ -26,29 +26,41 @@ from typing import Any, NamedTuple
 from pronk import OptionError
 from pronk.base import read_json_lines, read_text, refuse
 
-# Licence expressions: SPDX identifiers; other usual names, such as "New BSD License (BSD)"; and trove classifiers.
+# Licence expressions: SPDX identifiers; other usual names, such as "New BSD License (BSD)"; and
+# trove classifiers.
 _SPDX = re.compile(
-    r"(mit|mit-0|mit-cmu|bsd|bsd-[23]-clause|0bsd|apache-2\.0|apache 2\.0|psf-2\.0|python-2\.0(\.1)?|isc|cc0-1\.0|zlib)"
+    r"(mit|mit-0|mit-cmu|bsd|bsd-[23]-clause|0bsd|apache-2\.0|apache "
+    r"2\.0|psf-2\.0|python-2\.0(\.1)?|isc|cc0-1\.0|zlib)"
 )
 _FREE_FORM = re.compile(
     r"(the )?(mit|isc|(new |modified |simplified |[23]-clause )?bsd( [23]-clause)?"
     r"|apache( software)?( license)?,?( version)? 2(\.0)?|psf|python software foundation)"
     r"( license)?( \((mit|bsd|isc)\))?"
 )
-_CLASSIFIER = re.compile(r"License :: OSI Approved :: (MIT|BSD|Apache Software|ISC|Python Software Foundation)\b.*")
+_CLASSIFIER = re.compile(
+    r"License :: OSI Approved :: (MIT|BSD|Apache Software|ISC|Python Software Foundation)\b.*"
+)
 
 _SKIP_PARTS = frozenset(
-    "test tests testing _testing test_utils idle_test _vendor vendor vendored _vendored _vendored_packages third_party "
-    "thirdparty extern externals _extern _bundled _distutils site-packages dist-packages turtledemo pydoc_data "
+    "test tests testing _testing test_utils idle_test _vendor vendor vendored _vendored "
+    "_vendored_packages third_party "
+    "thirdparty extern externals _extern _bundled _distutils site-packages dist-packages "
+    "turtledemo pydoc_data "
     "encodings benchmarks __pycache__ migrations locale lib2to3".split()
 )
 # Phrases at the beginning of a generated file.
-_GENERATED = re.compile(r"auto-?generated|generated (by|from|automatically)|do not edit|@generated", re.IGNORECASE)
+_GENERATED = re.compile(
+    r"auto-?generated|generated (by|from|automatically)|do not edit|@generated", re.IGNORECASE
+)
 # Text in the style of a code benchmark.
 _EVAL_STYLE = re.compile(r"humaneval|\bmbpp\b|METADATA = \{\s*'author'", re.IGNORECASE)
 # Comment with a copyright notice at the top of a file.
-_NOTICE = re.compile(r"\A(#!.*\n)?(#.*\n|\s*\n)*?#.*(copyright|licen[sc]e).*\n(#.*\n)*\s*", re.IGNORECASE)
-_MIN_BYTES, _MAX_BYTES = 200, 120_000  # size of a file
+_NOTICE = re.compile(
+    r"\A(#!.*\n)?(#.*\n|\s*\n)*?#.*(copyright|licen[sc]e).*\n(#.*\n)*\s*", re.IGNORECASE
+)
+# size of a file
+_MIN_BYTES = 200
+_MAX_BYTES = 120_000
 _MAX_LINE = 300  # characters of a file's longest line
 _JSON_LINES = (".jsonl", ".jsonl.gz")
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
@@ -66,16 +78,28 @@ class SourceText(NamedTuple):
 def read_python(extra: Path | None) -> Iterator[SourceText]:
     """Yield the files of the standard library, then of all packages.
 
-    ``extra`` is a folder of further packages with their ``.dist-info``, as made by ``pip install --target``.
+    ``extra`` is a folder of further packages with their ``.dist-info``, as made by ``pip install
+    --target``.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    yield from _read_files(library, sorted(library.rglob("*.py")), f"CPython {platform.python_version()}", "PSF-2.0")
-    yield from read_packages([Path(sysconfig.get_path("purelib"))] + ([] if extra is None else [extra]))
+    yield from _read_files(
+        library, sorted(library.rglob("*.py")), f"CPython {platform.python_version()}", "PSF-2.0"
+    )
+    yield from read_packages(
+        [Path(sysconfig.get_path("purelib"))] + ([] if extra is None else [extra])
+    )
 
 
 def read_packages(folders: Sequence[Path]) -> Iterator[SourceText]:
-    """Yield the files of all packages in ``folders``; of a package in two folders, those of the last one."""
-    packages = {d.metadata["Name"].lower(): d for folder in folders for d in distributions(path=[str(folder)])}
+    """Yield the files of all packages in ``folders``.
+
+    Of a package in two folders, those of the last one.
+    """
+    packages = {
+        d.metadata["Name"].lower(): d
+        for folder in folders
+        for d in distributions(path=[str(folder)])
+    }
     for name in sorted(packages):
         package = packages[name]
         license_name = _license_of(package)
@@ -86,7 +110,9 @@ def read_packages(folders: Sequence[Path]) -> Iterator[SourceText]:
             yield from _read_files(root, [root / file for file in files], origin, license_name)
 
 
-def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -> Iterator[SourceText]:
+def _read_files(
+    root: Path, files: list[Path], origin: str, license_name: str
+) -> Iterator[SourceText]:
     for file in files:
         wanted = _wanted_path(file.relative_to(root)) and file.is_file()
         if not wanted or not _MIN_BYTES <= file.stat().st_size <= _MAX_BYTES:
@@ -96,7 +122,8 @@ def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -
         except OptionError:  # skip the file: in these packages only test data is not UTF-8
             continue
         if wanted_code(text):
-            # Remove the copyright notice, or the model would learn to recite notices. The model card names the licence.
+            # Remove the copyright notice, or the model would learn to recite notices. The model
+            # card names the licence.
             yield SourceText(_NOTICE.sub("", text, count=1), origin, license_name)
 
 
@@ -104,7 +131,11 @@ def _wanted_path(path: PurePath) -> bool:
     if ".." in path.parts or _SKIP_PARTS.intersection(part.lower() for part in path.parts[:-1]):
         return False
     name = path.name
-    return not (name.startswith("test_") or name.endswith("_test.py") or name in ("conftest.py", "_version.py"))
+    return not (
+        name.startswith("test_")
+        or name.endswith("_test.py")
+        or name in ("conftest.py", "_version.py")
+    )
 
 
 def wanted_code(text: str) -> bool:
@@ -114,14 +145,16 @@ def wanted_code(text: str) -> bool:
     lines = text.splitlines()
     if max(map(len, lines), default=0) > _MAX_LINE:
         return False
-    digits = sum(text.count(digit) for digit in "0123456789")  # tables of data have many digits or non-ASCII characters
+    # tables of data have many digits or non-ASCII characters
+    digits = sum(text.count(digit) for digit in "0123456789")
     return digits < 0.12 * len(text) and len(text.encode()) < 1.05 * len(text)
 
 
 def _license_of(distribution: Distribution) -> str | None:
     """Return the declared licence if it is permissive, else ``None``."""
     declared = {
-        key: distribution.metadata.get_all(key) or [] for key in ("License-Expression", "Classifier", "License")
+        key: distribution.metadata.get_all(key) or []
+        for key in ("License-Expression", "Classifier", "License")
     }
     classifiers = [c for c in declared["Classifier"] if c.startswith("License ::")]
     if classifiers and not declared["License-Expression"]:
@@ -137,9 +170,13 @@ def is_permissive(expression: str) -> bool:
         return True
     flat = expression.replace("(", " ").replace(")", " ").lower()
     if "(" in expression and " or " in flat and " and " in flat:
-        # Nested expressions are rare, so they are not parsed. Replace "or": every licence in one must be permissive.
+        # Nested expressions are rare, so they are not parsed. Replace "or": every licence in one
+        # must be permissive.
         flat = flat.replace(" or ", " and ")
-    return any(all(_SPDX.fullmatch(term.strip()) for term in side.split(" and ")) for side in flat.split(" or "))
+    return any(
+        all(_SPDX.fullmatch(term.strip()) for term in side.split(" and "))
+        for side in flat.split(" or ")
+    )
 
 
 @dataclass(frozen=True)
@@ -153,14 +190,20 @@ class SourceSpec:
 
 
 def parse_source(text: str) -> SourceSpec:
-    """Parse ``WHAT=WEIGHT``; raise an OptionError if the weight is not positive, or the path missing."""
+    """Parse ``WHAT=WEIGHT``.
+
+    Raise an OptionError if the weight is not positive, or the path missing.
+    """
     what, separator, weight = text.rpartition("=")
     try:
         value = float(weight)
     except ValueError:
         value = 0.0
     if not separator or not what or not 0 < value < float("inf"):
-        msg = f"expected a source as WHAT=WEIGHT with a positive weight, as in python=0.6; found {text!r}"
+        msg = (
+            "expected a source as WHAT=WEIGHT with a positive weight, as in python=0.6; "
+            f"found {text!r}"
+        )
         raise OptionError(msg)
     python, colon, folder = what.partition(":")
     if python == "python":
@@ -172,14 +215,19 @@ def parse_source(text: str) -> SourceSpec:
         return SourceSpec(path.stem, "answers", path, value)
     if path.is_file() and path.suffix not in _TEXT_SUFFIXES:
         endings = ", ".join((*_JSON_LINES, *_TEXT_SUFFIXES))
-        refuse(f"source {text!r}", f"expected a folder or a file ending in {endings} or {_ANSWERS}", OptionError)
+        refuse(
+            f"source {text!r}",
+            f"expected a folder or a file ending in {endings} or {_ANSWERS}",
+            OptionError,
+        )
     return SourceSpec(path.stem, "text", path, value)
 
 
 def spec_of(path: Path, option: str) -> SourceSpec:
     """Return a source of weight 1 for ``path``: JSON Lines, a text file or a folder of text files.
 
-    If the path does not exist, an OptionError begins with ``option``, the name of the option with the path.
+    If the path does not exist, an OptionError begins with ``option``, the name of the option with
+    the path.
     """
     if not path.exists():
         refuse(option, f"expected text files, folders or JSON lines, found no {path}", OptionError)
@@ -194,14 +242,22 @@ def json_lines_name(file: Path) -> str:
 def _existing(path: str, text: str) -> Path:
     existing = Path(path)
     if not existing.exists():
-        refuse(f"source {text!r}", f"expected a file or folder at {path}, found nothing", OptionError)
+        refuse(
+            f"source {text!r}", f"expected a file or folder at {path}, found nothing", OptionError
+        )
     return existing
 
 
 def read_source(spec: SourceSpec) -> Iterator[SourceText]:
-    """Yield all documents of a source, in a fixed order; a file of answers raises an OptionError."""
+    """Yield all documents of a source, in a fixed order.
+
+    A file of answers raises an OptionError.
+    """
     if spec.kind == "answers":
-        msg = f"{spec.path}: expected text, found answers of a model, which only drafters learn, without other sources"
+        msg = (
+            f"{spec.path}: expected text, found answers of a model, which only drafters learn, "
+            "without other sources"
+        )
         raise OptionError(msg)
     if spec.kind == "python":
         yield from read_python(spec.path)
@@ -216,13 +272,18 @@ def _document(row: dict[str, Any], path: Path) -> SourceText:
     text = row.get("text")
     if not isinstance(text, str):
         refuse(path, f"expected a string under 'text', found {type(text).__name__}", OptionError)
-    # The model card lists origins: the repository of a source 'owner/name@commit:path', without the path in it.
+    # The model card lists origins: the repository of a source 'owner/name@commit:path', without the
+    # path in it.
     origin = str(row.get("source", path.name)).split(":", 1)[0]
     return SourceText(text, origin, str(row.get("license", "not stated")))
 
 
 def _read_plain_texts(path: Path, name: str) -> Iterator[SourceText]:
-    files = sorted(f for f in path.rglob("*") if f.suffix in _TEXT_SUFFIXES) if path.is_dir() else [path]
+    files = (
+        sorted(f for f in path.rglob("*") if f.suffix in _TEXT_SUFFIXES)
+        if path.is_dir()
+        else [path]
+    )
     for file in files:
         yield SourceText(_read_text(file), name, "not stated")
 

@@ -1,7 +1,7 @@
 """The decoder of :mod:`pronk.models.decoder` as a module of torch, for training; its loading.
 
-The input is *packed rows* ``[rows, hidden]``: tokens of any sequences, without a batch dimension. Only the attention,
-which the caller passes as :class:`Attend`, lets rows interact.
+The input is *packed rows* ``[rows, hidden]``: tokens of any sequences, without a batch dimension.
+Only the attention, which the caller passes as :class:`Attend`, lets rows interact.
 """
 
 from __future__ import annotations
@@ -34,30 +34,44 @@ from pronk.torch import ACTIVATIONS, choose_experts, to_tensor
 Rope = tuple[Tensor, Tensor] | None
 
 
-# Attention over a training batch: maps the number of a layer, ``q`` ``[rows, heads, d]``, ``k`` and ``v``
-# ``[rows, kv_heads, d]`` to ``[rows, heads * d]``.
+# Attention over a training batch: maps the number of a layer, ``q`` ``[rows, heads, d]``, ``k`` and
+# ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class ModuleLayer(nn.Module):
-    """Transformer layer on packed rows: attention, then MLP or a ``mixture`` of experts; uninitialized."""
+    """Transformer layer on packed rows: attention, then MLP or a ``mixture`` of experts.
+
+    Uninitialized.
+    """
 
     def __init__(self, config: ModelConfig, mixture: MixtureConfig | None = None) -> None:
         super().__init__()
-        self.config, self.mixture = config, mixture
-        before, after = config.norm_places != "output", config.norm_places != "input"
+        self.config = config
+        self.mixture = mixture
+        before = config.norm_places != "output"
+        after = config.norm_places != "input"
         self.attention_norm = make_norm(config) if before else nn.Identity()
         self.attention_output_norm = make_norm(config) if after else nn.Identity()
         self.qkv = empty_linear(sum(config.qkv_sizes), config.hidden_size, bias=config.qkv_bias)
         queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
         self.q_norm = nn.RMSNorm(queries, config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(keys, config.norm_eps) if config.qk_norm else None
-        self.out = empty_linear(config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias)
+        self.out = empty_linear(
+            config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias
+        )
         self.mlp_norm = make_norm(config) if before else nn.Identity()
         self.mlp_output_norm = make_norm(config) if after else nn.Identity()
         width = config.intermediate_size if mixture is None else mixture.width
-        sizes = (width * (2 if config.gated else 1), config.hidden_size), (config.hidden_size, width)
-        self.router = None if mixture is None else empty_linear(mixture.experts, config.hidden_size, bias=False)
+        sizes = (
+            (width * (2 if config.gated else 1), config.hidden_size),
+            (config.hidden_size, width),
+        )
+        self.router = (
+            None
+            if mixture is None
+            else empty_linear(mixture.experts, config.hidden_size, bias=False)
+        )
         self.up, self.down = (
             empty_linear(*size, bias=config.mlp_bias)
             if mixture is None
@@ -67,7 +81,10 @@ class ModuleLayer(nn.Module):
         self.activate = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
-        """Map ``x`` ``[rows, hidden]`` to the same shape; ``index`` is the number of the layer, from 0."""
+        """Map ``x`` ``[rows, hidden]`` to the same shape.
+
+        ``index`` is the number of the layer, from 0.
+        """
         return self.apply_mlp(self.apply_attention(x, rope, index, attend))
 
     def apply_attention(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
@@ -78,10 +95,16 @@ class ModuleLayer(nn.Module):
     def apply_mlp(self, x: Tensor) -> Tensor:
         """Return ``x`` ``[rows, hidden]`` plus its MLP."""
         normed = self.mlp_norm(x)
-        branch = self._compute_mlp(normed, self.up, self.down) if self.router is None else self._mix(normed)
+        branch = (
+            self._compute_mlp(normed, self.up, self.down)
+            if self.router is None
+            else self._mix(normed)
+        )
         return self._add(x, self.mlp_output_norm(branch))
 
-    def _compute_mlp(self, x: Tensor, up: Callable[[Tensor], Tensor], down: Callable[[Tensor], Tensor]) -> Tensor:
+    def _compute_mlp(
+        self, x: Tensor, up: Callable[[Tensor], Tensor], down: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         hidden = up(x)
         if self.config.gated:
             gate, hidden = hidden.chunk(2, dim=-1)
@@ -95,7 +118,9 @@ class ModuleLayer(nn.Module):
         assert isinstance(self.up, nn.ModuleList)
         assert isinstance(self.down, nn.ModuleList)
         chosen, shares = choose_experts(self.router(x), self.mixture)
-        total = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, shares.dtype), device=x.device)
+        total = torch.zeros(
+            x.shape, dtype=torch.promote_types(x.dtype, shares.dtype), device=x.device
+        )
         for number, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
             rows, ranks = (chosen == number).nonzero(as_tuple=True)
             if len(rows):
@@ -110,21 +135,34 @@ class ModuleLayer(nn.Module):
     def _project(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, both rotated, and values: each ``[rows, heads or kv_heads, head_dim]``.
 
-        Queries are scaled so that attention with scores times ``head_dim ** -0.5`` is that of the configuration.
+        Queries are scaled so that attention with scores times ``head_dim ** -0.5`` is that of the
+        configuration.
         """
-        config, projected = self.config, self.qkv(x)
+        config = self.config
+        projected = self.qkv(x)
         if config.whole_qk_norm and self.q_norm is not None and self.k_norm is not None:
             q, k, v = projected.split(config.qkv_sizes, dim=-1)
             projected = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1)
         num_qk = config.num_heads + config.num_kv_heads
         heads = projected.view(x.shape[0], num_qk + config.num_kv_heads, config.head_dim)
-        qk, v = heads[:, :num_qk], heads[:, num_qk:]
+        qk = heads[:, :num_qk]
+        v = heads[:, num_qk:]
         if not config.whole_qk_norm and self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, : config.num_heads]), self.k_norm(qk[:, config.num_heads :])), dim=1)
+            qk = torch.cat(
+                (self.q_norm(qk[:, : config.num_heads]), self.k_norm(qk[:, config.num_heads :])),
+                dim=1,
+            )
         if rope is not None:
             qk = apply_rope(qk, *rope)
-        q, k = qk[:, : config.num_heads], qk[:, config.num_heads :]
-        return q if config.attention_scale is None else q * (config.attention_scale * config.head_dim**0.5), k, v
+        q = qk[:, : config.num_heads]
+        k = qk[:, config.num_heads :]
+        return (
+            q
+            if config.attention_scale is None
+            else q * (config.attention_scale * config.head_dim**0.5),
+            k,
+            v,
+        )
 
 
 class DecoderModule(nn.Module):
@@ -136,8 +174,12 @@ class DecoderModule(nn.Module):
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         learned = config.rope is None
         # Learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
-        self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
-        self.layers = nn.ModuleList(ModuleLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers))
+        self.positions = (
+            nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
+        )
+        self.layers = nn.ModuleList(
+            ModuleLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers)
+        )
         self.norm = make_norm(config)
         self.head = empty_linear(config.vocab_size, config.hidden_size, bias=False)
         if config.tied:
@@ -157,13 +199,18 @@ class DecoderModule(nn.Module):
         return None if rope is None else self.rotations[rope](positions, dtype)
 
     def layer_ropes(self, positions: Tensor, dtype: torch.dtype) -> list[Rope]:
-        made: dict[RopeConfig | None, Rope] = {rope: make(positions, dtype) for rope, make in self.rotations.items()}
+        made: dict[RopeConfig | None, Rope] = {
+            rope: make(positions, dtype) for rope, make in self.rotations.items()
+        }
         return [made.get(self.config.rope_of(layer)) for layer in range(len(self.layers))]
 
     def run(
         self, x: Tensor, ropes: Sequence[Rope], attend: Attend, stop: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Run layers ``0 .. stop - 1``, with the rotations of each; yield its number (from 1) and its output."""
+        """Run layers ``0 .. stop - 1``, with the rotations of each.
+
+        Yield its number (from 1) and its output.
+        """
         for index in range(len(self.layers) if stop is None else stop):
             x = self.layers[index](x, ropes[index], index, attend)
             yield index + 1, x
@@ -180,7 +227,9 @@ class DecoderModule(nn.Module):
 
 
 def initialize_parameters(
-    parameters: Iterable[tuple[str, nn.Parameter]], generator: torch.Generator, num_layers: int | None = None
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    generator: torch.Generator,
+    num_layers: int | None = None,
 ) -> None:
     """Initialize as GPT-2: normal, with deviation 0.02, or 0.02 / √(2 · layers) for ``out`` and ``down``."""
     shrink = 1.0 if num_layers is None else (2 * num_layers) ** -0.5
@@ -201,18 +250,27 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 def empty_linear(out_features: int, in_features: int, *, bias: bool) -> nn.Linear:
     """Return a linear layer with uninitialized weights, on the default device."""
-    return nn.Linear(in_features, out_features, bias=bias, device="meta").to_empty(device=torch.get_default_device())
+    return nn.Linear(in_features, out_features, bias=bias, device="meta").to_empty(
+        device=torch.get_default_device()
+    )
 
 
 class Rotations:
-    """Rotations of RoPE for rows at given positions; with *dynamic* scaling, of each text's last token."""
+    """Rotations of RoPE for rows at given positions.
+
+    With *dynamic* scaling, of each text's last token.
+    """
 
     def __init__(self, config: RopeConfig | None) -> None:
         self._table = RopeTable(config)
-        self._entries: dict[torch.device, Tensor] = {}  # entry ``i``: cosines and sines of position ``i``
+        # entry ``i``: cosines and sines of position ``i``
+        self._entries: dict[torch.device, Tensor] = {}
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> Rope:
-        """Return ``cos`` and ``sin`` for :func:`apply_rope`, ``[rows, 1, head_dim]``; ``None`` without RoPE."""
+        """Return ``cos`` and ``sin`` for :func:`apply_rope`, ``[rows, 1, head_dim]``.
+
+        ``None`` without RoPE.
+        """
         if self._table.config is None:
             return None
         cos, sin = self._look_up(positions).to(dtype)[:, None].unbind(2)
@@ -221,9 +279,15 @@ class Rotations:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _look_up(self, positions: Tensor) -> Tensor:
         """Return the cosines and sines of the positions, float32 ``[rows, 2, head_dim / 2]``."""
-        stop, device, table = int(positions.max()) + 1, positions.device, self._table
+        stop = int(positions.max()) + 1
+        device = positions.device
+        table = self._table
         if device not in self._entries or len(self._entries[device]) < stop:
-            entries = table.compute_entries(range(stop), range(1, stop + 1)) if table.dynamic else table.up_to(stop)
+            entries = (
+                table.compute_entries(range(stop), range(1, stop + 1))
+                if table.dynamic
+                else table.up_to(stop)
+            )
             self._entries[device] = to_tensor(entries).to(device)
         return self._entries[device][positions]
 
@@ -241,25 +305,33 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, swapped, sin)
 
 
-def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderModule:
+def load_module(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> DecoderModule:
     """Return a frozen module with the weights of a model folder or GGUF file, which are dequantized.
 
     Raises:
-        OptionError: the model scales queries by position, has attention sinks or short convolutions, which the module
-            does not compute.
+        OptionError: the model scales queries by position, has attention sinks or short
+            convolutions, which the module does not compute.
         CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
     """
     if config.query_growth is not None:
-        msg = f"{folder}: expected a model whose queries have one scale at all positions, found {config.family}"
+        msg = (
+            f"{folder}: expected a model whose queries have one scale at all positions, found "
+            f"{config.family}"
+        )
         raise OptionError(msg)
     if config.convolution is not None:
         msg = (
-            f"{folder}: expected a model with attention in all layers, found {config.family} with short convolutions; "
+            f"{folder}: expected a model with attention in all layers, found {config.family} with "
+            "short convolutions; "
             "use a drafter without training, such as prompt_lookup or a draft model"
         )
         raise OptionError(msg)
     if config.attention_sinks:
-        refuse(folder, f"expected a model without attention sinks, found {config.family}", OptionError)
+        refuse(
+            folder, f"expected a model without attention sinks, found {config.family}", OptionError
+        )
     checkpoint = open_checkpoint(folder)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
@@ -268,10 +340,17 @@ def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: t
     for part in parts:
         for key, sources in (("weight", part.weight), ("bias", part.bias)):
             if sources:
-                path, _, name = (part.target if part.kind == "table" else f"{part.target}.{key}").rpartition(".")
-                arrays = [_read(inventory, source, transposed=part.transposed) for source in sources]
+                path, _, name = (
+                    part.target if part.kind == "table" else f"{part.target}.{key}"
+                ).rpartition(".")
+                arrays = [
+                    _read(inventory, source, transposed=part.transposed) for source in sources
+                ]
                 if part.kind == "norm" and key == "weight" and config.norm_offset:
-                    arrays = [array.astype(np.float32) + np.float32(config.norm_offset) for array in arrays]
+                    arrays = [
+                        array.astype(np.float32) + np.float32(config.norm_offset)
+                        for array in arrays
+                    ]
                 values = nn.Parameter(_concatenate(arrays, dtype, device), requires_grad=False)
                 setattr(module.get_submodule(path), name, values)
         checkpoint.release()
@@ -281,7 +360,10 @@ def load_module(folder: Path, config: ModelConfig, dtype: torch.dtype, device: t
 
 
 def _read(inventory: Inventory, source: CheckpointTensor, *, transposed: bool) -> Array:
-    """Read a tensor; matrices that the checkpoint stores as ``[inputs, outputs]`` are transposed."""
+    """Read a tensor.
+
+    Matrices that the checkpoint stores as ``[inputs, outputs]`` are transposed.
+    """
     if not inventory.is_quantized(source):
         values = inventory.tensor(source)
         return values.T if transposed else values

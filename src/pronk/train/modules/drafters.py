@@ -1,4 +1,7 @@
-"""Trained drafters as modules of torch; the formulas are in :mod:`pronk.drafting.from_target.modules`."""
+"""Trained drafters as modules of torch.
+
+The formulas are in :mod:`pronk.drafting.from_target.modules`.
+"""
 
 from __future__ import annotations
 
@@ -25,38 +28,52 @@ from pronk.train.modules.decoder import (
 class HeadsModule(nn.Module):
     """Heads on packed rows ``[rows, hidden]``; the weights are float32 and not initialized.
 
-    ``layers``, one per head, are shared with a target that is trained together with its heads. By default the heads
-    have layers of their own.
+    ``layers``, one per head, are shared with a target that is trained together with its heads. By
+    default the heads have layers of their own.
     """
 
-    def __init__(self, shape: HeadsShape, target: ModelConfig, layers: Sequence[nn.Module] | None = None) -> None:
+    def __init__(
+        self, shape: HeadsShape, target: ModelConfig, layers: Sequence[nn.Module] | None = None
+    ) -> None:
         super().__init__()
         shape.check(target)
         self.shape = shape
         self.config = heads_config(shape, target)
-        size, heads = target.hidden_size, range(shape.num_heads)
+        size = target.hidden_size
+        heads = range(shape.num_heads)
         if layers is None:
             is_linear = shape.kind == "linear"
-            layers = [empty_linear(size, size, bias=False) if is_linear else ModuleLayer(self.config) for _ in heads]
+            layers = [
+                empty_linear(size, size, bias=False) if is_linear else ModuleLayer(self.config)
+                for _ in heads
+            ]
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList(make_norm(target) for _ in heads)
         with_copy = heads if shape.unembeddings == "replicated" else ()
-        self.unembeddings = nn.ModuleList(empty_linear(target.vocab_size, size, bias=False) for _ in with_copy)
+        self.unembeddings = nn.ModuleList(
+            empty_linear(target.vocab_size, size, bias=False) for _ in with_copy
+        )
 
     def run_part(self, index: int, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """Run the layer of head ``index`` on ``x`` ``[rows, hidden]``; return the same shape.
 
-        ``x`` is the output of the target's layer, or in the causal and anticausal orders that of the head before.
+        ``x`` is the output of the target's layer, or in the causal and anticausal orders that of
+        the head before.
         """
         layer = self.layers[index]
-        out: Tensor = layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
+        out: Tensor = (
+            layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
+        )
         return out.to(x.dtype)  # autocast makes a linear layer return a narrower dtype
 
-    def initialize(self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None) -> None:
+    def initialize(
+        self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None
+    ) -> None:
         """Set initial weights for training: small random ones, so that a head nearly returns its input.
 
-        ``norm``, the target's final norm, is copied to each head's norm; if it is ``None``, the norms' weights are 1.
-        ``head`` ``[vocab, hidden]``, the target's unembedding, is copied to the heads' own; ``None``: these are random.
+        ``norm``, the target's final norm, is copied to each head's norm; if it is ``None``, the
+        norms' weights are 1. ``head`` ``[vocab, hidden]``, the target's unembedding, is copied to
+        the heads' own; ``None``: these are random.
         """
         initialize_parameters(self.named_parameters(), generator, len(self.layers))
         with torch.no_grad():
@@ -77,7 +94,8 @@ class _GlideLayer(ModuleLayer):
 
     def __init__(self, config: ModelConfig, target: ModelConfig) -> None:
         super().__init__(config)
-        self.heads, self.head_dim = target.num_heads, target.head_dim
+        self.heads = target.num_heads
+        self.head_dim = target.head_dim
         size = self.heads * self.head_dim
         self.cross_norm = make_norm(config)
         self.cross_query = empty_linear(size, config.hidden_size, bias=False)
@@ -97,7 +115,9 @@ class GlideDecoderModule(DecoderModule):
         super().__init__(shape.config(target))
         self.cache_layers = shape.cache_layers(target)
         if shape.cross:
-            self.layers = nn.ModuleList(_GlideLayer(self.config, target) for _ in range(shape.layers))
+            self.layers = nn.ModuleList(
+                _GlideLayer(self.config, target) for _ in range(shape.layers)
+            )
         del self.head
 
 
@@ -111,7 +131,11 @@ class KangarooModule(nn.Module):
         self.config = shape.config(target)
         self.layers = nn.ModuleList([_BLOCKS[shape.adapter](self.config)])
         self.norm = make_norm(target)
-        self.head = empty_linear(target.vocab_size, target.hidden_size, bias=False) if shape.has_own_head else None
+        self.head = (
+            empty_linear(target.vocab_size, target.hidden_size, bias=False)
+            if shape.has_own_head
+            else None
+        )
 
     def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """Map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape."""
@@ -143,7 +167,8 @@ class _TwoLinears(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.input_norm = make_norm(config)
-        self.up, self.down = empty_linear(size, size, bias=False), empty_linear(size, size, bias=False)
+        self.up = empty_linear(size, size, bias=False)
+        self.down = empty_linear(size, size, bias=False)
 
     def forward(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:  # noqa: ARG002 - as all blocks
         return x + self.down(F.silu(self.up(self.input_norm(x))))
@@ -179,10 +204,15 @@ class MedusaModule(nn.Module):
     def __init__(self, shape: MedusaShape, config: ModelConfig) -> None:
         super().__init__()
         self.shape = shape
-        vocab, size = config.vocab_size, config.hidden_size
-        self.layers = nn.ModuleList(MedusaHeadModule(size, shape.blocks) for _ in range(shape.num_heads))
+        vocab = config.vocab_size
+        size = config.hidden_size
+        self.layers = nn.ModuleList(
+            MedusaHeadModule(size, shape.blocks) for _ in range(shape.num_heads)
+        )
         num_copies = shape.num_heads if shape.unembeddings == "replicated" else 0
-        self.unembeddings = nn.ModuleList(empty_linear(vocab, size, bias=False) for _ in range(num_copies))
+        self.unembeddings = nn.ModuleList(
+            empty_linear(vocab, size, bias=False) for _ in range(num_copies)
+        )
 
     def initialize(self, unembedding: Tensor) -> None:
         """Copy the target's unembedding ``[vocab, hidden]`` to the heads' own unembeddings, if there are any."""

@@ -1,7 +1,8 @@
 """An EAGLE-3 or MTP head as a module of torch, for training.
 
-Its tensors have the names of the layout speculators, those of MTP after renaming. The formulas are those of
-:mod:`pronk.drafting.from_target.modules.eagle`, for one layer. An MTP head has the target's LM head.
+Its tensors have the names of the layout speculators, those of MTP after renaming. The formulas are
+those of :mod:`pronk.drafting.from_target.modules.eagle`, for one layer. An MTP head has the
+target's LM head.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from torch import Tensor, nn
 
 from pronk.drafting import EagleConfig
 from pronk.train.attention import ChainAttention
-from pronk.train.modules.decoder import DecoderModule, Rotations, apply_rope, empty_linear, initialize_parameters
+from pronk.train.modules.decoder import (
+    DecoderModule,
+    Rotations,
+    apply_rope,
+    empty_linear,
+    initialize_parameters,
+)
 
 _FEATURE = 0.3  # root mean square of the initial features, whose inputs are normed
 _ACCEPTANCE = 0.5  # assumed at first
@@ -45,12 +52,18 @@ class _EagleBlock(nn.Module):
     def __init__(self, eagle: EagleConfig) -> None:
         super().__init__()
         config = eagle.layers
-        size, (q, kv, _) = config.hidden_size, config.qkv_sizes
-        self.input_layernorm, self.post_attention_layernorm = (nn.RMSNorm(size, config.norm_eps) for _ in range(2))
+        size = config.hidden_size
+        (q, kv, _) = config.qkv_sizes
+        self.input_layernorm, self.post_attention_layernorm = (
+            nn.RMSNorm(size, config.norm_eps) for _ in range(2)
+        )
         inputs = size
         if eagle.kind == "eagle3":
-            inputs, self.hidden_norm = 2 * size, nn.RMSNorm(size, config.norm_eps)
-        self.self_attn = _linears(q_proj=(q, inputs), k_proj=(kv, inputs), v_proj=(kv, inputs), o_proj=(size, q))
+            inputs = 2 * size
+            self.hidden_norm = nn.RMSNorm(size, config.norm_eps)
+        self.self_attn = _linears(
+            q_proj=(q, inputs), k_proj=(kv, inputs), v_proj=(kv, inputs), o_proj=(size, q)
+        )
         mlp = config.intermediate_size
         self.mlp = _linears(gate_proj=(mlp, size), up_proj=(mlp, size), down_proj=(size, mlp))
 
@@ -58,28 +71,39 @@ class _EagleBlock(nn.Module):
 class EagleModule(nn.Module):
     """The head; weights of a new object are uninitialized.
 
-    ``draft_ids`` are the target's ids of the tokens in the loss, int64 ``[draft_vocab]``, ascending.
+    ``draft_ids`` are the target's ids of the tokens in the loss, int64 ``[draft_vocab]``,
+    ascending.
     """
 
     d2t: Tensor
     t2d: Tensor
     target_norm: Tensor  # weight of the target's final norm, for MTP
-    acceptance: Tensor  # running mean of the acceptance of each draft position, for D-PACE; not exported
+    # running mean of the acceptance of each draft position, for D-PACE; not exported
+    acceptance: Tensor
 
-    def __init__(self, eagle: EagleConfig, num_sources: int, draft_ids: Tensor, depth: int = 1) -> None:
+    def __init__(
+        self, eagle: EagleConfig, num_sources: int, draft_ids: Tensor, depth: int = 1
+    ) -> None:
         super().__init__()
         config = eagle.layers
-        self.eagle, self.draft_ids = eagle, draft_ids
-        size, width = config.hidden_size, eagle.target_hidden_size
+        self.eagle = eagle
+        self.draft_ids = draft_ids
+        size = config.hidden_size
+        width = eagle.target_hidden_size
         self.is_mtp = eagle.kind == "mtp"
         self.fc = empty_linear(size, 2 * size if self.is_mtp else num_sources * width, bias=False)
-        self.fc_norm = nn.ModuleList(nn.RMSNorm(width, config.norm_eps) for _ in range(num_sources * eagle.fc_norm))
+        self.fc_norm = nn.ModuleList(
+            nn.RMSNorm(width, config.norm_eps) for _ in range(num_sources * eagle.fc_norm)
+        )
         self.layers = nn.ModuleList([_EagleBlock(eagle)])
         self.norm = nn.RMSNorm(size, config.norm_eps)
         self.lm_head = None if self.is_mtp else empty_linear(len(draft_ids), size, bias=False)
         if self.is_mtp:
-            self.token_norm, self.feature_norm = (nn.RMSNorm(size, config.norm_eps) for _ in range(2))
-        # Buffers, so that the exported file has them: offsets to the target's ids, and which of these can be proposed.
+            self.token_norm, self.feature_norm = (
+                nn.RMSNorm(size, config.norm_eps) for _ in range(2)
+            )
+        # Buffers, so that the exported file has them: offsets to the target's ids, and which of
+        # these can be proposed.
         self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids)))
         self.register_buffer("t2d", torch.isin(torch.arange(config.vocab_size), draft_ids))
         self.register_buffer("acceptance", torch.full((depth,), _ACCEPTANCE))
@@ -102,7 +126,11 @@ class EagleModule(nn.Module):
     @property
     def input_norms(self) -> Sequence[nn.RMSNorm]:
         """Norms of the inputs from the target, one per source."""
-        return [self.feature_norm] if self.is_mtp else [norm for norm in self.fc_norm if isinstance(norm, nn.RMSNorm)]
+        return (
+            [self.feature_norm]
+            if self.is_mtp
+            else [norm for norm in self.fc_norm if isinstance(norm, nn.RMSNorm)]
+        )
 
     def inputs(self, hidden: Tensor) -> Tensor:
         """Return the argument of :meth:`fuse` for outputs of the target's layers: of MTP after the final norm."""
@@ -114,7 +142,9 @@ class EagleModule(nn.Module):
             return hidden
         if self.fc_norm:
             parts = hidden.chunk(len(self.fc_norm), dim=-1)
-            hidden = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            hidden = torch.cat(
+                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
+            )
         features: Tensor = self.fc(hidden).float()  # norms and residual stream are float32
         return features
 
@@ -128,14 +158,18 @@ class EagleModule(nn.Module):
     ) -> Tensor:
         """Return the layer's output ``[active rows, hidden]``.
 
-        ``embedding`` ``[rows, hidden]`` has the embeddings of the tokens after those of ``feature``, of the same shape;
-        ``positions`` ``[rows]`` are for RoPE. ``attend`` receives the keys and values of all rows. ``active`` has the
-        numbers of the rows whose output is needed; ``None``: all rows.
+        ``embedding`` ``[rows, hidden]`` has the embeddings of the tokens after those of
+        ``feature``, of the same shape; ``positions`` ``[rows]`` are for RoPE. ``attend`` receives
+        the keys and values of all rows. ``active`` has the numbers of the rows whose output is
+        needed; ``None``: all rows.
         """
-        block, config = self.layers[0], self.eagle.layers
+        block = self.layers[0]
+        config = self.eagle.layers
         assert isinstance(block, _EagleBlock)
         if self.is_mtp:
-            residual = self.fc(torch.cat((self.token_norm(embedding), self.feature_norm(feature)), dim=-1)).float()
+            residual = self.fc(
+                torch.cat((self.token_norm(embedding), self.feature_norm(feature)), dim=-1)
+            ).float()
             x = block.input_layernorm(residual)
         else:
             normed = block.hidden_norm(feature)
@@ -143,15 +177,20 @@ class EagleModule(nn.Module):
             residual = normed if self.eagle.norm_before_residual else feature
         rope = self.rotations(positions, torch.float32)
         attention = block.self_attn
-        k, v = (attention[each](x).view(len(x), config.num_kv_heads, config.head_dim) for each in ("k_proj", "v_proj"))
+        k, v = (
+            attention[each](x).view(len(x), config.num_kv_heads, config.head_dim)
+            for each in ("k_proj", "v_proj")
+        )
         k = k if rope is None else apply_rope(k.float(), *rope)
         if active is not None:
-            x, residual = x[active], residual[active]
+            x = x[active]
+            residual = residual[active]
             rope = None if rope is None else (rope[0][active], rope[1][active])
         q = attention["q_proj"](x).view(len(x), config.num_heads, config.head_dim)
         q = q if rope is None else apply_rope(q.float(), *rope)
         y = residual + attention["o_proj"](attend(q, k, v.float()))
-        z, mlp = block.post_attention_layernorm(y), block.mlp
+        z = block.post_attention_layernorm(y)
+        mlp = block.mlp
         out: Tensor = y + mlp["down_proj"](F.silu(mlp["gate_proj"](z)) * mlp["up_proj"](z))
         return out
 
@@ -161,11 +200,17 @@ class EagleModule(nn.Module):
         return normed, normed if self.eagle.norm_output else out
 
     @torch.no_grad()
-    def begin_linear(self, start: LinearStart, target: DecoderModule, generator: torch.Generator) -> None:
+    def begin_linear(
+        self, start: LinearStart, target: DecoderModule, generator: torch.Generator
+    ) -> None:
         """Let the head compute a linear prediction of the target's last output, and little else."""
-        config, block = self.eagle.layers, self.layers[0]
+        config = self.eagle.layers
+        block = self.layers[0]
         assert isinstance(block, _EagleBlock)
-        size, heads, kv_heads, d = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+        size = config.hidden_size
+        heads = config.num_heads
+        kv_heads = config.num_kv_heads
+        d = config.head_dim
         group = heads // kv_heads
         self.norm.weight.copy_(start.scale * target.norm.get_parameter("weight"))
         if self.is_mtp:
@@ -174,12 +219,16 @@ class EagleModule(nn.Module):
             return
         self.fc.weight.copy_(start.from_hidden)
         left, right = low_rank(start.from_embedding, start.embeddings, kv_heads * d)
-        attention = {name: block.self_attn.get_parameter(f"{name}.weight") for name in block.self_attn}
+        attention = {
+            name: block.self_attn.get_parameter(f"{name}.weight") for name in block.self_attn
+        }
         attention["v_proj"].zero_()
         attention["v_proj"][: len(right), :size] = right
         spread = left.new_zeros(size, kv_heads * d)
         spread[:, : left.shape[1]] = left / group
-        attention["o_proj"].copy_(spread.view(size, kv_heads, 1, d).expand(-1, -1, group, -1).reshape(size, -1))
+        attention["o_proj"].copy_(
+            spread.view(size, kv_heads, 1, d).expand(-1, -1, group, -1).reshape(size, -1)
+        )
         # Equal queries and keys of random directions: a row's product with itself is the largest.
         keys = torch.nn.init.orthogonal_(attention["k_proj"][:, :size].clone(), _SELF, generator)
         attention["k_proj"][:, :size] = keys
@@ -189,11 +238,14 @@ class EagleModule(nn.Module):
     def initialize(self, target: DecoderModule, generator: torch.Generator) -> None:
         """Begin with small random matrices and the target's LM head, whose logits are small at first.
 
-        A copy of the target's last layer begins worse: it is confident of the token that is already known.
+        A copy of the target's last layer begins worse: it is confident of the token that is already
+        known.
         """
         initialize_parameters(self.named_parameters(), generator)
         with torch.no_grad():
-            self.fc.weight.normal_(0.0, _FEATURE * self.fc.weight.shape[1] ** -0.5, generator=generator)
+            self.fc.weight.normal_(
+                0.0, _FEATURE * self.fc.weight.shape[1] ** -0.5, generator=generator
+            )
             self.norm.weight.copy_(_LOGITS * target.norm.get_parameter("weight"))
             if self.is_mtp:
                 self.target_norm.copy_(target.norm.get_parameter("weight"))
@@ -215,4 +267,6 @@ def low_rank(matrix: Tensor, moments: Tensor, rank: int) -> tuple[Tensor, Tensor
     u, s, v = torch.linalg.svd(matrix.double() @ root)
     rank = min(rank, len(s))
     inverse = vectors / values.clamp_min(1e-9).sqrt()
-    return (u[:, :rank] * s[:rank].sqrt()).float(), (s[:rank].sqrt()[:, None] * (v[:rank] @ inverse.T)).float()
+    return (u[:, :rank] * s[:rank].sqrt()).float(), (
+        s[:rank].sqrt()[:, None] * (v[:rank] @ inverse.T)
+    ).float()

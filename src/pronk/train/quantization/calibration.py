@@ -1,19 +1,21 @@
 """Quantization of layers with a calibration text: Hessians of the inputs, scaling (AWQ) and GPTQ.
 
-With weights ``W`` ``[outputs, inputs]``, rounded weights ``Q``, inputs ``X`` ``[inputs, tokens]`` and ``H = X Xᵀ``, the
-squared error of the outputs is ``tr((W - Q) H (W - Q)ᵀ)``.
+With weights ``W`` ``[outputs, inputs]``, rounded weights ``Q``, inputs ``X`` ``[inputs, tokens]``
+and ``H = X Xᵀ``, the squared error of the outputs is ``tr((W - Q) H (W - Q)ᵀ)``.
 
-*GPTQ* (Frantar et al. 2023, algorithm 1) rounds the columns one by one. Rounding column ``w_j`` to ``q_j`` updates
+*GPTQ* (Frantar et al. 2023, algorithm 1) rounds the columns one by one. Rounding column ``w_j`` to
+``q_j`` updates
 later columns ``W_F`` by::
 
     W_F -= (w_j - q_j) / U_jj · U_jF        H⁻¹ = Uᵀ U, U upper triangular
 
 Rows are independent, so matrices with the same inputs are concatenated. Columns are not reordered.
 
-*Scaling*, as in AWQ (Lin et al. 2024, section 3.2), divides the inputs: ``W x = (W diag(s)) (x / s)``. With large
-scales for large inputs, their weights become larger within their groups, so their relative rounding error shrinks.
-``x / s`` costs nothing: the weights of the norm or matrix that computes ``x`` are divided by ``s``. The scales are
-``s = rms(x) ** α``; the search keeps the power ``α`` with the smallest error (``α = 0`` is no scaling).
+*Scaling*, as in AWQ (Lin et al. 2024, section 3.2), divides the inputs: ``W x = (W diag(s)) (x /
+s)``. With large scales for large inputs, their weights become larger within their groups, so their
+relative rounding error shrinks. ``x / s`` costs nothing: the weights of the norm or matrix that
+computes ``x`` are divided by ``s``. The scales are ``s = rms(x) ** α``; the search keeps the power
+``α`` with the smallest error (``α = 0`` is no scaling).
 """
 
 from __future__ import annotations
@@ -32,18 +34,28 @@ from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import ModuleLayer, Rotations
 from pronk.train.quantization.rounding import LINEARS, RoundingRule
 
-_MAX_ROWS = 4096  # maximum tokens of sequences that the layer computes together; a longer one is alone
-_DAMPING = 0.01  # fraction of the mean of H's diagonal that is added to the diagonal (section 3.3 of the paper)
-_MAX_ATTEMPTS = 8  # number of attempts to invert H; each adds ten times as much to the diagonal as the one before
-# Maximum number of columns per block; the errors of a block are applied to the later columns in one matrix product.
+# maximum tokens of sequences that the layer computes together; a longer one is alone
+_MAX_ROWS = 4096
+# fraction of the mean of H's diagonal that is added to the diagonal (section 3.3 of the paper)
+_DAMPING = 0.01
+# number of attempts to invert H; each adds ten times as much to the diagonal as the one before
+_MAX_ATTEMPTS = 8
+# Maximum number of columns per block; the errors of a block are applied to the later columns in one
+# matrix product.
 _BLOCK_COLUMNS = 128
-_POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # values of ``α`` that the search tries, besides 0
-# Minimum of ``rms(x)`` in the search, relative to the largest, so that inputs near 0 do not get extreme scales.
+# values of ``α`` that the search tries, besides 0
+_POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+# Minimum of ``rms(x)`` in the search, relative to the largest, so that inputs near 0 do not get
+# extreme scales.
 _MIN_RELATIVE_RMS = 1e-4
 
 
 def compute_hessians(
-    config: ModelConfig, window: int | None, weights: Mapping[str, Tensor], rows: Tensor, length: int
+    config: ModelConfig,
+    window: int | None,
+    weights: Mapping[str, Tensor],
+    rows: Tensor,
+    length: int,
 ) -> dict[str, Tensor]:
     """Return ``X Xᵀ`` of all inputs ``X`` of each linear module of a layer, by the module's name.
 
@@ -63,7 +75,9 @@ def compute_hessians(
     return products
 
 
-def _add_product(products: dict[str, Tensor], name: str, _: nn.Module, inputs: tuple[Tensor]) -> None:
+def _add_product(
+    products: dict[str, Tensor], name: str, _: nn.Module, inputs: tuple[Tensor]
+) -> None:
     (rows,) = inputs  # ``[tokens, inputs]``: a part of the transpose of X
     if name not in products:
         products[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
@@ -71,32 +85,42 @@ def _add_product(products: dict[str, Tensor], name: str, _: nn.Module, inputs: t
 
 
 def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix:
-    """Quantize ``weight``, float32 ``[outputs, inputs]``; ``hessian`` is ``H``, or ``H`` times a constant.
+    """Quantize ``weight``, float32 ``[outputs, inputs]``.
 
-    The scale of a group is chosen from the updated weights, when the first column of the group is rounded. A tensor
-    that is not finite, or a ``hessian`` far from positive definite, raises a ValueError of one line.
+    ``hessian`` is ``H``, or ``H`` times a constant.
+
+    The scale of a group is chosen from the updated weights, when the first column of the group is
+    rounded. A tensor that is not finite, or a ``hessian`` far from positive definite, raises a
+    ValueError of one line.
     """
     inputs = weight.shape[1]
     group = rule.group or inputs
     # The largest block that is a multiple or a divisor of the group.
-    block = next(size for size in range(_BLOCK_COLUMNS, 0, -1) if size % group == 0 or group % size == 0)
+    block = next(
+        size for size in range(_BLOCK_COLUMNS, 0, -1) if size % group == 0 or group % size == 0
+    )
     # Transposed to [inputs, outputs], so that each column of W is contiguous.
     remaining = weight.t().clone(memory_format=torch.contiguous_format)
     factor = _inverse_factor(hessian)
-    codes, scales = torch.empty_like(remaining), torch.empty(inputs // group, len(weight))
+    codes = torch.empty_like(remaining)
+    scales = torch.empty(inputs // group, len(weight))
     for start in range(0, inputs, block):
         end = min(start + block, inputs)
         errors = torch.empty(end - start, len(weight))
         for j in range(start, end):
             if j % group == 0:
-                scales[j // group] = to_tensor(rule.scales(to_array(remaining[j : j + group].t())))[:, 0]
+                scales[j // group] = to_tensor(rule.scales(to_array(remaining[j : j + group].t())))[
+                    :, 0
+                ]
             scale = scales[j // group]
             codes[j] = to_tensor(rule.codes(to_array(remaining[j]), to_array(scale)))
             errors[j - start] = (remaining[j] - codes[j] * scale) / factor[j, j]
             remaining[j + 1 : end].addr_(factor[j, j + 1 : end], errors[j - start], alpha=-1)
         remaining[end:].addmm_(factor[start:end, end:].t(), errors, alpha=-1)
     unsigned = codes.t().add(rule.zero).to(torch.uint8).contiguous()
-    return QuantizedMatrix(to_array(unsigned), to_array(scales.t().contiguous()), None, rule.bits, group)
+    return QuantizedMatrix(
+        to_array(unsigned), to_array(scales.t().contiguous()), None, rule.bits, group
+    )
 
 
 def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
@@ -108,10 +132,14 @@ def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
 def _inverse_factor(hessian: Tensor) -> Tensor:
     """Return the upper triangular ``U`` with ``H⁻¹ = Uᵀ U``, float32, for the damped ``H``."""
     if not bool(hessian.isfinite().all()):
-        msg = "expected finite products of the inputs, found NaN or inf; quantize without a calibration text"
+        msg = (
+            "expected finite products of the inputs, found NaN or inf; quantize without a "
+            "calibration text"
+        )
         raise ValueError(msg)
     damped = hessian.double()
-    damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)  # for an input that is always 0, the entry is 0
+    # for an input that is always 0, the entry is 0
+    damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)
     mean = damped.diagonal().mean()
     damping = _DAMPING
     for _ in range(_MAX_ATTEMPTS):
@@ -127,20 +155,28 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
 
 
 def scale_layer(
-    config: ModelConfig, weights: Mapping[str, Tensor], hessians: Mapping[str, Tensor], rule: RoundingRule
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    hessians: Mapping[str, Tensor],
+    rule: RoundingRule,
 ) -> None:
     """Scale the inputs of a layer's matrices in place; its output changes only by rounding errors.
 
-    ``weights`` are those of the layer in float32, by names such as ``qkv.weight``. ``hessians`` has ``X Xᵀ`` of the
-    inputs ``X`` of ``qkv``, ``up`` and ``down``. Divided norms and biases are rounded to the dtype of ``rule``.
+    ``weights`` are those of the layer in float32, by names such as ``qkv.weight``. ``hessians`` has
+    ``X Xᵀ`` of the inputs ``X`` of ``qkv``, ``up`` and ``down``. Divided norms and biases are
+    rounded to the dtype of ``rule``.
     """
-    for name, norm in (("qkv", weights["attention_norm.weight"]), ("up", weights["mlp_norm.weight"])):
+    for name, norm in (
+        ("qkv", weights["attention_norm.weight"]),
+        ("up", weights["mlp_norm.weight"]),
+    ):
         weight = weights[f"{name}.weight"]
         quotients, divisors = _divide(norm, _best_scale(weight, hessians[name], rule), rule)
         norm.copy_(quotients)
         weight.mul_(divisors)
     if config.gated:
-        down, up = weights["down.weight"], weights["up.weight"]
+        down = weights["down.weight"]
+        up = weights["up.weight"]
         scale = _best_scale(down, hessians["down"], rule)
         if "up.bias" in weights:
             bias = weights["up.bias"][len(scale) :]
@@ -172,7 +208,8 @@ def _best_scale(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
         scale = scale / (scale.max() * scale.min()).sqrt()
         error = output_error(weight, _nearest(weight * scale, rule) / scale, hessian)
         if error < min_error:
-            best, min_error = scale, error
+            best = scale
+            min_error = error
     return best
 
 
@@ -193,10 +230,11 @@ def quantize_calibrated(
 ) -> dict[str, QuantizedMatrix]:
     """Return the quantized matrices of a layer by a ``method``, ``"scaled"`` or ``"gptq"``.
 
-    ``weights`` are those of the layer in float32, by names such as ``qkv.weight``; ``scaled`` changes them in place.
-    ``window`` is the sliding window of the layer; ``None``: full attention. ``rows``, float32 ``[sequences * length,
-    hidden]``, is the layer's input for the calibration text. A ValueError is raised if the weights or products of the
-    inputs are not finite, or GPTQ cannot use these.
+    ``weights`` are those of the layer in float32, by names such as ``qkv.weight``; ``scaled``
+    changes them in place. ``window`` is the sliding window of the layer; ``None``: full attention.
+    ``rows``, float32 ``[sequences * length, hidden]``, is the layer's input for the calibration
+    text. A ValueError is raised if the weights or products of the inputs are not finite, or GPTQ
+    cannot use these.
     """
     torch.set_num_threads(num_threads())  # as many as the kernels, whose number the user chooses
     tensors = {name: to_tensor(array) for name, array in weights.items()}

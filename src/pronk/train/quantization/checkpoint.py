@@ -1,8 +1,9 @@
 """Quantization of a checkpoint to 8-bit or 4-bit weights in the format compressed-tensors.
 
-The matrices of the layers are quantized; the embedding, LM head, norms and biases are not. With a calibration text all
-methods are tried, without one only rounding to the nearest; the weights with the lowest perplexity on the evaluation
-text are kept. Memory holds the LM head, one layer, and the hidden states of the texts.
+The matrices of the layers are quantized; the embedding, LM head, norms and biases are not. With a
+calibration text all methods are tried, without one only rounding to the nearest; the weights with
+the lowest perplexity on the evaluation text are kept. Memory holds the LM head, one layer, and the
+hidden states of the texts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from pronk.train.quantization.methods import (
 from pronk.train.quantization.rounding import WHOLE_ROW, RoundingRule
 from pronk.train.quantization.source import SourceCheckpoint
 
-# Progress callback (name of the current step, amount done, total amount); unit: bytes in "writing", else layers.
+# Progress callback (name of the current step, amount done, total amount); unit: bytes in "writing",
+# else layers.
 Status = Callable[[str, int, int], None]
 
 
@@ -83,53 +85,75 @@ def quantize(
         folder: folder of an unquantized checkpoint.
         out: folder that does not exist or is empty.
         bits: number of bits per weight, 8 or 4.
-        group: number of inputs per scale; see :func:`~pronk.train.quantization.rounding.choose_group`.
-        read_texts: function that returns the evaluation and calibration texts; called after the options are checked.
+        group: number of inputs per scale; see
+            :func:`~pronk.train.quantization.rounding.choose_group`.
+        read_texts: function that returns the evaluation and calibration texts; called after the
+            options are checked.
         name: name of the source for the model card; by default, the name of ``folder``.
         command: command line for the model card.
         text: description of the evaluation text for the model card.
         status: progress callback.
-        shard_bytes: maximum size in bytes of a file of weights, unless the file has only one tensor.
+        shard_bytes: maximum size in bytes of a file of weights, unless the file has only one
+            tensor.
 
     Raises:
-        OptionError: ``bits``, ``group``, ``out`` or a text is invalid, the disk is too full, or there are no kernels.
-        CheckpointError: the source is unreadable, already quantized, of an unsupported family or not finite; or
-            ``out`` cannot be written.
+        OptionError: ``bits``, ``group``, ``out`` or a text is invalid, the disk is too full, or
+            there are no kernels.
+        CheckpointError: the source is unreadable, already quantized, of an unsupported family or
+            not finite; or ``out`` cannot be written.
     """
     source = SourceCheckpoint(folder)
     checked_bits, size = rounding.choose_group(rounding.matrix_inputs(source.config), bits, group)
-    problem, remedy = "expected pronk's kernels to round weights, found none", "; install pronk with a C++ compiler"
+    problem = "expected pronk's kernels to round weights, found none"
+    remedy = "; install pronk with a C++ compiler"
     with locate_error(problem, KernelsError, OptionError, remedy=remedy):
         rule = RoundingRule(load_kernels(), checked_bits, size, source.dtype)
     entries = list(_entries(source, rule))
     num_bytes = sum(entry.num_bytes for entry in entries)
     check_output_folder(out, num_bytes)
     texts = read_texts()
-    # Besides the checkpoint, the disk must hold the quantized layers of every method until the best one is known.
+    # Besides the checkpoint, the disk must hold the quantized layers of every method until the best
+    # one is known.
     check_output_folder(out, num_bytes * (1 + len(texts.methods)))
     with convert_write_errors(out, "the checkpoint"), new_folder(out) as partial:
-        source_perplexity, perplexities = _quantize_with_all_methods(source, rule, texts, partial, status)
+        source_perplexity, perplexities = _quantize_with_all_methods(
+            source, rule, texts, partial, status
+        )
         method = _best_method(perplexities, folder)
         num_tokens = texts.evaluation[:, 1:].size  # the first token of a sequence is not predicted
         source_bytes = sum(map(source.inventory.nbytes, source.parts))
-        result = QuantizedCheckpoint(rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source_bytes)
+        result = QuantizedCheckpoint(
+            rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source_bytes
+        )
         read = _output_reader(source, partial / method)
-        write_weights(partial, entries, read, shard_bytes, lambda done, total: status("writing", done, total))
+        write_weights(
+            partial, entries, read, shard_bytes, lambda done, total: status("writing", done, total)
+        )
         del read  # unmaps the files that are removed now
         for tried_method in texts.methods:
             shutil.rmtree(partial / tried_method)
         copy_companions(folder, partial)
         card = quantized_card(result, out.name, name or folder.resolve().name, command, text)
         write_text(partial / "README.md", card)
-        document = {**source.document, "quantization_config": rounding.quantization_config(rule, (source.names.head,))}
+        document = {
+            **source.document,
+            "quantization_config": rounding.quantization_config(rule, (source.names.head,)),
+        }
         write_json(partial / "config.json", document, indent=2)
     return result
 
 
 def _quantize_with_all_methods(
-    source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
+    source: SourceCheckpoint,
+    rule: RoundingRule,
+    texts: CalibrationTexts,
+    partial: Path,
+    status: Status,
 ) -> tuple[float, dict[str, float]]:
-    """Quantize to ``partial/METHOD`` by each method; return perplexities of the source and by method."""
+    """Quantize to ``partial/METHOD`` by each method.
+
+    Return perplexities of the source and by method.
+    """
     total = source.config.num_layers * (1 + len(texts.methods))
 
     def start_step(step: str, done: int) -> Tick:
@@ -144,16 +168,28 @@ def _quantize_with_all_methods(
     for number, method in enumerate(texts.methods, 1):
         (partial / method).mkdir()
         tick = start_step(f"quantizing, {method}", number * source.config.num_layers)
-        perplexities[method] = quantize_layers(source, backend, method, rule, texts, partial / method, tick=tick)
+        perplexities[method] = quantize_layers(
+            source, backend, method, rule, texts, partial / method, tick=tick
+        )
     return source_perplexity, perplexities
 
 
 def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
     """Return the method with the lowest perplexity; raise a CheckpointError if none is finite."""
-    finite = {method: perplexity for method, perplexity in perplexities.items() if math.isfinite(perplexity)}
+    finite = {
+        method: perplexity
+        for method, perplexity in perplexities.items()
+        if math.isfinite(perplexity)
+    }
     if not finite:
-        found = ", ".join(f"{perplexity} by {method}" for method, perplexity in perplexities.items())
-        refuse(folder, f"expected a finite perplexity after quantization, found {found}; use more bits, smaller groups")
+        found = ", ".join(
+            f"{perplexity} by {method}" for method, perplexity in perplexities.items()
+        )
+        refuse(
+            folder,
+            f"expected a finite perplexity after quantization, found {found}; use more bits, "
+            "smaller groups",
+        )
     return min(finite, key=lambda method: finite[method])
 
 
@@ -162,12 +198,16 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
         matrices = part.weight if part.kind == "linear" and part.target != "head" else ()
         for matrix in matrices:
             outputs, inputs = matrix.shape
-            packed = rounding.packed_shapes(matrix.name.removesuffix("weight"), (outputs, inputs), rule)
+            packed = rounding.packed_shapes(
+                matrix.name.removesuffix("weight"), (outputs, inputs), rule
+            )
             for name, (shape, dtype) in packed.items():
                 yield ShardEntry(CheckpointTensor(name, shape), source.stored_name(name), dtype)
         for tensor in part.tensors:
             if tensor not in matrices:
-                yield ShardEntry(tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype)
+                yield ShardEntry(
+                    tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype
+                )
 
 
 def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[CheckpointTensor], Array]:
@@ -184,15 +224,27 @@ def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[Checkpoi
 
 
 METHODS = {  # description of each quantization method in the model card
-    "nearest": "nearest code of each weight, with the clipping of each group that has the smallest squared error",
-    "scaled": "inputs scaled by powers of their RMS before rounding, folded into the previous norm or matrix (AWQ)",
+    "nearest": (
+        "nearest code of each weight, with the clipping of each group that has the smallest "
+        "squared error"
+    ),
+    "scaled": (
+        "inputs scaled by powers of their RMS before rounding, folded into the previous norm or "
+        "matrix (AWQ)"
+    ),
     "gptq": "column by column, later columns compensating for the errors of earlier ones (GPTQ)",
 }
 
 
-def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command: str, evaluation_text: str) -> str:
+def quantized_card(
+    result: QuantizedCheckpoint, name: str, source: str, command: str, evaluation_text: str
+) -> str:
     """Return the model card of the quantized model ``name``, made from model ``source`` by ``command``."""
-    packages = [*(["torch"] if result.perplexities.keys() - {"nearest"} else []), "safetensors", "numpy"]
+    packages = [
+        *(["torch"] if result.perplexities.keys() - {"nearest"} else []),
+        "safetensors",
+        "numpy",
+    ]
     return render_card(
         "pronk.train.quantization",
         "quantized",
@@ -203,6 +255,8 @@ def quantized_card(result: QuantizedCheckpoint, name: str, source: str, command:
         text=evaluation_text,
         methods=METHODS,
         dtype=result.rule.dtype,
-        groups="whole rows" if result.rule.group == WHOLE_ROW else f"groups of {result.rule.group} inputs",
+        groups="whole rows"
+        if result.rule.group == WHOLE_ROW
+        else f"groups of {result.rule.group} inputs",
         versions=", ".join(f"{package} {version(package)}" for package in packages),
     )

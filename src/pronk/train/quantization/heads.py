@@ -23,9 +23,22 @@ from pronk.base import (
     write_weights,
 )
 from pronk.base.arrays import BFLOAT16, FLOAT32, UINT8, Array
-from pronk.checkpoint import Checkpoint, CheckpointTensor, Inventory, QuantizedMatrix, parse_dtype, read_json
+from pronk.checkpoint import (
+    Checkpoint,
+    CheckpointTensor,
+    Inventory,
+    QuantizedMatrix,
+    parse_dtype,
+    read_json,
+)
 from pronk.drafting import EAGLE_KINDS, EagleConfig, default_sources, plan_head
-from pronk.train.quantization.rounding import WHOLE_ROW, RoundingRule, choose_group, pack_codes, quantization_config
+from pronk.train.quantization.rounding import (
+    WHOLE_ROW,
+    RoundingRule,
+    choose_group,
+    pack_codes,
+    quantization_config,
+)
 
 _EMBEDDING = "embed_tokens.weight"
 
@@ -40,21 +53,29 @@ class QuantizedHead(NamedTuple):
 
 
 def find_head_kind(folder: Path) -> str | None:
-    """Return ``"eagle3"`` or ``"mtp"`` if the folder has a head alone; ``None`` for other checkpoints."""
+    """Return ``"eagle3"`` or ``"mtp"`` if the folder has a head alone.
+
+    ``None`` for other checkpoints.
+    """
     if not (folder / "config.json").is_file():
         return None
     document = read_json(folder / "config.json", ConfigError)
     kind = document.get("speculators_model_type")
-    if kind is None and any("eagle3" in str(name).lower() for name in document.get("architectures") or ()):
+    if kind is None and any(
+        "eagle3" in str(name).lower() for name in document.get("architectures") or ()
+    ):
         return "eagle3"
     return kind if kind in EAGLE_KINDS else None
 
 
-def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command: str = "") -> QuantizedHead:
+def quantize_head(
+    folder: Path, out: Path, bits: int, group: int | None, command: str = ""
+) -> QuantizedHead:
     """Write a head to the folder ``out``, with all matrices but an embedding in 8 or 4 bits.
 
-    ``folder`` has an unquantized head, in any layout that the drafter reads; ``out`` does not exist or is empty. For
-    ``group``, see :func:`~pronk.train.quantization.rounding.choose_group`. The card has the ``command``.
+    ``folder`` has an unquantized head, in any layout that the drafter reads; ``out`` does not exist
+    or is empty. For ``group``, see :func:`~pronk.train.quantization.rounding.choose_group`. The
+    card has the ``command``.
 
     Raises:
         OptionError: ``bits``, ``group`` or ``out`` is invalid.
@@ -62,12 +83,24 @@ def quantize_head(folder: Path, out: Path, bits: int, group: int | None, command
     """
     checkpoint, document, config = _open(folder)
     if config.layers.quantization is not None:
-        refuse(folder, "expected plain weights, found a quantized head; give the bfloat16 head that it was made from")
+        refuse(
+            folder,
+            "expected plain weights, found a quantized head; "
+            "give the bfloat16 head that it was made from",
+        )
     # Of an embedding, rows are read; other matrices are multiplied.
-    matrices = {name for name in checkpoint if len(checkpoint.shape(name)) == 2 and not name.endswith(_EMBEDDING)}
-    checked_bits, size = choose_group(sorted({checkpoint.shape(name)[1] for name in matrices}), bits, group)
+    matrices = {
+        name
+        for name in checkpoint
+        if len(checkpoint.shape(name)) == 2 and not name.endswith(_EMBEDDING)
+    }
+    checked_bits, size = choose_group(
+        sorted({checkpoint.shape(name)[1] for name in matrices}), bits, group
+    )
     rule = RoundingRule(load_kernels(), checked_bits, size, parse_dtype("auto", config.layers))
-    tensors, errors, squares = dict[str, Array](), 0.0, 0.0
+    tensors = dict[str, Array]()
+    errors = 0.0
+    squares = 0.0
     for name in checkpoint:
         tensor = checkpoint.tensor(name)
         if name not in matrices:
@@ -96,10 +129,14 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
     """
     checkpoint, document, config = _open(folder)
     if config.layers.quantization is None:
-        refuse(folder, "expected a quantized head, found plain weights, which need no export; copy the folder")
+        refuse(
+            folder,
+            "expected a quantized head, found plain weights, which need no export; copy the folder",
+        )
     stored = {config.names.canonical(name): name for name in checkpoint}
     parts = [*plan_head(config, len(config.sources or default_sources(1)), stored)]
-    inventory, tensors = Inventory(checkpoint, config.layers, parts, config.names), dict[str, Array]()
+    inventory = Inventory(checkpoint, config.layers, parts, config.names)
+    tensors = dict[str, Array]()
     for source in (tensor for part in parts for tensor in part.tensors):
         if not inventory.is_quantized(source):
             tensors[source.name] = inventory.tensor(source)
@@ -108,28 +145,43 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
         plain = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
         tensors[source.name] = plain.astype(BFLOAT16)
     own = {name: checkpoint.tensor(name) for name in checkpoint if name in {"d2t", "t2d"}}
-    for name, each in tensors.items():  # by the names in the file, without compressed-tensors' suffix
+    # by the names in the file, without compressed-tensors' suffix
+    for name, each in tensors.items():
         own[stored.get(name, stored.get(f"{name}_packed", name)).removesuffix("_packed")] = each
     document = {key: value for key, value in document.items() if key != "quantization_config"}
-    _write(folder, out, own, document, f"\n## Export\n\nWeights in bfloat16.\n\n```\n{command}\n```\n")
+    _write(
+        folder, out, own, document, f"\n## Export\n\nWeights in bfloat16.\n\n```\n{command}\n```\n"
+    )
     return sum(each.nbytes for each in own.values())
 
 
 def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
     kind = find_head_kind(folder)
     if kind is None:
-        refuse(folder, "expected the folder of an EAGLE-3 or MTP head, found another checkpoint", OptionError)
-    checkpoint, document = Checkpoint(folder), read_json(folder / "config.json", ConfigError)
+        refuse(
+            folder,
+            "expected the folder of an EAGLE-3 or MTP head, found another checkpoint",
+            OptionError,
+        )
+    checkpoint = Checkpoint(folder)
+    document = read_json(folder / "config.json", ConfigError)
     return checkpoint, document, EagleConfig.parse(kind, document, tuple(checkpoint))
 
 
-def _write(folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapping[str, Any], note: str) -> None:
+def _write(
+    folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapping[str, Any], note: str
+) -> None:
     """Write a head made from that in ``folder``; ``note`` follows its card."""
-    entries = [ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype) for name, each in tensors.items()]
+    entries = [
+        ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype)
+        for name, each in tensors.items()
+    ]
     num_bytes = sum(entry.num_bytes for entry in entries)
     check_output_folder(out, num_bytes)
     with convert_write_errors(out, "the head"), new_folder(out) as partial:
-        write_weights(partial, entries, lambda tensor: tensors[tensor.name], num_bytes, lambda *_: None)
+        write_weights(
+            partial, entries, lambda tensor: tensors[tensor.name], num_bytes, lambda *_: None
+        )
         write_json(partial / "config.json", document, indent=2)
         card = folder / "README.md"
         text = card.read_text(encoding="utf-8") if card.is_file() else f"# {out.name}\n"

@@ -1,7 +1,9 @@
-"""Quantization of all layers with one of the methods ``nearest``, ``scaled`` and ``gptq``; its texts.
+"""Quantization of all layers with one of the methods ``nearest``, ``scaled`` and ``gptq``.
 
-Layers are quantized from the first to the last. The calibration inputs of a layer are the outputs of the quantized
-layers before it, so that the layer compensates for some of their errors.
+Its texts.
+
+Layers are quantized from the first to the last. The calibration inputs of a layer are the outputs
+of the quantized layers before it, so that the layer compensates for some of their errors.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ Tick = Callable[[], None]  # progress callback, which is called after each layer
 LENGTH = 512  # number of tokens per sequence; fewer if the model's context is shorter
 _MAX_EVALUATION_TOKENS = 8192  # number of tokens after which the evaluation text is cut
 _MIN_TOKENS = 128  # a text with fewer tokens is refused
-# Calibration texts are cut into chunks of this size and shuffled, so that all parts of a long text can be used.
+# Calibration texts are cut into chunks of this size and shuffled, so that all parts of a long text
+# can be used.
 _CHUNK_CHARACTERS = 4096
 
 
@@ -52,8 +55,13 @@ class CalibrationTexts(NamedTuple):
         return (NEAREST,) if self.calibration is None else (NEAREST, "scaled", "gptq")
 
 
-def measure_perplexity(source: SourceCheckpoint, backend: Backend, texts: CalibrationTexts, tick: Tick) -> float:
-    """Return the perplexity of the unquantized model in float32; raise a CheckpointError if not finite."""
+def measure_perplexity(
+    source: SourceCheckpoint, backend: Backend, texts: CalibrationTexts, tick: Tick
+) -> float:
+    """Return the perplexity of the unquantized model in float32.
+
+    Raise a CheckpointError if not finite.
+    """
     stream = LayerStream(source, backend, texts.evaluation)
     _check_finite(f"{source.folder}: embedding", finite=is_finite(stream.rows))
     for index in range(source.config.num_layers):
@@ -77,7 +85,8 @@ def quantize_layers(
 ) -> float:
     """Quantize all layers, write each to its :func:`layer_folder`, and return the perplexity.
 
-    The perplexity is computed in float32 with the dequantized weights. It is NaN or infinity after an overflow.
+    The perplexity is computed in float32 with the dequantized weights. It is NaN or infinity after
+    an overflow.
     """
     evaluation = LayerStream(source, backend, texts.evaluation)
     calibration = None
@@ -93,10 +102,16 @@ def quantize_layers(
             else:
                 from pronk.train.quantization.calibration import quantize_calibrated  # noqa: PLC0415 - needs torch
 
-                window, rows, length = source.config.windows[index], calibration.rows, calibration.length
+                window = source.config.windows[index]
+                rows = calibration.rows
+                length = calibration.length
                 # Norms and biases may be scaled in place.
-                matrices = quantize_calibrated(source.config, window, weights, rows, length, method=method, rule=rule)
-        _write_layer(layer_folder(folder, index), source.layer_tensors(index, weights, matrices), rule.dtype)
+                matrices = quantize_calibrated(
+                    source.config, window, weights, rows, length, method=method, rule=rule
+                )
+        _write_layer(
+            layer_folder(folder, index), source.layer_tensors(index, weights, matrices), rule.dtype
+        )
         weights |= {f"{name}.weight": matrix.dequantize() for name, matrix in matrices.items()}
         layer = build_layer(source, backend, weights, index)
         for stream in (evaluation, calibration):
@@ -113,10 +128,16 @@ def layer_folder(folder: Path, index: int) -> Path:
 
 def _check_finite(name: str, *, finite: bool) -> None:
     if not finite:
-        refuse(name, "expected finite numbers in its output, found NaN or inf; restore the weights from their source")
+        refuse(
+            name,
+            "expected finite numbers in its output, found NaN or inf; restore the weights from "
+            "their source",
+        )
 
 
-def _write_layer(path: Path, tensors: Iterable[tuple[str, Array | QuantizedMatrix]], dtype: DType) -> None:
+def _write_layer(
+    path: Path, tensors: Iterable[tuple[str, Array | QuantizedMatrix]], dtype: DType
+) -> None:
     """Write a layer to a new folder; ``dtype`` is that of scales."""
     arrays: dict[str, Array] = {}
     for name, value in tensors:
@@ -125,7 +146,10 @@ def _write_layer(path: Path, tensors: Iterable[tuple[str, Array | QuantizedMatri
         else:
             arrays[name] = value
     path.mkdir()
-    entries = [ShardEntry(CheckpointTensor(name, array.shape), name, array.dtype) for name, array in arrays.items()]
+    entries = [
+        ShardEntry(CheckpointTensor(name, array.shape), name, array.dtype)
+        for name, array in arrays.items()
+    ]
     write_weights(path, entries, lambda tensor: arrays[tensor.name], sys.maxsize, lambda *_: None)
 
 
@@ -134,13 +158,15 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
 
     Args:
         folder: folder of the model.
-        text: file or folder with the calibration text, in the formats of ``pronk train``. One document in 100, or the
-            end of the longest document, is held out to measure perplexity on. ``None`` means no calibration, and the
-            evaluation text of this package: solved Python problems and arithmetic word problems.
+        text: file or folder with the calibration text, in the formats of ``pronk train``. One
+            document in 100, or the end of the longest document, is held out to measure perplexity
+            on. ``None`` means no calibration, and the evaluation text of this package: solved
+            Python problems and arithmetic word problems.
         tokens: maximum number of tokens to calibrate with.
 
     Raises:
-        OptionError: the text is missing, unreadable or too short, or torch, with which to calibrate, is missing.
+        OptionError: the text is missing, unreadable or too short, or torch, with which to
+            calibrate, is missing.
         CheckpointError: the model's configuration or tokenizer cannot be read.
     """
     if text is not None:
@@ -150,26 +176,49 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
     length = min(LENGTH, config.context)
     if text is None:
         with as_file(files("pronk.train.quantization") / "evaluation.jsonl") as path:
-            documents = [document.text for document in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
-        return CalibrationTexts(_tokenize(encoder, documents, _MAX_EVALUATION_TOKENS, length, "evaluation text"))
+            documents = [
+                document.text
+                for document in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))
+            ]
+        return CalibrationTexts(
+            _tokenize(encoder, documents, _MAX_EVALUATION_TOKENS, length, "evaluation text")
+        )
     (pool, *_) = collect([spec_of(text, "calibrate")]).pools
     return CalibrationTexts(
-        _tokenize(encoder, pool.held_out, _MAX_EVALUATION_TOKENS, length, f"calibrate: held-out part of {text}"),
+        _tokenize(
+            encoder,
+            pool.held_out,
+            _MAX_EVALUATION_TOKENS,
+            length,
+            f"calibrate: held-out part of {text}",
+        ),
         _tokenize(encoder, _shuffled(pool.documents), tokens, length, f"calibrate: rest of {text}"),
     )
 
 
 def _shuffled(documents: Iterable[str]) -> Iterator[str]:
     """Yield chunks of the documents in random order, which is the same in every run."""
-    chunks = [text[i : i + _CHUNK_CHARACTERS] for text in documents for i in range(0, len(text), _CHUNK_CHARACTERS)]
+    chunks = [
+        text[i : i + _CHUNK_CHARACTERS]
+        for text in documents
+        for i in range(0, len(text), _CHUNK_CHARACTERS)
+    ]
     yield from random.Random(0).sample(chunks, len(chunks))  # noqa: S311 - not for secrets
 
 
-def _tokenize(encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str) -> Array:
-    """Return token ids ``[sequences, length]``; a text of fewer tokens is one sequence of its own length."""
+def _tokenize(
+    encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str
+) -> Array:
+    """Return token ids ``[sequences, length]``.
+
+    A text of fewer tokens is one sequence of its own length.
+    """
     ids = pack(encoder, iter(texts), max_tokens).astype(np.int64)
     if len(ids) < min(_MIN_TOKENS, length):
-        msg = f"{text_name}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"
+        msg = (
+            f"{text_name}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; "
+            "give more text"
+        )
         raise OptionError(msg)
     length = min(length, len(ids))
     return ids[: len(ids) // length * length].reshape(-1, length)

@@ -1,8 +1,9 @@
 """Rounding of weights to codes, and tensors in compressed-tensors' format ``pack-quantized``.
 
-Scales are first rounded to the dtype of the file, then codes are chosen for the rounded scales. Perplexity is therefore
-measured with exactly the weights that are written. The unsigned codes of a row are packed into 32-bit words, the first
-code in the lowest bits. A weight is ``weight_scale[output, group] * (code - 2 ** (bits - 1))``.
+Scales are first rounded to the dtype of the file, then codes are chosen for the rounded scales.
+Perplexity is therefore measured with exactly the weights that are written. The unsigned codes of a
+row are packed into 32-bit words, the first code in the lowest bits. A weight is
+``weight_scale[output, group] * (code - 2 ** (bits - 1))``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class RoundingRule(NamedTuple):
 
     kernels: Kernels  # compiled kernels, which choose the scales
     bits: Bits  # number of bits per code
-    group: int  # number of inputs per scale: a multiple of 8 that divides each matrix's inputs, or ``WHOLE_ROW``
+    # number of inputs per scale: a multiple of 8 that divides each matrix's inputs, or
+    # ``WHOLE_ROW``
+    group: int
     dtype: DType  # dtype of the scales in the file
 
     @property
@@ -40,13 +43,16 @@ class RoundingRule(NamedTuple):
 
     def scales(self, weight: Array) -> Array:
         """Return scales ``[outputs, groups]`` with minimum squared error of the weights, rounded to ``dtype``."""
-        scale = round_weights(self.kernels, weight, self.bits, self.group or _KERNEL_WHOLE_ROW).scale
+        scale = round_weights(
+            self.kernels, weight, self.bits, self.group or _KERNEL_WHOLE_ROW
+        ).scale
         largest = largest_number(self.dtype)
         return np.clip(scale, -largest, largest).astype(self.dtype).astype(FLOAT32)
 
     def nearest(self, weight: Array) -> QuantizedMatrix:
         """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes, with the scales of :meth:`scales`."""
-        scale, group = self.scales(weight), self.group or weight.shape[1]
+        scale = self.scales(weight)
+        group = self.group or weight.shape[1]
         codes = self.codes(weight, np.repeat(scale, group, axis=1)) + self.zero
         with np.errstate(invalid="ignore"):  # NaN, which QuantizedMatrix refuses
             return QuantizedMatrix(codes.astype(UINT8), scale, None, self.bits, group)
@@ -62,9 +68,10 @@ class RoundingRule(NamedTuple):
 def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[Bits, int]:
     """Check ``bits``, 8 or 4 per code, check or choose the group size, and return both.
 
-    ``inputs`` are the numbers of inputs of the matrices. ``group`` is the number of inputs per scale, or 0 for a whole
-    row; ``None`` chooses the largest power of two that divides the inputs of all matrices and is between 8 and the
-    default for ``bits``. An OptionError is raised unless ``group`` divides the inputs of every matrix.
+    ``inputs`` are the numbers of inputs of the matrices. ``group`` is the number of inputs per
+    scale, or 0 for a whole row; ``None`` chooses the largest power of two that divides the inputs
+    of all matrices and is between 8 and the default for ``bits``. An OptionError is raised unless
+    ``group`` divides the inputs of every matrix.
     """
     if bits not in DEFAULT_GROUPS:
         refuse("bits", f"expected 4 or 8, found {bits}", OptionError)
@@ -77,7 +84,9 @@ def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[B
         return checked_bits, group
     if group is None or group < 8 or group % 8 or common_divisor % group:
         found = "inputs of no common multiple of 8" if group is None else str(group)
-        expected = f"a multiple of 8 that divides the matrices' {' and '.join(map(str, inputs))} inputs"
+        expected = (
+            f"a multiple of 8 that divides the matrices' {' and '.join(map(str, inputs))} inputs"
+        )
         remedy = f"use {', '.join([*map(str, sizes), 'or 0 for a whole row'])}"
         refuse("group", f"expected {expected}, found {found}; {remedy}", OptionError)
     return checked_bits, group
@@ -85,12 +94,16 @@ def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[B
 
 def matrix_inputs(config: ModelConfig) -> list[int]:
     """Return the numbers of inputs of the matrices of a layer, without duplicates, in increasing order."""
-    return sorted({config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size})
+    return sorted(
+        {config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size}
+    )
 
 
 _VERSION = "0.20.0"  # version of compressed-tensors that has been tested to read the output
 
-_WORD, _SIZE = np.dtype(np.int32), np.dtype(np.int64)  # types of packed codes and of shapes in the file
+# types of packed codes and of shapes in the file
+_WORD = np.dtype(np.int32)
+_SIZE = np.dtype(np.int64)
 
 
 def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: DType) -> dict[str, Array]:
@@ -114,7 +127,9 @@ def _pad(codes: Array, multiple: int) -> Array:
     return np.pad(codes, ((0, 0), (0, -codes.shape[1] % multiple)))
 
 
-def packed_shapes(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str, tuple[tuple[int, ...], DType]]:
+def packed_shapes(
+    prefix: str, shape: tuple[int, int], rule: RoundingRule
+) -> dict[str, tuple[tuple[int, ...], DType]]:
     """Return shape and dtype of each tensor that :func:`pack_codes` makes for a matrix of ``shape``."""
     outputs, inputs = shape
     num_groups = inputs // (rule.group or inputs)
@@ -137,7 +152,12 @@ def quantization_config(rule: RoundingRule, ignore: Sequence[str]) -> dict[str, 
         "dynamic": False,
         "actorder": None,
     }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": None,
+        "output_activations": None,
+    }
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",

@@ -29,34 +29,48 @@ from pronk.train.quantization.rounding import LINEARS
 
 _REMEDY = "give the checkpoint with float32, float16 or bfloat16 weights that it was made from"
 
-# Weights and biases of a layer in float32, by module and kind: ``{"qkv.weight": …, "qkv.bias": …, "out.weight": …}``.
+# Weights and biases of a layer in float32, by module and kind: ``{"qkv.weight": …, "qkv.bias": …,
+# "out.weight": …}``.
 LayerWeights = dict[str, Array]
 
 _BLOCK_SIZE = 16  # number of tokens in a block of the KV cache
-_MAX_ROWS = 4096  # maximum tokens of sequences that a layer computes together; a longer one is alone
-_MAX_LOGITS = 1 << 21  # maximum number of logits (rows times vocabulary) at a time, unless _MIN_ROWS rows have more
+# maximum tokens of sequences that a layer computes together; a longer one is alone
+_MAX_ROWS = 4096
+# maximum number of logits (rows times vocabulary) at a time, unless _MIN_ROWS rows have more
+_MAX_LOGITS = 1 << 21
 _MIN_ROWS = 128
 
 
 class SourceCheckpoint:
     """Read access to the checkpoint that is to be quantized.
 
-    A CheckpointError is raised if it is unreadable, already quantized, or of a family that compressed-tensors does not
-    support (GPT-2).
+    A CheckpointError is raised if it is unreadable, already quantized, or of a family that
+    compressed-tensors does not support (GPT-2).
     """
 
     def __init__(self, folder: Path) -> None:
         if is_gguf(folder):
-            refuse(folder, f"expected a folder with safetensors files, found a GGUF file; {_REMEDY}")
-        self.folder, self.config = folder, read_config(folder)
+            refuse(
+                folder, f"expected a folder with safetensors files, found a GGUF file; {_REMEDY}"
+            )
+        self.folder = folder
+        self.config = read_config(folder)
         self.document = read_json(folder / "config.json", ConfigError)  # contents of config.json
         if self.config.quantization is not None:
             method = self.config.quantization.get("quant_method", "unknown")
-            refuse(folder, f"expected plain weights, found a model that is quantized already ({method}); {_REMEDY}")
+            refuse(
+                folder,
+                f"expected plain weights, found a model that is quantized already ({method}); "
+                f"{_REMEDY}",
+            )
         self.names = get_family(self.config.family).names
         if self.names.transposed or len(self.names.layer["qkv"]) == 1 or not self.config.is_plain:
             remedy = "which this command does not support; load it with --weights int8 or int4"
-            refuse(folder, f"expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, {remedy}")
+            refuse(
+                folder,
+                f"expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, "
+                f"{remedy}",
+            )
         self.dtype = parse_dtype("auto", self.config)
         self.checkpoint = Checkpoint(folder)
         self.parts = list(plan_tensors(self.config))  # modules of the model, with their tensors
@@ -71,12 +85,17 @@ class SourceCheckpoint:
         for part in self.parts:
             if part.target.startswith(f"layers.{index}."):
                 name = part.target.rpartition(".")[2]
-                yield from ((name, kind, each) for kind, each in (("weight", part.weight), ("bias", part.bias)) if each)
+                yield from (
+                    (name, kind, each)
+                    for kind, each in (("weight", part.weight), ("bias", part.bias))
+                    if each
+                )
 
     def weight(self, target: str) -> Array:
         """Return the weight of ``embedding``, ``norm`` or ``head`` as it is stored."""
         part = next(part for part in self.parts if part.target == target)
-        return self.inventory.tensor(part.weight[0]) if part.weight else self.weight("embedding")  # a tied head
+        # a tied head
+        return self.inventory.tensor(part.weight[0]) if part.weight else self.weight("embedding")
 
     def load_layer(self, index: int) -> LayerWeights:
         """Return copies of the weights of a layer."""
@@ -92,17 +111,20 @@ class SourceCheckpoint:
     ) -> Iterator[tuple[str, Array | QuantizedMatrix]]:
         """Yield name and value of each tensor of a layer (from 0), as written to the new checkpoint.
 
-        Norms and biases are those of ``weights``, converted to their dtypes in the checkpoint. ``matrices`` are the
-        quantized matrices by linear module; a stacked one (``qkv``) is split into its tensors.
+        Norms and biases are those of ``weights``, converted to their dtypes in the checkpoint.
+        ``matrices`` are the quantized matrices by linear module; a stacked one (``qkv``) is split
+        into its tensors.
         """
         for name, kind, tensors in self._stacks(index):
-            start, matrix = 0, matrices.get(name) if kind == "weight" else None
+            start = 0
+            matrix = matrices.get(name) if kind == "weight" else None
             for tensor in tensors:
                 end = start + tensor.shape[0]
                 if matrix is not None:
                     yield tensor.name, matrix.slice_outputs(start, end)
                 else:
-                    values, dtype = weights[f"{name}.{kind}"][start:end], self.inventory.tensor(tensor).dtype
+                    values = weights[f"{name}.{kind}"][start:end]
+                    dtype = self.inventory.tensor(tensor).dtype
                     yield tensor.name, values.astype(dtype)
                 start = end
 
@@ -110,21 +132,27 @@ class SourceCheckpoint:
 class LayerStream:
     """Hidden states of a text, computed by a backend one layer after the other, in float32.
 
-    ``tokens`` are the token ids ``[sequences, length]``. ``rows``, float32 ``[sequences * length, hidden]``, is the
-    input of the next layer, at first the embedding of ``source``.
+    ``tokens`` are the token ids ``[sequences, length]``. ``rows``, float32 ``[sequences * length,
+    hidden]``, is the input of the next layer, at first the embedding of ``source``.
     """
 
     def __init__(self, source: SourceCheckpoint, backend: Backend, tokens: Array) -> None:
-        self.source, self.backend, self.tokens = source, backend, tokens
+        self.source = source
+        self.backend = backend
+        self.tokens = tokens
         self.length = tokens.shape[1]
         self.rows = source.weight("embedding")[tokens.reshape(-1)].astype(FLOAT32)
         batch = min(len(tokens), max(1, _MAX_ROWS // self.length))
-        config, num_blocks = source.config.layers_like(0), batch * math.ceil(self.length / _BLOCK_SIZE)
-        self._cache = backend.make_cache(config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, dtype=FLOAT32)
+        config = source.config.layers_like(0)
+        num_blocks = batch * math.ceil(self.length / _BLOCK_SIZE)
+        self._cache = backend.make_cache(
+            config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, dtype=FLOAT32
+        )
         self._tables = [BlockTable() for _ in range(batch)]
         for table in self._tables:
             self._cache.prepare(table, self.length)
-        self._tree, self._rope = TokenTree.chain([0] * self.length), RopeTable(source.config.rope)
+        self._tree = TokenTree.chain([0] * self.length)
+        self._rope = RopeTable(source.config.rope)
 
     def run_layer(self, layer: Layer) -> None:
         """Replace :attr:`rows` by the output of a layer that :func:`build_layer` returned."""
@@ -135,22 +163,34 @@ class LayerStream:
             rows = self.rows[start : start + step]
             # Every sequence begins in an empty cache, since no table has committed tokens.
             count = len(rows) // self.length
-            packed = ProgramRows().set_segments([(table, self._tree, 0) for table in self._tables[:count]])
+            packed = ProgramRows().set_segments(
+                [(table, self._tree, 0) for table in self._tables[:count]]
+            )
             packed.rotate(self._rope)
             program.run(packed, rows)
 
     def perplexity(self) -> float:
-        """Return the perplexity, without the first token of each sequence; NaN or inf after an overflow.
+        """Return the perplexity, without the first token of each sequence.
+
+        NaN or inf after an overflow.
 
         All layers must have been run before.
         """
-        config, hidden = self.source.config, self.rows.shape[1]
+        config = self.source.config
+        hidden = self.rows.shape[1]
         rows = self.rows.reshape(-1, self.length, hidden)[:, :-1].reshape(-1, hidden)
         labels = self.tokens[:, 1:].reshape(-1)
         program = self.backend.program(hidden, FLOAT32)
-        head = Linear(self.backend, self.source.weight("head").astype(FLOAT32), None, WeightLayout(head=True), None)
+        head = Linear(
+            self.backend,
+            self.source.weight("head").astype(FLOAT32),
+            None,
+            WeightLayout(head=True),
+            None,
+        )
         program.linear(head, norm=Norm.of(config, self.source.weight("norm")), to="logits")
-        total, step = 0.0, max(_MIN_ROWS, _MAX_LOGITS // config.vocab_size)
+        total = 0.0
+        step = max(_MIN_ROWS, _MAX_LOGITS // config.vocab_size)
         for start in range(0, len(rows), step):
             chunk = rows[start : start + step]
             logits = np.empty((len(chunk), config.vocab_size), np.float32)
@@ -158,14 +198,18 @@ class LayerStream:
             total += _cross_entropy(logits, labels[start : start + step])
         self.source.checkpoint.release()
         mean = total / len(rows)
-        return math.exp(min(mean, 700.0)) if math.isfinite(mean) else mean  # math.exp(710) overflows
+        # math.exp(710) overflows
+        return math.exp(min(mean, 700.0)) if math.isfinite(mean) else mean
 
 
-def build_layer(source: SourceCheckpoint, backend: Backend, weights: LayerWeights, index: int) -> Layer:
+def build_layer(
+    source: SourceCheckpoint, backend: Backend, weights: LayerWeights, index: int
+) -> Layer:
     """Return layer ``index`` (from 0) of the model as the only layer of a decoder, with the given weights."""
     layer = Layer(source.config.layers_like(index))
     for name in LINEARS:
-        weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+        weight = weights[f"{name}.weight"]
+        bias = weights.get(f"{name}.bias")
         setattr(layer, name, Linear(backend, weight, bias, layer.layout(name), None))
     for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm"):
         if f"{name}.weight" in weights:
@@ -174,8 +218,13 @@ def build_layer(source: SourceCheckpoint, backend: Backend, weights: LayerWeight
 
 
 def _cross_entropy(logits: Array, labels: Array) -> float:
-    """Return the sum of ``-log softmax(logits)[label]`` over the rows; the logits are overwritten."""
+    """Return the sum of ``-log softmax(logits)[label]`` over the rows.
+
+    The logits are overwritten.
+    """
     with np.errstate(all="ignore"):  # after an overflow, the sum is NaN or infinite
         logits -= logits.max(axis=1, keepdims=True)
         of_labels = logits[np.arange(len(labels)), labels].astype(np.float64)
-        return float((np.log(np.exp(logits, out=logits).sum(axis=1, dtype=np.float64)) - of_labels).sum())
+        return float(
+            (np.log(np.exp(logits, out=logits).sum(axis=1, dtype=np.float64)) - of_labels).sum()
+        )

@@ -40,20 +40,37 @@ FORMS = {
     "norm_before_fc": ("speculators", replace(EAGLE, norm_before_fc=True)),
     "norm_before_residual": ("speculators", replace(EAGLE, norm_before_residual=True)),
     "norm_output": ("speculators", replace(EAGLE, norm_output=True)),
-    "all flags": ("eagle", replace(EAGLE, fc_norm=True, norm_before_residual=True, norm_output=True)),
+    "all flags": (
+        "eagle",
+        replace(EAGLE, fc_norm=True, norm_before_residual=True, norm_output=True),
+    ),
     "eagle": ("eagle", EAGLE),
     "other layers": ("eagle", replace(EAGLE, sources=(4, 0, 3, 1))),
     "biases": ("speculators", replace(EAGLE, bias=True)),
     "head norms": ("speculators", replace(EAGLE, qk_norm=True)),
-    "own sizes": ("speculators", replace(EAGLE, hidden=96, own_embedding=True, head_dim=32, heads=2, kv_heads=1)),
+    "own sizes": (
+        "speculators",
+        replace(EAGLE, hidden=96, own_embedding=True, head_dim=32, heads=2, kv_heads=1),
+    ),
     "borrowed": ("speculators", replace(EAGLE, own_head=False, draft=VOCAB)),
     "ordinary layers": ("speculators", replace(EAGLE, layers=3)),
     "deepspec": (
         "deepspec",
-        replace(EAGLE, sources=(0, 2, 4), qk_norm=True, layers=2, wide=2, draft=VOCAB, own_embedding=True),
+        replace(
+            EAGLE,
+            sources=(0, 2, 4),
+            qk_norm=True,
+            layers=2,
+            wide=2,
+            draft=VOCAB,
+            own_embedding=True,
+        ),
     ),
     "mtp": ("mtp", replace(MTP, own_head=False)),
-    "mimo": ("mimo", replace(MTP, own_head=False, bias=True, embedding_first=False, zero_first=True)),
+    "mimo": (
+        "mimo",
+        replace(MTP, own_head=False, bias=True, embedding_first=False, zero_first=True),
+    ),
     "deepseek": ("deepseek", replace(MTP, norm_output=False)),
     "qwen": ("qwen", replace(MTP, own_head=False, qk_norm=True)),
 }
@@ -63,14 +80,18 @@ ALL = pytest.mark.parametrize("name", FORMS)
 class Stage:
     """A head beside a target that has computed a text."""
 
-    def __init__(self, folder: Path, kind: str, engine: Engine | None = None, weights: str = "plain") -> None:
+    def __init__(
+        self, folder: Path, kind: str, engine: Engine | None = None, weights: str = "plain"
+    ) -> None:
         engine = engine or make_engine(tiny_decoder(windows=WINDOWS))
-        self.engine, target = engine, engine.target
+        self.engine = engine
+        target = engine.target
         self.runner = EagleRunner(target, load_head(kind, folder, target.decoder, weights))
 
     def compute(self, text: Sequence[int], chunks: Sequence[int] = ()) -> BlockTable:
         """Have the target compute a text without its last token, in chunks of these sizes."""
-        cache, table = self.engine.cache, BlockTable()
+        cache = self.engine.cache
+        table = BlockTable()
         cache.prepare(table, len(text) + 40)
         while (start := table.length) < len(text) - 1:
             size = chunks[0] if chunks else len(text)
@@ -94,7 +115,9 @@ class Stage:
 
 
 def check(stage: Stage, found: Array, wanted: Array) -> None:
-    """Compare logits of the draft vocabulary with those of all tokens, of which the others are -inf."""
+    """Compare logits of the draft vocabulary with those of all tokens, of which the others are
+    -inf.
+    """
     proposed = proposed_logits(stage, wanted)
     assert np.isfinite(wanted).sum() == len(proposed)
     np.testing.assert_allclose(found, proposed, rtol=1e-4, atol=1e-4)
@@ -111,7 +134,8 @@ def test_steps_and_trees_equal_the_formulas(name: str, tmp_path: Path) -> None:
     head = random_head(form)
     stage = Stage(write_head(head, tmp_path, layout), form.kind)
     reference = Reference(head, tiny_module(windows=WINDOWS))
-    cache, text = stage.make_cache(), TEXT[:14]
+    cache = stage.make_cache()
+    text = TEXT[:14]
     (draft,) = stage.begin([stage.context(text, stage.compute(text, (5,)), cache)], 20)
     check(stage, draft.logits[0], reference.logits(text))
     # 0 ┬ 1 ┬ 3 ─ 5
@@ -124,10 +148,15 @@ def test_steps_and_trees_equal_the_formulas(name: str, tmp_path: Path) -> None:
         stage.runner.extend([draft])
     tree = TokenTree(tuple(draft.tokens), tuple(draft.parents))
     for node in range(1, len(tree)):
-        check(stage, draft.logits[node], reference.logits(text, [tree.tokens[i] for i in tree.path(node)]))
+        check(
+            stage,
+            draft.logits[node],
+            reference.logits(text, [tree.tokens[i] for i in tree.path(node)]),
+        )
     stage.runner.end([draft])
     assert cache.tokens == text[1:]
-    # The next step, after two accepted tokens and a bonus token: rows with true features replace those of draft tokens.
+    # The next step, after two accepted tokens and a bonus token: rows with true features replace
+    # those of draft tokens.
     longer = [*text, 3, 9, 40]
     (again,) = stage.begin([stage.context(longer, stage.compute(longer), cache)], 20)
     check(stage, again.logits[0], reference.logits(longer))
@@ -149,7 +178,9 @@ def test_rows_do_not_depend_on_the_batch_or_on_chunks(name: str, tmp_path: Path)
             stage.runner.extend(batch)
         return [scores for draft in drafts for scores in draft.logits]
 
-    for one, other in zip(last_logits((), together=True), last_logits((4,), together=False), strict=True):
+    for one, other in zip(
+        last_logits((), together=True), last_logits((4,), together=False), strict=True
+    ):
         assert np.array_equal(one, other)
 
 
@@ -170,7 +201,8 @@ def test_reading_gives_the_logits_of_all_rows_but_the_last(most: int, tmp_path: 
     """These are the choices that a shadow pass counts; the next proposal is as without them."""
     head = random_head(EAGLE)
     stage = Stage(write_head(head, tmp_path), "eagle3")
-    reference, cache = Reference(head, tiny_module(windows=WINDOWS)), stage.make_cache()
+    reference = Reference(head, tiny_module(windows=WINDOWS))
+    cache = stage.make_cache()
     asked = stage.context(TEXT, stage.compute(TEXT), cache)
     found = stage.runner.read(asked, most)
     assert found is not None
@@ -186,9 +218,14 @@ def test_reading_gives_the_logits_of_all_rows_but_the_last(most: int, tmp_path: 
 def test_draft_tokens_of_another_drafter_get_rows(tmp_path: Path) -> None:
     head = random_head(EAGLE)
     stage = Stage(write_head(head, tmp_path), "eagle3")
-    reference, table = Reference(head, tiny_module(windows=WINDOWS)), stage.compute(TEXT)
-    caches, tails = [stage.make_cache() for _ in range(3)], [[], [4], [4, 90, 4]]
-    contexts = [stage.context([*TEXT, *tail], table, cache) for tail, cache in zip(tails, caches, strict=True)]
+    reference = Reference(head, tiny_module(windows=WINDOWS))
+    table = stage.compute(TEXT)
+    caches = [stage.make_cache() for _ in range(3)]
+    tails = [[], [4], [4, 90, 4]]
+    contexts = [
+        stage.context([*TEXT, *tail], table, cache)
+        for tail, cache in zip(tails, caches, strict=True)
+    ]
     drafts = stage.begin(contexts, 4)
     stage.runner.end(drafts)
     for number, tail in enumerate(tails):

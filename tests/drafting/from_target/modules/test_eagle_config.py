@@ -20,7 +20,8 @@ from pronk.drafting.from_target.modules.eagle_config import EagleConfig, default
 from pronk.models.loader import Fingerprint, describe_architecture
 from tiny_models import make_engine, tiny_decoder
 
-EAGLE, MTP = Form(), Form("mtp", draft=VOCAB, norm_output=True, own_head=False)
+EAGLE = Form()
+MTP = Form("mtp", draft=VOCAB, norm_output=True, own_head=False)
 
 
 def parse(folder: Path, kind: str = "eagle3") -> EagleConfig:
@@ -40,8 +41,12 @@ def test_sources_by_default_and_in_each_layout(tmp_path: Path) -> None:
     assert config.sources_of(36) == (2, 18, 33)
 
 
-@pytest.mark.parametrize(("kind", "form", "layout"), [("eagle3", EAGLE, "speculators"), ("mtp", MTP, "mtp")])
-def test_both_names_of_the_dtype_are_read(kind: str, form: Form, layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "form", "layout"), [("eagle3", EAGLE, "speculators"), ("mtp", MTP, "mtp")]
+)
+def test_both_names_of_the_dtype_are_read(
+    kind: str, form: Form, layout: str, tmp_path: Path
+) -> None:
     folder = write_head(random_head(form), tmp_path, layout)
     document = {**read_json(folder / "config.json"), "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(document))
@@ -58,17 +63,29 @@ def test_both_names_of_the_dtype_are_read(kind: str, form: Form, layout: str, tm
         ("mtp", {}),
     ],
 )
-@pytest.mark.parametrize("rope", [{}, {"kind": "linear", "factor": 2.0, "original": 64}, {"kind": "llama3"}], ids=str)
+@pytest.mark.parametrize(
+    "rope", [{}, {"kind": "linear", "factor": 2.0, "original": 64}, {"kind": "llama3"}], ids=str
+)
 def test_written_documents_are_read_again(
     kind: str, changes: dict[str, Any], rope: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = write_head(
-        random_head(EAGLE if kind == "eagle3" else MTP), tmp_path, "speculators" if kind == "eagle3" else "mtp"
+        random_head(EAGLE if kind == "eagle3" else MTP),
+        tmp_path,
+        "speculators" if kind == "eagle3" else "mtp",
     )
     plain = parse(folder, kind)
     size = plain.layers.head_dim
-    wanted = RopeConfig(size, 500.0, **({"factor": 8.0, "original": 64} if rope.get("kind") == "llama3" else {}) | rope)
-    layers = replace(plain.layers, rope=wanted, context=wanted.extend(64) if rope.get("kind") == "linear" else 4096)
+    wanted = RopeConfig(
+        size,
+        500.0,
+        **({"factor": 8.0, "original": 64} if rope.get("kind") == "llama3" else {}) | rope,
+    )
+    layers = replace(
+        plain.layers,
+        rope=wanted,
+        context=wanted.extend(64) if rope.get("kind") == "linear" else 4096,
+    )
     config = replace(plain, layers=replace(layers, dtype="bfloat16"), **changes)
     raw = json.loads(json.dumps(config.document(3)))
     assert EagleConfig.parse(kind, raw, tuple(Checkpoint(folder))) == config
@@ -76,7 +93,11 @@ def test_written_documents_are_read_again(
 
 SPECULATORS = {"layout": "speculators"}
 DOCUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "unknown": ("speculators", {"mask_token_id": 3}, "config.json: mask_token_id: expected no such key, found 3"),
+    "unknown": (
+        "speculators",
+        {"mask_token_id": 3},
+        "config.json: mask_token_id: expected no such key, found 3",
+    ),
     "nested": (
         "speculators",
         {"transformer_layer_config": {"rope_type": "x"}},
@@ -87,7 +108,11 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"eagle_config": {"num_experts": 2}},
         "eagle_config.num_experts: expected no such key, found 2",
     ),
-    "eagle 2": ("eagle", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state: expected true"),
+    "eagle 2": (
+        "eagle",
+        {"eagle_config": {"use_aux_hidden_state": False}},
+        "use_aux_hidden_state: expected true",
+    ),
     "another kind": (
         "speculators",
         {"speculators_model_type": "dflash"},
@@ -98,34 +123,62 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"architectures": ["LlamaForCausalLMEagle4"]},
         "architectures: expected that of an EAGLE-3 head, found .'LlamaForCausalLMEagle4'",
     ),
-    "a number as architectures": ("eagle", {"architectures": 7}, "architectures: expected that of an EAGLE-3 head"),
-    "both norms": ("speculators", {"fc_norm": True, "norm_before_fc": True}, "expected fc_norm or norm_before_fc"),
+    "a number as architectures": (
+        "eagle",
+        {"architectures": 7},
+        "architectures: expected that of an EAGLE-3 head",
+    ),
+    "both norms": (
+        "speculators",
+        {"fc_norm": True, "norm_before_fc": True},
+        "expected fc_norm or norm_before_fc",
+    ),
     "no flag": ("speculators", {"norm_output": 1}, "norm_output: expected true or false, found 1"),
     "too many tokens": (
         "speculators",
         {"draft_vocab_size": 132},
         "draft_vocab_size: expected at most vocab_size = 131",
     ),
-    "no size": ("speculators", {"draft_vocab_size": "all"}, "draft_vocab_size: expected an integer"),
-    "no layers": ("speculators", {"eagle_aux_hidden_state_layer_ids": []}, "expected a list of the target's layers"),
+    "no size": (
+        "speculators",
+        {"draft_vocab_size": "all"},
+        "draft_vocab_size: expected an integer",
+    ),
+    "no layers": (
+        "speculators",
+        {"eagle_aux_hidden_state_layer_ids": []},
+        "expected a list of the target's layers",
+    ),
     "layers beyond": (
         "speculators",
         {"eagle_aux_hidden_state_layer_ids": [2, 3, 9]},
         r"expected layers 0 to 4 of the target, found \[2, 3, 9\]",
     ),
-    "nothing nested": ("speculators", {"transformer_layer_config": 7}, "transformer_layer_config: expected an object"),
+    "nothing nested": (
+        "speculators",
+        {"transformer_layer_config": 7},
+        "transformer_layer_config: expected an object",
+    ),
     "another family": (
         "speculators",
         {"transformer_layer_config": {"model_type": "qwen3_5"}},
         "config.json has model_type 'qwen3_5': layers with a recurrent state are not supported",
     ),
-    "bad fingerprint": ("speculators", {"pronk": {"target": {}}}, "pronk.target: expected architecture and weights"),
+    "bad fingerprint": (
+        "speculators",
+        {"pronk": {"target": {}}},
+        "pronk.target: expected architecture and weights",
+    ),
     "other layers": (
         "speculators",
         {"eagle_aux_hidden_state_layer_ids": [2, 3]},
         r"tensor fc.weight: expected shape \[64, 128\]",
     ),
-    "other vocabulary": ("eagle", {"vocab_size": 200}, "vocab_size: expected 131, that of the target, found 200"),
+    "other vocabulary": (
+        "eagle",
+        {"vocab_size": 200},
+        "vocab_size: expected 131, that of the target, found 200",
+    ),
     "other width": (
         "speculators",
         {"target_hidden_size": 32},
@@ -145,7 +198,9 @@ def test_bad_documents(case: str, tmp_path: Path) -> None:
     folder = write_head(random_head(EAGLE), tmp_path, layout)
     document = read_json(folder / "config.json") | changes
     if isinstance(nested, dict):
-        document["transformer_layer_config"] = read_json(folder / "config.json")["transformer_layer_config"] | nested
+        document["transformer_layer_config"] = (
+            read_json(folder / "config.json")["transformer_layer_config"] | nested
+        )
     (folder / "config.json").write_text(json.dumps(document))
     with pytest.raises((ConfigError, CheckpointError, OptionError), match=message) as error:
         load(folder)
@@ -162,22 +217,49 @@ def with_tensor(name: str, *shape: int, dtype: Any = np.float32) -> Callable[[He
 
 
 FILES: dict[str, tuple[Callable[[Head], None], str]] = {
-    "missing": (without("layers.0.mlp.up_proj.weight"), "missing tensors: layers.0.mlp.up_proj.weight"),
+    "missing": (
+        without("layers.0.mlp.up_proj.weight"),
+        "missing tensors: layers.0.mlp.up_proj.weight",
+    ),
     "unexpected": (with_tensor("mask_hidden", 1, 1, 192), "unexpected tensors: mask_hidden"),
-    "a layer without a number": (with_tensor("layers.x.norm.weight", 4), "unexpected tensors: layers.x.norm.weight"),
-    "a layer of a long number": (with_tensor(f"layers.{'9' * 5000}.norm.weight", 4), "unexpected tensors: layers.999"),
-    "gate": (with_tensor("layers.0.self_attn.g_proj.weight", 4, 4), "unexpected tensors: layers.0.self_attn.g_proj"),
-    "shape": (with_tensor("layers.0.self_attn.q_proj.weight", 64, 64), r"q_proj.weight: expected shape \[64, 128\]"),
-    "type": (with_tensor("norm.weight", 64, dtype=np.int64), "tensor norm.weight: expected float32"),
+    "a layer without a number": (
+        with_tensor("layers.x.norm.weight", 4),
+        "unexpected tensors: layers.x.norm.weight",
+    ),
+    "a layer of a long number": (
+        with_tensor(f"layers.{'9' * 5000}.norm.weight", 4),
+        "unexpected tensors: layers.999",
+    ),
+    "gate": (
+        with_tensor("layers.0.self_attn.g_proj.weight", 4, 4),
+        "unexpected tensors: layers.0.self_attn.g_proj",
+    ),
+    "shape": (
+        with_tensor("layers.0.self_attn.q_proj.weight", 64, 64),
+        r"q_proj.weight: expected shape \[64, 128\]",
+    ),
+    "type": (
+        with_tensor("norm.weight", 64, dtype=np.int64),
+        "tensor norm.weight: expected float32",
+    ),
     "no d2t": (without("d2t"), "tensor d2t: expected 100 offsets, found none"),
-    "short d2t": (with_tensor("d2t", 99, dtype=np.int64), r"tensor d2t: expected shape \[100\] .*found \[99\]"),
+    "short d2t": (
+        with_tensor("d2t", 99, dtype=np.int64),
+        r"tensor d2t: expected shape \[100\] .*found \[99\]",
+    ),
     "type of d2t": (with_tensor("d2t", 100), "tensor d2t: expected the type I64"),
-    "wrong t2d": (with_tensor("t2d", VOCAB, dtype=np.bool_), "tensor t2d: expected the tokens of d2t"),
+    "wrong t2d": (
+        with_tensor("t2d", VOCAB, dtype=np.bool_),
+        "tensor t2d: expected the tokens of d2t",
+    ),
     "beyond": (
         lambda head: head.tensors.update(d2t=head.tensors["d2t"] + 100),
         "tensor d2t: expected offsets to different tokens below 131",
     ),
-    "no head": (without("lm_head.weight"), "draft_vocab_size: expected 131, that of the target, found 100"),
+    "no head": (
+        without("lm_head.weight"),
+        "draft_vocab_size: expected 131, that of the target, found 100",
+    ),
 }
 
 
@@ -196,10 +278,15 @@ def test_damaged_and_pickled_files(tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError, match="expected a complete safetensors file, found a truncated or damaged one"):
+    with pytest.raises(
+        CheckpointError,
+        match="expected a complete safetensors file, found a truncated or damaged one",
+    ):
         load(folder)
     file.rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"found pytorch_model.bin; pickle files can run code .* convert"):
+    with pytest.raises(
+        CheckpointError, match=r"found pytorch_model.bin; pickle files can run code .* convert"
+    ):
         load(folder)
     (folder / "pytorch_model.bin").unlink()
     file.write_bytes(content)
@@ -214,7 +301,9 @@ def test_mtp_heads_that_are_absent(tmp_path: Path) -> None:
         load(folder, "mtp")
     engine = make_engine(tiny_decoder())
     for kind in ("eagle3", "mtp"):
-        with pytest.raises(OptionError, match=f'{kind}: expected model="…", a folder or a Hub id of a head'):
+        with pytest.raises(
+            OptionError, match=f'{kind}: expected model="…", a folder or a Hub id of a head'
+        ):
             make_drafter(kind).bind(engine.target)
 
 
@@ -232,8 +321,12 @@ def test_default_heads(tmp_path: Path) -> None:
     assert Mtp().find_default(mtp) is None
 
 
-def test_packaged_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
-    """A head that comes with pronk is used for all targets of its architecture, and for no others."""
+def test_packaged_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A head that comes with pronk is used for all targets of its architecture, and for no
+    others.
+    """
     monkeypatch.setattr("pronk.drafting.from_target.eagle3._PACKAGED", tmp_path)
     target = make_engine(tiny_decoder()).target
     assert Eagle3().find_default(target) is None
@@ -246,7 +339,11 @@ def test_packaged_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn
     write_head(random_head(EAGLE), tmp_path / "eagle3")
     assert Eagle3().find_default(own) == tmp_path / "eagle3"
     engine = make_engine(tiny_decoder())
-    assert [part.name for part in Auto(bundled=False).bind(engine.target).parts] == ["suffix", "recycling", "eagle3"]
+    assert [part.name for part in Auto(bundled=False).bind(engine.target).parts] == [
+        "suffix",
+        "recycling",
+        "eagle3",
+    ]
     assert not recwarn.list
 
 
@@ -256,8 +353,15 @@ def test_heads_of_other_targets(checkpoint: Any, tmp_path: Path) -> None:
 
     model = checkpoint("llama")
     llm = LLM(str(model), drafter="autoregressive")
-    config, own = llm.target.decoder.config, Fingerprint.of(Path(model))
-    form = replace(EAGLE, vocab=config.vocab_size, draft=config.vocab_size, hidden=config.hidden_size, own_head=False)
+    config = llm.target.decoder.config
+    own = Fingerprint.of(Path(model))
+    form = replace(
+        EAGLE,
+        vocab=config.vocab_size,
+        draft=config.vocab_size,
+        hidden=config.hidden_size,
+        own_head=False,
+    )
     head = random_head(form, size=config.hidden_size)
     nothing = {"target_hidden_size": None}
     cases = [
@@ -278,7 +382,10 @@ def test_heads_of_other_targets(checkpoint: Any, tmp_path: Path) -> None:
             with pytest.warns(UserWarning, match=expected):
                 made.bind(llm.target)
         else:
-            with pytest.raises(OptionError, match=r"expected a head of this target .*found one of llama of 9 layers"):
+            with pytest.raises(
+                OptionError,
+                match=r"expected a head of this target .*found one of llama of 9 layers",
+            ):
                 made.bind(llm.target)
 
 
@@ -287,15 +394,21 @@ def test_mtp_head_in_the_checkpoint_of_its_target(checkpoint: Any, tmp_path: Pat
     from pronk import LLM, SamplingParams
 
     model = Path(checkpoint("qwen2", num_hidden_layers=1))
-    tensors, document = load_file(model / "model.safetensors"), read_json(model / "config.json")
+    tensors = load_file(model / "model.safetensors")
+    document = read_json(model / "config.json")
     own = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.0.")}
     size = document["hidden_size"]
-    head = {name.replace("model.layers.0.", "model.mtp_layers.0."): tensor for name, tensor in own.items()}
+    head = {
+        name.replace("model.layers.0.", "model.mtp_layers.0."): tensor
+        for name, tensor in own.items()
+    }
     head |= {
         f"model.mtp_layers.0.{name}.weight": np.ones(size, np.float32)
         for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")
     }
-    head["model.mtp_layers.0.input_proj.weight"] = np.concatenate([np.eye(size)] * 2, axis=1).astype(np.float32)
+    head["model.mtp_layers.0.input_proj.weight"] = np.concatenate(
+        [np.eye(size)] * 2, axis=1
+    ).astype(np.float32)
     folder = tmp_path / "mimo"
     folder.mkdir()
     for file in model.iterdir():

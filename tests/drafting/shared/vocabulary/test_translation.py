@@ -1,4 +1,6 @@
-"""Translation between two vocabularies: shared tokens, and re-encoding of a text that grows and changes."""
+"""Translation between two vocabularies: shared tokens, and re-encoding of a text that grows and
+changes.
+"""
 
 import random
 
@@ -33,9 +35,14 @@ PIECES = [
 
 
 def between(
-    target: Tokenizer, draft: Tokenizer, target_size: int | None = None, draft_size: int | None = None
+    target: Tokenizer,
+    draft: Tokenizer,
+    target_size: int | None = None,
+    draft_size: int | None = None,
 ) -> Translation:
-    return Translation.between("draft", target, target_size or target.vocab_size, draft, draft_size or draft.vocab_size)
+    return Translation.between(
+        "draft", target, target_size or target.vocab_size, draft, draft_size or draft.vocab_size
+    )
 
 
 def encode(translation: Translation, tokens: list[int]) -> list[int]:
@@ -66,8 +73,10 @@ def as_bytes(tokenizer: Tokenizer, tokens: list[int]) -> bytes:
 @pytest.mark.parametrize("draft", TARGETS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_text_is_preserved(target: str, draft: str) -> None:
-    target_tokenizer, draft_tokenizer = TOKENIZERS[target], TOKENIZERS[draft]
-    translation, draw = between(target_tokenizer, draft_tokenizer), random.Random(f"{target} {draft}")
+    target_tokenizer = TOKENIZERS[target]
+    draft_tokenizer = TOKENIZERS[draft]
+    translation = between(target_tokenizer, draft_tokenizer)
+    draw = random.Random(f"{target} {draft}")
     for _ in range(60):
         text = "a" + random_text(draw)
         tokens = target_tokenizer.encode(text)
@@ -77,23 +86,33 @@ def test_the_text_is_preserved(target: str, draft: str) -> None:
         assert not translation.identical or found == tokens
 
 
-@pytest.mark.parametrize(("target", "draft"), [("bytes", "bytes 2"), ("metaspace", "bytes"), ("bytes", "llama 2")])
+@pytest.mark.parametrize(
+    ("target", "draft"), [("bytes", "bytes 2"), ("metaspace", "bytes"), ("bytes", "llama 2")]
+)
 def test_incremental_encoding_is_close_to_encoding_all_at_once(target: str, draft: str) -> None:
     """The text grows by one step or several, and its end changes."""
-    target_tokenizer, draft_tokenizer = TOKENIZERS[target], TOKENIZERS[draft]
-    translation, draw = between(target_tokenizer, draft_tokenizer), random.Random(f"{target} {draft}")
+    target_tokenizer = TOKENIZERS[target]
+    draft_tokenizer = TOKENIZERS[draft]
+    translation = between(target_tokenizer, draft_tokenizer)
+    draw = random.Random(f"{target} {draft}")
     exact = steps = 0
     for _ in range(4):
         reencoder = translation.make_reencoder()
         tokens: list[int] = []
         while len(tokens) < 600:
-            before, known = list(reencoder.tokens), draw.randrange(len(tokens) + 1)
+            before = list(reencoder.tokens)
+            known = draw.randrange(len(tokens) + 1)
             del tokens[max(known, len(tokens) - draw.choice((0, 0, 1, 5, 100))) :]
-            tokens += target_tokenizer.encode("a" + random_text(draw), add_special_tokens=False)[draw.randrange(3) :]
+            tokens += target_tokenizer.encode("a" + random_text(draw), add_special_tokens=False)[
+                draw.randrange(3) :
+            ]
             unchanged = reencoder.update(tokens, known)
             found = reencoder.tokens
             assert before[:unchanged] == found[:unchanged]
-            assert before[unchanged : unchanged + 1] != found[unchanged : unchanged + 1] or len(before) == unchanged
+            assert (
+                before[unchanged : unchanged + 1] != found[unchanged : unchanged + 1]
+                or len(before) == unchanged
+            )
             assert as_bytes(draft_tokenizer, found) == as_bytes(target_tokenizer, tokens)
             exact += found == encode(translation, tokens)
             steps += 1
@@ -101,9 +120,11 @@ def test_incremental_encoding_is_close_to_encoding_all_at_once(target: str, draf
 
 
 def test_the_state_depends_on_the_current_tokens_alone() -> None:
-    translation, draw = between(TOKENIZERS["bytes"], TOKENIZERS["metaspace"]), random.Random(0)
+    translation = between(TOKENIZERS["bytes"], TOKENIZERS["metaspace"])
+    draw = random.Random(0)
     ids = TOKENIZERS["bytes"].encode("".join(random_text(draw) for _ in range(40)))
-    forward, rolled_back = translation.make_reencoder(), translation.make_reencoder()
+    forward = translation.make_reencoder()
+    rolled_back = translation.make_reencoder()
     for stop in range(1, 400):
         forward.update(ids[:stop])
         rolled_back.update(ids[:stop] + ids[1000 - stop : 1100 - stop])
@@ -113,7 +134,9 @@ def test_the_state_depends_on_the_current_tokens_alone() -> None:
 
 def test_a_step_re_encodes_only_the_end_of_a_long_text() -> None:
     target = TOKENIZERS["bytes"]
-    ids = target.encode("It is the one thing that the other animals in the forest have not. " * 1000)
+    ids = target.encode(
+        "It is the one thing that the other animals in the forest have not. " * 1000
+    )
     reencoder = between(target, TOKENIZERS["metaspace"]).make_reencoder()
     reencoder.update(ids)
     assert len(ids) > 20_000
@@ -151,8 +174,10 @@ def test_incomplete_characters(draft: str) -> None:
 
 
 def test_invalid_utf_8() -> None:
-    target, draft = TOKENIZERS["bytes"], TOKENIZERS["bytes 2"]
-    draw, translation = random.Random(0), between(target, draft)
+    target = TOKENIZERS["bytes"]
+    draft = TOKENIZERS["bytes 2"]
+    draw = random.Random(0)
+    translation = between(target, draft)
     for _ in range(20):
         tokens = [draw.randrange(1, 257) for _ in range(400)]
         reencoder = translation.make_reencoder()
@@ -162,7 +187,9 @@ def test_invalid_utf_8() -> None:
 
 
 def test_a_tokenizer_that_normalizes_the_text_is_re_encoded_in_parts() -> None:
-    """If lower case changes byte offsets, texts are cut before a character, at least after ``_MAX_INTERVAL`` tokens."""
+    """If lower case changes byte offsets, texts are cut before a character, at least after
+    ``_MAX_INTERVAL`` tokens.
+    """
     draft = byte_level()
     draft.backend.normalizer = tokenizers.normalizers.Lowercase()
     translation = between(TOKENIZERS["bytes 2"], draft)
@@ -196,7 +223,8 @@ def test_special_tokens_are_mapped_by_name() -> None:
 
 
 def test_the_draft_gets_its_own_bos_token() -> None:
-    bytes_, spaced = TOKENIZERS["bytes"], TOKENIZERS["metaspace"]
+    bytes_ = TOKENIZERS["bytes"]
+    spaced = TOKENIZERS["metaspace"]
     assert encode(between(bytes_, spaced), bytes_.encode("the")) == spaced.encode("the")
     assert spaced.encode("the")[0] == spaced.bos_id
     assert encode(between(spaced, bytes_), spaced.encode("the")) == bytes_.encode("the")
@@ -210,14 +238,22 @@ def test_the_draft_gets_its_own_bos_token() -> None:
 @pytest.mark.parametrize("draft", list(TOKENIZERS))
 @pytest.mark.parametrize("target", TARGETS)
 def test_shared_tokens_have_the_same_text(target: str, draft: str) -> None:
-    target_tokenizer, draft_tokenizer = TOKENIZERS[target], TOKENIZERS[draft]
+    target_tokenizer = TOKENIZERS[target]
+    draft_tokenizer = TOKENIZERS[draft]
     translation = between(
-        target_tokenizer, draft_tokenizer, target_tokenizer.vocab_size + 5, draft_tokenizer.vocab_size + 9
+        target_tokenizer,
+        draft_tokenizer,
+        target_tokenizer.vocab_size + 5,
+        draft_tokenizer.vocab_size + 9,
     )
     logits = np.arange(2.0 * (draft_tokenizer.vocab_size + 9), dtype=np.float32).reshape(2, -1)
     found = translation.to_target(logits)
     assert found.shape == (2, target_tokenizer.vocab_size + 5)
-    pairs = {t: d for t in range(target_tokenizer.vocab_size) if (d := translation.to_draft(t)) is not None}
+    pairs = {
+        t: d
+        for t in range(target_tokenizer.vocab_size)
+        if (d := translation.to_draft(t)) is not None
+    }
     assert len(pairs) > 60
     assert len(set(pairs.values())) == len(pairs)
     front = (
@@ -244,7 +280,8 @@ def test_end_tokens_are_mapped_to_each_other() -> None:
 
 
 def test_padded_and_added_tokens_do_not_change_ids() -> None:
-    tiny, extended = Tokenizer.load(TINY), Tokenizer.load(TINY)
+    tiny = Tokenizer.load(TINY)
+    extended = Tokenizer.load(TINY)
     extended.backend.add_special_tokens([AddedToken("<|image|>", special=True)])
     logits = np.random.default_rng(0).standard_normal((3, 4160), np.float32)
 
@@ -274,7 +311,8 @@ def test_padded_and_added_tokens_do_not_change_ids() -> None:
 
 
 def test_identical_vocabularies_skip_tokens_that_the_draft_lacks() -> None:
-    tiny, extended = Tokenizer.load(TINY), Tokenizer.load(TINY)
+    tiny = Tokenizer.load(TINY)
+    extended = Tokenizer.load(TINY)
     extended.backend.add_special_tokens(["<|image|>"])
     reencoder = between(extended, tiny, 4160, 4096).make_reencoder()
     assert reencoder.update([5, 4096, 6, 4159]) == 0
@@ -283,7 +321,8 @@ def test_identical_vocabularies_skip_tokens_that_the_draft_lacks() -> None:
     assert (reencoder.tokens, reencoder.is_complete) == ([5, 6, 7, 8], True)
     assert reencoder.update([5, 9], 1) == 1
     assert (reencoder.tokens, reencoder.is_complete) == ([5, 9], True)
-    draw, tokens = random.Random(0), [5]
+    draw = random.Random(0)
+    tokens = [5]
     for _ in range(200):
         del tokens[draw.randrange(1, len(tokens) + 1) :]
         tokens += draw.choices((1, 2, 3, 4096), k=draw.randrange(1, 600))
@@ -304,12 +343,18 @@ def test_equal_tokens_with_other_ids_are_not_identical() -> None:
 
 @pytest.mark.parametrize("draft", [word_piece(), byte_level(257, [])])
 def test_vocabularies_with_few_shared_tokens_are_refused(draft: Tokenizer) -> None:
-    """Too few tokens are shared with WordPiece, and with single bytes, which the target seldom chooses."""
+    """Too few tokens are shared with WordPiece, and with single bytes, which the target seldom
+    chooses.
+    """
     target = TOKENIZERS["bytes"]
     with pytest.raises(OptionError) as caught:
         Translation.between("draft", target, 384, draft, 512)
     message = str(caught.value)
     assert message.startswith("draft: expected a draft model with a similar vocabulary, found ")
-    for part in ("tokens in common", "380 tokens (its model 384)", f"{draft.vocab_size} (its model 512)"):
+    for part in (
+        "tokens in common",
+        "380 tokens (its model 384)",
+        f"{draft.vocab_size} (its model 512)",
+    ):
         assert part in message
     assert "\n" not in message

@@ -29,7 +29,9 @@ def backend(*, packed: bool) -> Backend:
 
 
 def export_weights(module: nn.Module, folder: Path, by: Backend) -> DrafterWeights:
-    """Write the weights of a module, which are rounded to bfloat16, and return them for the core."""
+    """Write the weights of a module, which are rounded to bfloat16, and return them for the
+    core.
+    """
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(parameter.bfloat16())
@@ -37,14 +39,18 @@ def export_weights(module: nn.Module, folder: Path, by: Backend) -> DrafterWeigh
     return DrafterWeights(Checkpoint(folder), by, FLOAT32)
 
 
-def run_program(compile_into: Callable[[Program], None], config: ModelConfig, by: Backend, x: Array) -> Array:
+def run_program(
+    compile_into: Callable[[Program], None], config: ModelConfig, by: Backend, x: Array
+) -> Array:
     """Return the stream after a program ran on the rows ``x`` ``[tokens, hidden]`` of a text."""
-    cache, block_table = make_cache(config, FLOAT32, num_blocks=4, packed=by.kernels is not None), BlockTable()
+    cache = make_cache(config, FLOAT32, num_blocks=4, packed=by.kernels is not None)
+    block_table = BlockTable()
     cache.prepare(block_table, len(x))
     program = by.program(x.shape[1], FLOAT32, cache)
     compile_into(program)
     tokens = [0] * len(x)
-    rows, stream = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens), x.copy()
+    rows = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens)
+    stream = x.copy()
     rows.rotate(RopeTable(config.rope))
     program.run(rows, stream)
     assert np.isfinite(stream).all()

@@ -50,7 +50,9 @@ def made(target: DecoderModule, shape: GlideShape = SHAPE) -> GlideDecoderModule
         (576, {"hidden": 288, "heads": 3, "kv_heads": 3, "mlp": 100}, (288, 3, 3, 100)),
     ],
 )
-def test_sizes_follow_the_target(target: int, given: dict[str, int], sizes: tuple[int, ...]) -> None:
+def test_sizes_follow_the_target(
+    target: int, given: dict[str, int], sizes: tuple[int, ...]
+) -> None:
     shape = GlideShape.of_target(replace(tiny_config(), hidden_size=target), **given)
     assert (shape.hidden, shape.heads, shape.kv_heads, shape.mlp) == sizes
 
@@ -60,7 +62,9 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, position: int) -> Tensor:
-    """Rotate plane ``i`` of a head (coordinates ``i`` and ``i + d / 2``) by ``position / 10000^(2i / d)``."""
+    """Rotate plane ``i`` of a head (coordinates ``i`` and ``i + d / 2``) by ``position / 10000^(2i
+    / d)``.
+    """
     half = len(x) // 2
     angles = position * 10000.0 ** (-torch.arange(half) / half)
     turned = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones(half), angles)
@@ -71,15 +75,25 @@ def attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     if not keys:
         return torch.zeros_like(q)
     scores = torch.stack([q @ key for key in keys]) / math.sqrt(len(q))
-    return torch.stack([share * value for share, value in zip(scores.softmax(0), values, strict=True)]).sum(0)
+    return torch.stack(
+        [share * value for share, value in zip(scores.softmax(0), values, strict=True)]
+    ).sum(0)
 
 
-def slow(module: GlideDecoderModule, target: DecoderModule, tokens: Tensor, features: Features, seen: Tensor) -> Tensor:
+def slow(
+    module: GlideDecoderModule,
+    target: DecoderModule,
+    tokens: Tensor,
+    features: Features,
+    seen: Tensor,
+) -> Tensor:
     """Return the last layer's outputs, row by row and head by head."""
-    c, t = module.config, target.config
+    c = module.config
+    t = target.config
     rows = [module.embedding[token] for token in tokens]
     for number, layer in enumerate(module.layers):
-        w, size = dict(layer.named_parameters()), c.head_dim
+        w = dict(layer.named_parameters())
+        size = c.head_dim
         split = [(w["qkv.weight"] @ norm(x, w["attention_norm.weight"])).split(size) for x in rows]
         after = []
         for p, x in enumerate(rows):
@@ -91,8 +105,11 @@ def slow(module: GlideDecoderModule, target: DecoderModule, tokens: Tensor, feat
                 heads.append(attention(rotate(split[p][head], p), keys, values))
             h = x + w["out.weight"] @ torch.cat(heads)
             if module.cache_layers:
-                cached, heads = module.cache_layers[number], []
-                queries = (w["cross_query.weight"] @ norm(h, w["cross_norm.weight"])).split(t.head_dim)
+                cached = module.cache_layers[number]
+                heads = []
+                queries = (w["cross_query.weight"] @ norm(h, w["cross_norm.weight"])).split(
+                    t.head_dim
+                )
                 places = [k for k in range(LENGTH) if seen[p, k]]
                 for head, query in enumerate(queries):
                     keys = [features.keys[cached][k, head // t.group] for k in places]
@@ -125,9 +142,13 @@ def test_the_module_equals_the_formulas(cross: bool, classic: bool) -> None:
     attend = DenseAttention(1, LENGTH)
     if cross:
         positions = torch.arange(LENGTH)
-        keys, values = ([found[layer] for layer in (1, 2)] for found in (features.keys, features.values))
+        keys, values = (
+            [found[layer] for layer in (1, 2)] for found in (features.keys, features.values)
+        )
         rotation = target.rope(positions, torch.float32)
-        attend = DelayedAttention(1, LENGTH, rotation=rotation, keys=keys, values=values, masks=[seen, seen])
+        attend = DelayedAttention(
+            1, LENGTH, rotation=rotation, keys=keys, values=values, masks=[seen, seen]
+        )
     got = dense_hidden(module, tokens[None], attend=attend)
     assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
     assert want.std() > 1
@@ -137,16 +158,22 @@ def test_the_module_equals_the_formulas(cross: bool, classic: bool) -> None:
 @CROSS
 @PACKED
 @torch.no_grad()
-def test_logits_of_the_core_equal_the_formulas(packed: bool, cross: bool, classic: bool, tmp_path: Path) -> None:
+def test_logits_of_the_core_equal_the_formulas(
+    packed: bool, cross: bool, classic: bool, tmp_path: Path
+) -> None:
     """A row sees the target's tokens before it, of the first five."""
-    by, target = backend(packed=packed), tiny_module(classic=classic)
+    by = backend(packed=packed)
+    target = tiny_module(classic=classic)
     module = made(target, GlideShape(**{**vars(SHAPE), "cross": cross}))
     weights = export_weights(module, tmp_path / "drafter", by)
     decoder = GlideDecoder(GlideShape(**{**vars(SHAPE), "cross": cross}), target.config, weights)
     weights.check_all_read()
     matrices = [parameter for parameter in module.parameters() if parameter.dim() == 2]
-    assert sum(each.out_features * each.in_features for each in decoder.linears()) == sum(map(torch.numel, matrices))
-    source, shape = tiny_decoder(packed=packed, classic=classic), dict[str, Any](num_blocks=2, packed=packed)
+    assert sum(each.out_features * each.in_features for each in decoder.linears()) == sum(
+        map(torch.numel, matrices)
+    )
+    source = tiny_decoder(packed=packed, classic=classic)
+    shape = dict[str, Any](num_blocks=2, packed=packed)
     pools = [make_cache(each.config, FLOAT32, **shape) for each in (source, decoder)]
     tables = BlockTable(), BlockTable()
     for pool, table in zip(pools, tables, strict=True):
@@ -154,9 +181,12 @@ def test_logits_of_the_core_equal_the_formulas(packed: bool, cross: bool, classi
     job = ForwardJob(Segment(tables[0], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH)
     ModelRunner(source, pools[0]).forward([job])
     pools[0].commit(tables[0], range(5))
-    job = ForwardJob(Segment(tables[1], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH, (tables[0],))
+    job = ForwardJob(
+        Segment(tables[1], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH, (tables[0],)
+    )
     found = ModelRunner(decoder, pools[1], pools[:1] if cross else ()).forward([job]).logits[0][:]
-    seen, tokens = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1), torch.tensor(TOKENS)
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)
+    tokens = torch.tensor(TOKENS)
     seen[:, 5:] = False
     features = compute_features(target, tokens[None], torch.float32, cache=module.cache_layers)
     hidden = slow(module, target, tokens, features, seen)
@@ -166,12 +196,19 @@ def test_logits_of_the_core_equal_the_formulas(packed: bool, cross: bool, classi
 
 def test_layers_read_the_targets_last_layers() -> None:
     target = tiny_config(windows=(None,) * 8)
-    assert [GlideShape(n).cache_layers(target) for n in (1, 2, 8)] == [(8,), (7, 8), (1, 2, 3, 4, 5, 6, 7, 8)]
+    assert [GlideShape(n).cache_layers(target) for n in (1, 2, 8)] == [
+        (8,),
+        (7, 8),
+        (1, 2, 3, 4, 5, 6, 7, 8),
+    ]
     assert GlideShape(2, cache_layer=3).cache_layers(target) == (3, 4)
     assert GlideShape(9, cross=False).cache_layers(target) == ()
     mixed = tiny_config(windows=(None,) * 3, special="convolutions")
     assert GlideShape(1, cache_layer=2).cache_layers(mixed) == (2,)
-    with pytest.raises(OptionError, match=r"cache-layer: expected target layers with attention, found .* in layer 3"):
+    with pytest.raises(
+        OptionError,
+        match=r"cache-layer: expected target layers with attention, found .* in layer 3",
+    ):
         GlideShape(1).cache_layers(mixed)
 
 
@@ -181,10 +218,19 @@ def test_layers_read_the_targets_last_layers() -> None:
         ({"layers": 9}, "layers: expected 1 to 8 for a target of 8 layers, found 9"),
         ({"layers": 10**12}, "layers: expected an integer in 1..10000, found 1000000000000"),
         ({"cache_layer": 9}, "cache-layer: expected 1 to 8 for a target of 8 layers, found 9"),
-        ({"layers": 3, "cache_layer": 7}, "cache-layer: expected 1 to 6 for a target of 8 layers, found 7"),
+        (
+            {"layers": 3, "cache_layer": 7},
+            "cache-layer: expected 1 to 6 for a target of 8 layers, found 7",
+        ),
         ({"cache_layer": 0}, "cache-layer: expected an integer of at least 1, found 0"),
         ({"block": 0}, "block: expected an integer of at least 1, found 0"),
-        ({"heads": 5}, "expected heads to divide hidden into even parts.*found hidden 192, heads 5, kv-heads 2"),
+        (
+            {"heads": 5},
+            (
+                "expected heads to divide hidden into even parts.*found hidden 192, heads 5, "
+                "kv-heads 2"
+            ),
+        ),
         ({"kv_heads": 4}, "kv-heads to divide heads; found hidden 192, heads 6, kv-heads 4"),
     ],
 )
@@ -195,8 +241,14 @@ def test_invalid_shapes_are_refused(options: dict[str, int], message: str) -> No
 
 def test_vanilla_differs_in_cross_attention_alone() -> None:
     target = tiny_config(heads=10, head_dim=32, hidden=320, vocab=4096, windows=(None,) * 8)
-    whole, vanilla = (GlideDecoderModule(GlideShape(cross=cross), target).state_dict() for cross in (True, False))
-    assert {name.split(".")[2] for name in whole.keys() - vanilla.keys()} == {"cross_norm", "cross_query", "cross_out"}
+    whole, vanilla = (
+        GlideDecoderModule(GlideShape(cross=cross), target).state_dict() for cross in (True, False)
+    )
+    assert {name.split(".")[2] for name in whole.keys() - vanilla.keys()} == {
+        "cross_norm",
+        "cross_query",
+        "cross_out",
+    }
     assert all(vanilla[name].shape == whole[name].shape for name in vanilla)
     assert whole["layers.0.cross_query.weight"].shape == (10 * 32, 192)
     assert sum(tensor.numel() for tensor in whole.values()) * 2 <= 4_000_000
@@ -204,4 +256,7 @@ def test_vanilla_differs_in_cross_attention_alone() -> None:
 
 def test_the_embedding_is_the_head_and_stored_once() -> None:
     module = made(tiny_module())
-    assert [name for name in module.state_dict() if "layers" not in name] == ["embedding", "norm.weight"]
+    assert [name for name in module.state_dict() if "layers" not in name] == [
+        "embedding",
+        "norm.weight",
+    ]

@@ -20,7 +20,11 @@ from pronk.train.modules.drafters import HeadsModule
 from tiny_models import tiny_config
 
 CONFIG = tiny_config()
-VARIANTS = [(kind, order) for kind in ("transformer", "linear") for order in ("parallel", "causal", "anticausal")]
+VARIANTS = [
+    (kind, order)
+    for kind in ("transformer", "linear")
+    for order in ("parallel", "causal", "anticausal")
+]
 
 
 def some_rows(count: int) -> Tensor:
@@ -30,13 +34,17 @@ def some_rows(count: int) -> Tensor:
 @PACKED
 @pytest.mark.parametrize(("kind", "order"), VARIANTS)
 @torch.no_grad()
-def test_heads_are_applied_in_the_order_of_the_paper(kind: str, order: str, packed: bool, tmp_path: Path) -> None:
-    shape, by = HeadsShape(4, 2, 24, kind, order), backend(packed=packed)
+def test_heads_are_applied_in_the_order_of_the_paper(
+    kind: str, order: str, packed: bool, tmp_path: Path
+) -> None:
+    shape = HeadsShape(4, 2, 24, kind, order)
+    by = backend(packed=packed)
     module = make_heads(shape, CONFIG)
     weights = export_weights(module, tmp_path / "drafter", by)
     heads = MultiTokenHeads(shape, CONFIG, weights)
     weights.check_all_read()
-    z, attend = some_rows(6), DenseAttention(1, 6)
+    z = some_rows(6)
+    attend = DenseAttention(1, 6)
     rope = Rotations(CONFIG.rope)(torch.arange(6), torch.float32)
 
     def h(index: int, x: Tensor) -> Tensor:
@@ -60,27 +68,34 @@ def test_heads_are_applied_in_the_order_of_the_paper(kind: str, order: str, pack
         for index in range(count):
             want = expected[index].numpy()
             assert np.array_equal(made[index], want)
-            np.testing.assert_allclose(own[index], want, rtol=1e-4, atol=1e-4 * float(np.abs(want).max()))
+            np.testing.assert_allclose(
+                own[index], want, rtol=1e-4, atol=1e-4 * float(np.abs(want).max())
+            )
     assert not torch.allclose(expected[0], expected[1], atol=0.1)
 
 
 def test_norms_and_unembeddings_of_heads(tmp_path: Path) -> None:
     assert not make_heads(HeadsShape(2, 2, 24), CONFIG).unembeddings
-    shape, by = HeadsShape(2, 2, 24, unembeddings="replicated"), backend(packed=True)
-    module, x = make_heads(shape, CONFIG), some_rows(3)
+    shape = HeadsShape(2, 2, 24, unembeddings="replicated")
+    by = backend(packed=True)
+    module = make_heads(shape, CONFIG)
+    x = some_rows(3)
     with torch.no_grad():
         module.norms[1].get_parameter("weight").mul_(3.0)
         assert torch.allclose(module.norms[1](x), 3 * module.norms[0](x))
     heads = MultiTokenHeads(shape, CONFIG, export_weights(module, tmp_path / "drafter", by))
     for index in range(2):
-        assert np.array_equal(heads.norms[index].weight, to_array(module.norms[index].get_parameter("weight")))
+        assert np.array_equal(
+            heads.norms[index].weight, to_array(module.norms[index].get_parameter("weight"))
+        )
         own = to_array(module.unembeddings[index].get_parameter("weight"))
         assert np.array_equal(heads.unembeddings[index].packed.unpack(), own)
 
 
 def test_initial_weights_are_the_targets() -> None:
     heads = HeadsModule(HeadsShape(2, 2, 24, "linear", unembeddings="replicated"), CONFIG)
-    norm, head = torch.nn.RMSNorm(CONFIG.hidden_size), torch.rand(CONFIG.vocab_size, CONFIG.hidden_size)
+    norm = torch.nn.RMSNorm(CONFIG.hidden_size)
+    head = torch.rand(CONFIG.vocab_size, CONFIG.hidden_size)
     with torch.no_grad():
         norm.weight.uniform_(0.5, 1.5)
     heads.initialize(torch.Generator().manual_seed(0), norm, head)
@@ -89,7 +104,10 @@ def test_initial_weights_are_the_targets() -> None:
         assert torch.equal(heads.norms[index].get_parameter("weight"), norm.weight)
         assert torch.equal(heads.unembeddings[index].get_parameter("weight"), head)
         assert (
-            torch.nn.functional.cosine_similarity(heads.run_part(index, z, None, DenseAttention(1, 2)), z).min() > 0.9
+            torch.nn.functional.cosine_similarity(
+                heads.run_part(index, z, None, DenseAttention(1, 2)), z
+            ).min()
+            > 0.9
         )
 
 

@@ -34,18 +34,26 @@ def random_heads(shape: MedusaShape) -> MedusaModule:
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
 @torch.no_grad()
 def test_heads_equal_a_slow_reference(unembeddings: str, packed: bool, tmp_path: Path) -> None:
-    decoder, by, shape = tiny_module(), backend(packed=packed), MedusaShape(3, 2, unembeddings)
-    config, module = decoder.config, random_heads(shape)
+    decoder = tiny_module()
+    by = backend(packed=packed)
+    shape = MedusaShape(3, 2, unembeddings)
+    config = decoder.config
+    module = random_heads(shape)
     read = export_weights(module, tmp_path / "drafter", by)
     core = MedusaHeads(shape, config, read)
     read.check_all_read()
     before = torch.randn(5, config.hidden_size, generator=torch.Generator().manual_seed(1))
-    norm, hidden = Norm(to_array(decoder.norm.weight), None, config.norm_eps), decoder.norm(before)
+    norm = Norm(to_array(decoder.norm.weight), None, config.norm_eps)
+    hidden = decoder.norm(before)
     own = module.unembeddings if unembeddings == "replicated" else [decoder.head] * 3
-    logits = torch.stack([last(head(hidden)) for head, last in zip(module.layers, own, strict=True)])
+    logits = torch.stack(
+        [last(head(hidden)) for head, last in zip(module.layers, own, strict=True)]
+    )
     weights = module.state_dict()
     for number in range(3):
-        rows = run_program(lambda program, n=number: core.compile(n, norm, program), config, by, before.numpy())
+        rows = run_program(
+            lambda program, n=number: core.compile(n, norm, program), config, by, before.numpy()
+        )
         for row in range(5):
             h = hidden[row]
             for block in range(2):
@@ -54,7 +62,11 @@ def test_heads_equal_a_slow_reference(unembeddings: str, packed: bool, tmp_path:
                     + weights[f"layers.{number}.blocks.{block}.bias"]
                 )
                 h = h + z / (1 + (-z).exp())
-            last = decoder.head.weight if unembeddings == "shared" else weights[f"unembeddings.{number}.weight"]
+            last = (
+                decoder.head.weight
+                if unembeddings == "shared"
+                else weights[f"unembeddings.{number}.weight"]
+            )
             assert torch.allclose(logits[number, row], last @ h, atol=1e-3)
             np.testing.assert_allclose(rows[row], h.numpy(), rtol=1e-4, atol=1e-4)
         if core.unembeddings:
@@ -68,8 +80,14 @@ def test_heads_equal_a_slow_reference(unembeddings: str, packed: bool, tmp_path:
         ({"num_heads": 0}, "heads: expected an integer in 1..16, found 0"),
         ({"num_heads": True}, "heads: expected an integer in 1..16, found True"),
         ({"blocks": 9}, "blocks: expected an integer in 1..8, found 9"),
-        ({"unembeddings": "tied"}, "unembeddings: expected one of shared, replicated, found 'tied'"),
-        ({"num_heads": 2, "accuracies": ((0.5,),)}, "accuracies: expected those of 2 heads, found 1"),
+        (
+            {"unembeddings": "tied"},
+            "unembeddings: expected one of shared, replicated, found 'tied'",
+        ),
+        (
+            {"num_heads": 2, "accuracies": ((0.5,),)},
+            "accuracies: expected those of 2 heads, found 1",
+        ),
     ],
 )
 def test_invalid_shapes_are_refused(options: dict[str, Any], message: str) -> None:

@@ -1,15 +1,17 @@
 """A trained head: EAGLE-3 (Li et al. 2025) or MTP, its weights and what it computes.
 
-A row of the head belongs to a position ``i`` of the text. With the feature ``f`` of the position (:class:`HeadFeature`)
-and the embedding ``e`` of the *next* token ``i + 1``, the head predicts token ``i + 2``::
+A row of the head belongs to a position ``i`` of the text. With the feature ``f`` of the position
+(:class:`HeadFeature`) and the embedding ``e`` of the *next* token ``i + 1``, the head predicts
+token ``i + 2``::
 
     EAGLE-3   x = concat(norm(e), norm(f))             y = r + attention(x)       r is f or norm(f)
               a = y + mlp(norm(y))                     logits = head(norm(a))
     MTP       x = W concat(norm(e), norm(f))           a = decoder layer of x     logits = head(norm(a))
 
-A draft token's row has no feature of the target. It takes the head's own output in the row before instead: ``a``, or
-``norm(a)`` with ``norm_output``. EAGLE-3's further layers are ordinary ones, or have the embedding as input as well.
-Embedding and LM head are those of the target if the file has none.
+A draft token's row has no feature of the target. It takes the head's own output in the row before
+instead: ``a``, or ``norm(a)`` with ``norm_output``. EAGLE-3's further layers are ordinary ones, or
+have the embedding as input as well. Embedding and LM head are those of the target if the file has
+none.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ from pronk.models.loader import parse_dtype
 from pronk.models.placer import WeightPlacer
 from pronk.models.program import KVSource, Program
 from pronk.models.program_rows import ProgramRows
-from pronk.models.tensor_plan import CheckpointTensor, DecoderPart, plan_layer, plan_linear, plan_norm
+from pronk.models.tensor_plan import (
+    CheckpointTensor,
+    DecoderPart,
+    plan_layer,
+    plan_linear,
+    plan_norm,
+)
 from pronk.sampling.draft_token import DraftIds
 
 
@@ -50,11 +58,13 @@ class EagleHead(Decoder):
 
     Attributes:
         eagle: configuration.
-        fc: EAGLE-3: hidden states of the target to the feature. MTP: embedding and feature to the layer's input.
+        fc: EAGLE-3: hidden states of the target to the feature. MTP: embedding and feature to the
+            layer's input.
         fc_norm: norm before ``fc``, if any.
         token_norm: MTP's norm of the embedding.
         feature_norm: MTP's norm of the feature.
-        draft_ids: the target's ids of the tokens that the head can propose, ``[draft_vocab]``; ``None``: all.
+        draft_ids: the target's ids of the tokens that the head can propose, ``[draft_vocab]``;
+            ``None``: all.
     """
 
     layers: list[EagleLayer]  # type: ignore[assignment]
@@ -77,8 +87,8 @@ class EagleHead(Decoder):
     def compile_pass(self, program: Program, *, logits: bool) -> None:
         """Append a forward pass; with ``logits``, also norm and LM head of the requested rows.
 
-        The stream holds the rows' features. It becomes the output of the layers, which takes the place of the feature
-        in the row of the next draft token.
+        The stream holds the rows' features. It becomes the output of the layers, which takes the
+        place of the feature in the row of the next draft token.
         """
         if self.eagle.kind == "mtp":
             self._compile_input(program, self.token_norm, self.feature_norm)
@@ -86,7 +96,9 @@ class EagleHead(Decoder):
         for index, layer in enumerate(self.layers):
             if index < self.eagle.num_wide:
                 norm_before = index == 0 and self.eagle.norm_before_residual
-                self._compile_input(program, layer.attention_norm, layer.hidden_norm, norm_before=norm_before)
+                self._compile_input(
+                    program, layer.attention_norm, layer.hidden_norm, norm_before=norm_before
+                )
                 kv = KVSource(index)
                 norms = (layer.q_norm, layer.k_norm)
                 program.project(layer.qkv, None, layer.config, kv, norms, source="A")
@@ -119,7 +131,8 @@ class EagleHead(Decoder):
 class HeadFeature:
     """The feature of a position, which the target's KV cache keeps for every token.
 
-    EAGLE-3: ``fc`` of the concatenated outputs of several layers. MTP: the last layer's output after the final norm.
+    EAGLE-3: ``fc`` of the concatenated outputs of several layers. MTP: the last layer's output
+    after the final norm.
 
     Attributes:
         layers: layers of the target that are read, from 1; 0 is the embedding.
@@ -127,10 +140,16 @@ class HeadFeature:
     """
 
     def __init__(self, head: EagleHead, target: Decoder, dtype: DType) -> None:
-        eagle, backend = head.eagle, head.backend
+        eagle = head.eagle
+        backend = head.backend
         self.layers = eagle.sources_of(len(target.layers))
-        self.width, self._dtype = eagle.layers.hidden_size, dtype
-        norms = [getattr(head, f"fc_norm_{index}") for index in range(len(self.layers))] if eagle.fc_norm else []
+        self.width = eagle.layers.hidden_size
+        self._dtype = dtype
+        norms = (
+            [getattr(head, f"fc_norm_{index}") for index in range(len(self.layers))]
+            if eagle.fc_norm
+            else []
+        )
         self._weights = (eagle, head.fc, head.fc_norm, norms)
         # Whether the program reads the layers' outputs one by one, instead of side by side.
         self._separate, count = bool(norms), len(self.layers)
@@ -140,7 +159,9 @@ class HeadFeature:
             return
         for index, norm in enumerate(norms):
             self._program.norm(norm, collected=index, part=(index, count))
-        self._program.linear(head.fc, norm=head.fc_norm, source="A" if norms else "stream", to="logits")
+        self._program.linear(
+            head.fc, norm=head.fc_norm, source="A" if norms else "stream", to="logits"
+        )
 
     @cached_property
     def identity(self) -> str:
@@ -170,7 +191,9 @@ class HeadFeature:
 
 
 def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHead:
-    """Load a head; ``kind`` is ``"eagle3"`` or ``"mtp"``, and ``weights`` as in :class:`~pronk.llm.LLM`.
+    """Load a head.
+
+    ``kind`` is ``"eagle3"`` or ``"mtp"``, and ``weights`` as in :class:`~pronk.llm.LLM`.
 
     Raises:
         CheckpointError: the files are missing or damaged, or no head of this kind.
@@ -197,7 +220,8 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
     for part in parts:
         placer.place(part)
     if not _has(stored, "embed_tokens"):
-        head.embedding, head.table = target.embedding, target.table
+        head.embedding = target.embedding
+        head.table = target.table
     if not _has(stored, "lm_head"):
         head.head = target.head
     head.draft_ids = _read_draft_ids(checkpoint, eagle, stored)
@@ -209,9 +233,13 @@ def _has(stored: Collection[str], module: str) -> bool:
     return any(name.startswith(f"{module}.") for name in stored)
 
 
-def plan_head(eagle: EagleConfig, num_sources: int, stored: dict[str, str]) -> Iterator[DecoderPart]:
+def plan_head(
+    eagle: EagleConfig, num_sources: int, stored: dict[str, str]
+) -> Iterator[DecoderPart]:
     """Yield the parts of a head, by the names of the layout speculators."""
-    config, size, names = eagle.layers, eagle.layers.hidden_size, eagle.names
+    config = eagle.layers
+    size = eagle.layers.hidden_size
+    names = eagle.names
     if _has(stored, "embed_tokens"):
         table = CheckpointTensor("embed_tokens.weight", (config.vocab_size, size))
         yield DecoderPart("embedding", "table", (table,))
@@ -232,15 +260,22 @@ def plan_head(eagle: EagleConfig, num_sources: int, stored: dict[str, str]) -> I
     for index in range(config.num_layers):
         for part in plan_layer(config, names, index):
             wide = index < eagle.num_wide and part.target.endswith(".qkv")
-            weight = tuple(CheckpointTensor(each.name, (each.shape[0], 2 * size)) for each in part.weight)
+            weight = tuple(
+                CheckpointTensor(each.name, (each.shape[0], 2 * size)) for each in part.weight
+            )
             yield replace(part, weight=weight) if wide else part
         if index < eagle.num_wide:
-            yield plan_norm(config, f"layers.{index}.hidden_norm", f"layers.{index}.hidden_norm", size)
+            yield plan_norm(
+                config, f"layers.{index}.hidden_norm", f"layers.{index}.hidden_norm", size
+            )
 
 
-def _check_target(folder: Path, eagle: EagleConfig, target: Decoder, stored: dict[str, str]) -> None:
+def _check_target(
+    folder: Path, eagle: EagleConfig, target: Decoder, stored: dict[str, str]
+) -> None:
     """Raise an OptionError unless the head's sizes are those of the target."""
-    config, size = target.config, eagle.layers.hidden_size
+    config = target.config
+    size = eagle.layers.hidden_size
     wanted = {
         "vocab_size": (config.vocab_size, eagle.layers.vocab_size),
         "target_hidden_size": (config.hidden_size, eagle.target_hidden_size),
@@ -251,32 +286,50 @@ def _check_target(folder: Path, eagle: EagleConfig, target: Decoder, stored: dic
         wanted["draft_vocab_size"] = config.vocab_size, eagle.draft_vocab_size
     for key, (expected, found) in wanted.items():
         if expected != found:
-            msg = f"{folder}: {key}: expected {expected}, that of the target, found {found}; use a head of this target"
+            msg = (
+                f"{folder}: {key}: expected {expected}, that of the target, found {found}; use a "
+                "head of this target"
+            )
             raise OptionError(msg)
 
 
-def _read_draft_ids(checkpoint: Checkpoint, eagle: EagleConfig, stored: dict[str, str]) -> DraftIds | None:
+def _read_draft_ids(
+    checkpoint: Checkpoint, eagle: EagleConfig, stored: dict[str, str]
+) -> DraftIds | None:
     """Return the target's ids of the draft vocabulary; ``None`` if it is the whole one."""
-    count, vocab = eagle.draft_vocab_size, eagle.layers.vocab_size
+    count = eagle.draft_vocab_size
+    vocab = eagle.layers.vocab_size
     if "d2t" not in stored:
         if count == vocab:
             return None
-        msg = f"{checkpoint.folder}: tensor d2t: expected {count} offsets, found none; use a complete head"
+        msg = (
+            f"{checkpoint.folder}: tensor d2t: expected {count} offsets, found none; use a "
+            "complete head"
+        )
         raise CheckpointError(msg)
     found = checkpoint.shape(stored["d2t"])
     if found != (count,):
-        msg = f"{checkpoint.folder}: tensor d2t: expected shape [{count}] from draft_vocab_size, found {list(found)}"
+        msg = (
+            f"{checkpoint.folder}: tensor d2t: expected shape [{count}] from draft_vocab_size, "
+            f"found {list(found)}"
+        )
         raise CheckpointError(msg)
     checkpoint.check_dtype(stored["d2t"], ("I64", "I32"))
     ids = np.arange(count) + checkpoint.tensor(stored["d2t"])
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) < count:
-        msg = f"{checkpoint.folder}: tensor d2t: expected offsets to different tokens below {vocab}, found others"
+        msg = (
+            f"{checkpoint.folder}: tensor d2t: expected offsets to different tokens below {vocab}, "
+            "found others"
+        )
         raise CheckpointError(msg)
     if "t2d" in stored:
         name = stored["t2d"]
         checkpoint.check_dtype(name, ("BOOL", "U8", "I64"))
         mask = checkpoint.tensor(name).astype(bool)
         if mask.shape != (vocab,) or not np.array_equal(np.flatnonzero(mask), np.sort(ids)):
-            msg = f"{checkpoint.folder}: tensor t2d: expected the tokens of d2t, found others; use one head's tensors"
+            msg = (
+                f"{checkpoint.folder}: tensor t2d: expected the tokens of d2t, found others; use "
+                "one head's tensors"
+            )
             raise CheckpointError(msg)
     return ids.astype(np.int32)

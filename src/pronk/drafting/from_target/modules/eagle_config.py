@@ -9,8 +9,8 @@ DeepSpec       flat: ``architectures`` is ``Qwen3Eagle3Model``; ``target_layer_i
 target         an MTP head in the checkpoint of its target, whose ``config.json`` it shares
 =============  =====================================================================================================
 
-``pronk train`` writes the layout speculators (:meth:`EagleConfig.document`), which vLLM and SGLang read, with one more
-key: ``pronk``, an object with the fingerprint of the target.
+``pronk train`` writes the layout speculators (:meth:`EagleConfig.document`), which vLLM and SGLang
+read, with one more key: ``pronk``, an object with the fingerprint of the target.
 """
 
 from __future__ import annotations
@@ -32,25 +32,41 @@ EAGLE_KINDS = ("eagle3", "mtp")
 _LAYER_NAME = re.compile(r"layers\.(\d{1,9})\.")  # beginning of the names of a layer's tensors
 _FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 
-# Keys of a decoder's configuration: those that are read, and those that do not change what a head computes.
+# Keys of a decoder's configuration: those that are read, and those that do not change what a head
+# computes.
 _DECODER_KEYS = frozenset(
-    "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "hidden_act rms_norm_eps vocab_size max_position_embeddings attention_bias mlp_bias tie_word_embeddings rope_theta "
-    "rope_scaling rope_parameters partial_rotary_factor sliding_window use_sliding_window max_window_layers "
-    "layer_types dtype torch_dtype bos_token_id eos_token_id pad_token_id unk_token_id attention_dropout "
-    "initializer_range use_cache pretraining_tp transformers_version architectures _name_or_path is_decoder "
-    "chunk_size_feed_forward output_attentions output_hidden_states return_dict id2label label2id problem_type "
+    "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads "
+    "num_key_value_heads head_dim "
+    "hidden_act rms_norm_eps vocab_size max_position_embeddings attention_bias mlp_bias "
+    "tie_word_embeddings rope_theta "
+    "rope_scaling rope_parameters partial_rotary_factor sliding_window use_sliding_window "
+    "max_window_layers "
+    "layer_types dtype torch_dtype bos_token_id eos_token_id pad_token_id unk_token_id "
+    "attention_dropout "
+    "initializer_range use_cache pretraining_tp transformers_version architectures _name_or_path "
+    "is_decoder "
+    "chunk_size_feed_forward output_attentions output_hidden_states return_dict id2label label2id "
+    "problem_type "
     "_attn_implementation_autoset".split()
 )
-_HEAD_KEYS = frozenset(("draft_vocab_size", "target_hidden_size", "quantization_config", "pronk", *_FLAGS))
+_HEAD_KEYS = frozenset(
+    ("draft_vocab_size", "target_hidden_size", "quantization_config", "pronk", *_FLAGS)
+)
 _SPECULATORS_KEYS = _HEAD_KEYS | frozenset(
-    "architectures speculators_model_type speculators_config speculators_version transformer_layer_config model_type "
-    "eagle_aux_hidden_state_layer_ids embed_requires_grad enable_sp_ulysses has_no_defaults_at_init auto_map "
+    "architectures speculators_model_type speculators_config speculators_version "
+    "transformer_layer_config model_type "
+    "eagle_aux_hidden_state_layer_ids embed_requires_grad enable_sp_ulysses "
+    "has_no_defaults_at_init auto_map "
     "num_nextn_predict_layers dtype torch_dtype transformers_version tie_word_embeddings".split()
 )
-_EAGLE_KEYS = _HEAD_KEYS | _DECODER_KEYS | frozenset(("eagle_config", "target_model_type", "eagle_aux_layers"))
+_EAGLE_KEYS = (
+    _HEAD_KEYS
+    | _DECODER_KEYS
+    | frozenset(("eagle_config", "target_model_type", "eagle_aux_layers"))
+)
 _DEEPSPEC_KEYS = _DECODER_KEYS | frozenset(
-    "num_target_layers target_model_name_or_path target_layer_ids ttt_length step_loss_decay draft_num_hidden_layers "
+    "num_target_layers target_model_name_or_path target_layer_ids ttt_length step_loss_decay "
+    "draft_num_hidden_layers "
     "quantization_config pronk".split()
 )
 
@@ -66,15 +82,20 @@ class EagleConfig:
 
     Attributes:
         kind: ``"eagle3"`` or ``"mtp"``.
-        layers: the head's decoder layers; ``vocab_size`` is that of the target and of the head's embedding.
+        layers: the head's decoder layers; ``vocab_size`` is that of the target and of the head's
+            embedding.
         draft_vocab_size: number of tokens that the head can propose.
         target_hidden_size: width of the target's hidden states.
-        sources: layers of the target (from 1; 0 is the embedding) that EAGLE-3 reads; ``None`` is the default rule.
+        sources: layers of the target (from 1; 0 is the embedding) that EAGLE-3 reads; ``None`` is
+            the default rule.
         fc_norm: each hidden state is normed before ``fc`` (EAGLE-3.1).
         norm_before_fc: the concatenation of the hidden states is normed before ``fc``.
-        norm_before_residual: the residual connection of the first layer begins with the normed feature.
-        norm_output: the next depth reads the layers' output after the final norm (EAGLE-3.1), not before.
-        num_wide: number of first layers whose attention also reads the embedding: input of twice the hidden size.
+        norm_before_residual: the residual connection of the first layer begins with the normed
+            feature.
+        norm_output: the next depth reads the layers' output after the final norm (EAGLE-3.1), not
+            before.
+        num_wide: number of first layers whose attention also reads the embedding: input of twice
+            the hidden size.
         names: names of the tensors, and the order of MTP's input.
         verifier: name of the target in the file.
         fingerprint: fingerprint of the target, if ``pronk train`` has written the file.
@@ -100,7 +121,10 @@ class EagleConfig:
             raise ConfigError(msg)
         if self.draft_vocab_size > self.layers.vocab_size:
             most = f"vocab_size = {self.layers.vocab_size}"
-            msg = f"config.json: draft_vocab_size: expected at most {most}, found {self.draft_vocab_size}"
+            msg = (
+                f"config.json: draft_vocab_size: expected at most {most}, found "
+                f"{self.draft_vocab_size}"
+            )
             raise ConfigError(msg)
 
     def sources_of(self, num_layers: int) -> tuple[int, ...]:
@@ -109,13 +133,18 @@ class EagleConfig:
             return (num_layers,)
         sources = default_sources(num_layers) if self.sources is None else self.sources
         if max(sources) > num_layers:
-            msg = f"config.json: expected layers 0 to {num_layers} of the target, found {list(sources)}"
+            msg = (
+                f"config.json: expected layers 0 to {num_layers} of the target, found "
+                f"{list(sources)}"
+            )
             raise ConfigError(msg)
         return sources
 
     @classmethod
     def parse(cls, kind: str, raw: Mapping[str, Any], stored: Collection[str]) -> EagleConfig:
-        """Parse ``config.json`` of a head of this kind; ``stored`` are the names of the tensors in its file.
+        """Parse ``config.json`` of a head of this kind.
+
+        ``stored`` are the names of the tensors in its file.
 
         Raises:
             ConfigError: a key is unknown or has an invalid value, or this is another kind of head.
@@ -135,12 +164,18 @@ class EagleConfig:
             return _parse_deepspec(raw, names)
         listed = architectures if isinstance(architectures, list) else []
         if not any("eagle3" in str(name).lower() for name in listed):
-            msg = f"config.json: architectures: expected that of an EAGLE-3 head, found {architectures!r:.80}"
+            msg = (
+                "config.json: architectures: expected that of an EAGLE-3 head, found "
+                f"{architectures!r:.80}"
+            )
             raise ConfigError(msg)
         return _parse_eagle(raw, names)
 
     def document(self, speculative_tokens: int) -> dict[str, Any]:
-        """Return ``config.json`` in the layout speculators; ``speculative_tokens``: usual chain length."""
+        """Return ``config.json`` in the layout speculators.
+
+        ``speculative_tokens``: usual chain length.
+        """
         proposal = {"proposal_type": "greedy", "speculative_tokens": speculative_tokens}
         proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
         document: dict[str, Any] = {
@@ -158,8 +193,13 @@ class EagleConfig:
         if self.kind == "mtp":
             document["num_nextn_predict_layers"] = 1
         else:
-            document |= {"draft_vocab_size": self.draft_vocab_size, "target_hidden_size": self.target_hidden_size}
-            document["eagle_aux_hidden_state_layer_ids"] = None if self.sources is None else list(self.sources)
+            document |= {
+                "draft_vocab_size": self.draft_vocab_size,
+                "target_hidden_size": self.target_hidden_size,
+            }
+            document["eagle_aux_hidden_state_layer_ids"] = (
+                None if self.sources is None else list(self.sources)
+            )
             document |= {flag: getattr(self, flag) for flag in _FLAGS}
         if self.fingerprint is not None:
             document["pronk"] = {"target": asdict(self.fingerprint)}
@@ -176,9 +216,14 @@ def _speculators_decoder(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _parse_eagle(raw: Mapping[str, Any], names: Collection[str]) -> EagleConfig:
     _check_keys(raw, _EAGLE_KEYS)
     own = _object(raw, "eagle_config") if raw.get("eagle_config") else {}
-    _check_keys(own, {"eagle_aux_hidden_state_layer_ids", "use_aux_hidden_state", *_FLAGS}, "eagle_config.")
+    _check_keys(
+        own, {"eagle_aux_hidden_state_layer_ids", "use_aux_hidden_state", *_FLAGS}, "eagle_config."
+    )
     if own.get("use_aux_hidden_state") is False:
-        msg = "config.json: eagle_config.use_aux_hidden_state: expected true, found false; use a head of EAGLE-3"
+        msg = (
+            "config.json: eagle_config.use_aux_hidden_state: expected true, found false; use a "
+            "head of EAGLE-3"
+        )
         raise ConfigError(msg)
     flags = {flag: own[flag] for flag in _FLAGS if flag in own}
     ids = own.get("eagle_aux_hidden_state_layer_ids")
@@ -188,14 +233,26 @@ def _parse_eagle(raw: Mapping[str, Any], names: Collection[str]) -> EagleConfig:
 def _parse_deepspec(raw: Mapping[str, Any], names: Collection[str]) -> EagleConfig:
     _check_keys(raw, _DEEPSPEC_KEYS)
     ids = raw.get("target_layer_ids")
-    from_one = [layer + 1 if isinstance(layer, int) else layer for layer in ids] if isinstance(ids, list) else ids
+    from_one = (
+        [layer + 1 if isinstance(layer, int) else layer for layer in ids]
+        if isinstance(ids, list)
+        else ids
+    )
     return _eagle(raw, raw, names, from_one, verifier=raw.get("target_model_name_or_path"))
 
 
 def _eagle(
-    raw: Mapping[str, Any], decoder: Mapping[str, Any], names: Collection[str], ids: Any, *, verifier: Any
+    raw: Mapping[str, Any],
+    decoder: Mapping[str, Any],
+    names: Collection[str],
+    ids: Any,
+    *,
+    verifier: Any,
 ) -> EagleConfig:
-    """Return the configuration of an EAGLE-3 head; ``names`` are its tensors in the layout speculators."""
+    """Return the configuration of an EAGLE-3 head.
+
+    ``names`` are its tensors in the layout speculators.
+    """
     layers = _decoder(decoder, names, raw.get("quantization_config"))
     sources = None
     if ids is not None:
@@ -205,9 +262,12 @@ def _eagle(
         where = "config.json: layers of the target"
         sources = tuple(check_integer(where, layer, 0, error=ConfigError) for layer in ids)
     flags: dict[str, Any] = {
-        flag: check_flag(f"config.json: {flag}", raw.get(flag) or False, error=ConfigError) for flag in _FLAGS
+        flag: check_flag(f"config.json: {flag}", raw.get(flag) or False, error=ConfigError)
+        for flag in _FLAGS
     }
-    num_wide = sum(f"layers.{index}.hidden_norm.weight" in names for index in range(layers.num_layers))
+    num_wide = sum(
+        f"layers.{index}.hidden_norm.weight" in names for index in range(layers.num_layers)
+    )
     return EagleConfig(
         "eagle3",
         layers,
@@ -224,10 +284,15 @@ def _eagle(
 def _parse_mtp(raw: Mapping[str, Any], stored: Collection[str]) -> EagleConfig:
     names = find_mtp_names(stored)
     if names is None:
-        msg = "expected tensors of an MTP head (mtp_layers, mtp or eh_proj), found none; use a checkpoint that has one"
+        msg = (
+            "expected tensors of an MTP head (mtp_layers, mtp or eh_proj), found none; use a "
+            "checkpoint that has one"
+        )
         raise ConfigError(msg)
     found = {names.canonical(name) for name in stored}
-    layers = _decoder(_speculators_decoder(raw) if names.own else raw, found, raw.get("quantization_config"))
+    layers = _decoder(
+        _speculators_decoder(raw) if names.own else raw, found, raw.get("quantization_config")
+    )
     return EagleConfig(
         "mtp",
         layers,
@@ -246,7 +311,11 @@ def _decoder(raw: Mapping[str, Any], names: Collection[str], quantization: Any) 
     numbers = [match[1] for name in names if (match := _LAYER_NAME.match(name))]
     count = 1 + max(map(int, numbers), default=0)
     types = raw.get("layer_types")
-    keys = {**raw, "num_hidden_layers": count, "layer_types": types[:count] if isinstance(types, list) else None}
+    keys = {
+        **raw,
+        "num_hidden_layers": count,
+        "layer_types": types[:count] if isinstance(types, list) else None,
+    }
     keys |= {"tie_word_embeddings": False, "quantization_config": quantization}
     config = parse_config(keys).for_context(None)
     attention, mlp = (f"layers.0.{name}" for name in ("self_attn", "mlp"))
@@ -263,11 +332,17 @@ def _decoder_document(config: ModelConfig) -> dict[str, Any]:
     """Return ``transformer_layer_config`` of a decoder with RMSNorm and a gated MLP."""
     rope = config.rope or RopeConfig(config.head_dim)
     if rope.kind not in ("default", "linear", "llama3"):
-        msg = f"expected RoPE of the kinds default, linear or llama3 to write a head, found {rope.kind}"
+        msg = (
+            "expected RoPE of the kinds default, linear or llama3 to write a head, "
+            f"found {rope.kind}"
+        )
         raise ConfigError(msg)
     scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
     if rope.kind == "llama3":
-        scaling |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+        scaling |= {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+        }
         scaling["original_max_position_embeddings"] = rope.original
     return {
         "model_type": "qwen3" if config.qk_norm else "llama",
@@ -287,7 +362,10 @@ def _check_keys(raw: Mapping[str, Any], known: Collection[str], where: str = "")
     unknown = sorted(set(raw) - set(known))
     if unknown:
         value = raw[unknown[0]]
-        msg = f"config.json: {where}{unknown[0]}: expected no such key, found {value!r:.80}; use a head without it"
+        msg = (
+            f"config.json: {where}{unknown[0]}: expected no such key, found {value!r:.80}; use a "
+            "head without it"
+        )
         raise ConfigError(msg)
 
 
@@ -301,7 +379,11 @@ def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _size(raw: Mapping[str, Any], key: str, default: int) -> int:
     value = raw.get(key)
-    return default if value is None else check_integer(f"config.json: {key}", value, 1, error=ConfigError)
+    return (
+        default
+        if value is None
+        else check_integer(f"config.json: {key}", value, 1, error=ConfigError)
+    )
 
 
 def _verifier(raw: Mapping[str, Any]) -> str | None:
@@ -316,6 +398,9 @@ def _fingerprint(raw: Mapping[str, Any]) -> Fingerprint | None:
         return None
     target = _object(raw, "pronk").get("target")
     if not isinstance(target, Mapping) or {*target} != {"architecture", "weights"}:
-        msg = f"config.json: pronk.target: expected architecture and weights, found {target!r:.80}; train it again"
+        msg = (
+            f"config.json: pronk.target: expected architecture and weights, found {target!r:.80}; "
+            "train it again"
+        )
         raise ConfigError(msg)
     return Fingerprint(str(target["architecture"]), str(target["weights"]))

@@ -1,11 +1,13 @@
 """Layouts of files with a trained head (EAGLE-3 or MTP): how a layout names the tensors.
 
-Every layout is read by the names of the layout ``speculators``, with these additions for an MTP head::
+Every layout is read by the names of the layout ``speculators``, with these additions for an MTP
+head::
 
     token_norm      norm of the token's embedding             feature_norm    norm of the target's hidden state
     fc              both, concatenated, to the hidden size    layers.0        an ordinary decoder layer
 
-A head can also be a part of its target's checkpoint. The tensors of the target then get a prefix and are ignored.
+A head can also be a part of its target's checkpoint. The tensors of the target then get a prefix
+and are ignored.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ class HeadNames(TensorNames):
     """Names of a head's tensors.
 
     Attributes:
-        renames: name in the file, or its beginning if it ends with a dot, and the name that replaces it; the first
-            match counts.
-        own: whether the file has only the head; otherwise tensors without a match in ``renames`` are the target's.
-        embedding_first: whether the embedding comes before the hidden state in the input of ``fc``, for MTP.
-        zero_first_embedding: whether the embedding of the text's second token is replaced by zeros, for MTP.
+        renames: name in the file, or its beginning if it ends with a dot, and the name that
+            replaces it; the first match counts.
+        own: whether the file has only the head; otherwise tensors without a match in ``renames``
+            are the target's.
+        embedding_first: whether the embedding comes before the hidden state in the input of ``fc``,
+            for MTP.
+        zero_first_embedding: whether the embedding of the text's second token is replaced by zeros,
+            for MTP.
         norm_output: whether the next depth reads the output after the final norm, for MTP.
     """
 
@@ -67,20 +72,34 @@ def _mtp_renames(prefix: str, *names: str) -> dict[str, str]:
 
 def find_mtp_names(stored: Collection[str]) -> HeadNames | None:
     """Return the layout of the MTP head among the tensors ``stored``; ``None`` if there is none."""
-    for prefix, own in (("mtp_layers.0.", True), ("model.mtp_layers.0.", False)):  # speculators, MiMo
+    # speculators, MiMo
+    for prefix, own in (("mtp_layers.0.", True), ("model.mtp_layers.0.", False)):
         if any(name.startswith(prefix) for name in stored):
             modules = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
             renames = _mtp_renames(prefix, *modules) | {prefix: "layers.0."}
-            return replace(EAGLE_NAMES, own=own, renames=renames, embedding_first=own, zero_first_embedding=not own)
+            return replace(
+                EAGLE_NAMES,
+                own=own,
+                renames=renames,
+                embedding_first=own,
+                zero_first_embedding=not own,
+            )
     mtp = replace(EAGLE_NAMES, own=False)
     if any(name.startswith("mtp.layers.0.") for name in stored):  # Qwen
         modules = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
         return replace(mtp, renames=_mtp_renames("mtp.", *modules) | {"mtp.layers.": "layers."})
     for name in stored:
-        prefix, found, _ = name.partition("eh_proj.weight")  # DeepSeek: model.layers.N., the layer after the target's
+        # DeepSeek: model.layers.N., the layer after the target's
+        prefix, found, _ = name.partition("eh_proj.weight")
         if found:
             modules = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
-            others = {"shared_head.head.": "lm_head.", "embed_tokens.": "embed_tokens.", "": "layers.0."}
-            renames = _mtp_renames(prefix, *modules) | {prefix + old: new for old, new in others.items()}
+            others = {
+                "shared_head.head.": "lm_head.",
+                "embed_tokens.": "embed_tokens.",
+                "": "layers.0.",
+            }
+            renames = _mtp_renames(prefix, *modules) | {
+                prefix + old: new for old, new in others.items()
+            }
             return replace(mtp, renames=renames, norm_output=False)
     return None

@@ -1,7 +1,8 @@
 """Incremental re-encoding of a request's text from the target's tokens into the draft model's.
 
-The bytes of the target's tokens are encoded with the draft's tokenizer. As the text grows, only the text after the last
-*mark* is encoded again. A mark is a position where tokens of both tokenizers begin, and from which the rest of the text
+The bytes of the target's tokens are encoded with the draft's tokenizer. As the text grows, only the
+text after the last *mark* is encoded again. A mark is a position where tokens of both tokenizers
+begin, and from which the rest of the text
 encodes to the same tokens alone as within the whole text. For example::
 
     target    the| quick| br|own| fox      tokens of both tokenizers begin at the bytes 0, 3, 9 and 15;
@@ -21,16 +22,20 @@ from pronk.text.spelling import Prefix
 from pronk.text.tokenizer import Tokenizer
 
 _MARK_INTERVAL = 64  # try to set a mark if more target tokens than this follow the last mark
-_NUM_OPEN = 32  # set no mark among the last 32 target tokens, as further text may change how the last word is encoded
+# set no mark among the last 32 target tokens, as further text may change how the last word is
+# encoded
+_NUM_OPEN = 32
 _MAX_TRIES = 8  # maximum number of positions at which a mark is tried, the last positions first
-_MAX_INTERVAL = 256  # if more target tokens than this follow the last mark, set one even if that changes draft tokens
+# if more target tokens than this follow the last mark, set one even if that changes draft tokens
+_MAX_INTERVAL = 256
 
-# Bytes that are not valid UTF-8; the error handler ``surrogateescape`` decodes byte 0xFF to "\udcff".
+# Bytes that are not valid UTF-8; the error handler ``surrogateescape`` decodes byte 0xFF to
+# "\udcff".
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")
 
-# An *edge* is the kind of place in the text where bytes to encode begin: between ordinary tokens, after a special
-# token, or at the start of the text. Some tokenizers add a space at the start, or at the start and after special tokens
-# (``Prefix``).
+# An *edge* is the kind of place in the text where bytes to encode begin: between ordinary tokens,
+# after a special token, or at the start of the text. Some tokenizers add a space at the start, or
+# at the start and after special tokens (``Prefix``).
 _MIDDLE, _AFTER_SPECIAL, _START = range(3)
 
 
@@ -39,19 +44,22 @@ class Recoding:
     """Conversion of tokens from the target's tokenizer to the draft's; used by all requests."""
 
     texts: Mapping[int, bytes]  # bytes of each target token, by id; special tokens are missing
-    special_ids: Mapping[int, int | None]  # maps the target's special ids to the draft's; ``None``: none
+    # maps the target's special ids to the draft's; ``None``: none
+    special_ids: Mapping[int, int | None]
     bos: int | None  # id of the target's beginning-of-sequence token, if any
     target_prefix: Prefix  # where the target's tokenizer adds a space that is not in the text
     draft_texts: Mapping[int, bytes]  # bytes of each draft token, by id; special tokens are missing
     draft_prefix: Prefix  # where the draft's tokenizer adds a space that is not in the text
-    bos_ids: tuple[int, ...]  # ids of the special tokens that the draft's tokenizer puts before a text
+    # ids of the special tokens that the draft's tokenizer puts before a text
+    bos_ids: tuple[int, ...]
     encoder: Tokenizer  # the draft's tokenizer, changed to add no space before a text
     byte_tokens: Mapping[int, int]  # maps bytes to the draft's ids of one-byte tokens
 
     def target_bytes(self, tokens: Sequence[int], edge: int) -> tuple[bytes, list[int]]:
         """Return the bytes of target tokens, and the byte offset at which each token ends.
 
-        ``edge`` is the kind of place before the first token: ``_MIDDLE``, ``_AFTER_SPECIAL`` or ``_START``.
+        ``edge`` is the kind of place before the first token: ``_MIDDLE``, ``_AFTER_SPECIAL`` or
+        ``_START``.
         """
         pieces = [self.texts.get(token, b"") for token in tokens]
         data = b"".join(pieces)
@@ -61,7 +69,8 @@ class Recoding:
     def encode_bytes(self, data: bytes, edge: int) -> tuple[list[int], bool]:
         """Return the draft's token ids of ``data``, and whether the last character could be encoded.
 
-        Each byte of invalid UTF-8 becomes one byte token, for example if the end of the last character is missing.
+        Each byte of invalid UTF-8 becomes one byte token, for example if the end of the last
+        character is missing.
         """
         text = " " * self.prefix_length(data, edge) + data.decode("utf-8", "surrogateescape")
         ids: list[int] = []
@@ -96,24 +105,32 @@ class _Mark:
 class Reencoder:
     """One request's text, encoded with the draft's tokenizer.
 
-    Without ``recoding``, a token has the same id in both vocabularies: the ids are copied, except the ``missing_ids``
-    and those of at least ``limit``, which the draft lacks.
+    Without ``recoding``, a token has the same id in both vocabularies: the ids are copied, except
+    the ``missing_ids`` and those of at least ``limit``, which the draft lacks.
 
     Attributes:
         tokens: the draft's token ids for the text of the last :meth:`update`; read-only.
-        is_complete: whether ``tokens`` include the last target token. If not, the draft must not propose.
+        is_complete: whether ``tokens`` include the last target token. If not, the draft must not
+            propose.
     """
 
-    def __init__(self, recoding: Recoding | None, missing_ids: frozenset[int] = frozenset(), limit: int = 0) -> None:
+    def __init__(
+        self, recoding: Recoding | None, missing_ids: frozenset[int] = frozenset(), limit: int = 0
+    ) -> None:
         self.tokens: list[int] = [] if recoding is None else list(recoding.bos_ids)
         self.is_complete = False
-        self._recoding, self._missing_ids, self._limit = recoding, missing_ids, limit
+        self._recoding = recoding
+        self._missing_ids = missing_ids
+        self._limit = limit
         self._target_tokens: list[int] = []
-        self._missing_positions: list[int] = []  # positions of the target's tokens that the draft lacks
+        # positions of the target's tokens that the draft lacks
+        self._missing_positions: list[int] = []
         self._marks = [_Mark(0, len(self.tokens), _START)]
 
     def update(self, tokens: Sequence[int], num_known: int = 0) -> int:
-        """Encode a new text, given as target tokens; return how many leading draft tokens are unchanged.
+        """Encode a new text, given as target tokens.
+
+        Return how many leading draft tokens are unchanged.
 
         The first ``num_known`` target tokens are known to be those of the last call.
         """
@@ -126,7 +143,10 @@ class Reencoder:
         return num_unchanged
 
     def _copy_ids(self, tokens: Sequence[int], num_same: int) -> int:
-        """Copy the target's ids after the first ``num_same``, which are unchanged; return as :meth:`update`."""
+        """Copy the target's ids after the first ``num_same``, which are unchanged.
+
+        Return as :meth:`update`.
+        """
         while self._missing_positions and self._missing_positions[-1] >= num_same:
             self._missing_positions.pop()
         num_unchanged = num_same - len(self._missing_positions)
@@ -140,7 +160,10 @@ class Reencoder:
         return num_unchanged
 
     def _reencode(self, recoding: Recoding, tokens: Sequence[int], num_same: int) -> int:
-        """Encode the text from the last mark in its first ``num_same`` tokens; return as :meth:`update`."""
+        """Encode the text from the last mark in its first ``num_same`` tokens.
+
+        Return as :meth:`update`.
+        """
         while self._marks[-1].num_target > num_same:
             self._marks.pop()
         start = self._marks[-1]
@@ -161,7 +184,8 @@ class Reencoder:
 
     def _append_special(self, recoding: Recoding, tokens: Sequence[int], position: int) -> None:
         """Encode the text from the last mark to the special token at ``position``, and set a mark after it."""
-        mark, special = self._marks[-1], tokens[position]
+        mark = self._marks[-1]
+        special = tokens[position]
         data, _ = recoding.target_bytes(tokens[mark.num_target : position], mark.edge)
         self.tokens += recoding.encode_bytes(data, mark.edge)[0]
         draft_token = recoding.special_ids[special]
@@ -170,20 +194,25 @@ class Reencoder:
         if draft_token is not None and not already_written:
             self.tokens.append(draft_token)
         self.is_complete = already_written or draft_token is not None
-        self._marks.append(_Mark(position + 1, len(self.tokens), _START if is_bos else _AFTER_SPECIAL))
+        self._marks.append(
+            _Mark(position + 1, len(self.tokens), _START if is_bos else _AFTER_SPECIAL)
+        )
 
     def _set_mark(self, recoding: Recoding, open_tokens: Sequence[int]) -> None:
         """Set a mark within ``open_tokens``, the target tokens after the last mark, if possible."""
         mark = self._marks[-1]
         ids = self.tokens[mark.num_draft :]
         data, ends = recoding.target_bytes(open_tokens, mark.edge)
-        # Maps a byte offset to the number of target tokens before it, if a target token and a character begin there.
+        # Maps a byte offset to the number of target tokens before it, if a target token and a
+        # character begin there.
         num_target = {
             end: count
             for count, end in enumerate(ends[: len(open_tokens) - _NUM_OPEN], 1)
-            if 0 < end < len(data) and data[end] & 0xC0 != 0x80  # 10xxxxxx continues a UTF-8 character
+            # 10xxxxxx continues a UTF-8 character
+            if 0 < end < len(data) and data[end] & 0xC0 != 0x80
         }
-        # ``(offset, number of draft tokens before it)`` for offsets of ``num_target`` where a draft token begins, too.
+        # ``(offset, number of draft tokens before it)`` for offsets of ``num_target`` where a draft
+        # token begins, too.
         candidates: list[tuple[int, int]] = []
         offset = -recoding.prefix_length(data, mark.edge)
         for num_draft, token in enumerate(ids):
@@ -193,14 +222,18 @@ class Reencoder:
         covers_text = offset == len(data)  # False if the draft's tokenizer has normalized the text
         for cut, num_draft in reversed(candidates[-_MAX_TRIES:] if covers_text else []):
             if recoding.encode_bytes(data[cut:], _MIDDLE)[0] == ids[num_draft:]:
-                self._marks.append(_Mark(mark.num_target + num_target[cut], mark.num_draft + num_draft, _MIDDLE))
+                self._marks.append(
+                    _Mark(mark.num_target + num_target[cut], mark.num_draft + num_draft, _MIDDLE)
+                )
                 return
         if len(open_tokens) > _MAX_INTERVAL and num_target:
             cut = max(num_target)
             first = recoding.encode_bytes(data[:cut], mark.edge)[0]
             rest = recoding.encode_bytes(data[cut:], _MIDDLE)[0]
             self.tokens[mark.num_draft :] = first + rest
-            self._marks.append(_Mark(mark.num_target + num_target[cut], mark.num_draft + len(first), _MIDDLE))
+            self._marks.append(
+                _Mark(mark.num_target + num_target[cut], mark.num_draft + len(first), _MIDDLE)
+            )
 
 
 def _has_prefix_space(prefix: Prefix, edge: int) -> bool:

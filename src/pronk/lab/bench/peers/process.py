@@ -20,7 +20,8 @@ from pronk.base import refuse
 from pronk.base.checks import install_extra, refuse_choice
 from pronk.lab.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerConfig
 
-# Number of bytes read from the end of an ended worker's log (its standard error), which may hold the reason.
+# Number of bytes read from the end of an ended worker's log (its standard error), which may hold
+# the reason.
 _LOG_TAIL_BYTES = 4096
 _MAX_STARTS = 3  # starts of a worker: one that dies at every prompt would load its model for each
 _ALL = "all"
@@ -46,8 +47,8 @@ PEERS = {
 def choose_peers(names: list[str], models: list[Path]) -> tuple[PeerSpec, ...]:
     """Return the peers with these names, without duplicates.
 
-    The name ``all`` stands for every peer that reads the format of ``models[0]``. Raises OptionError if a peer is
-    unknown, or cannot read a model.
+    The name ``all`` stands for every peer that reads the format of ``models[0]``. Raises
+    OptionError if a peer is unknown, or cannot read a model.
     """
     chosen: dict[str, PeerSpec] = {}
     gguf = [model.suffix.lower() == ".gguf" for model in models]
@@ -62,8 +63,12 @@ def choose_peers(names: list[str], models: list[Path]) -> tuple[PeerSpec, ...]:
     for name, spec in chosen.items():
         for model, is_gguf in zip(models, gguf, strict=True):
             if is_gguf != spec.reads_gguf:
-                wanted, has = formats[spec.reads_gguf], formats[is_gguf]
-                msg = f"peer {name}: expected {wanted} as --model, found {has}, {model}; give the model in this format"
+                wanted = formats[spec.reads_gguf]
+                has = formats[is_gguf]
+                msg = (
+                    f"peer {name}: expected {wanted} as --model, found {has}, {model}; give the "
+                    "model in this format"
+                )
                 raise OptionError(msg)
     return tuple(chosen.values())
 
@@ -75,21 +80,28 @@ class PeerError(PronkError):
 class Peer:
     """A worker process that decodes with one method of an engine.
 
-    ``python`` is the interpreter that has the engine's packages; this interpreter by default. :class:`WorkerConfig`
-    describes the other arguments.
+    ``python`` is the interpreter that has the engine's packages; this interpreter by default.
+    :class:`WorkerConfig` describes the other arguments.
     """
 
     _timeout = 300.0  # maximum seconds of a call of generate(); load() may take ten times as long
 
-    def __init__(self, spec: PeerSpec, model: Path, *, dtype: str, threads: int, python: str | None = None) -> None:
-        self.spec, self.name = spec, spec.name
-        self._config = WorkerConfig(spec.engine, spec.variant, str(model.absolute()), dtype, threads)
+    def __init__(
+        self, spec: PeerSpec, model: Path, *, dtype: str, threads: int, python: str | None = None
+    ) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self._config = WorkerConfig(
+            spec.engine, spec.variant, str(model.absolute()), dtype, threads
+        )
         self._python = python or sys.executable
         self._process: subprocess.Popen[bytes] | None = None
         self._num_starts = 0
 
     def load(self) -> dict[str, str]:
-        """Load the model, in a new worker process unless one is running; return versions and settings by name.
+        """Load the model, in a new worker process unless one is running.
+
+        Return versions and settings by name.
 
         Raises PeerError if a package is missing, the model is not supported, or the engine fails.
         """
@@ -99,7 +111,10 @@ class Peer:
 
     def _start(self) -> None:
         if self._num_starts >= _MAX_STARTS:
-            msg = f"{self.name}: expected a worker that stays alive, found {_MAX_STARTS} that ended; measure without it"
+            msg = (
+                f"{self.name}: expected a worker that stays alive, found {_MAX_STARTS} that ended; "
+                "measure without it"
+            )
             raise PeerError(msg)
         self._num_starts += 1
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
@@ -119,30 +134,44 @@ class Peer:
             msg = f"{self.name}: cannot start {command[0]}: {error.strerror}"
             raise PeerError(msg) from error
         self._lines: queue.Queue[bytes] = queue.Queue()
-        self._reader = threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True)
+        self._reader = threading.Thread(
+            target=_read_lines, args=(self._process.stdout, self._lines), daemon=True
+        )
         self._reader.start()
 
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache.
 
-        A worker that died or timed out before is started again, at most twice. Raises PeerError if the engine fails,
-        dies, times out or returns a wrong number of tokens.
+        A worker that died or timed out before is started again, at most twice. Raises PeerError if
+        the engine fails, dies, times out or returns a wrong number of tokens.
         """
         if self._process is None:
             self.load()
         result = PeerResult(**self._ask("generate", asdict(request), self._timeout))
         stop_ids = () if request.ignore_eos else request.stop_token_ids
-        last_index = next((i for i, token in enumerate(result.token_ids) if token in stop_ids), request.max_tokens - 1)
+        last_index = next(
+            (i for i, token in enumerate(result.token_ids) if token in stop_ids),
+            request.max_tokens - 1,
+        )
         if len(result.token_ids) != last_index + 1:
-            refuse(self.name, f"expected {last_index + 1} tokens, found {len(result.token_ids)}", PeerError)
+            refuse(
+                self.name,
+                f"expected {last_index + 1} tokens, found {len(result.token_ids)}",
+                PeerError,
+            )
         return result
 
     def close(self) -> None:
-        """Kill the worker and its child processes, wait for its end, and free its log; idempotent."""
-        process, self._process = self._process, None
+        """Kill the worker and its child processes, wait for its end, and free its log.
+
+        Idempotent.
+        """
+        process = self._process
+        self._process = None
         if process is None:
             return
-        # While ``returncode`` is None nothing has waited for the process, so the system cannot have reused its id.
+        # While ``returncode`` is None nothing has waited for the process, so the system cannot have
+        # reused its id.
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if hasattr(os, "killpg"):
@@ -160,10 +189,14 @@ class Peer:
         return [self._python, str(Path(__file__).with_name("worker.py"))]
 
     def _ask(self, op: str, arguments: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Return the worker's answer; close the worker at every error but that of a single prompt."""
+        """Return the worker's answer.
+
+        Close the worker at every error but that of a single prompt.
+        """
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # reading the answer detects that the worker has ended
+        # reading the answer detects that the worker has ended
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
         answer: Any = None
@@ -181,7 +214,11 @@ class Peer:
         reports = isinstance(answer, dict) and isinstance(answer.get("error"), str)
         if reports:
             missing = answer.get("missing")
-            reason = f"{missing} is not installed; {install_extra('peers')}" if missing else answer["error"]
+            reason = (
+                f"{missing} is not installed; {install_extra('peers')}"
+                if missing
+                else answer["error"]
+            )
         if op == "load" or not reports:
             self.close()
         msg = f"{self.name}: {reason}"
@@ -205,8 +242,16 @@ class Peer:
 def _environment(threads: int) -> dict[str, str]:
     """Return the worker's environment: offline, and without the Python paths of this interpreter."""
     # The model is local: libraries must not look for it in the network.
-    overrides = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    overrides = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "PYTHONSAFEPATH")
+    }
     return inherited | overrides | {"OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8"}
 
 

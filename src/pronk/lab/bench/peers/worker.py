@@ -1,8 +1,9 @@
 """The worker process of one peer: ``python worker.py``, JSON lines on standard input and output.
 
-The process is started by the path of this file rather than as a module of pronk, so that it also runs with an
-interpreter that has the peer's packages but not pronk. Each request is one line ``{"op": "load" | "generate", ...}``;
-each answer is one line, ``{"ok": {...}}`` or ``{"error": ..., "missing": package or null}``.
+The process is started by the path of this file rather than as a module of pronk, so that it also
+runs with an interpreter that has the peer's packages but not pronk. Each request is one line
+``{"op": "load" | "generate", ...}``; each answer is one line, ``{"ok": {...}}`` or ``{"error": ...,
+"missing": package or null}``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ else:
     from engines.memory import peak_memory, reset_peak_memory
 
 _ENGINE_PACKAGE = f"{__package__}.engines" if __package__ else "engines"
-# Module and class of each engine. Only the requested module is imported, because each one needs other packages.
+# Module and class of each engine. Only the requested module is imported, because each one needs
+# other packages.
 _ENGINES = {
     "transformers": ("hf", "HuggingFace"),
     "openvino": ("ov", "OpenVino"),
@@ -43,7 +45,9 @@ def main() -> None:
             if document.pop("op") == "load":
                 config = WorkerConfig(**document)
                 file, class_name = _ENGINES[config.engine]
-                engine: PeerEngine = getattr(importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), class_name)()
+                engine: PeerEngine = getattr(
+                    importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), class_name
+                )()
                 answer: dict[str, Any] = {"ok": engine.load(config)}
             else:  # "generate", which the parent sends only after a "load" without an error
                 gc.collect()  # now rather than during the measured time
@@ -51,7 +55,11 @@ def main() -> None:
                 result = engine.generate(PeerRequest(**document))
                 answer = {"ok": asdict(result) | {"peak_memory": peak_memory() or 0}}
         except Exception as error:  # noqa: BLE001 - any exception of a library becomes one line for the parent
-            missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
+            missing = (
+                error.name.partition(".")[0]
+                if isinstance(error, ModuleNotFoundError) and error.name
+                else None
+            )
             text = " ".join(str(error).split()) or type(error).__name__
             answer = {"error": f"{type(error).__name__}: {text}"[:300], "missing": missing}
         channel.write(json.dumps(answer) + "\n")

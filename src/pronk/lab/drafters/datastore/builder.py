@@ -1,7 +1,8 @@
 """Building a datastore: write the token ids of all documents to a file, then sort their suffixes.
 
-The sort needs the package ``pydivsufsort`` (the extra ``datastore``); reading a datastore does not. Sorting
-takes 20 bytes of memory per token (50 for vocabularies of 65,536 ids or more), and 1 to 2 seconds for 10 M tokens.
+The sort needs the package ``pydivsufsort`` (the extra ``datastore``); reading a datastore does not.
+Sorting takes 20 bytes of memory per token (50 for vocabularies of 65,536 ids or more), and 1 to 2
+seconds for 10 M tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pronk.lab.drafters.datastore.reader import (
     sha256,
 )
 
-# Progress callback. Its argument is the number of tokens written so far, or SORTING when the sort begins.
+# Progress callback. Its argument is the number of tokens written so far, or SORTING when the sort
+# begins.
 OnProgress = Callable[[int], None]
 SORTING = -1
 
@@ -37,7 +39,10 @@ def require_sorter() -> ModuleType:
     try:
         import pydivsufsort  # noqa: PLC0415 - optional dependency
     except ImportError as error:
-        msg = f"datastore: expected pydivsufsort to sort with, found none ({error}); {install_extra('datastore')}"
+        msg = (
+            f"datastore: expected pydivsufsort to sort with, found none ({error}); "
+            f"{install_extra('datastore')}"
+        )
         raise OptionError(msg) from error
     return pydivsufsort
 
@@ -56,18 +61,23 @@ def write_datastore(
 
     Args:
         folder: an existing folder.
-        documents: token ids of each document, 0..vocab_size - 1. Empty documents are skipped. The iterable is read one
-            document at a time, until ``limit`` is reached.
+        documents: token ids of each document, 0..vocab_size - 1. Empty documents are skipped. The
+            iterable is read one document at a time, until ``limit`` is reached.
         vocabulary: the tokenizer's ``Tokenizer.fingerprint``.
-        vocab_size: size of the vocabulary; a token takes 2 bytes in the file if the size is at most 65,535, else 4.
+        vocab_size: size of the vocabulary; a token takes 2 bytes in the file if the size is at most
+            65,535, else 4.
         limit: maximum number of tokens, at least 1; the document that exceeds it is cut.
-        sources: names of the files that the documents come from, kept in the header for ``pronk datastore info``.
+        sources: names of the files that the documents come from, kept in the header for ``pronk
+            datastore info``.
         on_progress: called before each document and before the sort.
     """
     sorter = require_sorter()
-    # TOKEN_TYPES and SUFFIX_TYPES are pairs (small type, large type): use the large one if values exceed the small one.
+    # TOKEN_TYPES and SUFFIX_TYPES are pairs (small type, large type): use the large one if values
+    # exceed the small one.
     token_type = np.dtype(TOKEN_TYPES[vocab_size > np.iinfo(TOKEN_TYPES[0]).max])
-    num_tokens, largest_id, num_documents = _write_tokens(folder / TOKENS, documents, token_type, limit, on_progress)
+    num_tokens, largest_id, num_documents = _write_tokens(
+        folder / TOKENS, documents, token_type, limit, on_progress
+    )
     if not num_tokens:
         msg = "datastore: expected documents with tokens, found none; choose files with text"
         raise OptionError(msg)
@@ -101,14 +111,20 @@ def _write_tokens(
 ) -> tuple[int, int, int]:
     """Write all documents; return (number of tokens, largest token id, number of documents)."""
     separator = np.array([np.iinfo(token_type).max], dtype=token_type)  # one after each document
-    num_tokens, largest_id, num_documents = 0, 0, 0
+    num_tokens = 0
+    largest_id = 0
+    num_documents = 0
     with path.open("wb") as stream:
         for document in documents:
             on_progress(num_tokens)
-            tokens = np.asarray(document, dtype=np.int64)[: None if limit is None else limit - num_tokens]
+            tokens = np.asarray(document, dtype=np.int64)[
+                : None if limit is None else limit - num_tokens
+            ]
             if len(tokens):
                 largest_id = max(largest_id, int(tokens.max()))
-                assert 0 <= tokens.min() <= largest_id < separator[0], "expected ids of the vocabulary"
+                assert 0 <= tokens.min() <= largest_id < separator[0], (
+                    "expected ids of the vocabulary"
+                )
                 stream.write(tokens.astype(token_type).tobytes())
                 stream.write(separator.tobytes())
                 num_tokens += len(tokens)

@@ -8,14 +8,15 @@
         index    0           1       2         3     …     index in suffixes.bin
         suffix   a b c | …   a b d | b c | …   b d | …
 
-A *phrase* is a sequence of tokens. The suffixes that begin with it are consecutive: 0 and 1 begin with ``a b``, 2 and 3
-with ``b``. They are sorted by the token after the phrase, so bisection finds phrases and their continuations. Token ids
-are big-endian: comparing phrases as bytes gives the same order as comparing them id by id. The separator is the largest
-number of the type, so it sorts after every token.
+A *phrase* is a sequence of tokens. The suffixes that begin with it are consecutive: 0 and 1 begin
+with ``a b``, 2 and 3 with ``b``. They are sorted by the token after the phrase, so bisection finds
+phrases and their continuations. Token ids are big-endian: comparing phrases as bytes gives the same
+order as comparing them id by id. The separator is the largest number of the type, so it sorts after
+every token.
 
-Both files are memory-mapped: only accessed pages take memory, and all processes that open the datastore share them.
-Opening checks the file sizes and a few suffixes; :meth:`Datastore.verify` checks all contents. Undetected damage can
-make draft tokens worse. It never changes the output.
+Both files are memory-mapped: only accessed pages take memory, and all processes that open the
+datastore share them. Opening checks the file sizes and a few suffixes; :meth:`Datastore.verify`
+checks all contents. Undetected damage can make draft tokens worse. It never changes the output.
 """
 
 from __future__ import annotations
@@ -38,19 +39,24 @@ from pronk.base import is_file
 from pronk.checkpoint import read_json
 
 FORMAT = "pronk-datastore/1"
-HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"
+HEADER = "datastore.json"
+TOKENS = "tokens.bin"
+SUFFIXES = "suffixes.bin"
 
-# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix (its start position). Token ids are big-endian, so that ids
-# sort like their bytes. Suffixes have native byte order, since the reader calculates with them.
+# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix (its start position). Token ids are
+# big-endian, so that ids sort like their bytes. Suffixes have native byte order, since the reader
+# calculates with them.
 TOKEN_TYPES = (">u2", ">u4")
 SUFFIX_TYPES = (np.dtype("u4").str, np.dtype("u8").str)
 
-# If a phrase occurs more than 1024 times, its continuations are counted in 1024 evenly spaced occurrences. A token that
-# follows at least 1/1024 of all occurrences is always found.
+# If a phrase occurs more than 1024 times, its continuations are counted in 1024 evenly spaced
+# occurrences. A token that follows at least 1/1024 of all occurrences is always found.
 _SAMPLE = 1024
 
-# Opening compares the first 8 tokens of 65 evenly spaced suffixes (64 intervals), as reading all would take seconds.
-_SPOT_INTERVALS, _SPOT_TOKENS = 64, 8
+# Opening compares the first 8 tokens of 65 evenly spaced suffixes (64 intervals), as reading all
+# would take seconds.
+_SPOT_INTERVALS = 64
+_SPOT_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -80,14 +86,23 @@ class Header:
     def file_sizes(self) -> dict[str, int]:
         """Return ``{file name: size in bytes}`` of ``tokens.bin`` and ``suffixes.bin``, in this order."""
         types = {TOKENS: self.token_type, SUFFIXES: self.suffix_type}
-        return {name: self.num_entries * np.dtype(entry_type).itemsize for name, entry_type in types.items()}
+        return {
+            name: self.num_entries * np.dtype(entry_type).itemsize
+            for name, entry_type in types.items()
+        }
 
     @classmethod
     def read(cls, folder: Path) -> Header:
-        """Read ``datastore.json``; raise CheckpointError if it is missing, damaged, or of another format."""
+        """Read ``datastore.json``.
+
+        Raise CheckpointError if it is missing, damaged, or of another format.
+        """
         path = folder / HEADER
         if not is_file(path):
-            msg = f"{folder}: expected a datastore with {HEADER}, found none; make one with pronk datastore build"
+            msg = (
+                f"{folder}: expected a datastore with {HEADER}, found none; make one with pronk "
+                "datastore build"
+            )
             raise CheckpointError(msg)
         raw = read_json(path)
         if (found := raw.pop("format", None)) != FORMAT:
@@ -96,7 +111,11 @@ class Header:
         if isinstance(raw.get("sources"), list):
             raw["sources"] = tuple(raw["sources"])
         types = {"str": str, "int": int}
-        wrong = (each.name for each in fields(cls) if type(raw.get(each.name)) is not types.get(str(each.type), tuple))
+        wrong = (
+            each.name
+            for each in fields(cls)
+            if type(raw.get(each.name)) is not types.get(str(each.type), tuple)
+        )
         if (damaged := next(wrong, None)) is None:
             header = cls(**{field.name: raw[field.name] for field in fields(cls)})
             damaged = header._find_invalid()
@@ -114,7 +133,8 @@ class Header:
             "suffix_type": self.suffix_type in SUFFIX_TYPES,
             "tokens": self.tokens >= 1,
             "documents": 1 <= self.documents <= self.tokens,
-            "largest_id": self.token_type not in TOKEN_TYPES or 0 <= self.largest_id < self.separator,
+            "largest_id": self.token_type not in TOKEN_TYPES
+            or 0 <= self.largest_id < self.separator,
         }
         return next((name for name in valid if not valid[name]), None)
 
@@ -128,7 +148,10 @@ class Match(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A token that follows a phrase; suffixes ``low .. high - 1`` begin with the phrase and this token."""
+    """A token that follows a phrase.
+
+    Suffixes ``low .. high - 1`` begin with the phrase and this token.
+    """
 
     token: int
     low: int
@@ -138,10 +161,13 @@ class Child(NamedTuple):
 class Datastore:
     """Read access to a datastore, opened by :meth:`open`; immutable and thread-safe."""
 
-    def __init__(self, folder: Path, header: Header, tokens: mmap.mmap, suffixes: mmap.mmap) -> None:
+    def __init__(
+        self, folder: Path, header: Header, tokens: mmap.mmap, suffixes: mmap.mmap
+    ) -> None:
         self.folder = folder
         self.header = header
-        # Two views of each file: bytes or a memoryview to read single entries, a numpy array to read many at once.
+        # Two views of each file: bytes or a memoryview to read single entries, a numpy array to
+        # read many at once.
         self._token_bytes = tokens
         self._token_array = np.frombuffer(tokens, dtype=header.token_type)
         self._suffix_array = np.frombuffer(suffixes, dtype=header.suffix_type)
@@ -156,39 +182,63 @@ class Datastore:
         Raises ``CheckpointError`` if a file is missing, damaged, or of another format.
         """
         header = Header.read(folder)
-        store = cls(folder, header, *(_map_file(folder / name, size) for name, size in header.file_sizes().items()))
+        store = cls(
+            folder,
+            header,
+            *(_map_file(folder / name, size) for name, size in header.file_sizes().items()),
+        )
         store._spot_check()
         return store
 
     def _spot_check(self) -> None:
         """Raise unless ``tokens.bin`` ends with a separator and 65 of the suffixes are valid and sorted."""
         num_entries = self.header.num_entries
-        starts = [self._suffixes[i * (num_entries - 1) // _SPOT_INTERVALS] for i in range(_SPOT_INTERVALS + 1)]
+        starts = [
+            self._suffixes[i * (num_entries - 1) // _SPOT_INTERVALS]
+            for i in range(_SPOT_INTERVALS + 1)
+        ]
         phrases = [self._read(start, _SPOT_TOKENS) for start in starts]
         ends_with_separator = self._read(num_entries - 1, 1) == self._separator
         if not ends_with_separator or max(starts) >= num_entries or phrases != sorted(phrases):
-            msg = f"{self.folder}: expected {SUFFIXES} to sort {TOKENS}, found otherwise; build the datastore again"
+            msg = (
+                f"{self.folder}: expected {SUFFIXES} to sort {TOKENS}, found otherwise; build the "
+                "datastore again"
+            )
             raise CheckpointError(msg)
 
     def verify(self) -> None:
-        """Compare checksums; raise CheckpointError if a file has changed since the datastore was built."""
-        for name, expected in ((TOKENS, self.header.tokens_sha256), (SUFFIXES, self.header.suffixes_sha256)):
+        """Compare checksums.
+
+        Raise CheckpointError if a file has changed since the datastore was built.
+        """
+        for name, expected in (
+            (TOKENS, self.header.tokens_sha256),
+            (SUFFIXES, self.header.suffixes_sha256),
+        ):
             found = sha256(self.folder / name)
             if found != expected:
                 hashes = f"expected sha256 {expected[:16]}…, found {found[:16]}…"
-                msg = f"{self.folder / name}: {hashes}; build the datastore again or restore the file"
+                msg = (
+                    f"{self.folder / name}: {hashes}; build the datastore again or restore the file"
+                )
                 raise CheckpointError(msg)
 
     def find(self, tail: Sequence[int], max_match: int) -> Match:
         """Return the longest ending of ``tail``, of at most ``max_match`` tokens, that has a continuation.
 
-        A phrase has a continuation if a token follows it in a document. An id outside ``0..largest_id`` has no match.
-        The length is found by bisection, since each ending of a phrase with a continuation has a continuation, too.
+        A phrase has a continuation if a token follows it in a document. An id outside
+        ``0..largest_id`` has no match. The length is found by bisection, since each ending of a
+        phrase with a continuation has a continuation, too.
         """
-        last_tokens, largest_id = tail[max(0, len(tail) - max_match) :], self.header.largest_id
+        last_tokens = tail[max(0, len(tail) - max_match) :]
+        largest_id = self.header.largest_id
         valid_tokens = [*takewhile(lambda token: 0 <= token <= largest_id, reversed(last_tokens))]
-        phrase = b"".join(token.to_bytes(self._token_size, "big") for token in reversed(valid_tokens))
-        endings = [phrase[-length * self._token_size :] for length in range(1, len(valid_tokens) + 1)]
+        phrase = b"".join(
+            token.to_bytes(self._token_size, "big") for token in reversed(valid_tokens)
+        )
+        endings = [
+            phrase[-length * self._token_size :] for length in range(1, len(valid_tokens) + 1)
+        ]
         length = bisect_left(endings, True, key=lambda ending: not self._has_continuation(ending))
         if not length:
             return Match(0, 0, 0)
@@ -199,8 +249,9 @@ class Datastore:
     def children(self, low: int, high: int, length: int, max_children: int) -> list[Child]:
         """Return up to ``max_children`` tokens that follow a phrase, the most frequent first, then by id.
 
-        Suffixes ``low .. high - 1`` begin with the phrase of ``length`` tokens. If there are more than 1024, only 1024
-        are examined: a token after fewer than 1/1024 of them may be missed. ``low`` and ``high`` of a child are exact.
+        Suffixes ``low .. high - 1`` begin with the phrase of ``length`` tokens. If there are more
+        than 1024, only 1024 are examined: a token after fewer than 1/1024 of them may be missed.
+        ``low`` and ``high`` of a child are exact.
         """
         count = high - low
         if count <= 0 or max_children <= 0:
@@ -214,7 +265,8 @@ class Datastore:
         starts = self._suffix_array[samples].astype(np.int64)
         # Clip: a position beyond the end, in a damaged file, must not raise during decoding.
         tokens = self._token_array.take(starts + length, mode="clip")
-        # Equal tokens are adjacent. Split the samples into runs ``(start, stop)`` of one token, the longest run first.
+        # Equal tokens are adjacent. Split the samples into runs ``(start, stop)`` of one token, the
+        # longest run first.
         edges = [0, *(np.flatnonzero(tokens[1:] != tokens[:-1]) + 1).tolist(), len(tokens)]
         runs = sorted(pairwise(edges), key=lambda run: run[0] - run[1])
         children = [
@@ -235,8 +287,8 @@ class Datastore:
         start, stop = run
         if len(samples) == high - low:
             return low + start, low + stop
-        # The first suffix with this token is after the sample before the run, and the last suffix with this token is
-        # before the sample after the run. Find both by bisection.
+        # The first suffix with this token is after the sample before the run, and the last suffix
+        # with this token is before the sample after the run. Find both by bisection.
         token = self._read(self._suffixes[int(samples[start])] + length, 1)
         previous_end = int(samples[start - 1]) + 1 if start else low
         next_start = int(samples[stop]) if stop < len(samples) else high
@@ -245,21 +297,35 @@ class Datastore:
             return self._read(position + length, 1)
 
         first = bisect_left(self._suffixes, token, previous_end, int(samples[start]), key=following)
-        return first, bisect_right(self._suffixes, token, int(samples[stop - 1]) + 1, next_start, key=following)
+        return first, bisect_right(
+            self._suffixes, token, int(samples[stop - 1]) + 1, next_start, key=following
+        )
 
     def _first_suffix(self, phrase: bytes, low: int = 0) -> int:
         """Return the index of the first suffix, from ``low`` on, that sorts at or after ``phrase``."""
-        text, token_size, length = self._token_bytes, self._token_size, len(phrase)
-        return bisect_left(self._suffixes, phrase, low, key=lambda i: text[i * token_size : i * token_size + length])
+        text = self._token_bytes
+        token_size = self._token_size
+        length = len(phrase)
+        return bisect_left(
+            self._suffixes,
+            phrase,
+            low,
+            key=lambda i: text[i * token_size : i * token_size + length],
+        )
 
     def _has_continuation(self, phrase: bytes) -> bool:
         """Return whether a token follows ``phrase`` in a document."""
-        # A separator sorts after all tokens. So if a token follows the phrase anywhere, one does in the first suffix.
+        # A separator sorts after all tokens. So if a token follows the phrase anywhere, one does in
+        # the first suffix.
         first = self._first_suffix(phrase)
         if first >= self.header.num_entries:
             return False
         extended = self._read(self._suffixes[first], len(phrase) // self._token_size + 1)
-        return extended.startswith(phrase) and not extended.endswith(self._separator) and len(extended) > len(phrase)
+        return (
+            extended.startswith(phrase)
+            and not extended.endswith(self._separator)
+            and len(extended) > len(phrase)
+        )
 
     def _read(self, start: int, count: int) -> bytes:
         """Return bytes of ``tokens.bin``: ``count`` token ids from index ``start``, or up to the file's end."""
@@ -279,7 +345,13 @@ def _map_file(path: Path, size: int) -> mmap.mmap:
             if actual_size == size:
                 return mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
-        msg = f"{path}: expected a readable file, found {error.strerror or error}; build the datastore again"
+        msg = (
+            f"{path}: expected a readable file, found {error.strerror or error}; build the "
+            "datastore again"
+        )
         raise CheckpointError(msg) from error
-    msg = f"{path}: expected {size} bytes, found {actual_size}; build the datastore again or restore the file"
+    msg = (
+        f"{path}: expected {size} bytes, found {actual_size}; "
+        "build the datastore again or restore the file"
+    )
     raise CheckpointError(msg)

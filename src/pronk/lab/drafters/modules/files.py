@@ -7,7 +7,8 @@ The folder has three files::
     model.safetensors   the weights of the module
     README.md           the model card
 
-``target`` is the fingerprint of the target. For another target the drafter is refused; see ``Target.matches``.
+``target`` is the fingerprint of the target. For another target the drafter is refused; see
+``Target.matches``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,21 @@ from pronk import CheckpointError, OptionError
 from pronk.backends import Attention, Backend, Layer, Linear, Norm, WeightLayout
 from pronk.base import is_file
 from pronk.base.arrays import FLOAT32, Array, DType
-from pronk.checkpoint import Checkpoint, Fingerprint, ModelConfig, clone_model, read_json, resolve_model
+from pronk.checkpoint import (
+    Checkpoint,
+    Fingerprint,
+    ModelConfig,
+    clone_model,
+    read_json,
+    resolve_model,
+)
 from pronk.drafting import Target
 
 TRAINED_FORMAT = "pronk-drafter-1"
 _CONFIG_FILE = "drafter.json"
 
-# Arguments of ``pronk train`` that train a drafter, by the drafter's name; by default its name is the argument.
+# Arguments of ``pronk train`` that train a drafter, by the drafter's name; by default its name is
+# the argument.
 _TRAIN_ARGUMENTS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
 
 Made = TypeVar("Made")
@@ -40,7 +49,8 @@ class TrainedDrafter:
 
     folder: Path
     kind: str  # name of the drafter in the registry, such as ``"medusa"``
-    shape: Mapping[str, Any]  # sizes of the module: the fields of its dataclass, such as ``MedusaShape``
+    # sizes of the module: the fields of its dataclass, such as ``MedusaShape``
+    shape: Mapping[str, Any]
     target_fingerprint: Fingerprint  # fingerprint of the target that the drafter was trained on
 
     @classmethod
@@ -48,7 +58,10 @@ class TrainedDrafter:
         """Read ``drafter.json``; raise CheckpointError if the file is missing or damaged."""
         path = folder / _CONFIG_FILE
         if not is_file(path):
-            msg = f"{folder}: expected a folder that pronk train has written, with {_CONFIG_FILE}; found none there"
+            msg = (
+                f"{folder}: expected a folder that pronk train has written, with {_CONFIG_FILE}; "
+                "found none there"
+            )
             raise CheckpointError(msg)
         document = read_json(path)
         target, shape, kind = (document.get(key) for key in ("target", "shape", "kind"))
@@ -60,33 +73,55 @@ class TrainedDrafter:
             and {"architecture", "weights"} <= target.keys()
         ):
             found = f"{document.get('format')!r:.80}"
-            msg = f"{path}: expected a drafter of format {TRAINED_FORMAT}, found {found}; train it again"
+            msg = (
+                f"{path}: expected a drafter of format {TRAINED_FORMAT}, found {found}; "
+                "train it again"
+            )
             raise CheckpointError(msg)
         fingerprint = Fingerprint(str(target["architecture"]), str(target["weights"]))
         return cls(folder, kind, shape, fingerprint)
 
     def make_shape(self, dataclass_type: type[Shape]) -> Shape:
-        """Convert ``shape`` to the dataclass; raise CheckpointError for missing, unknown or invalid fields."""
+        """Convert ``shape`` to the dataclass.
+
+        Raise CheckpointError for missing, unknown or invalid fields.
+        """
         names = {dataclass_field.name for dataclass_field in fields(dataclass_type)}  # type: ignore[arg-type]
         if names != self.shape.keys():
-            expected, found = ", ".join(sorted(names)), ", ".join(sorted(self.shape))
-            msg = f"{self.folder / _CONFIG_FILE}: expected a shape with {expected}, found {found}; train it again"
+            expected = ", ".join(sorted(names))
+            found = ", ".join(sorted(self.shape))
+            msg = (
+                f"{self.folder / _CONFIG_FILE}: expected a shape with {expected}, found {found}; "
+                "train it again"
+            )
             raise CheckpointError(msg)
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in self.shape.items()}
+        values = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in self.shape.items()
+        }
         return self.make_checked(lambda: dataclass_type(**values))
 
     def make_checked(self, make: Callable[[], Made]) -> Made:
-        """Return ``make()``; if it raises OptionError or TypeError, blame ``drafter.json``: CheckpointError."""
+        """Return ``make()``.
+
+        If it raises OptionError or TypeError, blame ``drafter.json``: CheckpointError.
+        """
         try:
             return make()
         except (OptionError, TypeError) as error:
             msg = f"{self.folder / _CONFIG_FILE}: {error}; train it again"
             raise CheckpointError(msg) from error
 
-    def load(self, target: Target, shape: Shape, make: Callable[[Shape, ModelConfig, DrafterWeights], Made]) -> Made:
+    def load(
+        self,
+        target: Target,
+        shape: Shape,
+        make: Callable[[Shape, ModelConfig, DrafterWeights], Made],
+    ) -> Made:
         """Return a module of this shape, with the weights of the file in the target's dtype and backend.
 
-        Raises ``CheckpointError`` if the file is damaged, or its tensors are not exactly those that ``make`` reads.
+        Raises ``CheckpointError`` if the file is damaged, or its tensors are not exactly those that
+        ``make`` reads.
         """
         checkpoint = Checkpoint(self.folder, remedy="train it again")
         weights = DrafterWeights(checkpoint, target.decoder.backend, target.cache.dtype)
@@ -99,21 +134,35 @@ class DrafterWeights:
     """The weights file of a trained drafter, from which a module reads its parts by name."""
 
     def __init__(self, checkpoint: Checkpoint, backend: Backend, dtype: DType) -> None:
-        self._checkpoint, self.backend, self._dtype = checkpoint, backend, dtype
+        self._checkpoint = checkpoint
+        self.backend = backend
+        self._dtype = dtype
         self._unread = set(checkpoint)
 
     def array(self, name: str, *shape: int) -> Array:
-        """Return a tensor in the dtype of the target; raise CheckpointError unless it has this shape."""
+        """Return a tensor in the dtype of the target.
+
+        Raise CheckpointError unless it has this shape.
+        """
         found = self._checkpoint.shape(name) if name in self._checkpoint else None
         if found != shape:
-            msg = f"{self._checkpoint.folder}: tensor {name}: expected shape {shape}, found {found}; train it again"
+            msg = (
+                f"{self._checkpoint.folder}: tensor {name}: expected shape {shape}, found {found}; "
+                "train it again"
+            )
             raise CheckpointError(msg)
         self._checkpoint.check_dtype(name)
         self._unread.discard(name)
         return self._checkpoint.tensor(name).astype(self._dtype)
 
     def linear(
-        self, name: str, outputs: int, inputs: int, layout: WeightLayout | None = None, *, bias: bool = False
+        self,
+        name: str,
+        outputs: int,
+        inputs: int,
+        layout: WeightLayout | None = None,
+        *,
+        bias: bool = False,
     ) -> Linear:
         """Return the linear layer ``name`` ``[outputs, inputs]``."""
         weight = self.array(f"{name}.weight", outputs, inputs)
@@ -127,24 +176,32 @@ class DrafterWeights:
 
     def attention(self, layer: Attention, name: str) -> Attention:
         """Set the weights of the attention of the decoder layer ``name``; return ``layer``."""
-        config, size = layer.config, layer.config.hidden_size
+        config = layer.config
+        size = layer.config.hidden_size
         layer.attention_norm = self.norm(f"{name}.attention_norm", config, size)
-        qkv, bias = f"{name}.qkv", config.qkv_bias
+        qkv = f"{name}.qkv"
+        bias = config.qkv_bias
         layer.qkv = self.linear(qkv, sum(config.qkv_sizes), size, layer.layout("qkv"), bias=bias)
         if config.qk_norm:
             for norm in ("q_norm", "k_norm"):
                 weight = self.array(f"{name}.{norm}.weight", config.head_dim)
                 setattr(layer, norm, Norm(weight.astype(FLOAT32), None, config.norm_eps))
-        layer.out = self.linear(f"{name}.out", size, config.num_heads * config.head_dim, bias=config.out_bias)
+        layer.out = self.linear(
+            f"{name}.out", size, config.num_heads * config.head_dim, bias=config.out_bias
+        )
         return layer
 
     def layer(self, layer: Layer, name: str) -> Layer:
         """Set attention and MLP of the decoder layer ``name``; return the layer."""
-        config, size, width = layer.config, layer.config.hidden_size, layer.config.intermediate_size
+        config = layer.config
+        size = layer.config.hidden_size
+        width = layer.config.intermediate_size
         self.attention(layer, name)
         layer.mlp_norm = self.norm(f"{name}.mlp_norm", config, size)
         outputs = width * (2 if config.gated else 1)
-        layer.up = self.linear(f"{name}.up", outputs, size, layer.layout("up"), bias=config.mlp_bias)
+        layer.up = self.linear(
+            f"{name}.up", outputs, size, layer.layout("up"), bias=config.mlp_bias
+        )
         layer.down = self.linear(f"{name}.down", size, width, bias=config.mlp_bias)
         return layer
 
@@ -152,30 +209,46 @@ class DrafterWeights:
         """Raise CheckpointError if the file has tensors that the module has not read."""
         for name in sorted(self._unread):
             found = self._checkpoint.shape(name)
-            msg = f"{self._checkpoint.folder}: tensor {name}: expected none, found shape {found}; train it again"
+            msg = (
+                f"{self._checkpoint.folder}: tensor {name}: expected none, found shape {found}; "
+                "train it again"
+            )
             raise CheckpointError(msg)
 
 
-def read_trained_drafter(drafter: str, model: str | None, default_folder: str, target: Target) -> TrainedDrafter:
-    """Read ``drafter.json`` of a trained drafter; raise OptionError if it was not trained on the target.
+def read_trained_drafter(
+    drafter: str, model: str | None, default_folder: str, target: Target
+) -> TrainedDrafter:
+    """Read ``drafter.json`` of a trained drafter.
 
-    ``drafter`` is the name in the registry. ``model`` is a folder or a Hub id; ``None`` is the folder
-    ``models/<default_folder>`` of a clone of the repository. Raises ``CheckpointError`` if the folder is missing or
-    damaged, ``OptionError`` if it has another drafter, or there is no clone for ``None``.
+    Raise OptionError if it was not trained on the target.
+
+    ``drafter`` is the name in the registry. ``model`` is a folder or a Hub id; ``None`` is the
+    folder ``models/<default_folder>`` of a clone of the repository. Raises ``CheckpointError`` if
+    the folder is missing or damaged, ``OptionError`` if it has another drafter, or there is no
+    clone for ``None``.
     """
     folder = clone_model(default_folder) if model is None else resolve_model(model).absolute()
     command = f"pronk train {_TRAIN_ARGUMENTS.get(drafter, drafter)} --target …"
     if folder is None:
-        msg = f'{drafter}: expected model="…", a folder or a Hub id of a trained drafter, found none; use {command}'
+        msg = (
+            f'{drafter}: expected model="…", a folder or a Hub id of a trained drafter, found '
+            f"none; use {command}"
+        )
         raise OptionError(msg)
     trained = TrainedDrafter.read(folder)
     if trained.kind != drafter:
-        msg = f"{drafter}: expected a folder of this kind of drafter, found {trained.kind} in {folder}"
+        msg = (
+            f"{drafter}: expected a folder of this kind of drafter, "
+            f"found {trained.kind} in {folder}"
+        )
         raise OptionError(msg)
     if not target.matches(trained.target_fingerprint):
         msg = (
-            f"{drafter}: expected the target that {default_folder if model is None else folder} was trained on "
-            f"({trained.target_fingerprint}), found another ({target.fingerprint}); train one for it: {command}"
+            f"{drafter}: expected the target that {default_folder if model is None else folder} "
+            "was trained on "
+            f"({trained.target_fingerprint}), found another ({target.fingerprint}); train one for "
+            f"it: {command}"
         )
         raise OptionError(msg)
     return trained

@@ -1,14 +1,15 @@
 """GLIDE (Du et al. 2024, section 4.1): a small decoder that also attends to the target's KV cache.
 
-Each layer has cross-attention between self-attention and the MLP: a row attends to the cached keys and values of one of
-the target's layers, with as many query heads as the target and with the target's RoPE. Let ``h`` be the rows after
-self-attention, ``K`` and ``V`` the keys and values of the target's layer ``l``, and ``d_k`` a head's size::
+Each layer has cross-attention between self-attention and the MLP: a row attends to the cached keys
+and values of one of the target's layers, with as many query heads as the target and with the
+target's RoPE. Let ``h`` be the rows after self-attention, ``K`` and ``V`` the keys and values of
+the target's layer ``l``, and ``d_k`` a head's size::
 
     head_j = softmax((h W_j) K_jᵀ / √d_k) V_j          h ← h + concat(head_1, head_2, …) W_O
 
-Layer ``m`` of ``N_D`` attends to the target's layer ``l = N_T - N_D + m`` of ``N_T``, counted from 1. In decoding, all
-draft tokens of a step see the target's cache up to the text's last token but one. Without cross-attention the module is
-the *vanilla* drafter, the paper's baseline.
+Layer ``m`` of ``N_D`` attends to the target's layer ``l = N_T - N_D + m`` of ``N_T``, counted from
+1. In decoding, all draft tokens of a step see the target's cache up to the text's last token but
+one. Without cross-attention the module is the *vanilla* drafter, the paper's baseline.
 """
 
 from __future__ import annotations
@@ -32,22 +33,29 @@ class GlideShape:
     heads: int = 6  # query heads of self-attention, divisible by ``kv_heads``
     kv_heads: int = 2  # key/value heads of self-attention
     mlp: int = 512  # width of the gated MLP
-    # Number of tokens of a block (L in the paper), for training only. The text is split into blocks; all tokens of a
-    # block see the same part of the target's cache, as all draft tokens of a step do.
+    # Number of tokens of a block (L in the paper), for training only. The text is split into
+    # blocks; all tokens of a block see the same part of the target's cache, as all draft tokens of
+    # a step do.
     block: int = 5
     cross: bool = True  # whether the layers have cross-attention
-    # Number (from 1) of the target's layer that the first draft layer attends to; draft layer i attends to layer
-    # ``cache_layer + i - 1``. ``None`` is the paper's choice: the last draft layer attends to the target's last layer.
+    # Number (from 1) of the target's layer that the first draft layer attends to; draft layer i
+    # attends to layer ``cache_layer + i - 1``. ``None`` is the paper's choice: the last draft layer
+    # attends to the target's last layer.
     cache_layer: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "mlp", "block", "cache_layer"):
             value = getattr(self, name)
             if value is not None:
-                check_integer(name.replace("_", "-"), value, 1, MAX_LAYERS if name == "layers" else None)
+                check_integer(
+                    name.replace("_", "-"), value, 1, MAX_LAYERS if name == "layers" else None
+                )
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             found = f"found hidden {self.hidden}, heads {self.heads}, kv-heads {self.kv_heads}"
-            msg = f"expected heads to divide hidden into even parts, and kv-heads to divide heads; {found}"
+            msg = (
+                "expected heads to divide hidden into even parts, and kv-heads to divide heads; "
+                f"{found}"
+            )
             raise OptionError(msg)
 
     @classmethod
@@ -63,8 +71,9 @@ class GlideShape:
     ) -> GlideShape:
         """Return the shape for a target; ``None`` is a size that follows from the others.
 
-        The hidden size is a third of the target's, at least 192. The paper's is the target's own, but with the large
-        vocabularies of small models, its LM head alone would take a fifth of the time of SmolLM2-135M.
+        The hidden size is a third of the target's, at least 192. The paper's is the target's own,
+        but with the large vocabularies of small models, its LM head alone would take a fifth of the
+        time of SmolLM2-135M.
         """
         if hidden is None:  # a multiple of 96: three heads of 32 dimensions per key/value head
             hidden = max(192, target.hidden_size // 3 // 96 * 96)
@@ -76,22 +85,32 @@ class GlideShape:
     def cache_layers(self, target: ModelConfig) -> tuple[int, ...]:
         """Return, for each draft layer, the number (from 1) of the target's layer that it attends to.
 
-        Return an empty tuple without cross-attention. Raise OptionError if the target has too few layers, or if one of
-        these layers has no keys.
+        Return an empty tuple without cross-attention. Raise OptionError if the target has too few
+        layers, or if one of these layers has no keys.
         """
         if not self.cross:
             return ()
         last_start = target.num_layers - self.layers + 1
         first = last_start if self.cache_layer is None else self.cache_layer
         if not 1 <= first <= last_start:
-            maximum, found = (target.num_layers, self.layers) if self.cache_layer is None else (last_start, first)
+            maximum, found = (
+                (target.num_layers, self.layers)
+                if self.cache_layer is None
+                else (last_start, first)
+            )
             option = "layers" if self.cache_layer is None else "cache-layer"
-            msg = f"{option}: expected 1 to {maximum} for a target of {target.num_layers} layers, found {found}"
+            msg = (
+                f"{option}: expected 1 to {maximum} for a target of {target.num_layers} layers, "
+                f"found {found}"
+            )
             raise OptionError(msg)
         numbers = tuple(range(first, first + self.layers))
         for number in numbers:
             if target.convolution_of(number - 1) is not None:
-                msg = f"cache-layer: expected target layers with attention, found a short convolution in layer {number}"
+                msg = (
+                    "cache-layer: expected target layers with attention, found a short "
+                    f"convolution in layer {number}"
+                )
                 raise OptionError(msg)
         return numbers
 
@@ -114,13 +133,20 @@ class _CrossAttention(Attention):
     """Attention to the keys and values of layer ``layer`` (from 0) of the target."""
 
     def __init__(
-        self, config: ModelConfig, target: ModelConfig, layer: int, weights: DrafterWeights, name: str
+        self,
+        config: ModelConfig,
+        target: ModelConfig,
+        layer: int,
+        weights: DrafterWeights,
+        name: str,
     ) -> None:
         queries = replace(config, num_heads=target.num_heads, head_dim=target.head_dim)
         super().__init__(queries, reads=KVSource(layer, cache=1))
         size = target.num_heads * target.head_dim
         self.attention_norm = weights.norm(f"{name}.cross_norm", config, config.hidden_size)
-        self.qkv = weights.linear(f"{name}.cross_query", size, config.hidden_size, self.layout("qkv"))
+        self.qkv = weights.linear(
+            f"{name}.cross_query", size, config.hidden_size, self.layout("qkv")
+        )
         self.out = weights.linear(f"{name}.cross_out", config.hidden_size, size)
 
 
@@ -147,7 +173,9 @@ class GlideDecoder(Decoder):
         self.embedding = weights.array("embedding", config.vocab_size, config.hidden_size)
         if shape.cross:
             self.layers = [
-                _GlideLayer(config, _CrossAttention(config, target, number - 1, weights, f"layers.{index}"))
+                _GlideLayer(
+                    config, _CrossAttention(config, target, number - 1, weights, f"layers.{index}")
+                )
                 for index, number in enumerate(self.cache_layers)
             ]
         for index, layer in enumerate(self.layers):

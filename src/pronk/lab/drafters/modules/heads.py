@@ -1,22 +1,26 @@
 """Multi-token heads (Gloeckle et al. 2024) and Medusa heads (Cai et al. 2024).
 
-Multi-token heads are those of *Better & Faster LLMs via Multi-token Prediction*. Let ``z`` be the output of one of the
-target's layers at position ``t``, ``u`` the unembedding, and ``h_i`` the head for the token at ``t + i``. The target
-itself predicts the next token, ``i = 1``; the heads have ``i = 2 … n``::
+Multi-token heads are those of *Better & Faster LLMs via Multi-token Prediction*. Let ``z`` be the
+output of one of the target's layers at position ``t``, ``u`` the unembedding, and ``h_i`` the head
+for the token at ``t + i``. The target itself predicts the next token, ``i = 1``; the heads have ``i
+= 2 … n``::
 
     parallel       P(x[t+i] | z) = softmax u(norm(h_i(z)))                        section 2
     causal         P(x[t+i] | z) = softmax u(norm(h_i(… h_3(h_2(z)))))            appendix B
     anticausal     P(x[t+i] | z) = softmax u(norm(h_i(h_(i+1)(… h_n(z)))))        appendix B
 
-Each ``h_i`` is a transformer layer, which attends to its own keys and values of all earlier rows, or a single linear
-layer. Each head has its own norm. The unembedding is the target's, or a copy for each head ("replicated").
+Each ``h_i`` is a transformer layer, which attends to its own keys and values of all earlier rows,
+or a single linear layer. Each head has its own norm. The unembedding is the target's, or a copy for
+each head ("replicated").
 
-*Medusa heads* (Cai et al. 2024) read the output ``h`` of the target's last layer and final norm at position ``t``. Head
+*Medusa heads* (Cai et al. 2024) read the output ``h`` of the target's last layer and final norm at
+position ``t``. Head
 ``i`` (1 is the first) predicts the token at ``t + 1 + i``, with ``n`` residual blocks::
 
     h_0 = h      h_j = h_(j-1) + SiLU(W_j h_(j-1) + b_j)  for j = 1 … n      logits = u h_n
 
-``W_j`` and ``b_j`` are initialized to zeros, so every head at first predicts what the target predicts.
+``W_j`` and ``b_j`` are initialized to zeros, so every head at first predicts what the target
+predicts.
 """
 
 from __future__ import annotations
@@ -47,18 +51,25 @@ class HeadsShape:
     mlp: int = 1  # width of a transformer head's feed-forward network
     kind: str = "transformer"  # type of each head's layer, one of ``HEAD_LAYERS``
     order: str = "parallel"  # what a head reads, one of ``HEAD_ORDERS`` (module docstring)
-    unembeddings: str = "shared"  # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
+    # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
+    unembeddings: str = "shared"
 
     def __post_init__(self) -> None:
         for name, maximum in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
             check_integer(name.replace("_", "-"), getattr(self, name), 1, maximum)
-        for name, choices in (("kind", HEAD_LAYERS), ("order", HEAD_ORDERS), ("unembeddings", UNEMBEDDINGS)):
+        for name, choices in (
+            ("kind", HEAD_LAYERS),
+            ("order", HEAD_ORDERS),
+            ("unembeddings", UNEMBEDDINGS),
+        ):
             check_choice(name, getattr(self, name), choices)
 
     def check(self, config: ModelConfig) -> None:
         """Raise :class:`~pronk.base.errors.OptionError` if the target has no layer ``layer``."""
         if self.layer > config.num_layers:
-            msg = f"layer: expected 1 to {config.num_layers}, the target's layers, found {self.layer}"
+            msg = (
+                f"layer: expected 1 to {config.num_layers}, the target's layers, found {self.layer}"
+            )
             raise OptionError(msg)
 
     @property
@@ -76,7 +87,8 @@ class HeadsShape:
 def heads_config(shape: HeadsShape, target: ModelConfig) -> ModelConfig:
     """Return the configuration of the heads' attention: a decoder with one layer for each head.
 
-    All heads have the target's sliding window, since hidden states of tokens outside the window are not kept.
+    All heads have the target's sliding window, since hidden states of tokens outside the window are
+    not kept.
     """
     count = shape.num_heads
     windows = (target.window,) * count
@@ -90,7 +102,8 @@ class MultiTokenHeads:
         shape.check(target)
         self.shape = shape
         self.config = heads_config(shape, target)
-        size, heads = target.hidden_size, range(shape.num_heads)
+        size = target.hidden_size
+        heads = range(shape.num_heads)
         self.layers = [
             weights.layer(Layer(self.config), f"layers.{head}")
             if shape.kind == "transformer"
@@ -103,7 +116,8 @@ class MultiTokenHeads:
     def compile_part(self, index: int, program: Program) -> None:
         """Append the operations of the layer of head ``index`` to a program, on the stream ``[rows, hidden]``.
 
-        The stream is ``z``, or in the causal and anticausal orders the output of the head that ran before.
+        The stream is ``z``, or in the causal and anticausal orders the output of the head that ran
+        before.
         """
         layer = self.layers[index]
         if isinstance(layer, Layer):
@@ -111,7 +125,9 @@ class MultiTokenHeads:
         else:
             program.linear(layer)
 
-    def run(self, z: Array, apply: Callable[[int, Array], Array], count: int) -> Iterator[tuple[int, Array]]:
+    def run(
+        self, z: Array, apply: Callable[[int, Array], Array], count: int
+    ) -> Iterator[tuple[int, Array]]:
         """Yield the index and the output ``[rows, hidden]`` of each head, in order of execution.
 
         ``apply(index, x)`` runs one head. Only the first ``count`` heads run,
@@ -132,10 +148,12 @@ class MedusaShape:
 
     num_heads: int = 4  # number of heads, 1..16
     blocks: int = 2  # number of residual blocks of a head, 1..8
-    unembeddings: str = "shared"  # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
-    tree: tuple[tuple[int, ...], ...] = ()  # paths of ranks (``rank_tree``), parents first; empty during training
-    # ``accuracies[head][rank]``: fraction of positions, 0..1, at which the head's token of this rank is the target's
-    # likeliest token; empty during training.
+    # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
+    unembeddings: str = "shared"
+    # paths of ranks (``rank_tree``), parents first; empty during training
+    tree: tuple[tuple[int, ...], ...] = ()
+    # ``accuracies[head][rank]``: fraction of positions, 0..1, at which the head's token of this
+    # rank is the target's likeliest token; empty during training.
     accuracies: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -146,7 +164,10 @@ class MedusaShape:
             check_integer(name, value, 1, maximum)
         check_choice("unembeddings", self.unembeddings, UNEMBEDDINGS)
         if self.accuracies and len(self.accuracies) != self.num_heads:
-            msg = f"accuracies: expected those of {self.num_heads} heads, found {len(self.accuracies)}"
+            msg = (
+                f"accuracies: expected those of {self.num_heads} heads, found "
+                f"{len(self.accuracies)}"
+            )
             raise OptionError(msg)
 
 
@@ -157,7 +178,10 @@ class MedusaHeads:
         self.shape = shape
         size = config.hidden_size
         self._blocks = [
-            [weights.linear(f"layers.{head}.blocks.{block}", size, size, bias=True) for block in range(shape.blocks)]
+            [
+                weights.linear(f"layers.{head}.blocks.{block}", size, size, bias=True)
+                for block in range(shape.blocks)
+            ]
             for head in range(shape.num_heads)
         ]
         self.unembeddings = _own_unembeddings(shape, config, weights)
@@ -169,7 +193,12 @@ class MedusaHeads:
             program.linear(block, activation="silu", residual=True)
 
 
-def _own_unembeddings(shape: HeadsShape | MedusaShape, target: ModelConfig, weights: DrafterWeights) -> list[Linear]:
+def _own_unembeddings(
+    shape: HeadsShape | MedusaShape, target: ModelConfig, weights: DrafterWeights
+) -> list[Linear]:
     """Return each head's copy of the unembedding; an empty list if all heads use the target's."""
     heads = range(shape.num_heads) if shape.unembeddings == "replicated" else ()
-    return [weights.linear(f"unembeddings.{head}", target.vocab_size, target.hidden_size) for head in heads]
+    return [
+        weights.linear(f"unembeddings.{head}", target.vocab_size, target.hidden_size)
+        for head in heads
+    ]

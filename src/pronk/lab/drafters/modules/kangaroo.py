@@ -1,13 +1,15 @@
 """Kangaroo's adapter: from an early layer's output to the target's head (Liu et al. 2024, 3.1).
 
-Let ``f`` be the output of the target's layer ``l``. The draft's logits are ``head(A(f))``, with one of four adapters::
+Let ``f`` be the output of the target's layer ``l``. The draft's logits are ``head(A(f))``, with one
+of four adapters::
 
     attention      A(f) = norm(f + attention(norm(f)))          with the target's head: the paper's choice
     head           A(f) = norm(f + attention(norm(f)))          with a head of its own
     transformer    A(f) = norm(layer(f))                        a whole layer, with the target's head
     mlp            A(f) = norm(f + W₂ silu(W₁ norm(f)))         no attention, with a head of its own
 
-The last three are the ablations of table 2. Attention is multi-head: as many key/value heads as query heads.
+The last three are the ablations of table 2. Attention is multi-head: as many key/value heads as
+query heads.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from pronk.checkpoint import ModelConfig
 from pronk.lab.drafters.modules.files import DrafterWeights
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
-_DEFAULT_EXIT = 1 / 8  # default number of layers up to the exit layer, as a fraction of the target's layers
+# default number of layers up to the exit layer, as a fraction of the target's layers
+_DEFAULT_EXIT = 1 / 8
 
 
 @dataclass(frozen=True)
 class KangarooShape:
     """Sizes of an adapter that do not follow from the target."""
 
-    exit_layer: int  # number (from 1) of the target's layer whose output the adapter reads; not the last
+    # number (from 1) of the target's layer whose output the adapter reads; not the last
+    exit_layer: int
     adapter: str = "attention"  # kind of adapter, one of ``ADAPTERS``
     heads: int = 1  # number of attention heads, each of the target's head size
     mlp: int = 1  # width of the feed-forward network of ``transformer``
@@ -40,9 +44,17 @@ class KangarooShape:
 
     @classmethod
     def of_target(
-        cls, config: ModelConfig, exit_layer: int | None, adapter: str, heads: int | None = None, mlp: int | None = None
+        cls,
+        config: ModelConfig,
+        exit_layer: int | None,
+        adapter: str,
+        heads: int | None = None,
+        mlp: int | None = None,
     ) -> KangarooShape:
-        """Return a valid shape; by default the exit is at 1/8 of the layers, and sizes are the target's."""
+        """Return a valid shape.
+
+        By default the exit is at 1/8 of the layers, and sizes are the target's.
+        """
         shape = cls(
             max(1, round(config.num_layers * _DEFAULT_EXIT)) if exit_layer is None else exit_layer,
             adapter,
@@ -56,7 +68,10 @@ class KangarooShape:
         """Raise :class:`~pronk.base.errors.OptionError` if the target has no such exit layer."""
         num_layers = config.num_layers
         if num_layers == 1:
-            msg = "exit-layer: expected a target of at least 2 layers, found 1; train another drafter for it"
+            msg = (
+                "exit-layer: expected a target of at least 2 layers, found 1; train another "
+                "drafter for it"
+            )
             raise OptionError(msg)
         if self.exit_layer >= num_layers:
             limits = f"1 to {num_layers - 1} for a target of {num_layers} layers"
@@ -76,7 +91,8 @@ class KangarooShape:
     def config(self, target: ModelConfig) -> ModelConfig:
         """Return the configuration of the adapter's attention: a decoder of one layer.
 
-        It has the exit layer's sliding window, since hidden states of tokens outside that window are not kept.
+        It has the exit layer's sliding window, since hidden states of tokens outside that window
+        are not kept.
         """
         return target.plain_layers(
             self.exit_layer - 1,
@@ -94,7 +110,8 @@ class KangarooAdapter:
         shape.check(target)
         self.shape = shape
         self.config = shape.config(target)
-        vocab, size = target.vocab_size, target.hidden_size
+        vocab = target.vocab_size
+        size = target.hidden_size
         self.block: Attention | _TwoLinears
         if shape.adapter == "mlp":
             self.block = _TwoLinears(self.config, weights)
@@ -120,7 +137,9 @@ class _TwoLinears:
     def __init__(self, config: ModelConfig, weights: DrafterWeights) -> None:
         size = config.hidden_size
         self.input_norm = weights.norm("layers.0.input_norm", config, size)
-        self.up, self.down = (weights.linear(f"layers.0.{name}", size, size) for name in ("up", "down"))
+        self.up, self.down = (
+            weights.linear(f"layers.0.{name}", size, size) for name in ("up", "down")
+        )
 
     def compile(self, program: Program, index: int) -> None:  # noqa: ARG002 - as all blocks
         program.linear(self.up, norm=self.input_norm, activation="silu", to="B")

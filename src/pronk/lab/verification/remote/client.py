@@ -21,7 +21,8 @@ from pronk.serving import sampling_values
 Route = Literal["completions", "chat"]
 ROUTES: tuple[Route, ...] = ("completions", "chat")
 _PATHS: Mapping[Route, str] = {"completions": "completions", "chat": "chat/completions"}
-_TEXT_FIELDS = ("reasoning_content", "reasoning", "content")  # texts of a chat message, in the order of generation
+# texts of a chat message, in the order of generation
+_TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
 _MAX_ANSWER = 160  # maximum number of characters of an error response to quote
 
 
@@ -30,7 +31,10 @@ class ServerUnreachableError(PronkError):
 
 
 class UnsupportedError(Exception):
-    """The server refuses a request, or its answer lacks what was requested; the message quotes the answer."""
+    """The server refuses a request, or its answer lacks what was requested.
+
+    The message quotes the answer.
+    """
 
 
 class ServerFaultError(UnsupportedError):
@@ -52,7 +56,8 @@ class Answer:
 
     text: str
     tokens: tuple[RemoteToken, ...] = ()  # empty if no log-probabilities were requested
-    cached_tokens: int | None = None  # number of cached tokens of the prompt, if the server reports it
+    # number of cached tokens of the prompt, if the server reports it
+    cached_tokens: int | None = None
     period: tuple[float, float] = (0.0, 0.0)  # times of the first and of the last text of a stream
 
 
@@ -66,23 +71,30 @@ class RemoteServer:
     timeout: float = 120.0  # seconds to wait for an answer
     software: str = ""  # header ``Server`` of the last answer
     num_requests: int = 0
-    # Options that turn off penalties and other defaults, which a server lists as ``sampling`` of its model: the checks
-    # compare greedy tokens with log-probabilities, which are those before penalties.
+    # Options that turn off penalties and other defaults, which a server lists as ``sampling`` of
+    # its model: the checks compare greedy tokens with log-probabilities, which are those before
+    # penalties.
     neutral_options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         base = self.url.rstrip("/").removesuffix("/v1") + "/v1"
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
-        # A connection per request: a server may close an idle connection at the moment of the next request.
+        # A connection per request: a server may close an idle connection at the moment of the next
+        # request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         try:
-            self._client = httpx.Client(base_url=base, headers=headers, timeout=self.timeout, limits=limits)
+            self._client = httpx.Client(
+                base_url=base, headers=headers, timeout=self.timeout, limits=limits
+            )
             self._client.event_hooks = {"response": [self._check]}
             if self._client.base_url.scheme not in {"http", "https"}:
                 msg = f"it has no http:// or https://; write http://{self.url}"
                 raise httpx.UnsupportedProtocol(msg)  # noqa: TRY301 - one message for all wrong addresses
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeEncodeError) as error:
-            msg = f"url: expected an address such as http://127.0.0.1:8000, found {self.url!r}: {error}"
+            msg = (
+                f"url: expected an address such as http://127.0.0.1:8000, found {self.url!r}: "
+                f"{error}"
+            )
             raise ServerUnreachableError(msg) from error
 
     def __enter__(self) -> Self:
@@ -97,42 +109,56 @@ class RemoteServer:
         Raises ``ServerUnreachableError`` if there is no server, or it names no model.
         """
         try:
-            models = {str(each["id"]): each.get("sampling") for each in self._send("GET", "models", None)["data"]}
+            models = {
+                str(each["id"]): each.get("sampling")
+                for each in self._send("GET", "models", None)["data"]
+            }
             name = next(iter(models)) if self.model is None else self.model
         except (UnsupportedError, LookupError, TypeError, AttributeError, StopIteration) as error:
             if self.model is not None:
                 return self.model
-            msg = f"model: expected a list of models at {self.url}, found none ({error}); give --model"
+            msg = (
+                f"model: expected a list of models at {self.url}, found none ({error}); "
+                "give --model"
+            )
             raise ServerUnreachableError(msg) from error
         recommended = models.get(name)
         if isinstance(recommended, Mapping):
             neutral = sampling_values(SamplingParams())
-            self.neutral_options = {option: neutral[option] for option in recommended if option in neutral}
+            self.neutral_options = {
+                option: neutral[option] for option in recommended if option in neutral
+            }
         self.model = name
         return name
 
     def ask(self, route: Route, prompt: str, max_tokens: int, **options: Any) -> list[Answer]:
         """Return the choices of an answer without stream.
 
-        ``options`` are ``temperature`` (default 0), ``seed``, ``n``, and ``top``: the number of likeliest tokens whose
-        log-probabilities to report. Raises ``UnsupportedError`` if the server refuses the request or answers in another
-        form.
+        ``options`` are ``temperature`` (default 0), ``seed``, ``n``, and ``top``: the number of
+        likeliest tokens whose log-probabilities to report. Raises ``UnsupportedError`` if the
+        server refuses the request or answers in another form.
         """
         reply = self._send("POST", _PATHS[route], self._body(route, prompt, max_tokens, options))
         try:
             details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
             choices = sorted(reply["choices"], key=lambda choice: int(choice.get("index") or 0))
             return [
-                Answer(_text(route, choice), _tokens(route, choice), details.get("cached_tokens")) for choice in choices
+                Answer(_text(route, choice), _tokens(route, choice), details.get("cached_tokens"))
+                for choice in choices
             ]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             msg = f"expected choices with texts, found {json.dumps(reply)[:_MAX_ANSWER]}"
             raise UnsupportedError(msg) from error
 
     def stream(self, route: Route, prompt: str, max_tokens: int, **options: Any) -> Answer:
-        """Return the joined text of a streamed answer; arguments and errors are those of :meth:`ask`."""
+        """Return the joined text of a streamed answer.
+
+        Arguments and errors are those of :meth:`ask`.
+        """
         body = self._body(route, prompt, max_tokens, options) | {"stream": True}
-        texts, times, num_choices = list[str](), list[float](), 0
+        texts = list[str]()
+        times = list[float]()
+        num_choices = 0
         for event in self._events(_PATHS[route], body):
             if isinstance(error := event.get("error"), Mapping):
                 msg = f"the stream ended with {json.dumps(error)[:_MAX_ANSWER]}"
@@ -152,7 +178,9 @@ class RemoteServer:
         with ThreadPoolExecutor(len(calls)) as pool:
             return list(pool.map(call, calls))
 
-    def _body(self, route: Route, prompt: str, max_tokens: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _body(
+        self, route: Route, prompt: str, max_tokens: int, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0.0}
         body |= {**self.neutral_options, **options}
         top = body.pop("top", None)
@@ -194,21 +222,33 @@ class RemoteServer:
         response.read()
         answer = f"HTTP {status}: {' '.join(response.text.split())[:_MAX_ANSWER]}"
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            msg = f"api-key-file: expected an API key that {self.url} accepts, found none or another ({answer})"
+            msg = (
+                f"api-key-file: expected an API key that {self.url} accepts, "
+                f"found none or another ({answer})"
+            )
             raise ServerUnreachableError(msg)
-        raise (ServerFaultError if status >= HTTPStatus.INTERNAL_SERVER_ERROR else UnsupportedError)(answer)
+        raise (
+            ServerFaultError if status >= HTTPStatus.INTERNAL_SERVER_ERROR else UnsupportedError
+        )(answer)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except httpx.TimeoutException as error:
-            url, timeout = self.url, self.timeout
-            msg = f"timeout: expected an answer of {url} within {timeout:g} s, found none; raise --timeout"
+            url = self.url
+            timeout = self.timeout
+            msg = (
+                f"timeout: expected an answer of {url} within {timeout:g} s, found none; "
+                "raise --timeout"
+            )
             raise ServerUnreachableError(msg) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             found = f"none ({describe_error(error)})"
-            msg = f"url: expected a server at {self.url}, found {found}; start it, or check the address"
+            msg = (
+                f"url: expected a server at {self.url}, found {found}; start it, "
+                "or check the address"
+            )
             raise ServerUnreachableError(msg) from error
 
 
@@ -226,9 +266,14 @@ def _tokens(route: Route, choice: Mapping[str, Any]) -> tuple[RemoteToken, ...]:
     if route == "completions" and "tokens" in report:
         tops = report.get("top_logprobs") or [{}] * len(report["tokens"])
         rows = zip(report["tokens"], report["token_logprobs"], tops, strict=True)
-        return tuple(RemoteToken(str(text), float(value), tuple((top or {}).values())) for text, value, top in rows)
+        return tuple(
+            RemoteToken(str(text), float(value), tuple((top or {}).values()))
+            for text, value, top in rows
+        )
     contents = [(each, each.get("top_logprobs") or ()) for each in report["content"]]
     return tuple(
-        RemoteToken(str(each["token"]), float(each["logprob"]), tuple(top["logprob"] for top in tops))
+        RemoteToken(
+            str(each["token"]), float(each["logprob"]), tuple(top["logprob"] for top in tops)
+        )
         for each, tops in contents
     )

@@ -28,7 +28,12 @@ class RemoteSettings:
     seed: int = 1  # first seed of sampled texts
 
     def __post_init__(self) -> None:
-        for name, low, high in (("max_tokens", 8, 4096), ("rounds", 1, 1000), ("batch", 2, 256), ("seed", 0, 2**31)):
+        for name, low, high in (
+            ("max_tokens", 8, 4096),
+            ("rounds", 1, 1000),
+            ("batch", 2, 256),
+            ("seed", 0, 2**31),
+        ):
             check_integer(name, getattr(self, name), low, high)
         check_number("tolerance", self.tolerance, 0.0, 1.0)
 
@@ -55,19 +60,29 @@ class Difference:
     def __str__(self) -> str:
         unit = "character" if self.kind == "text" else "token"
         what = "text differs" if self.kind == "text" else "only log-probabilities differ"
-        return f"{what}: {self.where}, prompt {self.prompt}, {unit} {self.position}: {self.expected} / {self.found}"
+        return (
+            f"{what}: {self.where}, prompt {self.prompt}, {unit} {self.position}: {self.expected} "
+            f"/ {self.found}"
+        )
 
 
-def compare(expected: Answer, found: Answer, prompt: str, where: str, tolerance: float = 0.0) -> Difference | None:
+def compare(
+    expected: Answer, found: Answer, prompt: str, where: str, tolerance: float = 0.0
+) -> Difference | None:
     """Return the first difference of two answers, or ``None``, also in log-probabilities that both have."""
     if expected.text != found.text:
         pairs = enumerate(zip_longest(expected.text, found.text))
         position = next(place for place, (a, b) in pairs if a != b)
-        quoted = [repr(text[max(0, position - 8) : position + _EXCERPT]) for text in (expected.text, found.text)]
+        quoted = [
+            repr(text[max(0, position - 8) : position + _EXCERPT])
+            for text in (expected.text, found.text)
+        ]
         return Difference("text", prompt, where, position, *quoted)
     for position, (a, b) in enumerate(zip(expected.tokens, found.tokens, strict=False)):
         if abs(a.logprob - b.logprob) > tolerance:
-            return Difference("log-probabilities", prompt, where, position, f"{a.logprob:.6f}", f"{b.logprob:.6f}")
+            return Difference(
+                "log-probabilities", prompt, where, position, f"{a.logprob:.6f}", f"{b.logprob:.6f}"
+            )
     return None
 
 
@@ -81,21 +96,31 @@ class CheckResult:
     comparisons: int = 0  # number of compared pairs
     differences: int = 0  # number of pairs that differ
     first: Difference | None = None
-    note: str = ""  # server's answer if it does not support the check, reason of a failure or skip, or a measurement
+    # server's answer if it does not support the check, reason of a failure or skip, or a
+    # measurement
+    note: str = ""
     max_logprob_difference: float | None = None
 
-    def add(self, expected: Answer, found: Answer, prompt: str, where: str, tolerance: float = 0.0) -> None:
+    def add(
+        self, expected: Answer, found: Answer, prompt: str, where: str, tolerance: float = 0.0
+    ) -> None:
         """Compare two answers that should be equal; for the arguments, see :func:`compare`."""
         self.comparisons += 1
         if (difference := compare(expected, found, prompt, where, tolerance)) is not None:
-            self.status, self.differences, self.first = "failed", self.differences + 1, self.first or difference
+            self.status = "failed"
+            self.differences = self.differences + 1
+            self.first = self.first or difference
         if expected.text == found.text and expected.tokens and found.tokens:
-            gaps = (abs(a.logprob - b.logprob) for a, b in zip(expected.tokens, found.tokens, strict=False))
+            gaps = (
+                abs(a.logprob - b.logprob)
+                for a, b in zip(expected.tokens, found.tokens, strict=False)
+            )
             self.max_logprob_difference = max(self.max_logprob_difference or 0.0, *gaps)
 
     def fail(self, reason: str) -> None:
         """Fail for a reason that is no difference of two answers."""
-        self.status, self.note = "failed", reason
+        self.status = "failed"
+        self.note = reason
 
     @property
     def kind(self) -> str | None:
@@ -124,7 +149,9 @@ class RemoteReport:
 
     def get(self, check: str, route: Route) -> CheckResult | None:
         """Return the result of a check on a route."""
-        return next((each for each in self.results if (each.check, each.route) == (check, route)), None)
+        return next(
+            (each for each in self.results if (each.check, each.route) == (check, route)), None
+        )
 
     @property
     def failed(self) -> Sequence[CheckResult]:

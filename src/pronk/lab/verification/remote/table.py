@@ -15,7 +15,12 @@ from pronk.lab.verification.remote.checks import CHECKS
 from pronk.lab.verification.remote.client import ROUTES
 from pronk.lab.verification.remote.report import CheckResult, RemoteReport, Status
 
-_STYLES: dict[Status, str] = {"passed": "green", "failed": "bold red", "not supported": "yellow", "skipped": "yellow"}
+_STYLES: dict[Status, str] = {
+    "passed": "green",
+    "failed": "bold red",
+    "not supported": "yellow",
+    "skipped": "yellow",
+}
 
 
 def show_server(report: RemoteReport, console: Console) -> None:
@@ -24,8 +29,10 @@ def show_server(report: RemoteReport, console: Console) -> None:
     settings = report.settings
     console.print(
         Text(
-            f"{report.model} at {urlsplit(report.url).netloc or report.url}{server}: {len(report.prompts)} prompts, "
-            f"up to {settings.max_tokens} tokens each, {report.num_requests} requests in {report.seconds:.0f} s"
+            f"{report.model} at {urlsplit(report.url).netloc or report.url}{server}: "
+            f"{len(report.prompts)} prompts, "
+            f"up to {settings.max_tokens} tokens each, {report.num_requests} requests in "
+            f"{report.seconds:.0f} s"
         )
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -47,7 +54,9 @@ def _cell(result: CheckResult | None) -> Text:
         return Text("–")
     words: str = result.status
     if result.status == "failed" and result.comparisons:
-        words = f"FAILED {result.differences}/{result.comparisons}" if result.differences else "FAILED"
+        words = (
+            f"FAILED {result.differences}/{result.comparisons}" if result.differences else "FAILED"
+        )
         if result.kind == "log-probabilities":
             words += " (only log-probs)"
     return Text(words, style=_STYLES[result.status])
@@ -58,7 +67,10 @@ def _notes(report: RemoteReport) -> Iterator[Text]:
         for result in report.results:
             if result.status == status and (result.first is not None or result.note):
                 found = str(result.first) if result.first is not None else result.note
-                yield Text(f"{result.route}, {CHECKS[result.check].title}: {found}", style=_STYLES[result.status])
+                yield Text(
+                    f"{result.route}, {CHECKS[result.check].title}: {found}",
+                    style=_STYLES[result.status],
+                )
     for result in report.results:
         largest = result.max_logprob_difference
         gap = "" if largest is None else f"log-probabilities differ by at most {largest:.2g}"
@@ -73,10 +85,24 @@ def _summary(report: RemoteReport) -> Text:
         return Text("NOT tested: the server supports no check.", style="bold red")
     if report.failed:
         counts = Counter(result.kind for result in report.failed)
-        kinds = {"text": "texts", "log-probabilities": "log-probabilities only", None: "other properties"}
-        numbers = ", ".join(f"{counts[kind]} in {words}" for kind, words in kinds.items() if counts[kind])
-        # Without a difference between two answers, the server is wrong, but it may be deterministic.
-        verdict = "NOT deterministic" if counts["text"] + counts["log-probabilities"] else "NOT as expected"
+        kinds = {
+            "text": "texts",
+            "log-probabilities": "log-probabilities only",
+            None: "other properties",
+        }
+        numbers = ", ".join(
+            f"{counts[kind]} in {words}" for kind, words in kinds.items() if counts[kind]
+        )
+        # Without a difference between two answers, the server is wrong, but it may be
+        # deterministic.
+        verdict = (
+            "NOT deterministic"
+            if counts["text"] + counts["log-probabilities"]
+            else "NOT as expected"
+        )
         return Text(f"{verdict}: {len(report.failed)} checks failed, {numbers}.", style="bold red")
     num_passed = sum(result.status == "passed" for result in report.results)
-    return Text(f"Deterministic: {num_passed} of {len(report.results)} checks passed, none failed.", style="green")
+    return Text(
+        f"Deterministic: {num_passed} of {len(report.results)} checks passed, none failed.",
+        style="green",
+    )

@@ -23,7 +23,8 @@ class PeerRequest:
 
     prompt: list[int]
     max_tokens: int
-    temperature: float  # 0 is greedy; above 0, tokens are drawn from the whole distribution, without top-k or top-p
+    # 0 is greedy; above 0, tokens are drawn from the whole distribution, without top-k or top-p
+    temperature: float
     seed: int
     stop_token_ids: list[int]
     ignore_eos: bool  # whether to continue after stop tokens

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from .contract import PeerRequest, PeerResult, WorkerConfig
 
-# Draft tokens per step of prompt lookup, as in transformers' documentation. The n-gram length is its default.
+# Draft tokens per step of prompt lookup, as in transformers' documentation. The n-gram length is
+# its default.
 _LOOKUP_TOKENS = 10
 
 
@@ -37,12 +38,19 @@ class HuggingFace:
         """Load the model."""
         torch.set_num_threads(config.threads)
         dtype = getattr(torch, config.dtype)
-        self.model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype, local_files_only=True).eval()
-        # Otherwise generation_config.json sets the stop tokens and sampling options that a request leaves unset.
+        self.model = AutoModelForCausalLM.from_pretrained(
+            config.model, dtype=dtype, local_files_only=True
+        ).eval()
+        # Otherwise generation_config.json sets the stop tokens and sampling options that a request
+        # leaves unset.
         self.model.generation_config = GenerationConfig()
         lookup = config.variant == "prompt_lookup"
         self.method_options = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if lookup else {}
-        notes = {"transformers": transformers.__version__, "torch": torch.__version__, "dtype": config.dtype}
+        notes = {
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "dtype": config.dtype,
+        }
         notes["attention"] = str(self.model.config._attn_implementation)  # noqa: SLF001
         return notes | ({"lookup": f"{_LOOKUP_TOKENS} tokens"} if lookup else {})
 
@@ -69,4 +77,6 @@ def _options(request: PeerRequest) -> GenerationConfig:
     sampling: dict[str, Any] = {"do_sample": False}
     if request.temperature > 0:
         sampling = {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
-    return GenerationConfig(max_new_tokens=request.max_tokens, eos_token_id=stop_ids, pad_token_id=0, **sampling)
+    return GenerationConfig(
+        max_new_tokens=request.max_tokens, eos_token_id=stop_ids, pad_token_id=0, **sampling
+    )

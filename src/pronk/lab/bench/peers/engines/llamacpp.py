@@ -9,7 +9,8 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from .contract import PeerRequest, PeerResult, WorkerConfig
 
-_INITIAL_CONTEXT = 1024  # in tokens; for a longer request the model is opened again with a larger context
+# in tokens; for a longer request the model is opened again with a larger context
+_INITIAL_CONTEXT = 1024
 _LOOKUP_NGRAM = 2  # maximum n-gram length; default of LlamaPromptLookupDecoding
 _LOOKUP_TOKENS = 10  # number of draft tokens per step; default of LlamaPromptLookupDecoding
 
@@ -20,7 +21,8 @@ class LlamaCpp:
     def load(self, config: WorkerConfig) -> dict[str, str]:
         """Load the GGUF file, with a small context that grows on demand."""
         self.config = config
-        # The KV cache is float32 for float32, else float16: llama.cpp's default, as large as bfloat16 of other engines.
+        # The KV cache is float32 for float32, else float16: llama.cpp's default, as large as
+        # bfloat16 of other engines.
         is_float32 = config.dtype == "float32"
         self.kv_type = llama_cpp.GGML_TYPE_F32 if is_float32 else llama_cpp.GGML_TYPE_F16
         self._open(_INITIAL_CONTEXT)
@@ -40,7 +42,8 @@ class LlamaCpp:
         needed = len(request.prompt) + request.max_tokens + _LOOKUP_TOKENS + 1
         if needed > self.llama.n_ctx():
             self._open(1 << (needed - 1).bit_length())
-        # Otherwise llama-cpp-python reuses the KV cache of the prefix that this prompt shares with the previous one.
+        # Otherwise llama-cpp-python reuses the KV cache of the prefix that this prompt shares with
+        # the previous one.
         self.llama.reset()
         self.llama._ctx.kv_cache_clear()  # noqa: SLF001 - there is no public method
         self.llama.set_seed(request.seed)
@@ -49,7 +52,12 @@ class LlamaCpp:
         ttft = None
         began = perf_counter()
         for token in self.llama.generate(
-            request.prompt, top_k=0, top_p=1.0, min_p=0.0, temp=request.temperature, repeat_penalty=1.0
+            request.prompt,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            temp=request.temperature,
+            repeat_penalty=1.0,
         ):
             ttft = perf_counter() - began if ttft is None else ttft
             tokens.append(int(token))
@@ -66,10 +74,13 @@ class LlamaCpp:
             n_threads_batch=self.config.threads,
             type_k=self.kv_type,
             type_v=self.kv_type,
-            # The default of llama-cpp-python. On CPUs, flash attention makes prefill faster but decoding mostly slower.
+            # The default of llama-cpp-python. On CPUs, flash attention makes prefill faster but
+            # decoding mostly slower.
             flash_attn=False,
             # Verification of draft tokens needs the logits of every position.
             logits_all=lookup,
-            draft_model=LlamaPromptLookupDecoding(_LOOKUP_NGRAM, _LOOKUP_TOKENS) if lookup else None,
+            draft_model=LlamaPromptLookupDecoding(_LOOKUP_NGRAM, _LOOKUP_TOKENS)
+            if lookup
+            else None,
             verbose=False,
         )

@@ -14,7 +14,8 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 _LOOKUP_TOKENS = 5  # number of draft tokens per step, as in the samples of OpenVINO GenAI
 _LOOKUP_NGRAM = 3  # maximum n-gram length, as in the samples of OpenVINO GenAI
 
-# By data type: OpenVINO's name of the type, and its name of the capability of a CPU to compute in the type.
+# By data type: OpenVINO's name of the type, and its name of the capability of a CPU to compute in
+# the type.
 _DTYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": ("f32", "FP32")}
 
 
@@ -30,10 +31,18 @@ class OpenVino:
         # Process a prompt in one forward pass, as a pipeline without a scheduler config does.
         scheduler.max_num_batched_tokens = 2**31 - 1
         extra: dict[str, Any] = {"prompt_lookup": True} if self.lookup else {}
-        self.pipeline = genai.LLMPipeline(config.model, "CPU", scheduler_config=scheduler, **extra, **properties)
+        self.pipeline = genai.LLMPipeline(
+            config.model, "CPU", scheduler_config=scheduler, **extra, **properties
+        )
         notes = {"openvino": ov.__version__, "openvino-genai": genai.__version__}
-        notes |= {key.lower(): str(value) for key, value in properties.items()} | {"backend": "paged attention"}
-        return notes | ({"lookup": f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"} if self.lookup else {})
+        notes |= {key.lower(): str(value) for key, value in properties.items()} | {
+            "backend": "paged attention"
+        }
+        return notes | (
+            {"lookup": f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"}
+            if self.lookup
+            else {}
+        )
 
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache (prefix caching is off)."""
@@ -44,7 +53,9 @@ class OpenVino:
         out = self.pipeline.generate(inputs, options)
         seconds = perf_counter() - began
         ttft = out.perf_metrics.get_ttft().mean / 1e3
-        return PeerResult([int(token) for token in out.tokens[0]], seconds, ttft if ttft > 0 else None)
+        return PeerResult(
+            [int(token) for token in out.tokens[0]], seconds, ttft if ttft > 0 else None
+        )
 
     def _options(self, request: PeerRequest) -> Any:
         options = genai.GenerationConfig()
@@ -56,20 +67,29 @@ class OpenVino:
         options.stop_token_ids = stop_ids or {0}
         options.do_sample = request.temperature > 0
         if options.do_sample:
-            options.temperature, options.top_p, options.top_k = request.temperature, 1.0, 2**31 - 1
+            options.temperature = request.temperature
+            options.top_p = 1.0
+            options.top_k = 2**31 - 1
             options.rng_seed = request.seed
         if self.lookup:
-            options.num_assistant_tokens, options.max_ngram_size = _LOOKUP_TOKENS, _LOOKUP_NGRAM
+            options.num_assistant_tokens = _LOOKUP_TOKENS
+            options.max_ngram_size = _LOOKUP_NGRAM
         return options
 
 
 def _properties(config: WorkerConfig) -> dict[str, Any]:
-    """Return OpenVINO's properties; a CPU without support for the requested type computes in float32."""
+    """Return OpenVINO's properties.
+
+    A CPU without support for the requested type computes in float32.
+    """
     dtype, capability = _DTYPES[config.dtype]
-    computed = dtype if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
+    computed = (
+        dtype if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
+    )
     return {
         "INFERENCE_PRECISION_HINT": computed,
-        # With computation in float32, OpenVINO cannot store the KV cache in bfloat16; float16 has the same size.
+        # With computation in float32, OpenVINO cannot store the KV cache in bfloat16; float16 has
+        # the same size.
         "KV_CACHE_PRECISION": dtype if computed == dtype else "f16",
         "INFERENCE_NUM_THREADS": config.threads,
     }
