@@ -31,7 +31,7 @@ TEMPLATES["gemma"] = """{{ bos_token }}
     {%- else -%}{{ raise_exception("Invalid content type") }}{%- endif -%}
     {{ '<end>\n' }}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<turn>model\n' }}{%- endif -%}"""  # noqa: E501 - as long as in such files
+{%- if add_generation_prompt -%}{{ '<turn>model\n' }}{%- endif -%}"""
 SOURCES = r"""
 {{ {'b': [1, {'a': '<é>'}], 'a': none} | tojson }}{{ 'é' | tojson(ensure_ascii=true) }}
 {{ {'b': [1], 'a': 2} | tojson(indent=4) }}{{ [{'b': 1, 'a': 2}] | tojson(separators=(',', ':'), sort_keys=true) }}
