@@ -12,7 +12,7 @@ first token. The best single drafter of a suite is chosen on its even prompts an
 the 95 % interval.
 
 *In hindsight* is the speed of `auto` over that of the best choice of every step, as in
-``pronk.drafting.account``.
+``pronk.drafting.regret``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from priced import PricedClock
 
 from pronk import LLM, SamplingParams
 from pronk.base.files.results import save_result
-from pronk.drafting.account import Regret
+from pronk.drafting.regret import Regret
 from pronk.kernels.threads import num_threads
 from pronk.lab.bench.machine import describe_hardware
 

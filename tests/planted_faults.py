@@ -462,10 +462,10 @@ _SHORTENED = (
     ),
     Fault(
         "the time of drafters does not count as spent",
-        "drafting/policy.py",
-        "        self.policy.spent += counted\n",
+        "drafting/ledger.py",
+        "        self.ledger.spent += counted\n",
         "",
-        "drafting/test_policy.py::test_the_bound_of_the_loss_holds_in_every_trace",
+        "drafting/test_ledger.py::test_the_bound_of_the_loss_holds_in_every_trace",
     ),
 )
 

@@ -15,8 +15,8 @@ from oracle import dense_logits
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
+from pronk.drafting.planner import ChainCosts, StepCosts
 from pronk.drafting.shared.draft_runner import DraftRunner
-from pronk.drafting.step_value import ChainPrice
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
@@ -134,8 +134,8 @@ class Watched(Proposer[Any]):
     def source(self) -> str:
         return self.inner.source
 
-    def chain_price(self, context: DraftContext[Any]) -> ChainPrice | None:
-        return self.inner.chain_price(context)
+    def chain_costs(self, context: DraftContext[Any], costs: StepCosts) -> ChainCosts | None:
+        return self.inner.chain_costs(context, costs)
 
     def start(self, prompt: Sequence[int]) -> Any:
         return self.inner.start(prompt)

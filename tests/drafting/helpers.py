@@ -1,7 +1,6 @@
 """Toy models, and the shortest way to decode with one drafter outside the engine."""
 
 import atexit
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Drafter, Outcome, Proposer
 from pronk.drafting.from_text._suffix_store import SuffixStore
-from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.planner import DraftPlan, StepCosts
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.logits_processors import TokenContext
@@ -103,13 +102,14 @@ def context(
     return DraftContext(state, text, depth, nodes, params, sampler, block_table, **more)
 
 
-def priced(costs: CostCurve | None, requests: int = 1) -> RequestPolicy:
-    """Return the policy of a step of ``requests`` requests with these costs; what may be lost has
-    no limit.
+def priced(curve: CostCurve | None, requests: int = 1) -> DraftPlan:
+    """Return the plan of a step of ``requests`` requests with these costs; what may be lost has no
+    limit.
     """
-    policy = RequestPolicy()
-    policy.set_prices(costs, requests, math.inf)
-    return policy
+    if curve is None:
+        return DraftPlan()
+    costs = StepCosts(curve, requests)
+    return DraftPlan("pays", costs, before=costs.plain())
 
 
 def outcome_of(tree: TokenTree, path: Sequence[int], **more: Any) -> Outcome[Any]:

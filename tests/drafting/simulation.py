@@ -12,10 +12,10 @@ from typing import Any
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer
 from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
-from pronk.drafting.account import Policy
-from pronk.drafting.policy import RequestPolicy
-from pronk.drafting.proposer import ask, observe
-from pronk.drafting.step_value import ChainPrice, select_nodes
+from pronk.drafting.ledger import Ledger, RequestLedger
+from pronk.drafting.planned_calls import observe_planned, propose_planned
+from pronk.drafting.planner import ChainCosts, StepCosts, select_nodes
+from pronk.drafting.shared.stepwise import extension_rule
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
@@ -92,9 +92,9 @@ class Source(Proposer[Any]):
         world = self.world
         total = self.seconds * self.world.dice.uniform(1.0 / self.spread, self.spread)
         world.clock.now += total
-        known = contexts[0].policy.policy.sources[self.name]
-        if known.calls > 1:  # the first call is not counted
-            world.beyond += max(0.0, total - len(contexts) * known.price)
+        known = contexts[0].ledger.ledger.drafters[self.name]
+        if known.num_calls > 1:  # the first call is not counted
+            world.beyond += max(0.0, total - len(contexts) * known.seconds)
         self.asked.append(world.step)
         trees = []
         for each in contexts:
@@ -123,26 +123,26 @@ class ChainSource(Source):
     def start(self, prompt: Sequence[int]) -> dict[str, int]:
         return {"read": len(prompt)}
 
-    def chain_price(self, context: DraftContext[Any]) -> ChainPrice | None:
-        if context.policy.curve is None:
-            return None
+    def chain_costs(self, context: DraftContext[Any], costs: StepCosts) -> ChainCosts:
         unread = len(context.tokens) - context.state["read"]
-        return ChainPrice(context.policy.curve, self.seconds, self.reading * unread)
+        return ChainCosts(self.seconds / costs.num_requests, self.reading * unread)
 
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         world = self.world
         rate = self.right(self.world.step)
         self.asked.append(world.step)
+        for each in contexts:
+            each.acceptance.source(self.name, {0: 0.7})
         trees = []
         passes = 0
         reading = 0.0
         for each in contexts:
-            price = self.chain_price(each)
-            assert price is not None
-            reading += price.reading
+            assert each.plan.chain is not None
+            reading += each.plan.chain.prefill
+            extends = extension_rule(self, each)
             gains = list[float]()
             tokens = self.tokens(each)
-            while len(gains) < len(tokens) and each.policy.extends(self, each, gains):
+            while len(gains) < len(tokens) and extends(gains):
                 gains.append((gains or [1.0])[-1] * max(0.01, rate))
             passes = max(passes, len(gains))
             origin = (("", 0), *[(self.name, 0)] * len(gains))
@@ -151,7 +151,6 @@ class ChainSource(Source):
                 TokenTree(chain, tuple(range(-1, len(gains))), gain=(1.0, *gains), origin=origin)
             )
         for each in contexts:
-            each.policy.acceptance.source(self.name, {0: 0.7})
             each.state["read"] = len(each.tokens)
         world.clock.now += passes * self.seconds + reading
         return trees
@@ -159,9 +158,9 @@ class ChainSource(Source):
 
 @dataclass
 class SimulatedRequest:
-    """A request: its policy, its text so far, and the states of the sources."""
+    """A request: its ledger, its text so far, and the states of the drafters."""
 
-    policy: RequestPolicy
+    ledger: RequestLedger
     tokens: list[int]
     states: list[Any]
     most: int = 10_000  # length of the text at which the request ends
@@ -183,7 +182,7 @@ class World:
     curve: CostCurve = COSTS
     length: int = 20_000
     clock: Clock = field(default_factory=Clock)
-    policy: Policy = field(default_factory=Policy)
+    ledger: Ledger = field(default_factory=Ledger)
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
     step: int = 0
     beyond: float = 0.0
@@ -198,9 +197,9 @@ class World:
     def request(
         self, sources: Sequence[Source], place: int = 4, most: int = 10_000
     ) -> SimulatedRequest:
-        policy = RequestPolicy(self.policy, RequestAcceptance(self.stats))
+        ledger = RequestLedger(self.ledger, RequestAcceptance(self.stats))
         return SimulatedRequest(
-            policy, self.text[:place], [source.start(self.text[:place]) for source in sources], most
+            ledger, self.text[:place], [source.start(self.text[:place]) for source in sources], most
         )
 
     def decode(
@@ -211,34 +210,34 @@ class World:
             self._step(requests, sources)
 
     def _step(self, requests: Sequence[SimulatedRequest], sources: Sequence[Source]) -> None:
-        policy = self.policy
+        ledger = self.ledger
         began = self.clock.now
         count = len(requests)
         self.beyond = 0.0
+        costs = StepCosts(self.curve, count)
         for each in requests:
-            each.policy.begin()
-            each.policy.set_prices(self.curve, count, policy.allowance / count)
+            each.ledger.begin()
+            each.ledger.set_costs(costs, ledger.allowance / count)
         for number, source in enumerate(sources):
-            ask(source, [self._context(each, each.states[number]) for each in requests], self.clock)
-        offered = [each.policy.tree(each.tokens[-1], 31) for each in requests]
+            contexts = [self._context(each, each.states[number]) for each in requests]
+            propose_planned(source, contexts, self.clock)
+        proposed = [each.ledger.union.tree(each.tokens[-1], 31) for each in requests]
         drafting = self.clock.now - began
-        kept = select_nodes(
-            offered, count, self.curve, drafting=drafting, allowance=policy.allowance
-        )
+        kept = select_nodes(proposed, costs, drafting=drafting, allowance=ledger.allowance)
         draft_tokens = sum(tree.num_draft_tokens for tree in kept)
         seconds = self.curve.at(count + draft_tokens)
         accepted = 0
         for each, tree in zip(requests, kept, strict=True):
             accepted += self._commit(each, tree, sources)
         self.clock.now += seconds
-        policy.elapsed += drafting + seconds
+        ledger.elapsed += drafting + seconds
         for each in requests:
-            each.policy.regret.seconds += (drafting + seconds) / count
-        policy.longest = max(policy.longest, seconds)
-        policy.spent += seconds - self.curve.at(count)
-        policy.saved += accepted * self.curve.at(count) / count
+            each.ledger.regret.seconds += (drafting + seconds) / count
+        ledger.longest = max(ledger.longest, seconds)
+        ledger.spent += seconds - self.curve.at(count)
+        ledger.saved += accepted * self.curve.at(count) / count
         self.worst = max(self.worst, self.beyond)
-        self.loss = max(self.loss, -policy.allowance)
+        self.loss = max(self.loss, -ledger.allowance)
         self.num_draft_tokens.append(draft_tokens)
         self.step += 1
 
@@ -249,13 +248,13 @@ class World:
         while (node := tree.child(path[-1], self.text[place + len(path) - 1])) is not None:
             path.append(node)
         new = tuple(self.text[place : place + len(path)])
-        request.policy.acceptance.advance(new)
-        request.policy.close(new, len(path) - 1, tree.num_draft_tokens)
+        request.ledger.acceptance.advance(new)
+        request.ledger.end(new, len(path) - 1, tree.num_draft_tokens)
         for source, state in zip(sources, request.states, strict=True):
             outcome = Outcome(
-                state, tree, tuple(path[1:]), new, place - 1, PARAMS, policy=request.policy
+                state, tree, tuple(path[1:]), new, place - 1, PARAMS, ledger=request.ledger
             )
-            observe(source, outcome, self.clock)
+            observe_planned(source, outcome, self.clock)
         request.tokens += new
         return len(path) - 1
 
@@ -263,6 +262,6 @@ class World:
         depth = max(0, request.most - len(request.tokens) - 1)
         table = BlockTable(length=len(request.tokens) - 1)
         no_sampler = Any
-        return DraftContext(
-            state, request.tokens, depth, 31, PARAMS, no_sampler, table, request.policy
-        )  # type: ignore[arg-type]
+        return DraftContext(  # type: ignore[arg-type]
+            state, request.tokens, depth, 31, PARAMS, no_sampler, table, ledger=request.ledger
+        )

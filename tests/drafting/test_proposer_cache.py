@@ -4,7 +4,6 @@ drafter.
 
 import gc
 import os
-import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from drafting.from_draft.drafts import write_checkpoint
-from drafting.helpers import context
 from pronk import (
     LLM,
     DraftModel,
@@ -30,7 +28,6 @@ from pronk import (
 )
 from pronk.drafting import Drafter, Proposer, Target, make_drafter
 from pronk.drafting.autoregressive import Autoregressive
-from pronk.drafting.proposer import bind_proposer
 from pronk.drafting.proposer_cache import ProposerCache
 from pronk.drafting.registry import DRAFTERS
 from tiny_models import make_engine, tiny_decoder, tiny_module
@@ -341,36 +338,3 @@ def test_objects_that_are_no_drafter_are_refused(drafter: Any, message: str) -> 
         with pytest.raises(OptionError, match=message) as caught:
             ask(drafter)
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("chooser", "; use sampler"),
-        ("table", "; use block_table"),
-        ("costs", "; use policy"),
-        ("color", ""),
-    ],
-)
-def test_messages_for_former_fields_name_the_present_ones(name: str, hint: str) -> None:
-    with pytest.raises(
-        AttributeError, match=f"^expected a field of DraftContext, found {name}{hint}$"
-    ):
-        getattr(context(None, [1]), name)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("needs", "capabilities"),
-        ("listens", "capabilities.observes_all_steps"),
-        ("chooses", "capabilities.self_budgeting"),
-        ("insists", "capabilities.bypass_budget"),
-        ("give_way", "on_preempt"),
-    ],
-)
-def test_old_attribute_names_are_refused(target: Target, old: str, new: str) -> None:
-    drafter = type("Old", (Autoregressive,), {"name": "old", old: True})()
-    message = f"drafter old: expected no attribute {old}, found one; rename it to {new}"
-    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
-        bind_proposer(drafter, target)

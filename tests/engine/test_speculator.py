@@ -247,6 +247,6 @@ def test_what_may_be_lost_does_not_grow_with_the_prompt() -> None:
     drafter = bind_proposer(make_drafter("suffix"), engine.target)
     request = make_request(list(range(50)) * 4, SamplingParams(max_tokens=12), drafter)
     run(engine, [request])
-    policy = engine.speculator.policy
+    policy = engine.speculator.ledger
     steps = request.stats.steps
     assert 0.0 < policy.longest < steps[0].clock

@@ -21,7 +21,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     made = LLM(tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
     set_costs(made.engine, CostCurve(10.0, 0.99, 0.01))  # so slow that drafting is almost free
     # as if the engine had run for so long that it may lose 10,000 s
-    made.engine.speculator.policy.elapsed = 1e6
+    made.engine.speculator.ledger.elapsed = 1e6
     return made
 
 
@@ -39,10 +39,12 @@ def check(found: Explanation, llm: LLM, drafter: str) -> None:
     assert sum(share.drafted for share in found.shares) == found.completion.stats.drafted
     for step in found.steps:
         assert step.counts[2] <= step.counts[1] <= step.counts[0]
-        assert set(step.kept.tokens) <= set(step.offered.tokens)
-        assert [step.kept.tokens[node] for node in step.path] == list(step.tokens[: len(step.path)])
+        assert set(step.verified.tokens) <= set(step.proposed.tokens)
+        assert [step.verified.tokens[node] for node in step.path] == list(
+            step.tokens[: len(step.path)]
+        )
         assert step.plain == pytest.approx(10.0)
-        assert step.expected == pytest.approx(10.0 + 0.1 * step.kept.num_draft_tokens)
+        assert step.expected == pytest.approx(10.0 + 0.1 * step.verified.num_draft_tokens)
         assert step.seconds > 0
     assert f"{len(want.token_ids)} tokens in {len(found.steps)} steps" in found.summary, drafter
 
@@ -50,20 +52,20 @@ def check(found: Explanation, llm: LLM, drafter: str) -> None:
 def test_auto_reports_the_asked_sources_and_their_gains(llm: LLM) -> None:
     found = explain(llm, TEXT, PARAMS)
     check(found, llm, "auto")
-    asked = [each for step in found.steps for each in step.source_reports]
-    assert {each.source for each in asked} >= {"suffix", "recycling"}
-    assert {each.reason for each in asked} <= {"pays", "explores"}
+    asked = [each for step in found.steps for each in step.reports]
+    assert {each.drafter for each in asked} >= {"suffix", "recycling"}
+    assert {each.reason for each in asked} <= {"pays", "learns"}
     for step in found.steps:
-        for before, after in zip(step.source_reports, step.source_reports[1:], strict=False):
+        for before, after in zip(step.reports, step.reports[1:], strict=False):
             assert before.after == after.before
-        if step.source_reports:
-            assert step.source_reports[0].before == (1.0, 10.0)
-            last = step.source_reports[-1].after
+        if step.reports:
+            assert step.reports[0].before == (1.0, 10.0)
+            last = step.reports[-1].after
             assert last is not None
             assert step.gain == pytest.approx(last[0])
             assert step.value == pytest.approx(last[0] * 10.0 / last[1])
     (suffix,) = [share for share in found.shares if share.source == "suffix"]
-    assert suffix.asked == sum(each.source == "suffix" for each in asked) > 0
+    assert suffix.asked == sum(each.drafter == "suffix" for each in asked) > 0
     assert "suffix proposed in" in found.summary
 
 
@@ -74,7 +76,7 @@ def test_other_drafters_have_a_trace_too(llm: LLM, drafter: str) -> None:
     found = explain(llm, TEXT, PARAMS, drafter)
     check(found, llm, drafter)
     name = drafter.partition("(")[0]
-    assert {each.source for step in found.steps for each in step.source_reports} == {name}
+    assert {each.drafter for step in found.steps for each in step.reports} == {name}
     assert f"{name} proposed in" in found.summary
 
 

@@ -1,5 +1,4 @@
 from pronk.drafting.acceptance_stats import SourceRates as SourceRates
-from pronk.drafting.account import Regret as Regret
 from pronk.drafting.autoregressive import Autoregressive as Autoregressive
 from pronk.drafting.combined.auto import Auto as Auto
 from pronk.drafting.combined.grammar import Grammar as Grammar
@@ -18,7 +17,12 @@ from pronk.drafting.from_target.modules.eagle_config import EagleConfig as Eagle
 from pronk.drafting.from_target.modules.eagle_config import default_sources as default_sources
 from pronk.drafting.from_text.prompt_lookup import PromptLookup as PromptLookup
 from pronk.drafting.from_text.suffix import Suffix as Suffix
-from pronk.drafting.policy import RequestPolicy as RequestPolicy
+from pronk.drafting.ledger import RequestLedger as RequestLedger
+from pronk.drafting.planner import DEFAULT_RATE as DEFAULT_RATE
+from pronk.drafting.planner import ChainCosts as ChainCosts
+from pronk.drafting.planner import Choice as Choice
+from pronk.drafting.planner import DraftPlan as DraftPlan
+from pronk.drafting.planner import StepCosts as StepCosts
 from pronk.drafting.proposer import Capabilities as Capabilities
 from pronk.drafting.proposer import DraftContext as DraftContext
 from pronk.drafting.proposer import Drafter as Drafter
@@ -28,6 +32,7 @@ from pronk.drafting.proposer import States as States
 from pronk.drafting.proposer import bind_proposer as bind_proposer
 from pronk.drafting.registry import REGISTRY as REGISTRY
 from pronk.drafting.registry import make_drafter as make_drafter
+from pronk.drafting.regret import Regret as Regret
 from pronk.drafting.shared.chain import Chain as Chain
 from pronk.drafting.shared.chain import Stop as Stop
 from pronk.drafting.shared.chain import chains_of as chains_of
@@ -42,10 +47,9 @@ from pronk.drafting.shared.likeliest import top_tokens as top_tokens
 from pronk.drafting.shared.module_runner import Apply as Apply
 from pronk.drafting.shared.module_runner import ModuleRunner as ModuleRunner
 from pronk.drafting.shared.stepwise import begin_chains as begin_chains
-from pronk.drafting.shared.stepwise import first_token_pays as first_token_pays
-from pronk.drafting.shared.stepwise import price_chain as price_chain
+from pronk.drafting.shared.stepwise import extension_rule as extension_rule
+from pronk.drafting.shared.stepwise import model_chain_costs as model_chain_costs
 from pronk.drafting.shared.vocabulary.translation import Translation as Translation
-from pronk.drafting.step_value import ChainPrice as ChainPrice
 from pronk.drafting.target import Target as Target
 from pronk.drafting.trie import Frontier as Frontier
 from pronk.drafting.trie import Trie as Trie

@@ -12,17 +12,18 @@ request continues without draft tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
-from pronk.drafting.policy import RequestPolicy
-from pronk.drafting.step_value import ChainPrice
+from pronk.drafting.acceptance_stats import RequestAcceptance
+from pronk.drafting.ledger import RequestLedger
+from pronk.drafting.planner import EVERYTHING, ChainCosts, DraftPlan, StepCosts
 from pronk.drafting.target import Target
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -34,40 +35,6 @@ Other = TypeVar("Other")
 # State of a proposer with parts for one request: the state of each part, in order, then perhaps its
 # own.
 States = tuple[Any, ...]
-
-# Former to present attribute names of proposers. The engine ignores former names, so a proposer
-# with one is refused.
-_FORMER_ATTRIBUTES = {
-    "needs": "capabilities",
-    "listens": "capabilities.observes_all_steps",
-    "chooses": "capabilities.self_budgeting",
-    "insists": "capabilities.bypass_budget",
-    "give_way": "on_preempt",
-    "proposes": "capabilities.proposes",
-}
-
-# Former fields of DraftContext and Outcome and what to use instead, for the message when a drafter
-# reads a former one.
-_FORMER_FIELDS = {
-    "costs": "policy",
-    "prune_unprofitable": "policy",
-    "ignore_backoff": "policy",
-    "max_seconds": "policy",
-    "chooser": "sampler",
-    "table": "block_table",
-}
-
-
-class _FormerFields:
-    """Base class whose ``AttributeError`` for a former field name names the present one."""
-
-    if not TYPE_CHECKING:  # if type checkers saw __getattr__, they would accept every attribute
-
-        def __getattr__(self, name: str) -> Any:
-            new = _FORMER_FIELDS.get(name)
-            hint = f"; use {new}" if new in getattr(self, "__dataclass_fields__", ()) else ""
-            msg = f"expected a field of {type(self).__name__}, found {name}{hint}"
-            raise AttributeError(msg)
 
 
 @dataclass(frozen=True)
@@ -82,9 +49,8 @@ class Capabilities:
             tokens.
         observes_all_steps: whether ``observe`` is also called for steps in which the proposer was
             not asked; if False, the proposer finds the tokens of these steps in the next context.
-        self_budgeting: whether ``propose`` decides by ``DraftContext.policy`` itself what pays, as
-            combinations of drafters do; if False, ``propose`` is called only if it is expected to
-            pay.
+        self_budgeting: whether ``propose`` asks the planner itself, for each of its parts; if
+            False, ``propose`` is called only if it is expected to pay.
         bypass_budget: whether ``propose`` is called and all draft tokens are verified regardless of
             cost.
     """
@@ -98,7 +64,7 @@ class Capabilities:
 
 
 @dataclass  # not frozen, because frozen objects take four times as long to create
-class DraftContext(_FormerFields, Generic[State]):
+class DraftContext(Generic[State]):
     """Input of :meth:`Proposer.propose` for one request; read-only.
 
     Attributes:
@@ -112,8 +78,8 @@ class DraftContext(_FormerFields, Generic[State]):
         sampler: the request's sampler, positioned after ``tokens``; it samples draft tokens by the
             request's options. A proposer that advances the sampler must roll it back.
         block_table: target's KV blocks, which hold all committed tokens but the last.
-        policy: acceptance rates of the request's draft tokens, and the value of further ones in
-            this step.
+        plan: why the drafter proposes in this step, and which draft tokens are worth their time.
+        ledger: measurements of the request, and what has been proposed in this step.
         salt: hashed into the keys of prefix caches, so that only requests with equal salts share
             cached blocks.
         draws: whether to draw draft tokens at random under the rejection and block rules. False if
@@ -128,9 +94,20 @@ class DraftContext(_FormerFields, Generic[State]):
     params: SamplingParams
     sampler: Sampler
     block_table: BlockTable
-    policy: RequestPolicy = field(default_factory=RequestPolicy)
+    plan: DraftPlan = EVERYTHING
+    ledger: RequestLedger = field(default_factory=RequestLedger)
     salt: bytes = b""
     draws: bool = True
+
+    @property
+    def acceptance(self) -> RequestAcceptance:
+        """Acceptance rates of the request's draft tokens."""
+        return self.ledger.acceptance
+
+    @property
+    def max_tokens(self) -> int:
+        """Largest number of draft tokens of a chain."""
+        return min(self.max_depth, self.max_nodes)
 
     @property
     def root(self) -> int:
@@ -146,7 +123,7 @@ class DraftContext(_FormerFields, Generic[State]):
 
 
 @dataclass
-class Outcome(_FormerFields, Generic[State]):
+class Outcome(Generic[State]):
     """Verification result of one request's tree; read-only.
 
     Under the rejection and block rules (``params.rejects``) the result depends on the request's
@@ -166,7 +143,7 @@ class Outcome(_FormerFields, Generic[State]):
         logits: ``[nodes, vocab]`` if requested, else ``None``.
         hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; ``{}`` if
             not requested.
-        policy: that of the context, which knows the sources that were asked in this step.
+        ledger: that of the context, which knows the drafters that have proposed in this step.
     """
 
     state: State
@@ -177,7 +154,7 @@ class Outcome(_FormerFields, Generic[State]):
     params: SamplingParams
     logits: Array | None = None
     hidden: Mapping[int, Array] = field(default_factory=dict)
-    policy: RequestPolicy = field(default_factory=RequestPolicy)
+    ledger: RequestLedger = field(default_factory=RequestLedger)
 
     def with_state(self, state: Other) -> Outcome[Other]:
         """Return a copy with the state of another proposer."""
@@ -290,19 +267,23 @@ class Proposer(Drafter, Generic[State]):
             self_budgeting=all(each.self_budgeting for each in needs),
         )
 
-    def chain_price(self, context: DraftContext[State]) -> ChainPrice | None:  # noqa: ARG002 - for overrides
-        """Return the price of draft tokens that are drafted one by one.
+    def chain_costs(
+        self,
+        context: DraftContext[State],  # noqa: ARG002 - for overrides
+        costs: StepCosts,  # noqa: ARG002 - for overrides
+    ) -> ChainCosts | None:
+        """Return the seconds of draft tokens, if they are drafted one by one.
 
         ``None`` for other proposers.
         """
         return None
 
-    def shadow(self, context: DraftContext[State]) -> bool:  # noqa: ARG002 - for overrides
+    def score_history(self, context: DraftContext[State]) -> bool:  # noqa: ARG002 - for overrides
         """Count the drafter's choices at the last tokens of the text, instead of proposing.
 
         The counts go to its acceptance rates. A drafter with a model learns more by one forward
         pass over tokens that are known than by draft tokens. Return False if it cannot, or if fewer
-        than 16 tokens are unread; it is then asked for draft tokens.
+        than 16 tokens are unread; it then proposes draft tokens.
         """
         return False
 
@@ -392,11 +373,10 @@ class Proposer(Drafter, Generic[State]):
 
 
 def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
-    """Return ``drafter.bind(target)``; check that it is a proposer without former attribute names.
+    """Return ``drafter.bind(target)``.
 
     Raises:
-        OptionError: the options do not fit the target, or the result is no :class:`Proposer` or has
-            a former attribute.
+        OptionError: the options do not fit the target, or the result is no :class:`Proposer`.
     """
     proposer: object = drafter.bind(target)
     name = getattr(drafter, "name", type(drafter).__name__)
@@ -406,60 +386,4 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
             f"{type(proposer).__name__}; return one there"
         )
         raise OptionError(msg)
-    for old, new in _FORMER_ATTRIBUTES.items():
-        if hasattr(proposer, old):
-            msg = f"drafter {name}: expected no attribute {old}, found one; rename it to {new}"
-            raise OptionError(msg)
     return proposer
-
-
-def ask(
-    proposer: Proposer[Any],
-    contexts: Sequence[DraftContext[Any]],
-    clock: Callable[[], float],
-    check: Callable[[DraftContext[Any], TokenTree], TokenTree] = lambda _, tree: tree,
-) -> None:
-    """Ask a source for the requests where that is worthwhile.
-
-    The policies of the contexts take its trees.
-
-    ``check`` returns a proposed tree if it is valid, and raises an error otherwise; then no policy
-    takes a tree.
-    """
-    reasons = [(context, context.policy.reason(proposer, context)) for context in contexts]
-    asked = [(context, reason) for context, reason in reasons if reason is not None]
-    if not asked:
-        return
-    contexts[0].policy.policy.sources[proposer.source].calls += 1
-    began = clock()
-    wanted = [
-        context for context, reason in asked if reason != "explores" or not proposer.shadow(context)
-    ]
-    proposed = zip(wanted, proposer.propose(wanted) if wanted else (), strict=True)
-    trees = {id(context): check(context, tree) for context, tree in proposed}
-    seconds = (clock() - began) / len(asked)
-    for context, reason in asked:
-        began = clock()
-        # A drafter that has only counted its choices offers nothing.
-        tree = trees.get(id(context)) or TokenTree.chain(context.tokens[-1:], gain=[1.0])
-        context.policy.take(proposer, reason, seconds, tree, context.tokens[context.root + 1 :])
-        context.policy.charge(proposer, seconds + clock() - began)
-
-
-def observe(
-    proposer: Proposer[Any],
-    outcome: Outcome[Any],
-    clock: Callable[[], float],
-    part: int | None = None,
-) -> None:
-    """Pass an outcome to a source that was asked in this step, or that observes all steps.
-
-    The duration is a part of the price of the source's proposals. ``part`` is the index of the
-    source's state in that of a composite, whose outcome this is.
-    """
-    asked = outcome.policy.was_asked(proposer)
-    if asked or proposer.capabilities.observes_all_steps:
-        began = clock()
-        proposer.observe(outcome if part is None else outcome.with_state(outcome.state[part]))
-        if asked:
-            outcome.policy.charge(proposer, clock() - began)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from pronk.base.arrays import Array
 from pronk.cache.blocks import BlockTable
-from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.ledger import RequestLedger
 from pronk.drafting.proposer import Capabilities, Proposer
 from pronk.engine.pooling import HiddenPooler
 from pronk.engine.stats import DecisionTrace, Stats
@@ -68,7 +68,7 @@ class Speculation:
     proposer: Proposer[Any] | None  # ``None`` after the proposer has raised an exception
     state: Any = None  # the proposer's state; set if ``started``
     started: bool = False  # whether ``Proposer.start`` has been called
-    policy: RequestPolicy = field(default_factory=RequestPolicy)  # decides what is drafted
+    ledger: RequestLedger = field(default_factory=RequestLedger)
     trace: DecisionTrace | None = None  # set if ``explain`` is running
 
     @property
@@ -177,7 +177,7 @@ class Request:
         capabilities = self.speculation.capabilities
         return (
             capabilities.logits and capabilities.observes_all_steps
-        ) or self.speculation.policy.needs_logits
+        ) or self.speculation.ledger.needs_logits
 
     @property
     def needs_draft_slots(self) -> bool:

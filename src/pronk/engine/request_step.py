@@ -160,7 +160,7 @@ class OutputProcessor:
                 layer: result.hidden[layer][step.root_row :]
                 for layer in request.speculation.capabilities.hidden
             },
-            request.speculation.policy,
+            request.speculation.ledger,
         )
 
     def _commit_tokens(

@@ -12,10 +12,10 @@ from typing import Any
 from pronk.base.errors import PronkError, describe_error
 from pronk.base.interrupts import interruptible
 from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
-from pronk.drafting.account import Policy
-from pronk.drafting.policy import RequestPolicy
-from pronk.drafting.proposer import DraftContext, Outcome, Proposer, ask, observe
-from pronk.drafting.step_value import select_nodes
+from pronk.drafting.ledger import Ledger, RequestLedger
+from pronk.drafting.planned_calls import observe_planned, propose_planned
+from pronk.drafting.planner import StepCosts, select_nodes
+from pronk.drafting.proposer import DraftContext, Outcome, Proposer
 from pronk.engine.request import Request
 from pronk.engine.request_step import RequestStep
 from pronk.engine.scheduler import ScheduledRequest
@@ -39,7 +39,7 @@ class Speculator:
     def __init__(self, runner: ModelRunner, *, budget: bool, stats: AcceptanceStats | None) -> None:
         """Create a speculator.
 
-        With ``budget``, the policy decides what is drafted, otherwise all is.
+        With ``budget``, the planner decides what is drafted, otherwise all is.
 
         ``stats`` are the acceptance statistics of all requests without an adapter; ``None``: each
         request has its own.
@@ -47,7 +47,7 @@ class Speculator:
         self.runner = runner
         self.budget = budget
         self.vocab_size = runner.decoder.config.vocab_size
-        self.policy = Policy()
+        self.ledger = Ledger()
         # Costs of this step's forward pass; ``None`` if a forward pass without draft tokens has to
         # be measured.
         self.costs: CostCurve | None = None
@@ -67,7 +67,7 @@ class Speculator:
                     self._give_up(request, error)
         self.seconds = 0.0
         for request in (scheduled.request for scheduled in batch):
-            request.speculation.policy.begin()
+            request.speculation.ledger.begin()
             if request.speculation.started or request.speculation.proposer is None:
                 continue
             params = request.params
@@ -76,8 +76,8 @@ class Speculator:
                 None if self._stats_by_adapter is None else self._stats_by_adapter[request.adapter]
             )
             acceptance = RequestAcceptance(stats, params.temperature, private=params.rejects)
-            request.speculation.policy = RequestPolicy(self.policy, acceptance)
-            request.stats.regret = request.speculation.policy.regret
+            request.speculation.ledger = RequestLedger(self.ledger, acceptance)
+            request.stats.regret = request.speculation.ledger.regret
             try:
                 request.speculation.state = request.speculation.proposer.start(list(request.tokens))
                 request.speculation.started = True
@@ -87,7 +87,6 @@ class Speculator:
 
     def propose(self, batch: Sequence[ScheduledRequest]) -> dict[Request, TokenTree]:
         """Return the token trees to verify, only for requests that have draft tokens."""
-        began = self.seconds
         drafts: dict[Request, TokenTree] = {}
         draft_slots = {
             scheduled.request: scheduled.num_draft_slots
@@ -97,22 +96,22 @@ class Speculator:
         context = sum(scheduled.request.block_table.length for scheduled in batch)
         self.costs = self.runner.cost_model.costs(context)
         self._num_decoding = max(1, _count_plain_rows(batch)[0])
+        began = self.seconds
+        costs = None if self.costs is None else StepCosts(self.costs, self._num_decoding)
         for proposer, group in _group_by_proposer(draft_slots):
-            governed = self.budget and not proposer.capabilities.bypass_budget
-            if governed and self.costs is None:
+            planned = self.budget and not proposer.capabilities.bypass_budget
+            if planned and self.costs is None:
                 continue  # a forward pass without draft tokens has to be measured first
-            # A guide may force text, which costs nothing to draft, whatever the policy says of
-            # other sources.
-            requests = [each for each in group if not governed or _may_draft(each)]
+            # A guide may force text, which costs nothing to draft, whatever the planner says of
+            # other draft tokens.
+            requests = [request for request in group if not planned or _may_draft(request)]
             if not requests:
                 continue
-            allowance = self.policy.allowance / len(draft_slots)
+            allowance = self.ledger.allowance / len(draft_slots)
             for request in requests:
-                request.speculation.policy.set_prices(
-                    self.costs if governed else None, self._num_decoding, allowance
-                )
+                request.speculation.ledger.set_costs(costs if planned else None, allowance)
             drafts.update(self._call(proposer, requests, draft_slots))
-        return self._select(batch, drafts, self.seconds - began)
+        return self._select(batch, drafts, costs, self.seconds - began)
 
     def update(
         self,
@@ -144,7 +143,7 @@ class Speculator:
             if decision_trace is not None and outcome is not None:
                 costs = self.costs if self.budget else None
                 decision_trace.record_step(
-                    outcome, costs, self._num_decoding, seconds, self.policy.allowance
+                    outcome, costs, self._num_decoding, seconds, self.ledger.allowance
                 )
 
     def stop(self, request: Request) -> None:
@@ -166,27 +165,29 @@ class Speculator:
         The seconds of draft rows are those of the cost model, because other processes may prolong a
         single pass.
         """
-        policy = self.policy
-        # time without any drafter allows no loss
+        ledger = self.ledger
+        # Time without any drafter allows no loss.
         if any(step.request.needs_draft_slots for step in steps):
-            policy.elapsed += seconds + self.seconds
+            ledger.elapsed += seconds + self.seconds
         decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
         if not self.budget or self.costs is None or not decoding:
             return
         curve = self.costs
         rows = prompt_rows + decoding
         draft_rows = sum(step.draft.num_draft_tokens for step in steps)
-        if not prompt_rows:  # a disturbed pass counts as twice the estimated one at most
-            policy.longest = max(policy.longest, min(seconds, 2.0 * curve.at(rows + draft_rows)))
+        if not prompt_rows:
+            # A disturbed pass counts as at most twice the estimated one.
+            longest = min(seconds, 2.0 * curve.at(rows + draft_rows))
+            ledger.longest = max(ledger.longest, longest)
         saved = sum(
             max(0, min(len(outcome.path), len(outcome.committed) - 1))
             for outcome in outcomes.values()
         )
         for request in outcomes:
             if not request.params.rejects:
-                request.speculation.policy.regret.seconds += (seconds + self.seconds) / decoding
-        policy.spent += curve.at(rows + draft_rows) - curve.at(rows)
-        policy.saved += saved * curve.at(decoding) / decoding
+                request.speculation.ledger.regret.seconds += (seconds + self.seconds) / decoding
+        ledger.spent += curve.at(rows + draft_rows) - curve.at(rows)
+        ledger.saved += saved * curve.at(decoding) / decoding
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
         """Count the draft tokens that the text has passed, and pass outcomes to proposers."""
@@ -196,17 +197,15 @@ class Speculator:
             began = self.runner.clock()
             for request in requests:
                 outcome = outcomes[request]
-                request.speculation.policy.acceptance.advance(outcome.committed)
-                if not outcome.params.rejects:
-                    accepted = max(0, min(len(outcome.path), len(outcome.committed) - 1))
-                    request.speculation.policy.close(
-                        outcome.committed, accepted, outcome.tree.num_draft_tokens
-                    )
+                ledger = request.speculation.ledger
+                ledger.acceptance.advance(outcome.committed)
+                accepted = max(0, min(len(outcome.path), len(outcome.committed) - 1))
+                ledger.end(outcome.committed, accepted, outcome.tree.num_draft_tokens)
                 try:
                     if proposer.capabilities.self_budgeting:
                         proposer.observe(outcome)
                     else:
-                        observe(proposer, outcome, self.runner.clock)
+                        observe_planned(proposer, outcome, self.runner.clock)
                 except Exception as error:  # noqa: BLE001 - proposers are user code
                     self._give_up(request, error)
             self._record_draft_time(requests, began)
@@ -238,8 +237,8 @@ class Speculator:
                 request.params,
                 request.sampler,
                 request.block_table,
-                request.speculation.policy,
-                request.cache_salt,
+                ledger=request.speculation.ledger,
+                salt=request.cache_salt,
             )
             for request in requests
         ]
@@ -249,9 +248,9 @@ class Speculator:
                     proposed = zip(contexts, proposer.propose(contexts), strict=True)
                     trees = [check(context, tree) for context, tree in proposed]
                 else:
-                    ask(proposer, contexts, self.runner.clock, check)
+                    propose_planned(proposer, contexts, self.runner.clock, check)
                     trees = [
-                        context.policy.tree(context.tokens[-1], context.max_nodes)
+                        context.ledger.union.tree(context.tokens[-1], context.max_nodes)
                         for context in contexts
                     ]
         except Exception as error:  # noqa: BLE001 - proposers are user code
@@ -262,7 +261,7 @@ class Speculator:
             return {request: tree for drafts in calls for request, tree in drafts.items()}
         for request, tree in zip(requests, trees, strict=True):
             if request.speculation.trace is not None:
-                request.speculation.trace.offered = tree
+                request.speculation.trace.proposed = tree
         self._record_draft_time(requests, began)
         return {
             request: tree
@@ -275,18 +274,24 @@ class Speculator:
         seconds = self.runner.clock() - began
         self.seconds += seconds
         for request in requests:
-            request.speculation.policy.charge_rest(seconds / len(requests))
+            request.speculation.ledger.charge_rest(seconds / len(requests))
             request.stats.draft_seconds += seconds
             if request.speculation.trace is not None:
                 request.speculation.trace.draft_seconds += seconds / len(requests)
 
     def _select(
-        self, batch: Sequence[ScheduledRequest], drafts: dict[Request, TokenTree], drafting: float
+        self,
+        batch: Sequence[ScheduledRequest],
+        drafts: dict[Request, TokenTree],
+        costs: StepCosts | None,
+        drafting: float,
     ) -> dict[Request, TokenTree]:
-        """Drop draft tokens that cost more time than they save."""
+        """Drop draft tokens that cost more time than they save.
+
+        ``drafting`` is the time in seconds that the proposals took.
+        """
         if not self.budget or not drafts:
             return drafts
-        decoding, prompt_rows = _count_plain_rows(batch)
         # The acceptance rules rejection and block are exact only if draft tokens are distributed as
         # ``probs``. Dropping tokens by their gain could change this distribution. Under these
         # rules, trees with ``probs`` stay whole.
@@ -300,20 +305,18 @@ class Speculator:
             replace(tree, gain=None) if request in whole else tree
             for request, tree in drafts.items()
         ]
-        kept = select_nodes(
+        selected = select_nodes(
             candidates,
-            decoding,
-            self.costs,
-            prompts=prompt_rows,
+            costs,
+            prompt_rows=_count_plain_rows(batch)[1],
             drafting=drafting,
-            allowance=self.policy.allowance,
+            allowance=self.ledger.allowance,
         )
-        selected = zip(drafts.items(), kept, strict=True)
-        return {
-            request: tree if request in whole else cut
-            for (request, tree), cut in selected
-            if cut.num_draft_tokens
-        }
+        kept = {}
+        for (request, tree), candidate in zip(drafts.items(), selected, strict=True):
+            if candidate.num_draft_tokens:
+                kept[request] = tree if request in whole else candidate
+        return kept
 
     def _give_up(self, request: Request, error: Exception) -> None:
         proposer = request.speculation.proposer
@@ -338,7 +341,7 @@ class Speculator:
 
 
 def _may_draft(request: Request) -> bool:
-    return request.params.guide is not None or not request.speculation.policy.is_quiet()
+    return request.params.guide is not None or not request.speculation.ledger.is_quiet()
 
 
 def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:

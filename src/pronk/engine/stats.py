@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pronk.base.errors import PronkError
-from pronk.drafting.account import Regret
-from pronk.drafting.policy import SourceReport
+from pronk.drafting.ledger import ProposalReport
 from pronk.drafting.proposer import Outcome
+from pronk.drafting.regret import Regret
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.tree import TokenTree
 
@@ -165,33 +165,34 @@ class Stats:
 class Decision:
     """Speculation decisions and results of one decoding step."""
 
-    # one per drafter that was asked; ``auto`` asks several
-    source_reports: tuple[SourceReport, ...]
-    offered: TokenTree  # proposed tree
-    # verified tree: ``offered`` without the draft tokens that were dropped before verification
-    kept: TokenTree
-    path: tuple[int, ...]  # accepted nodes of ``kept``, without the root
+    # One per drafter that has proposed; ``auto`` asks several.
+    reports: tuple[ProposalReport, ...]
+    proposed: TokenTree
+    # ``proposed`` without the draft tokens that were dropped before verification.
+    verified: TokenTree
+    path: tuple[int, ...]  # accepted nodes of ``verified``, without the root
     tokens: tuple[int, ...]  # committed token ids
     # Estimates in seconds for ``n`` decoding requests, where a step of ``rows`` rows takes
     # ``costs.at(rows)`` seconds. ``None`` if the costs are unknown.
     plain: float | None  # step without draft tokens, one request's part: ``costs.at(n) / n``
-    # step with ``len(kept)`` rows per request, one request's part: ``costs.at(n * rows) / n``
+    # Step with ``len(verified)`` rows per request, one request's part: ``costs.at(n * rows) / n``.
     expected: float | None
-    asking: float  # measured seconds in the drafter, this request's part
+    drafting: float  # measured seconds in drafters, this request's part
     # measured seconds of the whole step without the time in drafters, for all requests
     seconds: float
-    allowance: float  # ``Policy.allowance``: seconds that drafting may still cost the engine
+    allowance: float  # ``Ledger.allowance``: seconds that drafting may still cost the engine
 
     @property
     def counts(self) -> tuple[int, int, int]:
         """Numbers of proposed, verified and accepted draft tokens, in this order."""
-        offered, kept = (sum(tree.acceptable) - 1 for tree in (self.offered, self.kept))
-        return offered, kept, len(self.path)
+        proposed = sum(self.proposed.acceptable) - 1
+        verified = sum(self.verified.acceptable) - 1
+        return proposed, verified, len(self.path)
 
     @property
     def gain(self) -> float:
         """Expected number of committed tokens: 1 (the bonus token) plus the gains of the verified tree."""
-        gain = self.kept.gain
+        gain = self.verified.gain
         return 1.0 + (0.0 if gain is None else sum(gain[1:]))
 
     @property
@@ -212,7 +213,7 @@ class DecisionTrace:
     """
 
     steps: list[Decision] = field(default_factory=list)
-    offered: TokenTree | None = None  # tree that was proposed in the current step
+    proposed: TokenTree | None = None  # tree that was proposed in the current step
     draft_seconds: float = 0.0  # seconds that the drafter has taken in the current step
 
     def record_step(
@@ -224,20 +225,20 @@ class DecisionTrace:
         allowance: float,
     ) -> None:
         """Record the current step, in which ``num_requests`` requests decoded."""
-        kept = outcome.tree
+        verified = outcome.tree
         self.steps.append(
             Decision(
-                tuple(outcome.policy.reports),
-                self.offered or kept,
-                kept,
+                tuple(outcome.ledger.reports),
+                self.proposed or verified,
+                verified,
                 outcome.path,
                 outcome.committed,
                 None if costs is None else costs.at(num_requests) / num_requests,
-                None if costs is None else costs.at(num_requests * len(kept)) / num_requests,
+                None if costs is None else costs.at(num_requests * len(verified)) / num_requests,
                 self.draft_seconds,
                 seconds,
                 allowance,
             )
         )
-        self.offered = None
+        self.proposed = None
         self.draft_seconds = 0.0

@@ -45,7 +45,7 @@ class Explanation:
         """
         steps = self.steps[1:]
         known = [step.plain for step in self.steps if step.plain is not None]
-        seconds = sum(step.seconds + step.asking for step in steps)
+        seconds = sum(step.seconds + step.drafting for step in steps)
         return (
             median(known) * sum(len(step.tokens) for step in steps) / seconds
             if known and steps
@@ -71,16 +71,16 @@ class Explanation:
             )
         facts += [_describe(share, steps) for share in self.shares]
         later = self.steps[1:]
-        total = sum(step.seconds + step.asking for step in later)
+        total = sum(step.seconds + step.drafting for step in later)
         if total:
-            drafting = sum(step.asking for step in later)
+            drafting = sum(step.drafting for step in later)
             extra = sum(max(0.0, (step.expected or 0.0) - (step.plain or 0.0)) for step in later)
             facts.append(
                 f"Drafting took {drafting / total:.1%} of the time, and the rows of draft tokens "
                 f"{extra / total:.0%}."
             )
         facts += _describe_regret(self.completion.stats.regret)
-        num_plain = sum(not step.kept.num_draft_tokens for step in later)
+        num_plain = sum(not step.verified.num_draft_tokens for step in later)
         facts.append(f"{num_plain} of {len(later)} steps after the first had no draft tokens.")
         return " ".join(facts)
 
@@ -112,15 +112,15 @@ def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
     # contains it.
     called_drafters = {"": ""}
     for step in steps:
-        for report in step.source_reports:
+        for report in step.reports:
             called_drafters |= dict.fromkeys(
-                (name for name, _ in report.tree.origin or ()), report.source
+                (name for name, _ in report.tree.origin or ()), report.drafter
             )
-            count = counts.setdefault(report.source, Counter())
-            count.update({"asked": 1, "explored": int(report.reason == "explores")})
+            count = counts.setdefault(report.drafter, Counter())
+            count.update({"asked": 1, "explored": int(report.reason == "learns")})
             count["nanoseconds"] += round(1e9 * report.seconds)
-        for node, (name, _) in enumerate(step.kept.origin or ()):
-            if name and step.kept.acceptable[node]:
+        for node, (name, _) in enumerate(step.verified.origin or ()):
+            if name and step.verified.acceptable[node]:
                 count = counts.setdefault(called_drafters.get(name, name), Counter())
                 count.update({"drafted": 1, "accepted": int(node in step.path)})
     return [
@@ -145,10 +145,10 @@ def _describe_regret(regret: Regret) -> list[str]:
 
     None without known costs.
     """
-    if regret.against_source is None or regret.against_steps is None:
+    if regret.against_drafter is None or regret.against_steps is None:
         return []
-    best = regret.best_source or "plain decoding"
-    times = (1 / regret.against_source, 1 / regret.against_steps)
+    best = regret.best_drafter or "plain decoding"
+    times = (1 / regret.against_drafter, 1 / regret.against_steps)
     text = f"In hindsight, {best} alone would have reached {times[0]:.2f} times this speed"
     return [f"{text}, and the best choice of every step {times[1]:.2f} times."]
 

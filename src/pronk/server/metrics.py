@@ -176,8 +176,8 @@ class Metrics:
     def _set_model(self, model: str) -> None:
         self._model = model
         self._regret = regret = Regret()
-        self._hindsight.labels(model, "best_source").set_function(
-            lambda: 1.0 / (regret.against_source or 1.0)
+        self._hindsight.labels(model, "best_drafter").set_function(
+            lambda: 1.0 / (regret.against_drafter or 1.0)
         )
         self._hindsight.labels(model, "best_of_every_step").set_function(
             lambda: 1.0 / (regret.against_steps or 1.0)

@@ -213,7 +213,7 @@ def test_a_cache_that_lacks_much_begins_anew_near_the_end_of_the_text(
     tokens = [*tokens, *text(4, count)]
     skipped = len(tokens) - 1 - MAX_UNREAD if count > MAX_UNREAD else 0
     for _ in range(3):
-        tree = propose(tokens, state, policy=priced(SLOW_TARGET))
+        tree = propose(tokens, state, plan=priced(SLOW_TARGET))
         assert cache.start == skipped
         fresh = propose(tokens[skipped:], drafter.start([]))
         assert (tree.tokens, tree.parents) == (fresh.tokens, fresh.parents)

@@ -17,7 +17,7 @@ from pronk.drafting.from_outputs.recycling import (
     load_successors,
     save_successors,
 )
-from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.ledger import RequestLedger
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 
@@ -35,9 +35,9 @@ def test_tree_of_the_modules_example() -> None:
     drafter = bind(Recycling(num_nodes=5, top_k=3))
     rows = {THE: (CAT, DOG, SUN), CAT: (SAT, RAN, WAS), SAT: (ON, AT, IN), DOG: (RAN, SAT, WAS)}
     state = tabled(drafter, rows)
-    policy = RequestPolicy()
-    policy.acceptance.source("recycling", {0: 0.6, 1: 0.4, 2: 0.05})
-    (tree,) = drafter.propose([context(state, [THE], policy=policy)])
+    ledger = RequestLedger()
+    ledger.acceptance.source("recycling", {0: 0.6, 1: 0.4, 2: 0.05})
+    (tree,) = drafter.propose([context(state, [THE], ledger=ledger)])
     assert (tree.tokens, tree.parents) == ((THE, CAT, SAT, RAN, DOG, RAN), (-1, 0, 1, 1, 0, 4))
     assert tree.gain is not None
     assert tree.gain[:3] == pytest.approx((1.0, 0.6, 0.36))
@@ -48,14 +48,14 @@ def test_the_tree_has_the_nodes_of_largest_gain() -> None:
     state = tabled(
         drafter, {token: tuple((token * 3 + rank) % 10 for rank in range(3)) for token in range(10)}
     )
-    policy = RequestPolicy()
-    rates = [policy.acceptance.source("recycling", _PRIORS).rate(rank, 1) for rank in range(3)]
+    ledger = RequestLedger()
+    rates = [ledger.acceptance.source("recycling", _PRIORS).rate(rank, 1) for rank in range(3)]
     every = list[float]()
     level = [1.0]
     for _ in range(8):
         level = [gain * rate for gain in level for rate in rates]
         every += level
-    (tree,) = drafter.propose([context(state, [THE], policy=policy)])
+    (tree,) = drafter.propose([context(state, [THE], ledger=ledger)])
     assert tree.gain is not None
     assert sorted(tree.gain[1:], reverse=True) == pytest.approx(sorted(every, reverse=True)[:12])
 

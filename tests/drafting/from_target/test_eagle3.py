@@ -306,7 +306,7 @@ def test_chains_end_where_a_token_does_not_pay() -> None:
         while request.num_generated < 3:
             engine.step()
         asked = context(drafter, request.tokens, params=params)
-        asked = replace(asked, block_table=request.block_table, policy=priced(curve))
+        asked = replace(asked, block_table=request.block_table, plan=priced(curve))
         (tree,) = drafter.propose([asked])
         drafter.stop(asked.state)
         engine.abort(request)

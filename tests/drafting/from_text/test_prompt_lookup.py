@@ -7,7 +7,7 @@ import pytest
 from drafting.helpers import Model, context, looping, step
 from pronk.drafting import PromptLookup
 from pronk.drafting.from_text.prompt_lookup import _PRIORS, TextIndex
-from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.ledger import RequestLedger
 
 
 def words(drafter: PromptLookup, text: list[int], **limits: int) -> list[tuple[int, ...]]:
@@ -88,26 +88,26 @@ def test_gains_grow_with_the_match_and_follow_the_measured_acceptance() -> None:
     assert gains[0] < gains[-1]
     state = drafter.start([0, 1, 2, 3, 4])
     tokens = [0, 1, 2, 3, 4]
-    policy = RequestPolicy()
-    rates = policy.acceptance.source("prompt_lookup", _PRIORS)
+    ledger = RequestLedger()
+    rates = ledger.acceptance.source("prompt_lookup", _PRIORS)
     for _ in range(12):
-        counted_step(drafter, state, tokens, looping, policy)
-    (tree,) = drafter.propose([context(state, tokens, policy=policy)])
+        counted_step(drafter, state, tokens, looping, ledger)
+    (tree,) = drafter.propose([context(state, tokens, ledger=ledger)])
     assert tree.gain is not None
     assert tree.gain[1] > 0.85
     learned = rates.rate(12, 1)
     dice = random.Random(0)
     for _ in range(60):
-        counted_step(drafter, state, tokens, lambda _: dice.randrange(3), policy)
+        counted_step(drafter, state, tokens, lambda _: dice.randrange(3), ledger)
     assert rates.rate(6, 1) < 0.6  # matches of two tokens, now in random text
     assert rates.rate(12, 1) < learned
 
 
 def counted_step(
-    drafter: PromptLookup, state: TextIndex, tokens: list[int], model: Model, policy: RequestPolicy
+    drafter: PromptLookup, state: TextIndex, tokens: list[int], model: Model, ledger: RequestLedger
 ) -> None:
     """Decode one step, and count its proposal."""
     length = len(tokens)
-    tree = step(drafter, state, tokens, model, policy=policy)
-    policy.acceptance.propose("prompt_lookup", (), tree)
-    policy.acceptance.advance(tokens[length:])
+    tree = step(drafter, state, tokens, model, ledger=ledger)
+    ledger.acceptance.propose("prompt_lookup", (), tree)
+    ledger.acceptance.advance(tokens[length:])

@@ -18,7 +18,7 @@ from pronk.drafting.from_text import _growth
 from pronk.drafting.from_text._growth import PRIORS, SuffixIndex, TreeLimits, make_tree_builder
 from pronk.drafting.from_text._suffix_store import SuffixStore
 from pronk.drafting.from_text.suffix import Suffix, SuffixProposer, SuffixState
-from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.ledger import RequestLedger
 from pronk.drafting.proposer import Outcome
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams
@@ -164,12 +164,12 @@ def test_gains_follow_the_measured_acceptance() -> None:
     text = codes("ab ab a")
     state = drafter.start(text)
     for right in (False, True):
-        policy = RequestPolicy()
-        (before,) = drafter.propose([context(state, text, policy=policy)])
+        ledger = RequestLedger()
+        (before,) = drafter.propose([context(state, text, ledger=ledger)])
         for _ in range(3):
-            policy.acceptance.propose("suffix", (), before)
-            policy.acceptance.advance([before.tokens[1] if right else 0])
-        (after,) = drafter.propose([context(state, text, policy=policy)])
+            ledger.acceptance.propose("suffix", (), before)
+            ledger.acceptance.advance([before.tokens[1] if right else 0])
+        (after,) = drafter.propose([context(state, text, ledger=ledger)])
         assert before.gain is not None
         assert after.gain is not None
         assert (after.gain[1] > before.gain[1]) == right
@@ -186,10 +186,10 @@ def test_gains_are_calibrated() -> None:
         text = random.Random(dice.random()).choices(range(6), (9, 3, 1, 1, 1, 1), k=400)
         drafter = bound()
         held = text[:50]
-        policy = RequestPolicy()
+        ledger = RequestLedger()
         state = drafter.start(held)
         while len(held) < 390:
-            (tree,) = drafter.propose([context(state, held, policy=policy)])
+            (tree,) = drafter.propose([context(state, held, ledger=ledger)])
             assert tree.gain is not None
             path = list[int]()
             node = 0
@@ -200,8 +200,8 @@ def test_gains_are_calibrated() -> None:
             new = text[len(held) : len(held) + len(path) + 1]
             expected = expected + sum(tree.gain[1:])
             reached = reached + len(path)
-            policy.acceptance.propose("suffix", (), tree)
-            policy.acceptance.advance(new)
+            ledger.acceptance.propose("suffix", (), tree)
+            ledger.acceptance.advance(new)
             held += new
     assert reached > 1000
     assert 0.8 < expected / reached < 1.25
@@ -367,7 +367,7 @@ def test_nodes_that_cannot_pay_for_their_row_are_left_out() -> None:
     text = codes("abcde  xbcfg  abc")
 
     def tree(costs: CostCurve | None) -> TokenTree:
-        (tree,) = drafter.propose([context(drafter.start(text), text, policy=priced(costs))])
+        (tree,) = drafter.propose([context(drafter.start(text), text, plan=priced(costs))])
         return tree
 
     whole = tree(None)

@@ -16,7 +16,7 @@ from drafting.helpers import context as plain_context
 from drafting.scripted import Scripted, drafted
 from pronk.drafting import make_drafter
 from pronk.drafting.from_draft.draft_model import DraftModel, ModelProposer
-from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.ledger import RequestLedger
 from pronk.lab.drafters.cape import Cape
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
@@ -231,17 +231,17 @@ def test_siblings_of_drawn_tokens_are_point_masses(rule: Any) -> None:
 def test_gains_of_siblings_follow_their_acceptance(right: bool) -> None:
     drafter = bind(Cape((Scripted((drafted(1, 0.9, 5, vocab=50), drafted(2, 0.9, 6, vocab=50))),)))
     state = drafter.start([0])
-    policy = RequestPolicy()
+    ledger = RequestLedger()
     gains = list[float]()
     for _ in range(6):
-        (tree,) = drafter.propose([plain_context(state, [0], policy=policy)])
+        (tree,) = drafter.propose([plain_context(state, [0], ledger=ledger)])
         assert tree.tokens == (0, 1, 2, 5, 6)
         assert tree.gain is not None
         assert tree.gain[1] < tree.gain[0] == 1.0
         assert tree.gain[4] == pytest.approx(tree.gain[1] * tree.gain[3])
         gains.append(tree.gain[3])
-        policy.acceptance.propose(drafter.source, (), tree)
-        policy.acceptance.advance([5 if right else 9, 9])
+        ledger.acceptance.propose(drafter.source, (), tree)
+        ledger.acceptance.advance([5 if right else 9, 9])
     assert gains == sorted(gains, reverse=not right)
     assert gains[-1] > 2 * gains[0] if right else gains[-1] < gains[0]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from drafting.drafting import Turns, assert_no_blocks, decode, plain_output, text
-from drafting.helpers import context, priced
+from drafting.helpers import context
 from drafting.kernel_calls import Calls
 from drafting.trees import TreeDrafter, off_chain
 from engine.cases import total
@@ -24,6 +24,7 @@ from lab.drafters.exits import (
 from lab.drafters.trained_kangaroo import calm_decoder, calm_module
 from pronk.base.arrays import Array
 from pronk.drafting import make_drafter
+from pronk.drafting.planner import StepCosts
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams
@@ -238,7 +239,7 @@ def test_plain_steps_where_draft_tokens_do_not_pay() -> None:
     decoder = calm_decoder()
     for dear in (True, False):
         engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), costs=flat(1.0))
-        engine.speculator.policy.saved = 1000.0  # seconds that drafting may lose
+        engine.speculator.ledger.saved = 1000.0  # seconds that drafting may lose
         kangaroo_of(drafter).early_exit.cost_model = GivenTimes(flat(100.0 if dear else 0.001))
         (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=40)
         counts = [asked.tree.num_draft_tokens for asked in drafter.of(request)]
@@ -253,19 +254,12 @@ def test_costs_are_those_of_its_forward_passes(adapter: str) -> None:
     decoder = calm_decoder()
     engine = make_engine(decoder)
     drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
-    asked, curve = (
-        context(None, [1, 2, 3], policy=priced(each, 2))
-        for each in (None, CostCurve(1.0, 0.9, 0.1))
-    )
-    assert drafter.chain_price(asked) is None
-    before = drafter.chain_price(curve)
-    assert before is not None
+    asked = context(None, [1, 2, 3])
+    costs = StepCosts(CostCurve(1.0, 0.9, 0.1), 2)
+    before = drafter.chain_costs(asked, costs)
     share = 2 / len(decoder.layers)
-    assert before.token == pytest.approx(share * 1.1)
-    # The target computes all layers of all rows: 4 rows cost 3 · 0.1 more than one.
-    assert before.seconds(2, 1, 1) == pytest.approx((1.3 + before.token) / 2)
+    assert before.token == pytest.approx(share * 1.1 / 2)  # a pass of two rows, for two requests
     decode(engine, drafter, PROMPTS[:2])
-    after = drafter.chain_price(curve)
-    assert after is not None
+    after = drafter.chain_costs(asked, costs)
     assert 0.0 < after.token < 0.5 * before.token  # the tiny layers take far less than a second
     assert_no_blocks(drafter)

@@ -286,14 +286,14 @@ def test_the_window_is_off_without_costs_and_changes_between_steps_only() -> Non
     states = [drafter.start(text) for text in texts]
     for costs in (None, CHEAP):
         trees = drafter.propose(
-            [context(*each, policy=priced(costs)) for each in zip(states, texts, strict=True)]
+            [context(*each, plan=priced(costs)) for each in zip(states, texts, strict=True)]
         )
         assert all(all(tree.acceptable) for tree in trees)
     for state, text, tree in zip(states, texts, trees, strict=True):
         verify_step(drafter, state, tree, text, looping)
         assert drafter.shape == NO_WINDOW
     trees = drafter.propose(
-        [context(*each, policy=priced(CHEAP)) for each in zip(states, texts, strict=True)]
+        [context(*each, plan=priced(CHEAP)) for each in zip(states, texts, strict=True)]
     )
     assert drafter.shape == WINDOW_SIZES[1]
     assert all(

@@ -26,7 +26,7 @@ from pronk import Medusa
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
 from pronk.drafting import Outcome, make_drafter
-from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.ledger import RequestLedger
 from pronk.lab.drafters.medusa import MedusaProposer, MedusaState
 from pronk.lab.drafters.rank_tree import best_paths
 from pronk.models.loader import Fingerprint
@@ -163,9 +163,9 @@ def test_the_hidden_state_is_that_of_the_last_accepted_node() -> None:
 
 def test_the_main_chain_comes_first_and_gains_are_products() -> None:
     drafter = bound(spec())
-    policy = RequestPolicy()
+    ledger = RequestLedger()
     params = SamplingParams(temperature=0.7, seed=1)
-    tree = propose(drafter, state_after(drafter, [4]), [4, 6], params, policy=policy)
+    tree = propose(drafter, state_after(drafter, [4]), [4, 6], params, ledger=ledger)
     assert tree.parents == (-1, 0, 1, 2, 0, 0, 1, 4, 0, 2)
     assert tree.main_chain == 4
     assert tree.gain is not None
@@ -175,12 +175,12 @@ def test_the_main_chain_comes_first_and_gains_are_products() -> None:
         depth = tree.depths[node]
         assert tree.origin[node][0] == f"medusa {depth}"
         source, kind = tree.origin[node]
-        rate = policy.acceptance.source(source).rate(kind, depth)
+        rate = ledger.acceptance.source(source).rate(kind, depth)
         assert tree.gain[node] == pytest.approx(tree.gain[parent] * rate)
     wrong = next(token for token in range(VOCAB) if tree.child(1, token) is None)
-    policy.acceptance.propose("medusa", (), tree)
-    policy.acceptance.advance((tree.tokens[1], wrong))
-    means = [policy.acceptance.source(f"medusa {depth}").mean(0.5) for depth in (1, 2, 3)]
+    ledger.acceptance.propose("medusa", (), tree)
+    ledger.acceptance.advance((tree.tokens[1], wrong))
+    means = [ledger.acceptance.source(f"medusa {depth}").mean(0.5) for depth in (1, 2, 3)]
     assert 0.5 > means[0] > means[1]  # one of four siblings was right, and none of the two below it
     assert means[2] == 0.5
 

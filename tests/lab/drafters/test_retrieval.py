@@ -14,7 +14,7 @@ from lab.drafters.stores import VOCABULARY, followers, random_documents, write
 from pronk import LLM
 from pronk.base.errors import CheckpointError, OptionError
 from pronk.checkpoint.hub.clone_models import tiny_model
-from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.ledger import RequestLedger
 from pronk.lab.drafters.datastore.reader import SUFFIXES, Header
 from pronk.lab.drafters.retrieval import (
     _NUM_SHARE_CLASSES,
@@ -150,21 +150,21 @@ def iter_paths(gains: dict[tuple[int, ...], float]) -> Any:
 
 def test_gains_follow_the_measured_acceptance(folder: Path) -> None:
     drafter = bound(folder)
-    policy = RequestPolicy()
+    ledger = RequestLedger()
 
-    def tree(policy: RequestPolicy) -> TokenTree:
+    def tree(ledger: RequestLedger) -> TokenTree:
         (tree,) = drafter.propose(
-            [context(drafter.start([RETURN, SELF]), [RETURN, SELF], policy=policy)]
+            [context(drafter.start([RETURN, SELF]), [RETURN, SELF], ledger=ledger)]
         )
         return tree
 
-    before = tree(policy)
+    before = tree(ledger)
     for _ in range(20):  # VALUE is accepted each time
-        policy.acceptance.propose("retrieval", (), tree(policy))
-        policy.acceptance.advance((DOT, VALUE, 3))
+        ledger.acceptance.propose("retrieval", (), tree(ledger))
+        ledger.acceptance.advance((DOT, VALUE, 3))
     assert before.tokens == (SELF, DOT, NAME, END, VALUE, COMMA)
-    assert tree(policy).tokens == (SELF, DOT, VALUE, NAME, END, COMMA)
-    assert tree(RequestPolicy()) == before
+    assert tree(ledger).tokens == (SELF, DOT, VALUE, NAME, END, COMMA)
+    assert tree(RequestLedger()) == before
 
 
 def test_every_kind_has_a_prior() -> None:

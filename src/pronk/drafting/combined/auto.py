@@ -1,9 +1,9 @@
-"""The drafter ``auto``, the default: all sources that are installed, asked where they pay.
+"""The drafter ``auto``, the default: all drafters that are installed, each where it pays.
 
-The policy (:mod:`pronk.drafting.policy`) asks the sources one after the other, each only if its
-expected contribution to the draft tokens offered so far is worth its time. The proposal is the
-union of what they offer. Drafters given as ``parts`` are added, and replace the sources of the same
-kind. ``docs/methods/auto.md`` lists them.
+The planner (:mod:`pronk.drafting.planner`) asks the drafters one after the other, each only if what
+it is expected to add to the draft tokens before it is worth its time. The proposal is the union of
+their trees. Drafters given as ``parts`` are added, and replace the drafters of the same kind.
+``docs/methods/auto.md`` lists them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from pronk.base.keywords import known_keywords
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.drafting.from_outputs.recycling import Recycling
 from pronk.drafting.from_text.suffix import Suffix
+from pronk.drafting.planned_calls import observe_planned, propose_planned
 from pronk.drafting.proposer import (
     DraftContext,
     Drafter,
     Outcome,
     Proposer,
     States,
-    ask,
     bind_proposer,
-    observe,
 )
 from pronk.drafting.registry import make_drafter
 from pronk.drafting.shared.composite import Composite
@@ -129,12 +128,13 @@ class AutoProposer(Proposer[States]):
             own_contexts = [
                 context.with_state(context.state[number], draws=False) for context in contexts
             ]
-            ask(part, own_contexts, self.clock)
-        num_nodes = self.options.num_nodes
-        return [
-            each.policy.tree(each.tokens[-1], min(num_nodes, each.max_nodes)) for each in contexts
-        ]
+            propose_planned(part, own_contexts, self.clock)
+        trees = []
+        for context in contexts:
+            max_nodes = min(self.options.num_nodes, context.max_nodes)
+            trees.append(context.ledger.union.tree(context.tokens[-1], max_nodes))
+        return trees
 
     def observe(self, outcome: Outcome[States]) -> None:
         for number, part in enumerate(self.parts):
-            observe(part, outcome, self.clock, number)
+            observe_planned(part, outcome, self.clock, number)

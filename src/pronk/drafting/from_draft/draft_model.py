@@ -18,6 +18,7 @@ from pronk.base.checks import check_choice, check_integer, check_number, check_p
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.hub.clone_models import clone_model
+from pronk.drafting.planner import ChainCosts, StepCosts
 from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Proposer
 from pronk.drafting.shared.chain import Chain, Stop
 from pronk.drafting.shared.draft_cache import DraftCache, open_pool
@@ -28,10 +29,9 @@ from pronk.drafting.shared.stepwise import (
     begin_chains,
     can_count,
     count_choices,
-    price_chain,
+    model_chain_costs,
 )
 from pronk.drafting.shared.vocabulary.translation import Translation
-from pronk.drafting.step_value import ChainPrice
 from pronk.drafting.target import Target
 from pronk.models.choice import open_torch
 from pronk.models.decoder import forward_weights
@@ -124,7 +124,7 @@ class ModelProposer(Proposer[DraftCache]):
     def _is_unsure(self, chain: Chain) -> bool:
         return chain.draft_tokens[-1].confidence < self.options.min_confidence
 
-    def shadow(self, context: DraftContext[DraftCache]) -> bool:
+    def score_history(self, context: DraftContext[DraftCache]) -> bool:
         cache = context.state
         if cache.reencoder is not None or not can_count(context, context.root - cache.num_read):
             return False
@@ -141,9 +141,10 @@ class ModelProposer(Proposer[DraftCache]):
         count_choices(self.source, context, logits[skipped:], first + skipped)
         return True
 
-    def chain_price(self, context: DraftContext[DraftCache]) -> ChainPrice | None:
+    def chain_costs(self, context: DraftContext[DraftCache], costs: StepCosts) -> ChainCosts:
         unread = max(0, len(context.tokens) - 1 - context.state.num_committed)
-        return price_chain(self.draft, context, min(unread, self.draft.max_unread or unread))
+        unread = min(unread, self.draft.max_unread or unread)
+        return model_chain_costs(self.draft, context, costs, unread)
 
 
 @known_keywords

@@ -20,11 +20,11 @@ from pronk.base.checks import check_choice, check_integer, check_number
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
 from pronk.drafting.from_draft.draft_model import DraftModel
+from pronk.drafting.planner import ChainCosts, StepCosts
 from pronk.drafting.proposer import DraftContext, Drafter, Outcome, Proposer, States, bind_proposer
 from pronk.drafting.shared.chain import Chain, Stop, chains_of
 from pronk.drafting.shared.common_prefix import common_prefix_length
 from pronk.drafting.shared.composite import Composite, check_wraps_chains
-from pronk.drafting.step_value import ChainPrice
 from pronk.drafting.target import Target
 from pronk.sampling.tree import TokenTree
 
@@ -105,11 +105,11 @@ class ThresholdProposer(Proposer[States]):
     def chain_source(self) -> str:
         return self.inner.chain_source
 
-    def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
-        return self.inner.chain_price(context.with_state(context.state[0]))
+    def chain_costs(self, context: DraftContext[States], costs: StepCosts) -> ChainCosts | None:
+        return self.inner.chain_costs(context.with_state(context.state[0]), costs)
 
-    def shadow(self, context: DraftContext[States]) -> bool:
-        return self.inner.shadow(context.with_state(context.state[0]))
+    def score_history(self, context: DraftContext[States]) -> bool:
+        return self.inner.score_history(context.with_state(context.state[0]))
 
     def start(self, prompt: Sequence[int]) -> States:
         return (*super().start(prompt), _ThresholdState(self.options.threshold))

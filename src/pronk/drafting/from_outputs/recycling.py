@@ -170,7 +170,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
             context.state.read_text(context.tokens, context.root + 1)
         successors = context.state.successors
         max_nodes = min(self.options.num_nodes, context.max_nodes)
-        source = context.policy.acceptance.source(self.name, _PRIORS)
+        source = context.acceptance.source(self.name, _PRIORS)
         rates = [source.rate(rank, 1) for rank in range(self.options.top_k)]
         # A child enters the queue after its likelier sibling, so rates must not rise with rank:
         # take running minima.
@@ -187,7 +187,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
         push_candidate(0, 0)
         while candidates and len(trie) <= max_nodes:
             gain, (parent, rank) = candidates.pop()
-            if not context.policy.may_pay(gain, len(trie) - 1):
+            if not context.plan.wants(gain, len(trie) - 1):
                 break
             token = successors.get(trie.tokens[parent])[rank]
             node = trie.add(parent, token, gain, (self.name, rank))

@@ -24,6 +24,7 @@ from pronk.drafting.acceptance_stats import SourceRates
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafting.from_target.modules.eagle_names import find_mtp_names
+from pronk.drafting.planner import DEFAULT_RATE, ChainCosts, StepCosts
 from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Proposer
 from pronk.drafting.shared.chain import Chain, Stop
 from pronk.drafting.shared.draft_cache import DraftCache
@@ -32,10 +33,9 @@ from pronk.drafting.shared.stepwise import (
     begin_chains,
     can_count,
     count_choices,
-    first_token_pays,
-    price_chain,
+    extension_rule,
+    model_chain_costs,
 )
-from pronk.drafting.step_value import ChainPrice, Offer
 from pronk.drafting.target import Target
 from pronk.drafting.trie import Trie
 from pronk.models.loader import describe_architecture
@@ -184,7 +184,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
         active = {
             number: context
             for number, context in enumerate(contexts)
-            if first_token_pays(self, context)
+            if extension_rule(self, context)(())
         }
         drafts = self.runner.begin(active, self.options.num_tokens * self.options.beam)
         ids = self.runner.head.draft_ids
@@ -202,7 +202,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
         self.runner.end([*drafts.values()])
         return trees
 
-    def shadow(self, context: DraftContext[DraftCache]) -> bool:
+    def score_history(self, context: DraftContext[DraftCache]) -> bool:
         if not can_count(context, context.root - 1 - len(context.state.tokens)):
             return False
         read = self.runner.read(context, MAX_COUNTED)
@@ -212,25 +212,19 @@ class Eagle3Proposer(Proposer[DraftCache]):
         return True
 
     def _pays(self, search: _Search) -> bool:
-        """Return whether children of the best nodes raise the step's expected tokens per second."""
-        policy = search.draft.context.policy
-        price = policy.chain_price(self, search.draft.context)
-        if price is None:
-            return True
-        requests = policy.num_requests
-        gains = search.trie.gains[1:]
-        rate = policy.chain_rate(self)
-        drafting = price.start + search.depth * price.token / requests
-        more_drafting = drafting + price.token / requests
-        if not policy.affords(price.reading + more_drafting):
-            return False
-        now = Offer.of(gains, price.curve, requests)
-        more = Offer.of([*gains, *(gain * rate for gain, *_ in search.best)], price.curve, requests)
-        return more.tokens * (now.seconds + drafting) > now.tokens * (more.seconds + more_drafting)
+        """Return whether children of the best nodes are worth a pass of the head."""
+        context = search.draft.context
+        plan = context.plan
+        chain = plan.chain
+        if chain is None and plan.costs is not None:
+            chain = self.chain_costs(context, plan.costs)
+        rate = context.acceptance.source(self.chain_source).mean(DEFAULT_RATE)
+        more = [gain * rate for gain, *_ in search.best]
+        return plan.another_pass_pays(search.trie.gains[1:], more, chain, search.depth)
 
-    def chain_price(self, context: DraftContext[DraftCache]) -> ChainPrice | None:
+    def chain_costs(self, context: DraftContext[DraftCache], costs: StepCosts) -> ChainCosts:
         num_unread = max(0, context.block_table.length - len(context.state.tokens) - 1)
-        return price_chain(self.runner, context, num_unread)
+        return model_chain_costs(self.runner, context, costs, num_unread)
 
 
 @dataclass
@@ -256,7 +250,7 @@ class _Search:
         self.trie = Trie(context.tokens[-1])
         self.max_nodes = min(self.options.num_nodes or 0, context.max_nodes)
         self._max_depth = min(self.options.num_tokens, context.max_depth)
-        self._rates = context.policy.acceptance.source(self.source)
+        self._rates = context.acceptance.source(self.source)
         # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of
         # the path.
         self._level: list[tuple[int, int, float, tuple[int, ...]]] = [

@@ -15,7 +15,6 @@ from itertools import islice
 from pronk.base.checks import check_integer
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
-from pronk.drafting.policy import RequestPolicy
 from pronk.drafting.proposer import DraftContext, Outcome, Proposer
 from pronk.drafting.trie import Trie
 from pronk.sampling.tree import TokenTree
@@ -128,26 +127,26 @@ class PromptLookup(Proposer[TextIndex]):
                 chain = _continuation(context.tokens, start, max_depth)
                 if chain not in chains:
                     chains.append(chain)
-                    self._add_chain(trie, chain, match_length, context.policy)
+                    self._add_chain(trie, chain, match_length, context)
                 if len(chains) == self.num_chains:
                     break
         return trie.tree(max_nodes)
 
     def _add_chain(
-        self, trie: Trie, chain: Sequence[int], match_length: int, policy: RequestPolicy
+        self, trie: Trie, chain: Sequence[int], match_length: int, context: DraftContext[TextIndex]
     ) -> None:
         """Add a chain below the root.
 
         A node's gain is the product of the acceptance rates on its path.
         """
-        rates = policy.acceptance.source(self.name, _PRIORS)
+        rates = context.acceptance.source(self.name, _PRIORS)
         node = 0
         gain = 1.0
         for depth, token in enumerate(chain):
             role = _SIBLING if trie.adds_sibling(node, token) else _NEXT if depth else _FIRST
             kind = 3 * match_length + role
             gain *= rates.rate(kind, depth + 1)
-            if not policy.may_pay(gain, len(trie) - 1):
+            if not context.plan.wants(gain, len(trie) - 1):
                 break
             node = trie.add(node, token, gain, (self.name, kind))
             gain = trie.gains[node]

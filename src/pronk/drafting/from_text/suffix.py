@@ -138,14 +138,14 @@ class SuffixProposer(Proposer[SuffixState]):
     def _build_tree(self, context: DraftContext[SuffixState]) -> TokenTree:
         options = self.options
         state = context.state
-        rates = context.policy.acceptance.source(self.name, PRIORS)
+        rates = context.acceptance.source(self.name, PRIORS)
         if state.tree_builder is None or state.tree_builder.rates is not rates:
             state.tree_builder = make_tree_builder(rates, self.name)
         # ``context.tokens`` may end with draft tokens of a composite drafter, which the index must
         # not contain.
         state.index.extend(context.tokens[state.index.num_tokens : context.root + 1])
         max_nodes = min(options.num_nodes, context.max_nodes)
-        min_gain = context.policy.min_gain
+        min_gain = context.plan.min_gain
         limits = TreeLimits(
             max_nodes, context.max_depth, options.min_match, options.depth_factor, min_gain
         )

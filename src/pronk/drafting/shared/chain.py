@@ -58,7 +58,7 @@ class Chain:
         self.gains: list[float] = []
         self.cumulative_confidence: list[float] = []
         self.origin: list[Origin] = []
-        self._rates = context.policy.acceptance.source(source)
+        self._rates = context.acceptance.source(source)
 
     def __len__(self) -> int:
         return len(self.draft_tokens)

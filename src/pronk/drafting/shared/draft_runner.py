@@ -150,7 +150,7 @@ class DraftRunner:
                     num_unchanged = cache.reencoder.update(context.tokens, cache.num_committed)
                     text = cache.reencoder.tokens
                 cache.match_prefix(text, context.salt)
-                if context.policy.curve is not None:
+                if context.plan.costs is not None:
                     self._skip_text(cache, len(text))
                 cache.align(text, num_unchanged)
                 # ``context.tokens`` may be longer and end with draft tokens of a drafter that wraps

@@ -1,35 +1,35 @@
 """Functions for drafters that draft token by token.
 
-A chain ends where the next token would cost more time than it saves (:mod:`pronk.drafting.policy`).
-With ``budget="all"`` a chain has all its tokens.
+A chain ends where the next token would cost more time than it saves
+(:meth:`.DraftPlan.extends`). With ``budget="all"`` a chain has all its tokens.
 
-A *shadow pass* learns acceptance rates without draft tokens: one forward pass of the drafter's
-model over tokens of the text that it has not read gives its choice after each of them, and the next
-token of the text tells whether the choice is right. So 16 to 64 choices are counted for the price
-of reading; drafting would count one or two. If more than 64 are unread, the earlier ones are read
-without counting. The tokens of the prompt are not the target's choices and do not count, nor do the
-first 16 that a model reads without the text before them.
+*Scoring the history* learns acceptance rates without draft tokens: one forward pass of the
+drafter's model over tokens of the text that it has not read gives its choice after each of them,
+and the next token of the text tells whether the choice is right. So 16 to 64 choices are counted
+for the seconds of reading; drafting would count one or two. If more than 64 tokens are unread, the
+earlier ones are read without counting. The tokens of the prompt are not the target's choices and do
+not count, nor do the first 16 that a model reads without the text before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pronk.base.arrays import Array
+from pronk.drafting.planner import DEFAULT_RATE, ChainCosts, StepCosts
 from pronk.drafting.proposer import DraftContext, Proposer
 from pronk.drafting.shared.chain import Chain, Stop
-from pronk.drafting.step_value import ChainPrice
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
 from pronk.sampling.draft_token import DraftIds
 
-# numbers of tokens whose choices are counted in one shadow pass
+# Numbers of tokens whose choices are counted when the history is scored.
 MIN_COUNTED = 16
 MAX_COUNTED = 64
 
 
-class PricedRunner(Protocol):
+class TimedRunner(Protocol):
     """Runner of a drafter's model.
 
     ``relative_size`` is the model's size divided by the target's.
@@ -40,11 +40,19 @@ class PricedRunner(Protocol):
     relative_size: float
 
 
-def first_token_pays(proposer: Proposer[Any], context: DraftContext[Any]) -> bool:
-    """Return whether the request allows a draft token, and whether its gain is worth the time to draft it."""
-    return min(context.max_depth, context.max_nodes) > 0 and context.policy.extends(
-        proposer, context, ()
-    )
+# Callback ``extends(gains)``: whether a chain of draft tokens with these gains is worth another.
+Extends = Callable[[Sequence[float]], bool]
+
+
+def extension_rule(proposer: Proposer[Any], context: DraftContext[Any]) -> Extends:
+    """Return the rule by which a request's chain is worth another token."""
+    plan = context.plan
+    max_tokens = context.max_tokens
+    chain = plan.chain
+    if chain is None and plan.costs is not None:  # a composite drafter has no costs of its own
+        chain = proposer.chain_costs(context, plan.costs)
+    rate = context.acceptance.source(proposer.chain_source).mean(DEFAULT_RATE)
+    return lambda gains: len(gains) < max_tokens and plan.extends(gains, chain, rate, max_tokens)
 
 
 def begin_chains(
@@ -65,38 +73,38 @@ def begin_chains(
         context = given
         if stops is None and num_tokens < given.max_depth:
             context = given.with_state(given.state, max_depth=num_tokens)
+        extends = extension_rule(proposer, context)
 
-        def is_complete(chain: Chain, own_stop: Stop | None = own_stop) -> bool:
-            if own_stop is not None and own_stop(chain):
-                return True
-            return not chain.context.policy.extends(proposer, chain.context, chain.gains)
+        def is_complete(
+            chain: Chain, own_stop: Stop | None = own_stop, extends: Extends = extends
+        ) -> bool:
+            return (own_stop is not None and own_stop(chain)) or not extends(chain.gains)
 
-        most = None if first_token_pays(proposer, context) else 0
-        chains.append(Chain(context, proposer.source, is_complete, most))
+        max_tokens = None if extends(()) else 0
+        chains.append(Chain(context, proposer.source, is_complete, max_tokens))
     return chains
 
 
-def price_chain(
-    runner: PricedRunner, context: DraftContext[Any], num_unread: int = 0
-) -> ChainPrice | None:
-    """Return the price of draft tokens, even before any measurement; ``None``: all are wanted.
+def model_chain_costs(
+    runner: TimedRunner, context: DraftContext[Any], costs: StepCosts, num_unread: int = 0
+) -> ChainCosts:
+    """Return the seconds of draft tokens of a model, by its measurements or else by its size.
 
     ``num_unread`` is the number of tokens of the text that the model has to read before it drafts.
     """
-    policy = context.policy
-    if policy.curve is None:
-        return None
-    size = runner.relative_size
     own = runner.cost_model
-    target = runner.target.costs
-    curve = own.costs(policy.num_requests * len(context.tokens))
-    curve = curve or policy.curve._replace(speed=size * policy.curve.speed)
-    reading = own.prompt_row or size * (target.prompt_row or 0.0)
-    return ChainPrice(policy.curve, curve.at(policy.num_requests), num_unread * reading)
+    curve = own.costs(costs.num_requests * len(context.tokens))
+    if curve is None:
+        curve = costs.curve._replace(speed=runner.relative_size * costs.curve.speed)
+    token_prefill = own.prompt_row
+    if token_prefill is None:
+        token_prefill = runner.relative_size * (runner.target.costs.prompt_row or 0.0)
+    token = curve.at(costs.num_requests) / costs.num_requests
+    return ChainCosts(token, num_unread * token_prefill)
 
 
 def can_count(context: DraftContext[Any], num_unread: int) -> bool:
-    """Return whether the choices at the last ``num_unread`` tokens of the text are worth a shadow pass.
+    """Return whether the choices at the last ``num_unread`` tokens of the text are worth a forward pass that scores them.
 
     False if fewer than 16 of them are the target's, or if draft tokens depend on more than logits,
     seed and position.
@@ -115,7 +123,7 @@ def count_choices(
     has the target's token of each logit.
     """
     sampler = context.sampler
-    rates = context.policy.acceptance.source(source)
+    rates = context.acceptance.source(source)
     skipped = max(0, sampler.context.num_prompt - first)
     for position, row in enumerate(logits[skipped:], first + skipped):
         choice = sampler.draft_token_at(row, position, ids)

@@ -209,7 +209,7 @@ def _step_figure(steps: Sequence[Decision]) -> Figure:
     figure = Figure(figsize=(_WIDTH, 1.6 * _HEIGHT), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     sources = [
-        [step.kept.origin[node][0] for node in step.path] if step.kept.origin else []
+        [step.verified.origin[node][0] for node in step.path] if step.verified.origin else []
         for step in steps
     ]
     x = range(1, len(steps) + 1)

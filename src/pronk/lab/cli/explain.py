@@ -132,7 +132,7 @@ def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":
         table.add_row(
             str(number) if len(steps) == 1 else f"{number}-{number + len(steps) - 1}",
             _step_text(steps, tokenizer),
-            draft_tokens if first.offered.num_draft_tokens else "",
+            draft_tokens if first.proposed.num_draft_tokens else "",
             _gain_per_cost(first),
         )
     return table
@@ -145,7 +145,7 @@ def _group_steps(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decis
     """
 
     def has_drafts(numbered: "tuple[int, Decision]") -> bool:
-        return bool(numbered[1].source_reports or numbered[1].kept.num_draft_tokens)
+        return bool(numbered[1].reports or numbered[1].verified.num_draft_tokens)
 
     for drafting, group in groupby(enumerate(steps, 1), has_drafts):
         row = list(group)
@@ -165,9 +165,9 @@ def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
         for tokens, style in ((step.tokens[:accepted], "green"), (step.tokens[accepted:], "")):
             escaped = repr(tokenizer.decode(list(tokens)))[1:-1]  # keeps line breaks visible
             text.append(escaped, style)
-    for report in steps[0].source_reports:
-        expected = "" if report.after is None else f" {report.after[0]:.2f},"
-        name = f"({report.source})" if report.reason == "explores" else report.source
+    for report in steps[0].reports:
+        expected = "" if report.after is None else f" {report.after.tokens:.2f},"
+        name = f"({report.drafter})" if report.reason == "learns" else report.drafter
         text.append(f"\n  {name}{expected} {1e3 * report.seconds:.2g}", "dim")
     return text
 
@@ -181,7 +181,7 @@ def _gain_per_cost(step: "Decision") -> str:
         step.value is None
         or step.plain is None
         or step.expected is None
-        or not step.kept.num_draft_tokens
+        or not step.verified.num_draft_tokens
     ):
         return ""
     return f"{step.gain:.2f} / {step.expected / step.plain:.2f} = {step.value:.2f}"
@@ -193,7 +193,7 @@ def _to_dict(explanation: "Explanation") -> dict[str, Any]:
         "summary": explanation.summary,
         "speed": explanation.speed,
         "regret": explanation.completion.stats.regret.to_dict(),
-        "sources": [asdict(share) for share in explanation.shares],
+        "drafters": [asdict(share) for share in explanation.shares],
         "steps": [_step_to_dict(step) for step in explanation.steps],
     }
 
@@ -201,22 +201,27 @@ def _to_dict(explanation: "Explanation") -> dict[str, Any]:
 def _step_to_dict(step: "Decision") -> dict[str, Any]:
     reports = [
         {
-            "source": report.source,
+            "drafter": report.drafter,
             "why": report.reason,
             "seconds": report.seconds,
-            "offered": report.tree.num_draft_tokens,
-            "expected_before": None if report.before is None else report.before[0],
-            "expected_after": None if report.after is None else report.after[0],
+            "proposed": report.tree.num_draft_tokens,
+            "expected_before": None if report.before is None else report.before.tokens,
+            "expected_after": None if report.after is None else report.after.tokens,
         }
-        for report in step.source_reports
+        for report in step.reports
     ]
-    names = ("plain", "expected", "asking", "seconds", "gain", "value", "allowance")
-    kept = {"tokens": step.kept.tokens, "parents": step.kept.parents, "gain": step.kept.gain}
+    names = ("plain", "expected", "drafting", "seconds", "gain", "value", "allowance")
+    verified = {
+        "tokens": step.verified.tokens,
+        "parents": step.verified.parents,
+        "gain": step.verified.gain,
+        "drafters": [name for name, _ in step.verified.origin or ()],
+    }
     return {
         "tokens": step.tokens,
-        "asked": reports,
-        "offered": step.offered.num_draft_tokens,
-        "kept": kept | {"sources": [name for name, _ in step.kept.origin or ()]},
+        "proposals": reports,
+        "proposed": step.proposed.num_draft_tokens,
+        "verified": verified,
         "accepted": step.path,
         **{name: getattr(step, name) for name in names},
     }

@@ -135,7 +135,7 @@ class BeamProposer(Proposer[States]):
 
 def _merge(beam: Sequence[_Hypothesis], context: DraftContext[States], source: str) -> TokenTree:
     """Merge all hypotheses into one tree, and keep only the ``max_nodes`` draft tokens of largest gain."""
-    rates = context.policy.acceptance.source(source)
+    rates = context.acceptance.source(source)
     trie = Trie(context.tokens[-1])
     for hypothesis in beam:
         node = 0

@@ -20,7 +20,7 @@ from pronk.drafting import (
     ModelProposer,
     States,
     Trie,
-    first_token_pays,
+    extension_rule,
 )
 
 
@@ -64,7 +64,7 @@ class CachedTree(Trie):
         active = {
             index: context
             for index, context in enumerate(own_contexts)
-            if first_token_pays(model, context)
+            if extension_rule(model, context)(())
         }
         missing_tokens = model.draft.align([*active.values()])
         return {

@@ -26,11 +26,12 @@ from pronk.base import known_keywords
 from pronk.base.checks import check_choice, check_integer
 from pronk.drafting import (
     Chain,
-    ChainPrice,
+    ChainCosts,
     Composite,
     DraftContext,
     SourceRates,
     States,
+    StepCosts,
     Target,
     bind_proposer,
     chains_of,
@@ -103,11 +104,11 @@ class CapeProposer(Proposer[States]):
     def chain_source(self) -> str:
         return self.inner.chain_source
 
-    def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
-        return self.inner.chain_price(context.with_state(context.state[0]))
+    def chain_costs(self, context: DraftContext[States], costs: StepCosts) -> ChainCosts | None:
+        return self.inner.chain_costs(context.with_state(context.state[0]), costs)
 
-    def shadow(self, context: DraftContext[States]) -> bool:
-        return self.inner.shadow(context.with_state(context.state[0]))
+    def score_history(self, context: DraftContext[States]) -> bool:
+        return self.inner.score_history(context.with_state(context.state[0]))
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         most = self.options.max_nodes
@@ -118,7 +119,7 @@ class CapeProposer(Proposer[States]):
         return [self.expand(chain) for chain in chains]
 
     def expand(self, chain: Chain) -> TokenTree:
-        rates = chain.context.policy.acceptance.source(self.source)
+        rates = chain.context.acceptance.source(self.source)
         tokens = [chain.context.tokens[-1], *chain.tokens]
         parents = [*range(-1, len(chain))]
         gain = [1.0, *chain.gains]

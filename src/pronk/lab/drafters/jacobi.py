@@ -121,7 +121,7 @@ def build_chain(source: str, context: DraftContext[JacobiState], num_tokens: int
     trie = Trie(context.tokens[-1])
     node = 0
     gain = 1.0
-    rates = context.policy.acceptance.source(source, _PRIORS)
+    rates = context.acceptance.source(source, _PRIORS)
     for index in range(count):
         kind = min(index, _NUM_RATES - 1)  # depth - 1
         gain *= rates.rate(kind, index + 1)

@@ -32,17 +32,18 @@ from pronk.base.checks import check_integer, check_number, check_path
 from pronk.drafting import (
     Capabilities,
     Chain,
-    ChainPrice,
+    ChainCosts,
     CostModel,
     DraftCache,
     DraftContext,
     ModuleRunner,
+    StepCosts,
     Stop,
     Target,
     TokenView,
     begin_chains,
     draft_chains,
-    price_chain,
+    model_chain_costs,
 )
 from pronk.lab.drafters.modules.files import read_trained_drafter
 from pronk.lab.drafters.modules.kangaroo import KangarooAdapter, KangarooShape
@@ -230,8 +231,8 @@ class KangarooProposer(Proposer[DraftCache | None]):
 
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
-    def chain_price(self, context: DraftContext[DraftCache | None]) -> ChainPrice | None:
-        return price_chain(self.early_exit, context)
+    def chain_costs(self, context: DraftContext[DraftCache | None], costs: StepCosts) -> ChainCosts:
+        return model_chain_costs(self.early_exit, context, costs)
 
     def chains(
         self,

@@ -177,7 +177,8 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
     def propose(self, contexts: Sequence[DraftContext[LookaheadState]]) -> list[TokenTree]:
         self._tune()
-        self._costs = contexts[0].policy.curve if contexts else None
+        costs = contexts[0].plan.costs if contexts else None
+        self._costs = None if costs is None else costs.curve
         return [self._build_tree(context, self.shape) for context in contexts]
 
     def observe(self, outcome: Outcome[LookaheadState]) -> None:
@@ -233,7 +234,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def _find_candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
         """Return a trie of the latest G n-grams that begin with the text's last token."""
         trie = Trie(context.tokens[-1])
-        rates = context.policy.acceptance.source(self.name, _PRIORS)
+        rates = context.acceptance.source(self.name, _PRIORS)
         for gram, from_window in islice(
             context.state.pool.continuations(context.tokens[-1]), shape.num_candidates
         ):

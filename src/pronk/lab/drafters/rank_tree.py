@@ -141,7 +141,7 @@ def draft_tree(
             of each head.
     """
     max_depth = min(context.max_depth, len(logits))
-    all_rates = [context.policy.acceptance.source(source) for source in sources]
+    all_rates = [context.acceptance.source(source) for source in sources]
     if isinstance(shape, int):
         size = min(shape, context.max_nodes)
         ranked = _rank_tokens(context, logits, [min(_MAX_RANKS, size)] * max_depth)

@@ -25,15 +25,18 @@ from pronk import Drafter, DraftModel, OptionError, PromptLookup, Proposer, Toke
 from pronk.base import known_keywords
 from pronk.base.checks import check_integer
 from pronk.drafting import (
-    ChainPrice,
+    DEFAULT_RATE,
+    ChainCosts,
+    Choice,
     Composite,
     DraftContext,
+    DraftPlan,
     Frontier,
     ModelDrafter,
     ModelProposer,
-    RequestPolicy,
     SourceRates,
     States,
+    StepCosts,
     Target,
     TokenView,
     Trie,
@@ -120,11 +123,9 @@ class _TreeSearch:
         likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
         gains = [self._gain(parent, prob) for parent, _, prob in likeliest]
         pending_gain = 0.0 if self.pending is None else self.trie.gains[self.pending]
-        return (
-            len(self.trie) - 1 + len(likeliest),
-            sum(self.trie.gains) + sum(gains),
-            pending_gain + sum(gains),
-        )
+        num_nodes = len(self.trie) - 1 + len(likeliest)
+        tokens = sum(self.trie.gains) + sum(gains)
+        return num_nodes, tokens, pending_gain + sum(gains)
 
     def _gain(self, parent: int, prob: float) -> float:
         """Return the gain of a child of ``parent``.
@@ -234,8 +235,8 @@ class StagedProposer(Proposer[States]):
         self.model = model
         self.smaller_proposer = smaller_proposer
 
-    def chain_price(self, context: DraftContext[States]) -> ChainPrice | None:
-        return self.model.chain_price(context.with_state(context.state[0]))
+    def chain_costs(self, context: DraftContext[States], costs: StepCosts) -> ChainCosts | None:
+        return self.model.chain_costs(context.with_state(context.state[0]), costs)
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
@@ -262,7 +263,7 @@ class StagedProposer(Proposer[States]):
             context = contexts[number]
             max_nodes = min(options.num_nodes, context.max_nodes)
             max_depth = min(options.depth, context.max_depth)
-            rates = context.policy.acceptance.source(self.model.source)
+            rates = context.acceptance.source(self.model.source)
             searches[number] = _TreeSearch(
                 context, cached_tree, rates, options.breadth, max_nodes, max_depth
             )
@@ -280,7 +281,7 @@ class StagedProposer(Proposer[States]):
                 tokens=TokenView(search.context.tokens, path),
                 max_depth=search.max_depth - len(path) - 1,
                 max_nodes=self.options.lead,
-                policy=RequestPolicy(acceptance=search.context.policy.acceptance),
+                plan=DraftPlan(),
                 draws=False,
             )
             for search, path in zip(searches, paths, strict=True)
@@ -300,15 +301,17 @@ class StagedProposer(Proposer[States]):
                     cached_nodes.append(search.add_cached_node(parent, tree.tokens[node]))
 
     def _pays(self, search: _TreeSearch) -> bool:
-        """Whether another forward pass of the draft raises the step's expected tokens per second."""
-        chain = self.chain_price(search.context)
-        policy = search.context.policy
-        if chain is None:
+        """Return whether another forward pass of the draft model is worth its seconds."""
+        plan = search.context.plan
+        if plan.costs is None or plan.chain is None:
             return True
         num_nodes, tokens, extendable_tokens = search.estimate()
-        more_tokens = tokens + extendable_tokens * policy.chain_rate(self.model)
+        rate = search.context.acceptance.source(self.model.chain_source).mean(DEFAULT_RATE)
         more_nodes = min(num_nodes + self.options.width, search.max_nodes)
-        seconds = chain.seconds(policy.num_requests, num_nodes, search.num_passes)
-        return more_tokens * seconds > tokens * chain.seconds(
-            policy.num_requests, more_nodes, search.num_passes + 1
+        drafting = plan.chain.start + search.num_passes * plan.chain.token
+        now = Choice(tokens, plan.costs.pass_seconds(num_nodes) + drafting)
+        later = Choice(
+            tokens + extendable_tokens * rate,
+            plan.costs.pass_seconds(more_nodes) + drafting + plan.chain.token,
         )
+        return later.is_faster(now)

@@ -4,17 +4,15 @@ clock.
 
 import math
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from drafting.helpers import context
 from drafting.simulation import COSTS, VOCAB, ChainSource, Source, World, always, changing
-from pronk.drafting.account import Policy
-from pronk.drafting.policy import RequestPolicy
-from pronk.drafting.proposer import ask
-from pronk.drafting.step_value import ChainPrice, Offer
+from pronk.drafting.ledger import Ledger, RequestLedger
+from pronk.drafting.planned_calls import propose_planned
+from pronk.drafting.planner import ChainCosts, DraftPlan, StepCosts
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.tree import TokenTree
 
@@ -60,7 +58,7 @@ def test_the_bound_of_the_loss_holds_in_every_trace(first: int) -> None:
         world = random_trace(seed)
         assert world.loss <= world.worst + 1e-9, seed
         drafted += any(world.num_draft_tokens)
-        lossy += world.policy.spent > world.policy.saved
+        lossy += world.ledger.spent > world.ledger.saved
     assert drafted > 400
     assert lossy > 200
 
@@ -84,7 +82,7 @@ def test_drafters_that_are_never_right_cost_one_percent() -> None:
     world.decode(requests, sources, 2000)
     plain = 2000 * COSTS.at(1)
     assert sum(world.num_draft_tokens) > 0
-    assert world.clock.now <= plain * 1.0102 + 2 * world.policy.longest + world.worst
+    assert world.clock.now <= plain * 1.0102 + 2 * world.ledger.longest + world.worst
 
 
 def test_a_cheap_and_accurate_source_displaces_an_expensive_one() -> None:
@@ -231,127 +229,20 @@ def test_drafters_without_gains_are_judged_by_their_accepted_draft_tokens(
     assert least <= sum(world.num_draft_tokens) <= most
 
 
-def best_chain(
-    chain: ChainPrice, requests: int, gains: Sequence[float], rate: float, most: int
-) -> Offer:
-    """Return the best of all longer chains, by its formula."""
-    last = (gains or [1.0])[-1]
-    offers = list[Offer]()
-    for ahead in range(1, most - len(gains) + 1):
-        rows = requests * (1 + len(gains) + ahead)
-        seconds = (chain.curve.at(rows) + (len(gains) + ahead) * chain.token) / requests
-        tokens = 1.0 + sum(gains) + sum(last * rate**power for power in range(1, ahead + 1))
-        offers.append(Offer(tokens, seconds))
-    return max(offers, key=lambda offer: offer.tokens / offer.seconds, default=Offer(0.0, 1.0))
-
-
-class Chain(Source):
-    """A drafter with a given price of its draft tokens."""
-
-    price: ChainPrice
-
-    def chain_price(self, context: Any) -> ChainPrice:
-        return self.price
-
-
-def test_a_chain_continues_if_a_longer_one_is_worth_more() -> None:
-    dice = random.Random(0)
-    answers = list[bool]()
-    for _ in range(1000):
-        slope = dice.choice((0.02, 0.1, 0.3))
-        curve = CostCurve(1.0, 1.0 - slope * dice.randint(1, 5), slope)
-        requests = dice.randint(1, 5)
-        policy = RequestPolicy()
-        proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
-        proposer.price = ChainPrice(curve, dice.choice((0.01, 0.05, 0.2, 0.6)))
-        policy.set_prices(curve, requests, float("inf"))
-        rates = policy.acceptance.source("draft", {0: 0.7})
-        for _ in range(dice.randrange(20)):
-            rates.learn(0, 1, right=dice.random() < 0.8, share=False)
-        gains = list[float]()
-        most = dice.randint(1, 12)
-        for _ in range(min(most, dice.randrange(6))):
-            gains.append((gains or [1.0])[-1] * dice.random() ** 0.3)
-        longer = best_chain(proposer.price, requests, gains, rates.mean(0.7), most)
-        now = proposer.price.seconds(requests, len(gains), len(gains))
-        want = longer.tokens / longer.seconds > (1.0 + sum(gains)) / now
-        asked = context(None, [1], most, 99, vocab=VOCAB, policy=policy)
-        assert policy.extends(proposer, asked, gains) == want
-        answers.append(want)
-    assert 0.1 < sum(answers) / len(answers) < 0.9
-
-
-def test_several_rows_may_pay_if_one_does_not() -> None:
-    """A further request per row crosses the end of the free rows at once; a draft token alone is
-    not worth its time.
-    """
-    proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
-    policy = RequestPolicy()
-    proposer.price = ChainPrice(CostCurve(1.0, 0.0, 0.125), 0.01, reading=0.0)
-    policy.set_prices(proposer.price.curve, 1, float("inf"))
-    assert policy.extends(
-        proposer, context(None, [1], 9, 9, vocab=VOCAB, policy=policy), [0.9, 0.85]
-    )
-    assert not policy.extends(
-        proposer, context(None, [1], 2, 9, vocab=VOCAB, policy=policy), [0.9, 0.85]
-    )
-    assert not policy.extends(
-        proposer, context(None, [1], 9, 2, vocab=VOCAB, policy=policy), [0.9, 0.85]
-    )
-
-
-def test_a_chain_ends_with_the_allowance() -> None:
-    proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
-    policy = RequestPolicy()
-    proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1, reading=0.05)
-    policy.set_prices(proposer.price.curve, 2, 0.21)
-    asked = context(None, [1], 9, 9, vocab=VOCAB, policy=policy)
-    lengths = [count for count in range(9) if policy.extends(proposer, asked, [0.99] * count)]
-    assert lengths == [0, 1, 2]  # 0.05 seconds of reading, and half of three tokens
-
-
-def test_a_text_is_read_when_the_steps_without_it_have_missed_as_much() -> None:
-    """Reading costs as much as 20 passes; a chain of a new source saves about a pass in each
-    step.
-    """
-    proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
-    policy = RequestPolicy()
-    proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 0.1, reading=20.0)
-    policy.policy.sources["draft"].explored = 1.0  # no time for learning is left
-
-    def asked_at(max_depth: int) -> int:
-        for step in range(100):
-            policy.begin()
-            assert not policy.is_quiet()  # the steps that miss something are counted
-            policy.set_prices(proposer.price.curve, 1, float("inf"))
-            if (
-                policy.reason(
-                    proposer, context(None, [1], max_depth, 99, vocab=VOCAB, policy=policy)
-                )
-                is not None
-            ):
-                return step
-        return 100
-
-    saved = best_chain(proposer.price, 1, [], 0.7, 99)
-    per_step = saved.tokens - saved.seconds
-    assert asked_at(1000) == math.ceil(20.0 / per_step) - 1
-    assert asked_at(1000) == math.ceil(20.0 / per_step) - 1  # asking has used up what was missed
-    assert asked_at(10) == 100  # 10 tokens cannot save 20 passes
-
-
 def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
     world = World()
     sources = [Source(world, "copy", 0.8, always(0.9))]
     requests = [world.request(sources, place) for place in (4, 50, 90, 130)]
     world.decode(requests, sources)  # the first proposal is not charged
     for request in requests:
-        request.policy.begin()
-        request.policy.set_prices(COSTS, 4, 1e6)
-    ask(sources[0], [world._context(each, each.states[0]) for each in requests], world.clock)
+        request.ledger.begin()
+        request.ledger.set_costs(StepCosts(COSTS, 4), 1e6)
+    propose_planned(
+        sources[0], [world._context(each, each.states[0]) for each in requests], world.clock
+    )
     for request in requests:
-        request.policy.charge(sources[0], 1.0)  # its observation
-    assert world.policy.sources["copy"].price == pytest.approx(0.8 / 4 + 1.0)
+        request.ledger.charge(sources[0], 1.0)  # its observation
+    assert world.ledger.drafters["copy"].seconds == pytest.approx(0.8 / 4 + 1.0)
 
 
 def test_an_interrupted_proposal_counts_as_twice_its_expected_time() -> None:
@@ -359,96 +250,127 @@ def test_an_interrupted_proposal_counts_as_twice_its_expected_time() -> None:
     source = Source(world, "copy", 0.1, always(0.9))
     request = world.request([source])
     world.decode([request], [source], 20)
-    spent = world.policy.spent
-    measured = world.policy.sources["copy"]
-    expected = measured.price
+    spent = world.ledger.spent
+    measured = world.ledger.drafters["copy"]
+    expected = measured.seconds
     assert expected > 0.0
-    request.policy.begin()
-    request.policy.set_prices(COSTS, 1, 1e6)
+    request.ledger.begin()
+    request.ledger.set_costs(StepCosts(COSTS), 1e6)
     source.seconds = 50.0
-    ask(source, [world._context(request, request.states[0])], world.clock)
-    assert measured.prices[-1][0] >= 50.0
-    assert world.policy.spent - spent == pytest.approx(2.0 * expected)
+    propose_planned(source, [world._context(request, request.states[0])], world.clock)
+    assert measured.durations[-1][0] >= 50.0
+    assert world.ledger.spent - spent == pytest.approx(2.0 * expected)
 
 
-def test_learning_waits_while_a_proposal_is_saved_for() -> None:
-    policy = Policy(elapsed=100.0)
-    source = policy.sources["copy"]
-    assert policy.next_exploration(source, 0.1) == pytest.approx(10.0)
-    assert policy.next_loss(2.0, saves=False) == pytest.approx(300.0)
-    assert policy.next_exploration(source, 0.1) == pytest.approx(10.0)
-    for elapsed, until in ((100.0, 300.0), (300.0, 300.0), (499.0, 300.0), (501.0, 701.0)):
-        policy.elapsed = elapsed  # from 300 to 500, learning has as much time as before was saved
-        policy.next_loss(2.0, saves=True)
-        assert policy.next_exploration(source, 0.1) == pytest.approx(until)
+class Chain(Source):
+    """A drafter that drafts token by token, with given costs."""
+
+    costs: ChainCosts
+
+    def chain_costs(self, context: Any, costs: StepCosts) -> ChainCosts:
+        return self.costs
+
+
+PLAIN = StepCosts(CostCurve(1.0, 1.0, 0.0))  # rows cost nothing
+
+
+def chain_drafter(costs: ChainCosts) -> Chain:
+    drafter = Chain(World(length=1), "draft", 0.0, always(0.0))
+    drafter.costs = costs
+    return drafter
+
+
+def test_a_text_is_read_when_the_steps_without_it_have_missed_as_much() -> None:
+    """Reading takes as long as 20 passes; a chain of a new drafter saves about a pass per step."""
+    drafter = chain_drafter(ChainCosts(0.1, prefill=20.0))
+    ledger = RequestLedger()
+    ledger.ledger.drafters["draft"].learned = 1.0  # no time for learning is left
+
+    def proposes_at(max_depth: int) -> int:
+        for step in range(100):
+            ledger.begin()
+            assert not ledger.is_quiet()  # the steps that miss something are counted
+            ledger.set_costs(PLAIN, float("inf"))
+            asked = context(None, [1], max_depth, 99, vocab=VOCAB, ledger=ledger)
+            if ledger.plan(drafter, asked).reason is not None:
+                return step
+        return 100
+
+    chains = [
+        (1.0 + sum(0.7**depth for depth in range(1, count + 1)), 1.0 + 0.1 * count)
+        for count in range(1, 20)
+    ]
+    tokens, seconds = max(chains, key=lambda chain: chain[0] / chain[1])
+    saved = tokens - seconds
+    assert proposes_at(1000) == math.ceil(20.0 / saved) - 1
+    assert proposes_at(1000) == math.ceil(20.0 / saved) - 1  # the proposal used up what was missed
+    assert proposes_at(10) == 100  # 10 tokens cannot save 20 passes
 
 
 def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
-    proposer = Chain(World(length=1), "draft", 0.0, always(0.0))
-    policy = RequestPolicy()
-    proposer.price = ChainPrice(CostCurve(1.0, 1.0, 0.0), 5.0)
-    asked = context(None, [1], 9, 9, vocab=VOCAB, policy=policy)
-    assert not policy.is_quiet()
-    policy.begin()
-    policy.set_prices(proposer.price.curve, 1, 10.0)
-    assert policy.reason(proposer, asked) is None
-    for elapsed in (0.0, 100.0, 499.0):
-        policy.policy.elapsed = elapsed
-        assert policy.is_quiet()
-    policy.policy.elapsed = 501.0  # 1 % of the time covers a draft token
-    assert not policy.is_quiet()
-    policy.begin()
-    policy.set_prices(proposer.price.curve, 1, 10.0)
-    assert policy.reason(proposer, asked) == "explores"
-    assert not policy.is_quiet()
+    drafter = chain_drafter(ChainCosts(5.0))
+    ledger = RequestLedger()
+    asked = context(None, [1], 9, 9, vocab=VOCAB, ledger=ledger)
+    assert not ledger.is_quiet()
+    ledger.begin()
+    ledger.set_costs(PLAIN, 10.0)
+    assert ledger.plan(drafter, asked).reason is None
+    for elapsed in (0.0, 100.0, 999.0):
+        ledger.ledger.elapsed = elapsed
+        assert ledger.is_quiet()
+    ledger.ledger.elapsed = 1001.0  # 0.5 % of the time covers a draft token
+    assert not ledger.is_quiet()
+    ledger.begin()
+    ledger.set_costs(PLAIN, 10.0)
+    assert ledger.plan(drafter, asked).reason == "learns"
+    assert not ledger.is_quiet()
+
+
+def test_all_drafters_share_the_time_for_learning() -> None:
+    ledger = Ledger(elapsed=1000.0)
+    for name in ("copy", "draft"):
+        record = ledger.drafters[name]
+    record.learned = 1.0
+    assert ledger.learning_time(record, 1.5) == pytest.approx(1000.0)  # 0.5 % for both, 2.5 s each
 
 
 def test_a_request_whose_sources_were_not_considered_is_not_quiet() -> None:
     """A guide whose forced text fills the proposal does not ask for the drafter beside it."""
-    policy = RequestPolicy()
+    ledger = RequestLedger()
     for _ in range(3):
-        policy.begin()
-        policy.set_prices(COSTS, 1, 10.0)
-        assert not policy.is_quiet()
+        ledger.begin()
+        ledger.set_costs(StepCosts(COSTS), 10.0)
+        assert not ledger.is_quiet()
 
 
-def test_without_costs_all_sources_are_asked() -> None:
+def test_without_costs_all_drafters_propose() -> None:
     world = World()
     sources = [
         Source(world, str(seconds), seconds, always(0.0), claims=None) for seconds in (0.1, 100.0)
     ]
     request = world.request(sources)
-    request.policy.begin()
-    request.policy.set_prices(None, 1, 0.0)
-    asked = context(None, [1], 9, 9, vocab=VOCAB, policy=request.policy)
-    assert [request.policy.reason(source, asked) for source in sources] == ["all", "all"]
-    assert request.policy.min_gain == 0.0
+    request.ledger.begin()
+    request.ledger.set_costs(None, 0.0)
+    asked = context(None, [1], 9, 9, vocab=VOCAB, ledger=request.ledger)
+    assert [request.ledger.plan(source, asked).reason for source in sources] == ["all", "all"]
 
 
-def test_the_least_gain_is_that_of_the_cost_of_a_row() -> None:
-    policy = RequestPolicy()
-    policy.set_prices(COSTS, 1, 1.0)
-    assert policy.min_gain == pytest.approx(0.1)
-    assert [policy.may_pay(gain, 3) for gain in (0.09, 0.11)] == [False, True]
-    policy.set_prices(CostCurve(1.0, 0.0, 0.2), 1, 1.0)  # five rows are free
-    assert [policy.may_pay(0.01, count) for count in (3, 4)] == [True, False]
-
-
-def test_offers_are_united_and_the_least_probable_left_out() -> None:
+def test_proposals_are_united_and_the_least_probable_nodes_left_out() -> None:
     world = World(length=1)
-    policy = RequestPolicy()
-    policy.begin()
-    policy.set_prices(COSTS, 1, 1.0)
+    ledger = RequestLedger()
+    ledger.begin()
+    ledger.set_costs(StepCosts(COSTS), 1.0)
     one, other = (Source(world, name, 0.0, always(0.0)) for name in ("one", "other"))
-    assert policy.tree(9, 31) == TokenTree.chain([9])
-    policy.take(one, "pays", 0.1, TokenTree.chain([9, 1, 2], gain=[1.0, 0.6, 0.3]), ())
-    assert policy.tree(9, 31).tokens == (9, 1, 2)
-    policy.take(other, "explores", 0.2, TokenTree.chain([9, 3, 4], gain=[1.0, 0.9, 0.8]), ())
-    assert policy.tree(9, 31).tokens == (9, 1, 2, 3, 4)
-    assert policy.tree(9, 3).tokens == (9, 1, 3, 4)  # 0.36 and 0.32 after 0.6
-    assert [(each.source, each.reason, each.seconds) for each in policy.reports] == [
+    pays, learns = DraftPlan("pays"), DraftPlan("learns")
+    assert ledger.union.tree(9, 31) == TokenTree.chain([9])
+    ledger.add(one, pays, 0.1, TokenTree.chain([9, 1, 2], gain=[1.0, 0.6, 0.3]), ())
+    assert ledger.union.tree(9, 31).tokens == (9, 1, 2)
+    ledger.add(other, learns, 0.2, TokenTree.chain([9, 3, 4], gain=[1.0, 0.9, 0.8]), ())
+    assert ledger.union.tree(9, 31).tokens == (9, 1, 2, 3, 4)
+    assert ledger.union.tree(9, 3).tokens == (9, 1, 3, 4)  # 0.36 and 0.32 after 0.6
+    assert [(each.drafter, each.reason, each.seconds) for each in ledger.reports] == [
         ("one", "pays", 0.1),
-        ("other", "explores", 0.2),
+        ("other", "learns", 0.2),
     ]
-    assert policy.reports[0].before == (1.0, 1.0)
-    assert policy.reports[0].after == policy.reports[1].before == pytest.approx((1.9, 1.2))
+    assert ledger.reports[0].before == (1.0, 1.0)
+    assert ledger.reports[0].after == ledger.reports[1].before == pytest.approx((1.9, 1.2))

@@ -1,4 +1,4 @@
-"""Shadow passes: the counted choices against a slow loop without a cache, and proposals after
+"""Scoring of the history: the counted choices against a slow loop without a cache, and proposals after
 them.
 """
 
@@ -12,7 +12,7 @@ from drafting.from_draft.drafts import draft_folder
 from drafting.helpers import context
 from pronk.cache.blocks import BlockTable
 from pronk.drafting.acceptance_stats import SourceRates
-from pronk.drafting.policy import RequestPolicy
+from pronk.drafting.ledger import RequestLedger
 from pronk.drafting.proposer import DraftContext
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
@@ -37,12 +37,12 @@ def stateless(
     state: Any,
     tokens: list[int],
     options: dict[str, Any],
-    policy: RequestPolicy | None = None,
+    ledger: RequestLedger | None = None,
     num_prompt: int = 0,
 ) -> DraftContext[Any]:
     """Return a context whose sampler draws draft tokens by the kernels."""
     params = SamplingParams(max_tokens=10_000, **options)
-    made = context(state, tokens, params=params, vocab=VOCAB, policy=policy or RequestPolicy())
+    made = context(state, tokens, params=params, vocab=VOCAB, ledger=ledger or RequestLedger())
     made.sampler = Sampler(  # type: ignore[arg-type]
         params, params.seed or 0, TokenContext(made.tokens, num_prompt), VOCAB, kernels=kernels()
     )
@@ -79,8 +79,8 @@ def test_counts_equal_those_of_a_slow_loop(
     first = max(1, len(tokens) - 64, num_prompt)
     proposer = bound(SPEC, make_engine(tiny_decoder()))
     asked = stateless(proposer.start(tokens), tokens, options, num_prompt=num_prompt)
-    assert proposer.shadow(asked)
-    rates = asked.policy.acceptance.source(proposer.source)
+    assert proposer.score_history(asked)
+    rates = asked.ledger.acceptance.source(proposer.source)
     want = choices(tokens, first, options)
     assert {kind: count for kind, count in rates.offered.items() if kind >= 0} == {
         kind: want[kind, True] + want[kind, False] for kind in {kind for kind, _ in want}
@@ -91,15 +91,15 @@ def test_counts_equal_those_of_a_slow_loop(
     assert {right for _, right in want} == {True, False}
 
 
-def test_proposals_after_a_shadow_pass_equal_those_without_one() -> None:
+def test_proposals_after_a_scored_history_equal_those_without_one() -> None:
     tokens = answer(60)
     engine = make_engine(tiny_decoder())
     proposer = bound(SPEC, engine)
     plain = stateless(proposer.start(tokens), tokens, GREEDY)
     (want,) = proposer.propose([plain])
-    shadowed = stateless(proposer.start(tokens), tokens[:50], GREEDY)
-    assert proposer.shadow(shadowed)
-    again = stateless(shadowed.state, tokens, GREEDY)
+    scored = stateless(proposer.start(tokens), tokens[:50], GREEDY)
+    assert proposer.score_history(scored)
+    again = stateless(scored.state, tokens, GREEDY)
     (found,) = proposer.propose([again])
     assert found.tokens == want.tokens
     assert want.num_draft_tokens == 3
@@ -109,14 +109,14 @@ def test_few_new_tokens_and_draws_by_rejection_are_left_to_draft_tokens() -> Non
     tokens = answer(40)
     proposer = bound(SPEC, make_engine(tiny_decoder()))
     state = proposer.start(tokens)
-    assert not proposer.shadow(stateless(state, tokens[:16], GREEDY))
-    assert proposer.shadow(stateless(state, tokens[:17], GREEDY))
-    assert not proposer.shadow(stateless(state, tokens[:30], GREEDY))
-    assert proposer.shadow(stateless(state, tokens[:40], GREEDY))
+    assert not proposer.score_history(stateless(state, tokens[:16], GREEDY))
+    assert proposer.score_history(stateless(state, tokens[:17], GREEDY))
+    assert not proposer.score_history(stateless(state, tokens[:30], GREEDY))
+    assert proposer.score_history(stateless(state, tokens[:40], GREEDY))
     rejecting = SamplingParams(temperature=1.0, rule="rejection")
     asked = context(proposer.start(tokens), tokens, params=rejecting, vocab=VOCAB)
-    assert not proposer.shadow(asked)
-    assert asked.policy.acceptance.source(proposer.source).offered == {}
+    assert not proposer.score_history(asked)
+    assert asked.ledger.acceptance.source(proposer.source).offered == {}
 
 
 def test_a_wrapper_counts_for_its_inner_drafter() -> None:
@@ -127,8 +127,8 @@ def check_wrapper(wrapper: str) -> None:
     tokens = answer(40)
     proposer = bound(f"{wrapper}({SPEC})", make_engine(tiny_decoder()))
     asked = stateless(proposer.start(tokens), tokens, GREEDY)
-    assert proposer.shadow(asked)
+    assert proposer.score_history(asked)
     assert proposer.source != proposer.chain_source
-    assert sum(asked.policy.acceptance.source(proposer.chain_source).offered.values()) > 0
-    assert asked.policy.chain_rate(proposer) != RequestPolicy().chain_rate(proposer)
+    assert sum(asked.ledger.acceptance.source(proposer.chain_source).offered.values()) > 0
+    assert asked.acceptance.source(proposer.chain_source).mean(0.7) != 0.7
     assert isinstance(asked.block_table, BlockTable)

@@ -1,0 +1,390 @@
+"""What drafting has cost and saved, and the measurements that the planner decides by.
+
+**Bound of the loss.** Over all steps of an engine ::
+
+    seconds of drafting and of draft rows  ≤  seconds that accepted draft tokens saved
+                                              +  1 % of the elapsed seconds  +  two forward passes
+
+Before a proposal is made, its expected seconds are compared with what may still be lost, the
+*allowance*. A forward pass is the longest one so far that reads no prompt. The seconds of draft
+rows and the savings are those of the cost model. The bound is exceeded at most by what one step's
+proposals take beyond their expected seconds, and by one step's rows that may not be dropped: trees
+that the rejection rules verify whole, and the window of lookahead. Drafting is the time in
+proposals and in their observation, without the first proposal of each drafter, which prepares it. A
+proposal counts as at most twice its expected seconds, because other processes may interrupt it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pronk.drafting.acceptance_stats import RequestAcceptance
+from pronk.drafting.planner import (
+    DEFAULT_RATE,
+    EVERYTHING,
+    Choice,
+    DrafterEstimate,
+    DraftPlan,
+    Reason,
+    StepCosts,
+    plan,
+)
+from pronk.drafting.regret import Regret
+from pronk.drafting.tree_union import TreeUnion
+from pronk.models.cost_model import usual
+from pronk.sampling.tree import TokenTree
+
+if TYPE_CHECKING:
+    from pronk.drafting.proposer import DraftContext, Proposer
+
+_LOSS_SHARE = 0.01  # part of the elapsed time that may be lost
+_LEARNING_SHARE = 0.005  # part of the elapsed time for learning, of all drafters together
+_PASSES = 2.0  # forward passes that may be lost in addition
+_PRIOR_TOKENS = 2.0  # weight, in tokens, of the prior that a drafter adds what it is expected to
+# Weight of a step relative to the next one in what a drafter adds: half after 7 steps.
+_KEEP = 0.9
+
+
+@dataclass(slots=True)
+class Contribution:
+    """Decayed mean of the tokens that a drafter adds to a step.
+
+    Each step counts by its *room*: the probability that earlier drafters have missed the next
+    token.
+    """
+
+    total: float = 0.0
+    weight: float = 0.0  # sum of the rooms
+    step: int = 0  # number of the step that the weights are for
+
+    def learn(self, added: float, room: float, step: int) -> None:
+        """Record the tokens added in step number ``step``."""
+        keep = _KEEP ** (step - self.step)
+        self.total = keep * self.total + added
+        self.weight = keep * self.weight + room
+        self.step = step
+
+    def mean(self, prior: float, step: int) -> float:
+        """Return the mean in step number ``step``; ``prior`` counts like one room."""
+        keep = _KEEP ** (step - self.step)
+        return (keep * self.total + prior) / (keep * self.weight + 1.0)
+
+
+@dataclass(slots=True)
+class DrafterRecord:
+    """Measurements of a drafter over all requests."""
+
+    # Seconds of the last proposals, each in a list that later charges add to.
+    durations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=8))
+    # Seconds of the last proposals of a chain, without prefill and draft tokens.
+    starts: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    learned: float = 0.0  # seconds of proposals that were not expected to pay
+    contribution: Contribution = field(default_factory=Contribution)
+    num_calls: int = 0  # calls, each for all requests of a step
+    num_proposals: int = 0  # proposals, one per request
+    # Tokens that the proposals were expected to add to their steps, and that they have added.
+    expected: float = _PRIOR_TOKENS
+    added: float = _PRIOR_TOKENS
+
+    @property
+    def seconds(self) -> float:
+        """Expected seconds of a proposal; 0 before the second one."""
+        middle = len(self.durations) // 2
+        return sorted(self.durations)[middle][0] if self.durations else 0.0
+
+    @property
+    def start(self) -> float:
+        """Expected seconds of a chain's proposal, without prefill and draft tokens."""
+        return usual(self.starts) if self.starts else 0.0
+
+
+@dataclass
+class Ledger:
+    """Seconds that an engine's steps have spent on drafting and saved by it, and its drafters."""
+
+    elapsed: float = 0.0  # all steps with a request that has a drafter
+    longest: float = 0.0  # longest forward pass that reads no prompt
+    spent: float = 0.0  # drafting and draft rows, without the first proposal of each drafter
+    saved: float = 0.0  # plain steps that accepted draft tokens made unnecessary
+    # By name, created on first use.
+    drafters: defaultdict[str, DrafterRecord] = field(
+        default_factory=lambda: defaultdict(DrafterRecord)
+    )
+
+    @property
+    def allowance(self) -> float:
+        """Seconds that may still be lost."""
+        return _LOSS_SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
+
+    def learning_time(self, record: DrafterRecord, seconds: float) -> float:
+        """Return the ``elapsed`` at which a drafter's time for learning covers ``seconds`` more."""
+        return (record.learned + seconds) * max(1, len(self.drafters)) / _LEARNING_SHARE
+
+    def allowed_time(self, seconds: float) -> float:
+        """Return the ``elapsed`` at which ``seconds`` more may be lost than now."""
+        return self.elapsed + max(0.0, seconds) / _LOSS_SHARE
+
+
+class ProposalReport(NamedTuple):
+    """One drafter's proposal in a step, for :mod:`pronk.lab.explain`."""
+
+    drafter: str  # name
+    reason: Reason
+    seconds: float  # duration of the proposal, this request's part
+    tree: TokenTree  # proposed tree
+    # Best choice of the step before this proposal, and with it; ``None`` if costs are not known.
+    before: Choice | None = None
+    after: Choice | None = None
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """A proposal of this step, as far as its seconds are concerned."""
+
+    proposer: Proposer[Any]
+    reason: Reason
+    duration: list[float] | None  # its seconds so far; ``None`` for the first one of all
+    most: float  # seconds that count at most
+
+
+class RequestLedger:
+    """Measurements of one request, and the proposals of its current step.
+
+    Attributes:
+        acceptance: acceptance rates of the request's draft tokens.
+        regret: seconds that other choices would have saved.
+        reports: one per proposal of this step.
+        union: draft tokens proposed in this step.
+        costs: costs of this step; ``None``: everything is drafted, whatever it costs.
+    """
+
+    def __init__(
+        self, ledger: Ledger | None = None, acceptance: RequestAcceptance | None = None
+    ) -> None:
+        self.ledger = ledger or Ledger()
+        self.acceptance = acceptance or RequestAcceptance()
+        self.regret = Regret()
+        self.reports: list[ProposalReport] = []
+        self.union = TreeUnion()
+        self.costs: StepCosts | None = None
+        self._contributions: defaultdict[str, Contribution] = defaultdict(Contribution)  # by name
+        # By name: seconds that the draft tokens would have saved since the last proposal.
+        self._missed: dict[str, float] = {}
+        self._step = 0
+        self._best = Choice(1.0, 1.0)  # best choice among the draft tokens of this step
+        self._room = 1.0  # probability that no draft token for the next position is right
+        self._allowance = 0.0
+        self._proposals: list[_Proposal] = []
+        self._charged = 0.0  # seconds charged to drafters since :meth:`charge_rest`
+        # ``Ledger.elapsed`` before which no drafter can propose again; 0 if one has, or if none was
+        # considered.
+        self._next_proposal = 0.0
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._step += 1
+        self.costs = None
+        self.reports = []
+        self._proposals = []
+        self._charged = 0.0
+
+    def set_costs(self, costs: StepCosts | None, allowance: float) -> None:
+        """Set the costs of the step, in which drafting may lose ``allowance`` seconds."""
+        self.costs = costs
+        self.union = TreeUnion()
+        self._allowance = allowance
+        if costs is not None:
+            self._best = costs.plain()
+        self._room = 1.0
+        self._next_proposal = inf
+
+    def is_quiet(self) -> bool:
+        """Whether no drafter could propose in the last step, and none can yet."""
+        return self.ledger.elapsed < self._next_proposal < inf
+
+    def plan(self, proposer: Proposer[Any], context: DraftContext[Any]) -> DraftPlan:
+        """Return a drafter's part in this step."""
+        max_tokens = min(context.max_depth, context.max_nodes)
+        if max_tokens < 1:
+            return DraftPlan(None)
+        if self.costs is None:
+            self._next_proposal = 0.0
+            return EVERYTHING
+        name = proposer.source
+        record = self.ledger.drafters[name]
+        chain = proposer.chain_costs(context, self.costs)
+        if chain is None:
+            estimate = self._estimate(name, record)
+            seconds = estimate.seconds
+        else:
+            chain = chain._replace(start=record.start)
+            rate = self.acceptance.source(proposer.chain_source).mean(DEFAULT_RATE)
+            estimate = DrafterEstimate(chain=chain, rate=rate, missed=self._missed.get(name, 0.0))
+            seconds = chain.prefill + chain.start + chain.token
+        learning_time = self.ledger.learning_time(record, seconds)
+        estimate = estimate._replace(may_learn=learning_time <= self.ledger.elapsed)
+        planned = plan(
+            estimate,
+            self.costs,
+            self._allowance,
+            before=self._best,
+            room=self._room,
+            max_tokens=max_tokens,
+            num_left=context.max_depth,
+        )
+        if planned.reason is not None:
+            self._missed.pop(name, None)
+            self._next_proposal = 0.0
+        elif chain is not None and planned.saving > 0.0:
+            self._missed[name] = estimate.missed + planned.saving
+            self._next_proposal = 0.0  # the next step may have missed enough
+        else:
+            allowed_time = self.ledger.allowed_time(seconds - self._allowance)
+            next_time = allowed_time if planned.saving > 0.0 else max(learning_time, allowed_time)
+            self._next_proposal = min(self._next_proposal, next_time)
+        return planned
+
+    def _estimate(self, name: str, record: DrafterRecord) -> DrafterEstimate:
+        prior = record.contribution.mean(DEFAULT_RATE, record.num_proposals)
+        contribution = self._contributions[name].mean(prior, self._step)
+        return DrafterEstimate(record.seconds, contribution * record.added / record.expected)
+
+    def add(
+        self,
+        proposer: Proposer[Any],
+        planned: DraftPlan,
+        seconds: float,
+        tree: TokenTree,
+        lead: Sequence[int],
+    ) -> None:
+        """Add a proposal to the step, before its duration is charged.
+
+        Args:
+            proposer: the drafter.
+            planned: its plan.
+            seconds: this request's part of the duration.
+            tree: the proposed tree.
+            lead: draft tokens of another drafter between the text and the tree's root, the root
+                included.
+        """
+        assert planned.reason is not None
+        name = proposer.source
+        record = self.ledger.drafters[name]
+        if tree.gain is None:
+            tree = self._with_gains(name, tree)
+        expected = record.seconds
+        if planned.chain is not None:
+            drafting = max(tree.depths) * planned.chain.token
+            expected = planned.chain.prefill + planned.chain.start + drafting
+            if planned.reason == "pays" and not planned.chain.prefill and tree.num_draft_tokens:
+                record.starts.append(max(0.0, seconds - drafting))
+        duration = [0.0] if record.num_calls > 1 else None
+        most = 2.0 * expected if expected > 0.0 else inf
+        self._proposals.append(_Proposal(proposer, planned.reason, duration, most))
+        record.num_proposals += 1
+        if duration is not None:
+            record.durations.append(duration)
+        self.union.add(tree, (proposer.name, 0))
+        self.acceptance.propose(name, lead, tree)
+        before = after = None
+        if self.costs is not None:
+            before = self._best
+            self._learn_contribution(name, record, self.costs)
+            after = self._best
+        self.reports.append(ProposalReport(name, planned.reason, seconds, tree, before, after))
+
+    def _learn_contribution(self, name: str, record: DrafterRecord, costs: StepCosts) -> None:
+        """Record what the last proposal has added to the best choice of the step."""
+        best = costs.best(self.union.gains)
+        longer = best.seconds - self._best.seconds
+        added = best.tokens - self._best.tokens - longer / self._best.token_seconds
+        self._contributions[name].learn(added, self._room, self._step)
+        if not self.acceptance.private:
+            record.contribution.learn(added, self._room, record.num_proposals)
+        self._best = best
+        self._room = self.union.probability_wrong()
+
+    def _with_gains(self, name: str, tree: TokenTree) -> TokenTree:
+        """Return a tree with the gains that follow from its drafter's acceptance by depth."""
+        if not tree.num_draft_tokens:
+            return replace(tree, gain=(1.0,))
+        rates = self.acceptance.source(name, {0: DEFAULT_RATE})
+        gain = [1.0]
+        for node in range(1, len(tree)):
+            parent_gain = gain[tree.parents[node]]
+            rate = rates.rate(0, tree.depths[node])
+            gain.append(parent_gain * rate * tree.acceptable[node])
+        origin = tree.origin or ((name, 0),) * len(tree)
+        return replace(tree, gain=tuple(gain), origin=origin)
+
+    def has_proposed(self, proposer: Proposer[Any]) -> bool:
+        """Return whether a drafter has proposed in this step."""
+        return any(each.proposer is proposer for each in self._proposals)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether a drafter that has proposed in this step needs the target's logits."""
+        return any(each.proposer.capabilities.logits for each in self._proposals)
+
+    def charge(self, proposer: Proposer[Any], seconds: float) -> None:
+        """Add to the duration of a drafter's proposal in this step."""
+        self._charged += seconds
+        for proposal in self._proposals:
+            if proposal.proposer is proposer:
+                self._charge(proposal, seconds)
+
+    def charge_rest(self, seconds: float) -> None:
+        """Divide the time of decisions among the proposals: what of ``seconds`` is not charged yet."""
+        rest = seconds - self._charged
+        self._charged = 0.0
+        for proposal in self._proposals:
+            self._charge(proposal, rest / len(self._proposals))
+
+    def _charge(self, proposal: _Proposal, seconds: float) -> None:
+        # The first proposal of all includes one-time preparation, and does not count.
+        if proposal.duration is None:
+            return
+        before = proposal.duration[0]
+        proposal.duration[0] += seconds
+        counted = min(proposal.duration[0], proposal.most) - min(before, proposal.most)
+        self._allowance -= counted
+        self.ledger.spent += counted
+        if proposal.reason == "learns":
+            self.ledger.drafters[proposal.proposer.source].learned += counted
+
+    def end(self, tokens: Sequence[int], accepted: int, draft_rows: int) -> None:
+        """Record a step with known costs.
+
+        Args:
+            tokens: committed tokens.
+            accepted: how many of them are draft tokens.
+            draft_rows: number of verified draft tokens.
+        """
+        costs = self.costs
+        if costs is None or self.acceptance.private or not self.reports:
+            return
+        plain = costs.pass_seconds(0)
+        drafting = sum(report.seconds for report in self.reports)
+        saved = accepted * plain - costs.row_seconds(draft_rows) - drafting
+        matched = 0  # largest number of right draft tokens of the drafters so far
+        best = 0.0
+        alone: dict[str, float] = {}
+        for report in self.reports:
+            net = -report.seconds
+            if report.tree.num_draft_tokens:
+                length = report.tree.num_matched(tokens)
+                record = self.ledger.drafters[report.drafter]
+                assert report.before is not None
+                assert report.after is not None
+                record.expected += report.after.tokens - report.before.tokens
+                record.added += max(0, min(length, accepted) - matched)
+                matched = max(matched, min(length, accepted))
+                best = max(best, net + length * plain - costs.row_seconds(length))
+                num_rows = report.tree.num_draft_tokens
+                net += length * plain - costs.row_seconds(num_rows)
+            alone[report.drafter] = alone.get(report.drafter, 0.0) + net
+        self.regret.add_step(saved, alone, best)

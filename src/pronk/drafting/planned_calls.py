@@ -1,0 +1,76 @@
+"""Calls of drafters as the planner decides; their seconds go to the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pronk.drafting.proposer import DraftContext, Outcome, Proposer
+from pronk.sampling.tree import TokenTree
+
+Check = Callable[[DraftContext[Any], TokenTree], TokenTree]
+
+
+def propose_planned(
+    proposer: Proposer[Any],
+    contexts: Sequence[DraftContext[Any]],
+    clock: Callable[[], float],
+    check: Check = lambda _, tree: tree,
+) -> None:
+    """Let a drafter propose for the requests where its plan says so.
+
+    The trees are added to the proposals of the step (:attr:`.RequestLedger.union`).
+
+    Args:
+        proposer: the drafter.
+        contexts: one per request, with the drafter's own states.
+        clock: returns the time in seconds.
+        check: returns a proposed tree if it is valid, and raises an error otherwise; then no tree
+            is added.
+    """
+    planned = list[DraftContext[Any]]()
+    for context in contexts:
+        plan = context.ledger.plan(proposer, context)
+        if plan.reason is not None:
+            planned.append(context.with_state(context.state, plan=plan))
+    if not planned:
+        return
+    planned[0].ledger.ledger.drafters[proposer.source].num_calls += 1
+    began = clock()
+    drafting = [
+        context
+        for context in planned
+        if context.plan.reason != "learns" or not proposer.score_history(context)
+    ]
+    trees = proposer.propose(drafting) if drafting else []
+    by_context = {
+        id(context): check(context, tree) for context, tree in zip(drafting, trees, strict=True)
+    }
+    seconds = (clock() - began) / len(planned)
+    for context in planned:
+        began = clock()
+        # A drafter that has only scored the text proposes nothing.
+        tree = by_context.get(id(context)) or TokenTree.chain(context.tokens[-1:], gain=[1.0])
+        lead = context.tokens[context.root + 1 :]
+        context.ledger.add(proposer, context.plan, seconds, tree, lead)
+        context.ledger.charge(proposer, seconds + clock() - began)
+
+
+def observe_planned(
+    proposer: Proposer[Any],
+    outcome: Outcome[Any],
+    clock: Callable[[], float],
+    part: int | None = None,
+) -> None:
+    """Pass an outcome to a drafter that has proposed in this step, or that observes all steps.
+
+    The duration is a part of that of the drafter's proposal. ``part`` is the index of the drafter's
+    state in that of a composite, whose outcome this is.
+    """
+    has_proposed = outcome.ledger.has_proposed(proposer)
+    if not has_proposed and not proposer.capabilities.observes_all_steps:
+        return
+    began = clock()
+    proposer.observe(outcome if part is None else outcome.with_state(outcome.state[part]))
+    if has_proposed:
+        outcome.ledger.charge(proposer, clock() - began)

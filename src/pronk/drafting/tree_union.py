@@ -1,0 +1,79 @@
+"""The draft tokens of one request and step: the union of what the drafters have proposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pronk.drafting.trie import Trie
+from pronk.sampling.tree import Origin, TokenTree
+
+
+class TreeUnion:
+    """Union of proposed trees with the same root.
+
+    A single tree stays as it is, because building a tree takes longer than all decisions of a step.
+    """
+
+    def __init__(self) -> None:
+        self._tree: TokenTree | None = None  # the only tree so far
+        self._trie: Trie | None = None  # all trees, if there are several
+        # Trees with nodes that are computed but never accepted.
+        self._unacceptable: list[TokenTree] = []
+
+    def add(self, tree: TokenTree, origin: Origin) -> None:
+        """Add a tree; ``origin`` is that of its nodes if it has none."""
+        if not tree.num_draft_tokens:
+            return
+        if self._tree is None and self._trie is None:
+            self._tree = tree
+            return
+        self._merge(tree.tokens[0]).merge(tree, origin)
+        if tree.verify is not None:
+            self._unacceptable.append(tree)
+
+    @property
+    def gains(self) -> Sequence[float]:
+        """Gains of the draft tokens, without the root."""
+        if self._trie is not None:
+            return self._trie.gains[1:]
+        if self._tree is None or self._tree.gain is None:
+            return ()
+        return self._tree.gain[1:]
+
+    def probability_wrong(self) -> float:
+        """Return the probability that no draft token for the next position is right, 0..1."""
+        if self._trie is not None:
+            return self._trie.probability_wrong(0)
+        tree = self._tree
+        if tree is None or tree.gain is None:
+            return 1.0
+        return max(0.0, 1.0 - sum(tree.gain[node] for node in tree.children(0).values()))
+
+    def tree(self, root: int, max_nodes: int) -> TokenTree:
+        """Return the union, cut to the ``max_nodes`` draft tokens of largest gain.
+
+        Nodes that are computed but never accepted are kept. ``root`` is the last token of the text.
+        """
+        if self._tree is not None and self._tree.num_draft_tokens <= max_nodes:
+            return self._tree
+        if self._tree is None and self._trie is None:
+            return TokenTree.chain([root])
+        trie = self._merge(root)
+        unacceptable = [tree for tree in self._unacceptable if tree.num_draft_tokens <= max_nodes]
+        num_reserved = sum(len(tree) - sum(tree.acceptable) for tree in unacceptable)
+        union = trie.tree(max_nodes - num_reserved)
+        for tree in unacceptable:
+            union = union.with_unacceptable(tree)
+        return union
+
+    def _merge(self, root: int) -> Trie:
+        """Return the trie of all trees."""
+        if self._trie is None:
+            self._trie = Trie(root)
+        if self._tree is not None:
+            tree = self._tree
+            self._tree = None
+            self._trie.merge(tree)
+            if tree.verify is not None:
+                self._unacceptable.append(tree)
+        return self._trie
