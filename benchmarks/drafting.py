@@ -21,11 +21,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from pronk.drafting.policy import RequestPolicy
 
 from pronk import LLM, SamplingParams
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
-from pronk.drafting.policy import RequestPolicy
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.sampler import Sampler
@@ -121,7 +121,7 @@ def drive(
             logits if drafter.capabilities.logits else None,
         )
         began = perf_counter()
-        policy.acceptance.propose(drafter.source, (), tree)
+        policy.acceptance.propose(drafter.label, (), tree)
         policy.acceptance.advance(new)
         drafter.observe(outcome)
         seconds.append(proposed + perf_counter() - began)

@@ -132,7 +132,7 @@ class Watched(Proposer[Any]):
 
     @property
     def source(self) -> str:
-        return self.inner.source
+        return self.inner.label
 
     def chain_costs(self, context: DraftContext[Any], costs: StepCosts) -> ChainCosts | None:
         return self.inner.chain_costs(context, costs)

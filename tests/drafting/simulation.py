@@ -132,7 +132,7 @@ class ChainSource(Source):
         rate = self.right(self.world.step)
         self.asked.append(world.step)
         for each in contexts:
-            each.acceptance.source(self.name, {0: 0.7})
+            each.acceptance.rates(self.name, {0: 0.7})
         trees = []
         passes = 0
         reading = 0.0

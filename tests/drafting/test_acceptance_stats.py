@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance, SourceRates
+from pronk.drafting.acceptance_stats import AcceptanceStats, DrafterRates, RequestAcceptance
 from pronk.sampling.tree import TokenTree
 
 PRIORS = {0: 0.5, 1: 0.1, 2: 0.8}
@@ -29,12 +29,12 @@ def chain_of(tokens: Sequence[int], kind: int = 0) -> TokenTree:
 
 def request(
     shared: AcceptanceStats | None = None, temperature: float = 0.0, *, private: bool = False
-) -> SourceRates:
+) -> DrafterRates:
     """Return the rates of ``own`` for a new request."""
-    return RequestAcceptance(shared, temperature, private=private).source("own", PRIORS)
+    return RequestAcceptance(shared, temperature, private=private).rates("own", PRIORS)
 
 
-def counts(rates: SourceRates) -> dict[int, tuple[float, float]]:
+def counts(rates: DrafterRates) -> dict[int, tuple[float, float]]:
     """Return offered and accepted draft tokens by kind."""
     return {
         kind: (offered, rates.taken[kind]) for kind, offered in rates.offered.items() if kind >= 0
@@ -48,7 +48,7 @@ def propose(
     not fade.
     """
     acceptance = RequestAcceptance()
-    rates = acceptance.source("own", PRIORS)
+    rates = acceptance.rates("own", PRIORS)
     rates.fade = lambda: None  # type: ignore[method-assign]
     acceptance.propose("slot", lead, tree)
     for step in steps:
@@ -105,7 +105,7 @@ def test_nodes_that_may_not_be_accepted_do_not_count() -> None:
 
 def test_a_slot_ignores_proposals_until_the_text_has_passed_its_first() -> None:
     acceptance = RequestAcceptance()
-    rates = acceptance.source("own", PRIORS)
+    rates = acceptance.rates("own", PRIORS)
     acceptance.propose("slot", (), chain_of([1, 2, 3], 0))
     acceptance.advance([1])
     acceptance.propose("slot", (), TokenTree((1, 2), (-1, 0), origin=(("", 0), ("own", 1))))
@@ -120,14 +120,14 @@ def test_a_slot_ignores_proposals_until_the_text_has_passed_its_first() -> None:
 
 def test_proposals_without_draft_tokens_leave_the_slot_free() -> None:
     acceptance = RequestAcceptance()
-    rates = acceptance.source("own", PRIORS)
+    rates = acceptance.rates("own", PRIORS)
     acceptance.propose("slot", (), TokenTree.chain([9]))
     acceptance.propose("slot", (), chain_of([1], 1))
     acceptance.advance([1])
     assert counts(rates) == {1: (1.0, 1.0)}
 
 
-def learn(rates: SourceRates, right: bool, times: int = 1, kind: int = 1, depth: int = 1) -> None:
+def learn(rates: DrafterRates, right: bool, times: int = 1, kind: int = 1, depth: int = 1) -> None:
     """Count a draft token in each of ``times`` steps."""
     for _ in range(times):
         rates.fade()
@@ -159,7 +159,7 @@ def test_rates_follow_the_text() -> None:
 
 def test_steps_without_decided_draft_tokens_do_not_fade_the_counts() -> None:
     acceptance = RequestAcceptance()
-    rates = acceptance.source("own", PRIORS)
+    rates = acceptance.rates("own", PRIORS)
     acceptance.propose("slot", (), chain_of([1]))
     acceptance.advance([1])
     for _ in range(50):
@@ -201,13 +201,13 @@ def test_one_request_adds_a_bounded_share() -> None:
 def test_private_requests_add_nothing() -> None:
     stats = AcceptanceStats()
     acceptance = RequestAcceptance(stats, 0.8, private=True)
-    rates = acceptance.source("own", PRIORS)
+    rates = acceptance.rates("own", PRIORS)
     acceptance.propose("slot", (), chain_of([1]))
     acceptance.advance([1])
     assert not stats.counts
     assert counts(rates) == {0: (1.0, 1.0)}
     shared = RequestAcceptance(stats, 0.8)
-    shared.source("own", PRIORS)
+    shared.rates("own", PRIORS)
     shared.propose("slot", (), chain_of([1]))
     shared.advance([1])
     assert stats.counts
@@ -257,13 +257,13 @@ def test_old_counts_fade() -> None:
     assert 0 <= taken <= offered <= 4096
 
 
-def confidences(shared: AcceptanceStats | None = None, source: str = "draft_model") -> SourceRates:
+def confidences(shared: AcceptanceStats | None = None, source: str = "draft_model") -> DrafterRates:
     """Return the rates of a draft model, whose kinds are confidences."""
-    return RequestAcceptance(shared).source(source)
+    return RequestAcceptance(shared).rates(source)
 
 
-def rate(rates: SourceRates, confidence: float, depth: int = 1) -> float:
-    return rates.rate(SourceRates.confidence_kind(confidence), depth)
+def rate(rates: DrafterRates, confidence: float, depth: int = 1) -> float:
+    return rates.rate(DrafterRates.confidence_kind(confidence), depth)
 
 
 def test_the_first_estimate_is_the_confidence() -> None:
@@ -276,12 +276,12 @@ def test_the_first_estimate_is_the_confidence() -> None:
 
 def test_confidences_of_the_same_tenth_share_their_error() -> None:
     rates = confidences()
-    learn(rates, True, 2, kind=SourceRates.confidence_kind(0.35))
+    learn(rates, True, 2, kind=DrafterRates.confidence_kind(0.35))
     error = rate(rates, 0.35) - 0.35
     assert error > 0.15
     assert [rate(rates, each) - each for each in (0.301, 0.399)] == pytest.approx([error] * 2)
     assert [rate(rates, each) for each in (0.25, 0.45)] == pytest.approx([0.25, 0.45])
-    learn(rates, True, 400, kind=SourceRates.confidence_kind(0.95))
+    learn(rates, True, 400, kind=DrafterRates.confidence_kind(0.95))
     assert 0.97 < rate(rates, 0.95) < rate(rates, 0.999) < 1.0
 
 
@@ -294,7 +294,9 @@ def test_the_error_of_a_draft_models_confidence_is_found(off: float) -> None:
         confidence = dice.uniform(0.2, 0.8)
         if step > 500:
             errors.append(rate(rates, confidence) - confidence - off)
-        learn(rates, dice.random() < confidence + off, kind=SourceRates.confidence_kind(confidence))
+        learn(
+            rates, dice.random() < confidence + off, kind=DrafterRates.confidence_kind(confidence)
+        )
     assert abs(sum(errors) / len(errors)) < 0.1  # the prior keeps a third of its weight
     assert sum(map(abs, errors)) / len(errors) < 0.15
 
@@ -305,7 +307,7 @@ def test_confidences_start_with_the_counts_of_other_requests() -> None:
     for _ in range(4):
         teacher = confidences(stats)
         for _ in range(40):
-            kind = SourceRates.confidence_kind(dice.uniform(0.5, 0.5999))
+            kind = DrafterRates.confidence_kind(dice.uniform(0.5, 0.5999))
             learn(teacher, dice.random() < 0.9, kind=kind)
     taught = confidences(stats)
     assert 0.8 < rate(taught, 0.55) < 0.95

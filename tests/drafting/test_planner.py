@@ -9,9 +9,9 @@ import pytest
 
 from pronk.drafting.planner import (
     ChainCosts,
-    Choice,
     DrafterEstimate,
     DraftPlan,
+    ExpectedStep,
     StepCosts,
     plan,
     select_nodes,
@@ -184,7 +184,7 @@ def test_costs_are_a_requests_part_if_all_choose_alike(requests: int) -> None:
         costs = StepCosts(random_curve(dice), requests)
         gains = sorted((dice.random() for _ in range(8)), reverse=True)
         choices = [
-            Choice(1 + sum(gains[:count]), costs.curve.at(requests * (1 + count)) / requests)
+            ExpectedStep(1 + sum(gains[:count]), costs.curve.at(requests * (1 + count)) / requests)
             for count in range(9)
         ]
         best = costs.best(dice.sample(gains, 8))
@@ -197,16 +197,16 @@ def test_costs_are_a_requests_part_if_all_choose_alike(requests: int) -> None:
 
 def best_chain(
     costs: StepCosts, chain: ChainCosts, gains: Sequence[float], rate: float, most: int
-) -> Choice:
+) -> ExpectedStep:
     """Return the best of all longer chains, by its formula."""
     last = (gains or [1.0])[-1]
-    choices = list[Choice]()
+    choices = list[ExpectedStep]()
     for ahead in range(1, most - len(gains) + 1):
         length = len(gains) + ahead
         seconds = costs.pass_seconds(length) + length * chain.token
         tokens = 1.0 + sum(gains) + sum(last * rate**power for power in range(1, ahead + 1))
-        choices.append(Choice(tokens, seconds))
-    return min(choices, key=lambda choice: choice.token_seconds, default=Choice(1e-9, 1.0))
+        choices.append(ExpectedStep(tokens, seconds))
+    return min(choices, key=lambda choice: choice.token_seconds, default=ExpectedStep(1e-9, 1.0))
 
 
 def test_a_chain_continues_if_a_longer_one_is_faster() -> None:
@@ -272,7 +272,7 @@ def test_a_pass_of_a_tree_pays_if_the_step_with_it_is_faster() -> None:
 
 def test_a_drafter_proposes_if_what_it_adds_is_worth_its_seconds() -> None:
     costs = StepCosts(CURVE)
-    before = Choice(2.0, 1.0)  # a token takes half a second
+    before = ExpectedStep(2.0, 1.0)  # a token takes half a second
     for seconds, contribution, room, reason in (
         (0.2, 0.5, 1.0, "pays"),
         (0.2, 0.3, 1.0, None),
@@ -291,13 +291,13 @@ def test_a_draft_model_is_judged_beside_the_draft_tokens_before_it() -> None:
     costs = StepCosts(CostCurve(1.0, 1.0, 0.0))
     drafter = DrafterEstimate(chain=ChainCosts(0.1), rate=0.6)
     for tokens, reason in ((1.0, "pays"), (1.5, "pays"), (2.0, None)):
-        before = Choice(tokens, 1.0)
+        before = ExpectedStep(tokens, 1.0)
         assert plan(drafter, costs, math.inf, before=before, max_tokens=8).reason == reason
 
 
 def test_the_smallest_gain_is_that_of_the_costs_of_a_row() -> None:
     def planned(curve: CostCurve, tokens: float = 1.0) -> DraftPlan:
-        return DraftPlan("pays", StepCosts(curve), before=Choice(tokens, 1.0))
+        return DraftPlan("pays", StepCosts(curve), before=ExpectedStep(tokens, 1.0))
 
     assert planned(CostCurve(1.0, 0.9, 0.1)).min_gain == pytest.approx(0.1)
     assert planned(CostCurve(1.0, 0.9, 0.1), 3.0).min_gain == pytest.approx(0.3)

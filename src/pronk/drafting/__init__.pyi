@@ -1,4 +1,4 @@
-from pronk.drafting.acceptance_stats import SourceRates as SourceRates
+from pronk.drafting.acceptance_stats import DrafterRates as DrafterRates
 from pronk.drafting.autoregressive import Autoregressive as Autoregressive
 from pronk.drafting.combined.auto import Auto as Auto
 from pronk.drafting.combined.grammar import Grammar as Grammar
@@ -20,8 +20,8 @@ from pronk.drafting.from_text.suffix import Suffix as Suffix
 from pronk.drafting.ledger import RequestLedger as RequestLedger
 from pronk.drafting.planner import DEFAULT_RATE as DEFAULT_RATE
 from pronk.drafting.planner import ChainCosts as ChainCosts
-from pronk.drafting.planner import Choice as Choice
 from pronk.drafting.planner import DraftPlan as DraftPlan
+from pronk.drafting.planner import ExpectedStep as ExpectedStep
 from pronk.drafting.planner import StepCosts as StepCosts
 from pronk.drafting.proposer import Capabilities as Capabilities
 from pronk.drafting.proposer import DraftContext as DraftContext

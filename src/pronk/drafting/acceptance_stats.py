@@ -44,7 +44,7 @@ _TEMPERATURES = (0.0, 0.5, 1.0)  # upper bounds of the classes of temperatures
 _ALL = -1  # kind of the counts over all kinds of a drafter
 _FORMAT = "pronk-calibration/2"  # files of the first format counted only verified draft tokens
 
-# Source, kind, depth and class of temperatures of draft tokens.
+# Drafter, kind, depth and class of temperatures of draft tokens.
 _Key = tuple[str, int, int, int]
 
 
@@ -56,15 +56,15 @@ class AcceptanceStats:
         # well.
         self.counts: dict[_Key, list[float]] = {}
 
-    def rate(self, source: str, kind: int, depth: int, temperature: float, prior: float) -> float:
+    def rate(self, label: str, kind: int, depth: int, temperature: float, prior: float) -> float:
         """Return the acceptance rate of a kind; ``prior`` is the rate before any count."""
-        key = source, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
+        key = label, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
         offered, accepted = self.counts.get(key, (0.0, 0.0))
         return (accepted + prior * _PRIOR_WEIGHT[0]) / (offered + _PRIOR_WEIGHT[0])
 
-    def learn(self, source: str, kind: int, depth: int, temperature: float, *, right: bool) -> None:
+    def learn(self, label: str, kind: int, depth: int, temperature: float, *, right: bool) -> None:
         """Count a draft token whose parent equals the text."""
-        key = source, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
+        key = label, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
         count = self.counts.setdefault(key, [0.0, 0.0])
         count[0] += 1.0
         count[1] += right
@@ -73,12 +73,12 @@ class AcceptanceStats:
 
 
 @dataclass
-class SourceRates:
+class DrafterRates:
     """Acceptance rates of one drafter's draft tokens for one request."""
 
     PRIOR_WEIGHT: ClassVar = _PRIOR_WEIGHT[1]
 
-    source: str
+    label: str
     # By kind, the rate before any count. ``None``: kinds are confidences in thousandths, 1..999,
     # which are the rates before any count; they are counted by tenths.
     priors: Mapping[int, float] | None
@@ -130,8 +130,8 @@ class SourceRates:
             self.taken[each] = self.taken.get(each, 0.0) + right
         if share and self.shared is not None and self._left > 0:
             self._left -= 1
-            self.shared.learn(self.source, own, depth, self.temperature, right=right)
-            self.shared.learn(self.source, _ALL, 1, self.temperature, right=right)
+            self.shared.learn(self.label, own, depth, self.temperature, right=right)
+            self.shared.learn(self.label, _ALL, 1, self.temperature, right=right)
 
     def fade(self) -> None:
         """Lower the weight of what was counted in earlier steps."""
@@ -151,7 +151,7 @@ class SourceRates:
         rate = self._shared_rates.get(key)
         if rate is None:
             rate = self._shared_rates[key] = self.shared.rate(
-                self.source, kind, depth, self.temperature, prior
+                self.label, kind, depth, self.temperature, prior
             )
         return rate
 
@@ -167,7 +167,7 @@ class _Proposal:
 
 
 class RequestAcceptance:
-    """Acceptance rates of one request, by source, and its proposals that the text has not passed yet."""
+    """Acceptance rates of one request by drafter, and proposals that the text has not passed yet."""
 
     def __init__(
         self,
@@ -184,15 +184,17 @@ class RequestAcceptance:
         self._shared = shared
         self._temperature = temperature
         self.private = private
-        self._sources: dict[str, SourceRates] = {}
+        self._drafters: dict[str, DrafterRates] = {}
         self._proposals: dict[str, _Proposal] = {}
-        self._counted: dict[str, SourceRates] = {}  # sources with counts of the step before
+        self._counted: dict[str, DrafterRates] = {}  # drafters with counts of the step before
 
-    def source(self, name: str, priors: Mapping[int, float] | None = None) -> SourceRates:
-        """Return the rates of a drafter; see :class:`SourceRates` for ``priors``."""
-        found = self._sources.get(name)
+    def rates(self, name: str, priors: Mapping[int, float] | None = None) -> DrafterRates:
+        """Return the rates of a drafter; see :class:`DrafterRates` for ``priors``."""
+        found = self._drafters.get(name)
         if found is None:
-            found = self._sources[name] = SourceRates(name, priors, self._shared, self._temperature)
+            found = self._drafters[name] = DrafterRates(
+                name, priors, self._shared, self._temperature
+            )
         return found
 
     def propose(self, slot: str, lead: Sequence[int], tree: TokenTree) -> None:
@@ -226,10 +228,10 @@ class RequestAcceptance:
                 continue
             children = tree.children(proposal.node)
             for child_token, child in children.items():
-                source, kind = origin[child]
-                rates = self._sources.get(source)
+                label, kind = origin[child]
+                rates = self._drafters.get(label)
                 if rates is not None:
-                    self._counted[source] = rates
+                    self._counted[label] = rates
                     rates.learn(
                         kind, tree.depths[child], right=child_token == token, share=not self.private
                     )
@@ -332,7 +334,7 @@ def _read(path: Path, model: str) -> AcceptanceStats:
 
 
 def _are_rows(rows: Any) -> bool:
-    """Return whether these are rows of a source, a kind, a depth, a class of temperatures and two counts."""
+    """Return whether these are rows of a drafter, a kind, a depth, a class of temperatures and two counts."""
     return isinstance(rows, list) and all(
         isinstance(row, list)
         and [type(value) for value in row[:4]] == [str, int, int, int]

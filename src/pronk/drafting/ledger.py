@@ -1,4 +1,4 @@
-"""What drafting has cost and saved, and the measurements that the planner decides by.
+"""Seconds that drafting has cost and saved, and the measurements by which the planner decides.
 
 **Bound of the loss.** Over all steps of an engine ::
 
@@ -26,9 +26,9 @@ from pronk.drafting.acceptance_stats import RequestAcceptance
 from pronk.drafting.planner import (
     DEFAULT_RATE,
     EVERYTHING,
-    Choice,
     DrafterEstimate,
     DraftPlan,
+    ExpectedStep,
     Reason,
     StepCosts,
     plan,
@@ -137,8 +137,8 @@ class ProposalReport(NamedTuple):
     seconds: float  # duration of the proposal, this request's part
     tree: TokenTree  # proposed tree
     # Best choice of the step before this proposal, and with it; ``None`` if costs are not known.
-    before: Choice | None = None
-    after: Choice | None = None
+    before: ExpectedStep | None = None
+    after: ExpectedStep | None = None
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class RequestLedger:
         # By name: seconds that the draft tokens would have saved since the last proposal.
         self._missed: dict[str, float] = {}
         self._step = 0
-        self._best = Choice(1.0, 1.0)  # best choice among the draft tokens of this step
+        self._best = ExpectedStep(1.0, 1.0)  # best choice among the draft tokens of this step
         self._room = 1.0  # probability that no draft token for the next position is right
         self._allowance = 0.0
         self._proposals: list[_Proposal] = []
@@ -214,7 +214,7 @@ class RequestLedger:
         if self.costs is None:
             self._next_proposal = 0.0
             return EVERYTHING
-        name = proposer.source
+        name = proposer.label
         record = self.ledger.drafters[name]
         chain = proposer.chain_costs(context, self.costs)
         if chain is None:
@@ -222,7 +222,7 @@ class RequestLedger:
             seconds = estimate.seconds
         else:
             chain = chain._replace(start=record.start)
-            rate = self.acceptance.source(proposer.chain_source).mean(DEFAULT_RATE)
+            rate = self.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
             estimate = DrafterEstimate(chain=chain, rate=rate, missed=self._missed.get(name, 0.0))
             seconds = chain.prefill + chain.start + chain.token
         learning_time = self.ledger.learning_time(record, seconds)
@@ -272,7 +272,7 @@ class RequestLedger:
                 included.
         """
         assert planned.reason is not None
-        name = proposer.source
+        name = proposer.label
         record = self.ledger.drafters[name]
         if tree.gain is None:
             tree = self._with_gains(name, tree)
@@ -312,7 +312,7 @@ class RequestLedger:
         """Return a tree with the gains that follow from its drafter's acceptance by depth."""
         if not tree.num_draft_tokens:
             return replace(tree, gain=(1.0,))
-        rates = self.acceptance.source(name, {0: DEFAULT_RATE})
+        rates = self.acceptance.rates(name, {0: DEFAULT_RATE})
         gain = [1.0]
         for node in range(1, len(tree)):
             parent_gain = gain[tree.parents[node]]
@@ -354,7 +354,7 @@ class RequestLedger:
         self._allowance -= counted
         self.ledger.spent += counted
         if proposal.reason == "learns":
-            self.ledger.drafters[proposal.proposer.source].learned += counted
+            self.ledger.drafters[proposal.proposer.label].learned += counted
 
     def end(self, tokens: Sequence[int], accepted: int, draft_rows: int) -> None:
         """Record a step with known costs.

@@ -35,7 +35,7 @@ def propose_planned(
             planned.append(context.with_state(context.state, plan=plan))
     if not planned:
         return
-    planned[0].ledger.ledger.drafters[proposer.source].num_calls += 1
+    planned[0].ledger.ledger.drafters[proposer.label].num_calls += 1
     began = clock()
     drafting = [
         context

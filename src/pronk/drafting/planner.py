@@ -48,8 +48,8 @@ DEFAULT_RATE = 0.7
 _MIN_ROOM = 0.5
 
 
-class Choice(NamedTuple):
-    """A choice of draft tokens: one request's part of a step."""
+class ExpectedStep(NamedTuple):
+    """One request's part of a step with some choice of draft tokens."""
 
     tokens: float  # expected tokens, at least 1
     seconds: float
@@ -59,7 +59,7 @@ class Choice(NamedTuple):
         """Seconds per token: what a token is worth."""
         return self.seconds / self.tokens
 
-    def is_faster(self, other: Choice) -> bool:
+    def is_faster(self, other: ExpectedStep) -> bool:
         """Return whether this choice has more tokens per second than another one."""
         return self.tokens * other.seconds > other.tokens * self.seconds
 
@@ -78,17 +78,17 @@ class StepCosts(NamedTuple):
         """Return by how many seconds draft tokens lengthen the request's part."""
         return self.pass_seconds(num_draft_tokens) - self.pass_seconds(0)
 
-    def plain(self) -> Choice:
+    def plain(self) -> ExpectedStep:
         """Return the choice without draft tokens."""
-        return Choice(1.0, self.pass_seconds(0))
+        return ExpectedStep(1.0, self.pass_seconds(0))
 
-    def best(self, gains: Iterable[float]) -> Choice:
+    def best(self, gains: Iterable[float]) -> ExpectedStep:
         """Return the best choice among draft tokens of these gains."""
         best = self.plain()
         tokens = 1.0
         for count, gain in enumerate(sorted(gains, reverse=True), 1):
             tokens += gain
-            choice = Choice(tokens, self.pass_seconds(count))
+            choice = ExpectedStep(tokens, self.pass_seconds(count))
             if choice.is_faster(best):
                 best = choice
         return best
@@ -103,7 +103,7 @@ class ChainCosts(NamedTuple):
 
 
 class DrafterEstimate(NamedTuple):
-    """What is known of a drafter before a step, by the measurements of the ledger."""
+    """Estimates of a drafter before a step, by the measurements of the ledger."""
 
     seconds: float = 0.0  # of a proposal; a chain has ``chain`` instead
     # Draft tokens that the drafter adds to a step, after subtraction of what the seconds of their
@@ -128,7 +128,7 @@ class DraftPlan(NamedTuple):
     costs: StepCosts | None = None  # ``None``: draft tokens are wanted whatever they cost
     chain: ChainCosts | None = None  # of a drafter that drafts token by token
     allowance: float = inf  # seconds that drafting may take
-    before: Choice = Choice(1.0, 1.0)  # best choice without this drafter
+    before: ExpectedStep = ExpectedStep(1.0, 1.0)  # best choice without this drafter
     saving: float = 0.0  # seconds that the drafter is expected to save once it has read the text
 
     @property
@@ -162,7 +162,7 @@ class DraftPlan(NamedTuple):
         length = len(gains)
         if chain.prefill + chain.start + (length + 1) * chain.token > self.allowance:
             return False
-        now = Choice(1.0 + sum(gains), _chain_seconds(self.costs, chain, length))
+        now = ExpectedStep(1.0 + sum(gains), _chain_seconds(self.costs, chain, length))
         return _best_longer_chain(self.costs, chain, rate, max_tokens, gains).is_faster(now)
 
     def another_pass_pays(
@@ -183,8 +183,8 @@ class DraftPlan(NamedTuple):
             return False
         now = self.costs.best(gains)
         later = self.costs.best([*gains, *more])
-        later = Choice(later.tokens, later.seconds + drafting + chain.token)
-        return later.is_faster(Choice(now.tokens, now.seconds + drafting))
+        later = ExpectedStep(later.tokens, later.seconds + drafting + chain.token)
+        return later.is_faster(ExpectedStep(now.tokens, now.seconds + drafting))
 
 
 # The plan of a drafter whose draft tokens are wanted whatever they cost.
@@ -196,7 +196,7 @@ def plan(
     costs: StepCosts,
     allowance: float,
     *,
-    before: Choice,
+    before: ExpectedStep,
     room: float = 1.0,
     max_tokens: int = 1,
     num_left: int = 1,
@@ -244,20 +244,20 @@ def _best_longer_chain(
     rate: float,
     max_tokens: int,
     gains: Sequence[float] = (),
-) -> Choice:
+) -> ExpectedStep:
     """Return the best choice among chains that continue one with ``gains`` by at least one token."""
     tokens = 1.0 + sum(gains)
     gain = gains[-1] if gains else 1.0
-    best = Choice(0.0, 1.0)
+    best = ExpectedStep(0.0, 1.0)
     for length in range(len(gains) + 1, max_tokens + 1):
         gain *= rate
         tokens += gain
-        choice = Choice(tokens, _chain_seconds(costs, chain, length))
+        choice = ExpectedStep(tokens, _chain_seconds(costs, chain, length))
         if choice.is_faster(best):
             best = choice
             continue
         # All further tokens together: if they do not make up for the seconds of this one, stop.
-        limit = Choice(tokens + gain * rate / (1.0 - rate), choice.seconds)
+        limit = ExpectedStep(tokens + gain * rate / (1.0 - rate), choice.seconds)
         if not limit.is_faster(best):
             break
     return best
@@ -327,14 +327,14 @@ def _best_count(
     # not seconds of the decoding requests.
     shift = curve.at(costs.num_requests) - curve.at(plain_rows) + drafting
     tokens = float(costs.num_requests)
-    best = Choice(tokens, curve.at(plain_rows + num_others) + shift)
+    best = ExpectedStep(tokens, curve.at(plain_rows + num_others) + shift)
     best_count = 0
     for count, gain in enumerate(gains, 1):
         tokens += gain
         seconds = curve.at(plain_rows + num_others + count)
         if seconds > longest:
             break
-        choice = Choice(tokens, seconds + shift)
+        choice = ExpectedStep(tokens, seconds + shift)
         if choice.is_faster(best):
             best = choice
             best_count = count

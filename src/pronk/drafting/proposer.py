@@ -245,14 +245,14 @@ class Proposer(Drafter, Generic[State]):
     parts: tuple[Proposer[Any], ...] = ()
 
     @property
-    def source(self) -> str:
+    def label(self) -> str:
         """Name in ``TokenTree.origin`` and in the statistics; different for each draft model."""
         return self.name if self.model_name is None else f"{self.name} {Path(self.model_name).name}"
 
     @property
-    def chain_source(self) -> str:
+    def chain_label(self) -> str:
         """Name in the statistics of draft tokens that are drafted one by one, without siblings."""
-        return self.source
+        return self.label
 
     def set_parts(self, parts: Sequence[Proposer[Any]]) -> None:
         """Set ``parts``, and ``models`` and ``capabilities`` to all that the parts have and need."""

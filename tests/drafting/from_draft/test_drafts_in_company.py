@@ -95,7 +95,7 @@ def test_a_draft_does_not_learn_from_another_drafts_tokens() -> None:
     request = make_request(text(1, 30), SamplingParams(max_tokens=40), drafter)
     run(engine, [request])
     wrong, right = (
-        request.speculation.ledger.acceptance.source(part.source) for part in drafter.parts
+        request.speculation.ledger.acceptance.rates(part.label) for part in drafter.parts
     )
     assert wrong.mean(0.5) < 0.5
     assert sum(wrong.offered.values()) > 0

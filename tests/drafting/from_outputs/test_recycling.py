@@ -36,7 +36,7 @@ def test_tree_of_the_modules_example() -> None:
     rows = {THE: (CAT, DOG, SUN), CAT: (SAT, RAN, WAS), SAT: (ON, AT, IN), DOG: (RAN, SAT, WAS)}
     state = tabled(drafter, rows)
     ledger = RequestLedger()
-    ledger.acceptance.source("recycling", {0: 0.6, 1: 0.4, 2: 0.05})
+    ledger.acceptance.rates("recycling", {0: 0.6, 1: 0.4, 2: 0.05})
     (tree,) = drafter.propose([context(state, [THE], ledger=ledger)])
     assert (tree.tokens, tree.parents) == ((THE, CAT, SAT, RAN, DOG, RAN), (-1, 0, 1, 1, 0, 4))
     assert tree.gain is not None
@@ -49,7 +49,7 @@ def test_the_tree_has_the_nodes_of_largest_gain() -> None:
         drafter, {token: tuple((token * 3 + rank) % 10 for rank in range(3)) for token in range(10)}
     )
     ledger = RequestLedger()
-    rates = [ledger.acceptance.source("recycling", _PRIORS).rate(rank, 1) for rank in range(3)]
+    rates = [ledger.acceptance.rates("recycling", _PRIORS).rate(rank, 1) for rank in range(3)]
     every = list[float]()
     level = [1.0]
     for _ in range(8):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance, SourceRates
+from pronk.drafting.acceptance_stats import AcceptanceStats, DrafterRates, RequestAcceptance
 from pronk.drafting.from_text._growth import (
     PRIORS,
     CompiledTreeBuilder,
@@ -33,8 +33,8 @@ class Side:
     growth: TreeBuilder
 
     @property
-    def rates(self) -> SourceRates:
-        return self.acceptance.source("suffix", PRIORS)
+    def rates(self) -> DrafterRates:
+        return self.acceptance.rates("suffix", PRIORS)
 
 
 def sides(
@@ -45,12 +45,12 @@ def sides(
         Side(
             [PythonSuffixes(max_match) for _ in range(sources)],
             plain,
-            PythonTreeBuilder(plain.source("suffix", PRIORS), "suffix"),
+            PythonTreeBuilder(plain.rates("suffix", PRIORS), "suffix"),
         ),
         Side(
             [CompiledSuffixes(LIBRARY, max_match) for _ in range(sources)],
             compiled,
-            CompiledTreeBuilder(LIBRARY, compiled.source("suffix", PRIORS), "suffix"),
+            CompiledTreeBuilder(LIBRARY, compiled.rates("suffix", PRIORS), "suffix"),
         ),
     )
 

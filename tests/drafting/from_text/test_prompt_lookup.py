@@ -89,7 +89,7 @@ def test_gains_grow_with_the_match_and_follow_the_measured_acceptance() -> None:
     state = drafter.start([0, 1, 2, 3, 4])
     tokens = [0, 1, 2, 3, 4]
     ledger = RequestLedger()
-    rates = ledger.acceptance.source("prompt_lookup", _PRIORS)
+    rates = ledger.acceptance.rates("prompt_lookup", _PRIORS)
     for _ in range(12):
         counted_step(drafter, state, tokens, looping, ledger)
     (tree,) = drafter.propose([context(state, tokens, ledger=ledger)])

@@ -13,7 +13,7 @@ import pytest
 
 from drafting.helpers import bind, context, num_stored, priced
 from pronk.base.errors import OptionError
-from pronk.drafting.acceptance_stats import SourceRates
+from pronk.drafting.acceptance_stats import DrafterRates
 from pronk.drafting.from_text import _growth
 from pronk.drafting.from_text._growth import PRIORS, SuffixIndex, TreeLimits, make_tree_builder
 from pronk.drafting.from_text._suffix_store import SuffixStore
@@ -83,7 +83,7 @@ def answer(drafter: SuffixProposer, prompt: str, output: str) -> None:
 
 def known(strings: SuffixIndex, token: int) -> bool:
     """Whether a token has a continuation."""
-    found = make_tree_builder(SourceRates("suffix", PRIORS), "suffix").build(
+    found = make_tree_builder(DrafterRates("suffix", PRIORS), "suffix").build(
         [strings], [token], TreeLimits(1, 1, 1, 1.0, 0.0)
     )
     return found.num_draft_tokens > 0

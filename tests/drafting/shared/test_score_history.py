@@ -11,7 +11,7 @@ from drafting.drafting import bound, dense, text
 from drafting.from_draft.drafts import draft_folder
 from drafting.helpers import context
 from pronk.cache.blocks import BlockTable
-from pronk.drafting.acceptance_stats import SourceRates
+from pronk.drafting.acceptance_stats import DrafterRates
 from pronk.drafting.ledger import RequestLedger
 from pronk.drafting.proposer import DraftContext
 from pronk.sampling.logits_processors import TokenContext
@@ -61,7 +61,7 @@ def choices(tokens: list[int], first: int, options: dict[str, Any]) -> Counter[t
             oracle(tokens[:position]), 0
         )
         assert drafted is not None
-        kind = SourceRates.confidence_kind(drafted.confidence) // 100
+        kind = DrafterRates.confidence_kind(drafted.confidence) // 100
         found[kind, drafted.token == tokens[position]] += 1
     return found
 
@@ -80,7 +80,7 @@ def test_counts_equal_those_of_a_slow_loop(
     proposer = bound(SPEC, make_engine(tiny_decoder()))
     asked = stateless(proposer.start(tokens), tokens, options, num_prompt=num_prompt)
     assert proposer.score_history(asked)
-    rates = asked.ledger.acceptance.source(proposer.source)
+    rates = asked.ledger.acceptance.rates(proposer.label)
     want = choices(tokens, first, options)
     assert {kind: count for kind, count in rates.offered.items() if kind >= 0} == {
         kind: want[kind, True] + want[kind, False] for kind in {kind for kind, _ in want}
@@ -116,7 +116,7 @@ def test_few_new_tokens_and_draws_by_rejection_are_left_to_draft_tokens() -> Non
     rejecting = SamplingParams(temperature=1.0, rule="rejection")
     asked = context(proposer.start(tokens), tokens, params=rejecting, vocab=VOCAB)
     assert not proposer.score_history(asked)
-    assert asked.ledger.acceptance.source(proposer.source).offered == {}
+    assert asked.ledger.acceptance.rates(proposer.label).offered == {}
 
 
 def test_a_wrapper_counts_for_its_inner_drafter() -> None:
@@ -128,7 +128,7 @@ def check_wrapper(wrapper: str) -> None:
     proposer = bound(f"{wrapper}({SPEC})", make_engine(tiny_decoder()))
     asked = stateless(proposer.start(tokens), tokens, GREEDY)
     assert proposer.score_history(asked)
-    assert proposer.source != proposer.chain_source
-    assert sum(asked.ledger.acceptance.source(proposer.chain_source).offered.values()) > 0
-    assert asked.acceptance.source(proposer.chain_source).mean(0.7) != 0.7
+    assert proposer.label != proposer.chain_label
+    assert sum(asked.ledger.acceptance.rates(proposer.chain_label).offered.values()) > 0
+    assert asked.acceptance.rates(proposer.chain_label).mean(0.7) != 0.7
     assert isinstance(asked.block_table, BlockTable)

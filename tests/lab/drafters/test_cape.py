@@ -240,7 +240,7 @@ def test_gains_of_siblings_follow_their_acceptance(right: bool) -> None:
         assert tree.gain[1] < tree.gain[0] == 1.0
         assert tree.gain[4] == pytest.approx(tree.gain[1] * tree.gain[3])
         gains.append(tree.gain[3])
-        ledger.acceptance.propose(drafter.source, (), tree)
+        ledger.acceptance.propose(drafter.label, (), tree)
         ledger.acceptance.advance([5 if right else 9, 9])
     assert gains == sorted(gains, reverse=not right)
     assert gains[-1] > 2 * gains[0] if right else gains[-1] < gains[0]

@@ -175,12 +175,12 @@ def test_the_main_chain_comes_first_and_gains_are_products() -> None:
         depth = tree.depths[node]
         assert tree.origin[node][0] == f"medusa {depth}"
         source, kind = tree.origin[node]
-        rate = ledger.acceptance.source(source).rate(kind, depth)
+        rate = ledger.acceptance.rates(source).rate(kind, depth)
         assert tree.gain[node] == pytest.approx(tree.gain[parent] * rate)
     wrong = next(token for token in range(VOCAB) if tree.child(1, token) is None)
     ledger.acceptance.propose("medusa", (), tree)
     ledger.acceptance.advance((tree.tokens[1], wrong))
-    means = [ledger.acceptance.source(f"medusa {depth}").mean(0.5) for depth in (1, 2, 3)]
+    means = [ledger.acceptance.rates(f"medusa {depth}").mean(0.5) for depth in (1, 2, 3)]
     assert 0.5 > means[0] > means[1]  # one of four siblings was right, and none of the two below it
     assert means[2] == 0.5
 

@@ -138,7 +138,7 @@ class ModelProposer(Proposer[DraftCache]):
         # index in the text of the token after the first unread one
         first = cache.start + len(cache.tokens) + 1
         (logits,) = self.draft.forward_trees([context], [TokenTree.chain(unread[:-1])], [[]])
-        count_choices(self.source, context, logits[skipped:], first + skipped)
+        count_choices(self.label, context, logits[skipped:], first + skipped)
         return True
 
     def chain_costs(self, context: DraftContext[DraftCache], costs: StepCosts) -> ChainCosts:

@@ -102,8 +102,8 @@ class ThresholdProposer(Proposer[States]):
         self._inner_chains = chains_of(inner)
 
     @property
-    def chain_source(self) -> str:
-        return self.inner.chain_source
+    def chain_label(self) -> str:
+        return self.inner.chain_label
 
     def chain_costs(self, context: DraftContext[States], costs: StepCosts) -> ChainCosts | None:
         return self.inner.chain_costs(context.with_state(context.state[0]), costs)

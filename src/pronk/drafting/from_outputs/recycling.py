@@ -170,8 +170,8 @@ class RecyclingProposer(Proposer[RecyclingState]):
             context.state.read_text(context.tokens, context.root + 1)
         successors = context.state.successors
         max_nodes = min(self.options.num_nodes, context.max_nodes)
-        source = context.acceptance.source(self.name, _PRIORS)
-        rates = [source.rate(rank, 1) for rank in range(self.options.top_k)]
+        measured = context.acceptance.rates(self.name, _PRIORS)
+        rates = [measured.rate(rank, 1) for rank in range(self.options.top_k)]
         # A child enters the queue after its likelier sibling, so rates must not rise with rank:
         # take running minima.
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]

@@ -20,7 +20,7 @@ from pronk.base.checks import check_choice, check_integer, check_path
 from pronk.base.errors import CheckpointError, ConfigError, OptionError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.tensors import Checkpoint, read_json
-from pronk.drafting.acceptance_stats import SourceRates
+from pronk.drafting.acceptance_stats import DrafterRates
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafting.from_target.modules.eagle_names import find_mtp_names
@@ -180,7 +180,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
     def propose(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[TokenTree]:
         if self.options.num_nodes is None:
             return [chain.tree() for chain in self.chains(contexts)]
-        trees = [Chain(context, self.source).tree() for context in contexts]  # without draft tokens
+        trees = [Chain(context, self.label).tree() for context in contexts]  # without draft tokens
         active = {
             number: context
             for number, context in enumerate(contexts)
@@ -189,7 +189,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
         drafts = self.runner.begin(active, self.options.num_tokens * self.options.beam)
         ids = self.runner.head.draft_ids
         searches = {
-            number: _Search(draft, self.options, self.source, ids)
+            number: _Search(draft, self.options, self.label, ids)
             for number, draft in drafts.items()
         }
         live = [*searches.values()]
@@ -208,7 +208,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
         read = self.runner.read(context, MAX_COUNTED)
         if read is None:
             return False
-        count_choices(self.source, context, *read, self.runner.head.draft_ids)
+        count_choices(self.label, context, *read, self.runner.head.draft_ids)
         return True
 
     def _pays(self, search: _Search) -> bool:
@@ -218,7 +218,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
         chain = plan.chain
         if chain is None and plan.costs is not None:
             chain = self.chain_costs(context, plan.costs)
-        rate = context.acceptance.source(self.chain_source).mean(DEFAULT_RATE)
+        rate = context.acceptance.rates(self.chain_label).mean(DEFAULT_RATE)
         more = [gain * rate for gain, *_ in search.best]
         return plan.another_pass_pays(search.trie.gains[1:], more, chain, search.depth)
 
@@ -240,7 +240,7 @@ class _Search:
 
     draft: HeadDraft
     options: Eagle3
-    source: str
+    label: str
     ids: DraftIds | None  # the target's token of each logit; ``None``: 0, 1, …
     depth: int = 0
     best: list[tuple[float, float, int, int, tuple[int, ...]]] = field(default_factory=list)
@@ -250,7 +250,7 @@ class _Search:
         self.trie = Trie(context.tokens[-1])
         self.max_nodes = min(self.options.num_nodes or 0, context.max_nodes)
         self._max_depth = min(self.options.num_tokens, context.max_depth)
-        self._rates = context.acceptance.source(self.source)
+        self._rates = context.acceptance.rates(self.label)
         # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of
         # the path.
         self._level: list[tuple[int, int, float, tuple[int, ...]]] = [
@@ -266,9 +266,9 @@ class _Search:
         found = list[tuple[float, float, int, int, tuple[int, ...]]]()
         for own, node, probability, path in self._level:
             for token, prob in self._children(own, path):
-                kind = SourceRates.confidence_kind(prob)
+                kind = DrafterRates.confidence_kind(prob)
                 gain = self.trie.gains[node] * self._rates.rate(kind, self.depth)
-                child = self.trie.add(node, token, gain, (self.source, kind))
+                child = self.trie.add(node, token, gain, (self.label, kind))
                 found.append((gain, probability * prob, child, own, (*path, token)))
         found.sort(key=lambda each: -each[1])
         self.best = found[: self.options.beam]

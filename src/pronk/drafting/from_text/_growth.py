@@ -19,7 +19,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from pronk.drafting.acceptance_stats import SourceRates
+from pronk.drafting.acceptance_stats import DrafterRates
 from pronk.drafting.trie import Frontier, Trie
 from pronk.kernels.library import KernelsError
 from pronk.kernels.suffixes import (
@@ -80,7 +80,7 @@ def _library() -> Any:
 class CompiledTreeBuilder:
     """Tree builder in C++ (``kernels/csrc/suffix.cpp``)."""
 
-    def __init__(self, library: Any, rates: SourceRates, drafter: str) -> None:
+    def __init__(self, library: Any, rates: DrafterRates, drafter: str) -> None:
         self.rates = rates
         self._builder = NativeTreeBuilder(library, rates.prior, rates.PRIOR_WEIGHT)
         self._origins = [(drafter, kind) for kind in range(NUM_BUCKETS)]
@@ -157,7 +157,7 @@ class _Candidate(NamedTuple):
 class PythonTreeBuilder:
     """Tree builder in Python."""
 
-    rates: SourceRates
+    rates: DrafterRates
     drafter: str
 
     def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
@@ -220,7 +220,7 @@ def make_suffix_index(max_match: int) -> SuffixIndex:
     return PythonSuffixes(max_match) if library is None else CompiledSuffixes(library, max_match)
 
 
-def make_tree_builder(rates: SourceRates, drafter: str) -> TreeBuilder:
+def make_tree_builder(rates: DrafterRates, drafter: str) -> TreeBuilder:
     """Return the tree builder of a request.
 
     ``drafter`` is the drafter name in the origins of the nodes.

@@ -139,7 +139,7 @@ class PromptLookup(Proposer[TextIndex]):
 
         A node's gain is the product of the acceptance rates on its path.
         """
-        rates = context.acceptance.source(self.name, _PRIORS)
+        rates = context.acceptance.rates(self.name, _PRIORS)
         node = 0
         gain = 1.0
         for depth, token in enumerate(chain):

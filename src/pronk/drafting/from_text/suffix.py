@@ -138,7 +138,7 @@ class SuffixProposer(Proposer[SuffixState]):
     def _build_tree(self, context: DraftContext[SuffixState]) -> TokenTree:
         options = self.options
         state = context.state
-        rates = context.acceptance.source(self.name, PRIORS)
+        rates = context.acceptance.rates(self.name, PRIORS)
         if state.tree_builder is None or state.tree_builder.rates is not rates:
             state.tree_builder = make_tree_builder(rates, self.name)
         # ``context.tokens`` may end with draft tokens of a composite drafter, which the index must

@@ -18,7 +18,7 @@ from typing import Any
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
 from pronk.base.interrupts import is_interrupt_pending
-from pronk.drafting.acceptance_stats import SourceRates
+from pronk.drafting.acceptance_stats import DrafterRates
 from pronk.drafting.proposer import DraftContext, Proposer
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.tree import Origin, TokenTree
@@ -29,7 +29,7 @@ class Chain:
 
     Attributes:
         context: the request, as passed to ``propose``.
-        source: :attr:`Proposer.source` of the drafter.
+        label: :attr:`Proposer.label` of the drafter.
         max_tokens: largest number of draft tokens, by default the smaller of the request's limits
             of depth and nodes.
         draft_tokens: the tokens so far, each with the drafter's scores of all tokens and its
@@ -37,28 +37,28 @@ class Chain:
         gains: for each token, the estimated probability that it and all tokens before it are
             accepted.
         cumulative_confidence: for each token, the product of the confidences up to it.
-        origin: for each token, the pair of :attr:`Proposer.source` and its confidence in
+        origin: for each token, the pair of :attr:`Proposer.label` and its confidence in
             thousandths, 1..999.
     """
 
     def __init__(
         self,
         context: DraftContext[Any],
-        source: str,
+        label: str,
         stop: Stop | None = None,
         max_tokens: int | None = None,
     ) -> None:
         """Create an empty chain, which ends after a token for which ``stop`` returns True."""
         limit = min(context.max_depth, context.max_nodes)
         self.context = context
-        self.source = source
+        self.label = label
         self.max_tokens = limit if max_tokens is None else min(limit, max_tokens)
         self._stop = stop
         self.draft_tokens: list[DraftToken] = []
         self.gains: list[float] = []
         self.cumulative_confidence: list[float] = []
         self.origin: list[Origin] = []
-        self._rates = context.acceptance.source(source)
+        self._rates = context.acceptance.rates(label)
 
     def __len__(self) -> int:
         return len(self.draft_tokens)
@@ -107,8 +107,8 @@ class Chain:
         self.context.sampler.advance(draft_token.token)
         self.draft_tokens.append(draft_token)
         self.cumulative_confidence.append(last_confidence * draft_token.confidence)
-        kind = SourceRates.confidence_kind(draft_token.confidence)
-        self.origin.append((self.source, kind))
+        kind = DrafterRates.confidence_kind(draft_token.confidence)
+        self.origin.append((self.label, kind))
         self.gains.append(last_gain * self._rates.rate(kind, len(self.draft_tokens)))
 
     def append_and_go_on(self, draft_token: DraftToken) -> bool:

@@ -51,7 +51,7 @@ def extension_rule(proposer: Proposer[Any], context: DraftContext[Any]) -> Exten
     chain = plan.chain
     if chain is None and plan.costs is not None:  # a composite drafter has no costs of its own
         chain = proposer.chain_costs(context, plan.costs)
-    rate = context.acceptance.source(proposer.chain_source).mean(DEFAULT_RATE)
+    rate = context.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
     return lambda gains: len(gains) < max_tokens and plan.extends(gains, chain, rate, max_tokens)
 
 
@@ -81,7 +81,7 @@ def begin_chains(
             return (own_stop is not None and own_stop(chain)) or not extends(chain.gains)
 
         max_tokens = None if extends(()) else 0
-        chains.append(Chain(context, proposer.source, is_complete, max_tokens))
+        chains.append(Chain(context, proposer.label, is_complete, max_tokens))
     return chains
 
 
@@ -104,7 +104,7 @@ def model_chain_costs(
 
 
 def can_count(context: DraftContext[Any], num_unread: int) -> bool:
-    """Return whether the choices at the last ``num_unread`` tokens of the text are worth a forward pass that scores them.
+    """Return whether the last ``num_unread`` tokens of the text are worth a pass that scores them.
 
     False if fewer than 16 of them are the target's, or if draft tokens depend on more than logits,
     seed and position.
@@ -114,16 +114,16 @@ def can_count(context: DraftContext[Any], num_unread: int) -> bool:
 
 
 def count_choices(
-    source: str, context: DraftContext[Any], logits: Array, first: int, ids: DraftIds | None = None
+    label: str, context: DraftContext[Any], logits: Array, first: int, ids: DraftIds | None = None
 ) -> None:
-    """Count choices in the acceptance rates of a drafter, ``source``, by their confidence.
+    """Count choices in the acceptance rates of a drafter, ``label``, by their confidence.
 
     ``logits`` ``[choices, draft vocab]`` are the drafter's for successive tokens of the text;
     ``first`` is the index in the text of the token that the first choice is compared with. ``ids``
     has the target's token of each logit.
     """
     sampler = context.sampler
-    rates = context.acceptance.source(source)
+    rates = context.acceptance.rates(label)
     skipped = max(0, sampler.context.num_prompt - first)
     for position, row in enumerate(logits[skipped:], first + skipped):
         choice = sampler.draft_token_at(row, position, ids)

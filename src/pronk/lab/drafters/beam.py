@@ -100,7 +100,7 @@ class BeamProposer(Proposer[States]):
         # only the root: no draft tokens
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         for number, beam in beams.items():
-            trees[number] = _merge(beam, contexts[number], model.source)
+            trees[number] = _merge(beam, contexts[number], model.label)
         return trees
 
     def _extend(
@@ -133,14 +133,14 @@ class BeamProposer(Proposer[States]):
         ]
 
 
-def _merge(beam: Sequence[_Hypothesis], context: DraftContext[States], source: str) -> TokenTree:
+def _merge(beam: Sequence[_Hypothesis], context: DraftContext[States], label: str) -> TokenTree:
     """Merge all hypotheses into one tree, and keep only the ``max_nodes`` draft tokens of largest gain."""
-    rates = context.acceptance.source(source)
+    rates = context.acceptance.rates(label)
     trie = Trie(context.tokens[-1])
     for hypothesis in beam:
         node = 0
         for token, prob in hypothesis.tokens:
             kind = rates.confidence_kind(prob)
             gain = trie.gains[node] * rates.rate(kind, trie.depths[node] + 1)
-            node = trie.add(node, token, gain, (source, kind))
+            node = trie.add(node, token, gain, (label, kind))
     return trie.tree(context.max_nodes)

@@ -29,7 +29,7 @@ from pronk.drafting import (
     ChainCosts,
     Composite,
     DraftContext,
-    SourceRates,
+    DrafterRates,
     States,
     StepCosts,
     Target,
@@ -96,13 +96,13 @@ class CapeProposer(Proposer[States]):
         self._inner_chains = chains_of(inner)
 
     @property
-    def source(self) -> str:
+    def label(self) -> str:
         """Drafter name in ``TokenTree.origin`` for the siblings, such as ``cape(draft_model)``."""
-        return f"{self.name}({self.inner.source})"
+        return f"{self.name}({self.inner.label})"
 
     @property
-    def chain_source(self) -> str:
-        return self.inner.chain_source
+    def chain_label(self) -> str:
+        return self.inner.chain_label
 
     def chain_costs(self, context: DraftContext[States], costs: StepCosts) -> ChainCosts | None:
         return self.inner.chain_costs(context.with_state(context.state[0]), costs)
@@ -119,7 +119,7 @@ class CapeProposer(Proposer[States]):
         return [self.expand(chain) for chain in chains]
 
     def expand(self, chain: Chain) -> TokenTree:
-        rates = chain.context.acceptance.source(self.source)
+        rates = chain.context.acceptance.rates(self.label)
         tokens = [chain.context.tokens[-1], *chain.tokens]
         parents = [*range(-1, len(chain))]
         gain = [1.0, *chain.gains]
@@ -137,10 +137,10 @@ class CapeProposer(Proposer[States]):
                 :count
             ]
             num_left -= len(siblings)
-            kinds = [SourceRates.confidence_kind(prob) for _, prob in siblings]
+            kinds = [DrafterRates.confidence_kind(prob) for _, prob in siblings]
             tokens += [token for token, _ in siblings]
             parents += [depth] * len(siblings)
-            origin += [(self.source, kind) for kind in kinds]
+            origin += [(self.label, kind) for kind in kinds]
             gain += [gain[depth] * rates.rate(kind, depth + 1) for kind in kinds]
         chain_probs = chain.distributions
         probs = (

@@ -114,18 +114,18 @@ class GaussSeidel(Proposer[JacobiState]):
         store_outputs(outcome)
 
 
-def build_chain(source: str, context: DraftContext[JacobiState], num_tokens: int) -> TokenTree:
+def build_chain(label: str, context: DraftContext[JacobiState], num_tokens: int) -> TokenTree:
     """Return the chain of the target's last outputs for the next ``num_tokens`` positions."""
     first = len(context.tokens)
     count = min(num_tokens, context.max_depth, context.max_nodes)
     trie = Trie(context.tokens[-1])
     node = 0
     gain = 1.0
-    rates = context.acceptance.source(source, _PRIORS)
+    rates = context.acceptance.rates(label, _PRIORS)
     for index in range(count):
         kind = min(index, _NUM_RATES - 1)  # depth - 1
         gain *= rates.rate(kind, index + 1)
-        node = trie.add(node, context.state.draft_token(first + index), gain, (source, kind))
+        node = trie.add(node, context.state.draft_token(first + index), gain, (label, kind))
     return trie.tree(count)
 
 

@@ -234,7 +234,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def _find_candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
         """Return a trie of the latest G n-grams that begin with the text's last token."""
         trie = Trie(context.tokens[-1])
-        rates = context.acceptance.source(self.name, _PRIORS)
+        rates = context.acceptance.rates(self.name, _PRIORS)
         for gram, from_window in islice(
             context.state.pool.continuations(context.tokens[-1]), shape.num_candidates
         ):

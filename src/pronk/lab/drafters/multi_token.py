@@ -180,7 +180,7 @@ class MultiTokenProposer(Proposer[DraftCache]):
         num_heads = self.runner.heads.shape.num_heads
         count = num_heads if stops is not None else self.options.num_tokens or num_heads
         chains = [
-            Chain(context, self.source, None if stops is None else stops[number], count)
+            Chain(context, self.label, None if stops is None else stops[number], count)
             for number, context in enumerate(contexts)
         ]
         rows = {
@@ -205,7 +205,7 @@ class MultiTokenProposer(Proposer[DraftCache]):
             contexts, min(max_depth, self.options.num_tokens or num_heads)
         ).items():
             trees[number] = draft_tree(
-                contexts[number], logits, [self.source] * len(logits), self.options.tree
+                contexts[number], logits, [self.label] * len(logits), self.options.tree
             )
         return trees
 

@@ -27,7 +27,7 @@ from typing import Any
 from pronk import OptionError, TokenTree
 from pronk.base.arrays import Array
 from pronk.base.checks import check_integer
-from pronk.drafting import DraftContext, Frontier, SourceRates, Trie
+from pronk.drafting import DraftContext, DrafterRates, Frontier, Trie
 
 # maximum number of draft tokens in a tree: with the root the default of ``Engine.max_tree``
 MAX_TREE_NODES = 127
@@ -141,7 +141,7 @@ def draft_tree(
             of each head.
     """
     max_depth = min(context.max_depth, len(logits))
-    all_rates = [context.acceptance.source(source) for source in sources]
+    all_rates = [context.acceptance.rates(label) for label in sources]
     if isinstance(shape, int):
         size = min(shape, context.max_nodes)
         ranked = _rank_tokens(context, logits, [min(_MAX_RANKS, size)] * max_depth)
@@ -177,7 +177,7 @@ def _rank_tokens(
 def _build_tree(
     root: int,
     ranked: Sequence[Sequence[tuple[int, float]]],
-    all_rates: Sequence[SourceRates],
+    all_rates: Sequence[DrafterRates],
     paths: Sequence[Path],
 ) -> TokenTree:
     """Return the tree of ``paths``.
@@ -195,7 +195,7 @@ def _build_tree(
         rates = all_rates[depth]
         kind = rates.confidence_kind(prob)
         gain = trie.gains[parent] * rates.rate(kind, depth + 1)
-        nodes[path] = trie.add(parent, token, gain, (rates.source, kind))
+        nodes[path] = trie.add(parent, token, gain, (rates.label, kind))
     # Not ``trie.tree``: the nodes stay in the order of ``paths``.
     return TokenTree(
         tuple(trie.tokens), tuple(trie.parents), gain=tuple(trie.gains), origin=tuple(trie.origins)

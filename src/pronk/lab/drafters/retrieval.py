@@ -130,7 +130,7 @@ class RetrievalProposer(Proposer[None]):
         trie = Trie(context.tokens[-1])
         options = self.options
         store = self.store
-        rates = context.acceptance.source(self.name, _PRIORS_BY_KIND)
+        rates = context.acceptance.rates(self.name, _PRIORS_BY_KIND)
         max_nodes = min(options.num_nodes, context.max_nodes)
         max_depth = min(options.max_depth, context.max_depth)
         match = store.find(context.tokens, options.max_match)

@@ -27,14 +27,14 @@ from pronk.base.checks import check_integer
 from pronk.drafting import (
     DEFAULT_RATE,
     ChainCosts,
-    Choice,
     Composite,
     DraftContext,
+    DrafterRates,
     DraftPlan,
+    ExpectedStep,
     Frontier,
     ModelDrafter,
     ModelProposer,
-    SourceRates,
     States,
     StepCosts,
     Target,
@@ -57,7 +57,7 @@ class _TreeSearch:
     context: DraftContext[States]
     # nodes that are in the draft model's KV cache, or will be after the next forward pass
     cached_tree: CachedTree
-    rates: SourceRates  # acceptance rates by the draft model's probability of a token
+    rates: DrafterRates  # acceptance rates by the draft model's probability of a token
     breadth: int  # maximum number of children of a node
     max_nodes: int  # maximum number of draft tokens of the tree
     max_depth: int  # largest depth of a node
@@ -149,7 +149,7 @@ class _TreeSearch:
     def _add_best(self) -> None:
         """Make the likeliest candidate a node of the tree and, unless it is a leaf, of the cached tree."""
         probability, (parent, token, prob) = self._frontier.pop()
-        origin = self.rates.source, self.rates.confidence_kind(prob)
+        origin = self.rates.label, self.rates.confidence_kind(prob)
         node = self.trie.add(parent, token, self._gain(parent, prob), origin)
         self._probabilities.append(probability)
         cached_parent = self._cached_nodes[parent]
@@ -263,7 +263,7 @@ class StagedProposer(Proposer[States]):
             context = contexts[number]
             max_nodes = min(options.num_nodes, context.max_nodes)
             max_depth = min(options.depth, context.max_depth)
-            rates = context.acceptance.source(self.model.source)
+            rates = context.acceptance.rates(self.model.label)
             searches[number] = _TreeSearch(
                 context, cached_tree, rates, options.breadth, max_nodes, max_depth
             )
@@ -306,11 +306,11 @@ class StagedProposer(Proposer[States]):
         if plan.costs is None or plan.chain is None:
             return True
         num_nodes, tokens, extendable_tokens = search.estimate()
-        rate = search.context.acceptance.source(self.model.chain_source).mean(DEFAULT_RATE)
+        rate = search.context.acceptance.rates(self.model.chain_label).mean(DEFAULT_RATE)
         more_nodes = min(num_nodes + self.options.width, search.max_nodes)
         drafting = plan.chain.start + search.num_passes * plan.chain.token
-        now = Choice(tokens, plan.costs.pass_seconds(num_nodes) + drafting)
-        later = Choice(
+        now = ExpectedStep(tokens, plan.costs.pass_seconds(num_nodes) + drafting)
+        later = ExpectedStep(
             tokens + extendable_tokens * rate,
             plan.costs.pass_seconds(more_nodes) + drafting + plan.chain.token,
         )

@@ -198,7 +198,7 @@ def test_quantized_heads_are_close(weights: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [5, 64])
 def test_reading_gives_the_logits_of_all_rows_but_the_last(most: int, tmp_path: Path) -> None:
-    """These are the choices that a shadow pass counts; the next proposal is as without them."""
+    """These choices are counted when the history is scored; the next proposal is as without them."""
     head = random_head(EAGLE)
     stage = Stage(write_head(head, tmp_path), "eagle3")
     reference = Reference(head, tiny_module(windows=WINDOWS))
