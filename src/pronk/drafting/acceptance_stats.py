@@ -12,7 +12,9 @@ rank among the likeliest tokens, or the confidence of a draft model. The accepta
 is the probability that a draft token equals the text if its parent does. Counts are kept on two
 levels, and each level is the prior of the next ::
 
-    prior of the drafter  <  all requests, by depth and temperature  <  this request, weighted towards its last steps
+    prior of the drafter
+      <  all requests, by depth and temperature
+        <  this request, weighted towards its last steps
 """
 
 from __future__ import annotations
@@ -167,7 +169,10 @@ class _Proposal:
 
 
 class RequestAcceptance:
-    """Acceptance rates of one request by drafter, and proposals that the text has not passed yet."""
+    """Acceptance rates of one request by drafter, and its proposals that are still undecided.
+
+    A proposal is undecided until the text has passed it.
+    """
 
     def __init__(
         self,
@@ -244,7 +249,7 @@ class RequestAcceptance:
 
 @dataclass(frozen=True)
 class AcceptanceFile:
-    """Acceptance counts of one model, and the file that stores them: JSON with the model's fingerprint."""
+    """Acceptance counts of one model, and their file: JSON with the model's fingerprint."""
 
     # counts of all requests; ``None`` if each request has only its own
     stats: AcceptanceStats | None
@@ -334,7 +339,10 @@ def _read(path: Path, model: str) -> AcceptanceStats:
 
 
 def _are_rows(rows: Any) -> bool:
-    """Return whether these are rows of a drafter, a kind, a depth, a class of temperatures and two counts."""
+    """Return whether ``rows`` are rows of a file.
+
+    A row has a drafter, a kind, a depth, a class of temperatures and two counts.
+    """
     return isinstance(rows, list) and all(
         isinstance(row, list)
         and [type(value) for value in row[:4]] == [str, int, int, int]

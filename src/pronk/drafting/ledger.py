@@ -338,7 +338,10 @@ class RequestLedger:
                 self._charge(proposal, seconds)
 
     def charge_rest(self, seconds: float) -> None:
-        """Divide the time of decisions among the proposals: what of ``seconds`` is not charged yet."""
+        """Divide the part of ``seconds`` that is not charged yet among the proposals of the step.
+
+        It is the time of decisions.
+        """
         rest = seconds - self._charged
         self._charged = 0.0
         for proposal in self._proposals:

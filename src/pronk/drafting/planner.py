@@ -49,7 +49,7 @@ _MIN_ROOM = 0.5
 
 
 class ExpectedStep(NamedTuple):
-    """One request's part of a step with some choice of draft tokens."""
+    """One request's part of a step, with some draft tokens or none."""
 
     tokens: float  # expected tokens, at least 1
     seconds: float
@@ -60,7 +60,7 @@ class ExpectedStep(NamedTuple):
         return self.seconds / self.tokens
 
     def is_faster(self, other: ExpectedStep) -> bool:
-        """Return whether this choice has more tokens per second than another one."""
+        """Return whether this step has more expected tokens per second than another one."""
         return self.tokens * other.seconds > other.tokens * self.seconds
 
 
@@ -79,18 +79,18 @@ class StepCosts(NamedTuple):
         return self.pass_seconds(num_draft_tokens) - self.pass_seconds(0)
 
     def plain(self) -> ExpectedStep:
-        """Return the choice without draft tokens."""
+        """Return the step without draft tokens."""
         return ExpectedStep(1.0, self.pass_seconds(0))
 
     def best(self, gains: Iterable[float]) -> ExpectedStep:
-        """Return the best choice among draft tokens of these gains."""
+        """Return the fastest step with draft tokens of these gains, or with some of them."""
         best = self.plain()
         tokens = 1.0
         for count, gain in enumerate(sorted(gains, reverse=True), 1):
             tokens += gain
-            choice = ExpectedStep(tokens, self.pass_seconds(count))
-            if choice.is_faster(best):
-                best = choice
+            step = ExpectedStep(tokens, self.pass_seconds(count))
+            if step.is_faster(best):
+                best = step
         return best
 
 
@@ -245,7 +245,7 @@ def _best_longer_chain(
     max_tokens: int,
     gains: Sequence[float] = (),
 ) -> ExpectedStep:
-    """Return the best choice among chains that continue one with ``gains`` by at least one token."""
+    """Return the best step among those whose chain is longer than one with ``gains``."""
     tokens = 1.0 + sum(gains)
     gain = gains[-1] if gains else 1.0
     best = ExpectedStep(0.0, 1.0)

@@ -194,18 +194,16 @@ class Drafter(ABC):
     def find_default(self, target: Target) -> Path | None:  # noqa: ARG002 - for overrides
         """Return the file or folder of this drafter that comes with the target.
 
-        ``None`` if there is none.
-
-        The drafter ``auto`` asks the drafters that it knows for theirs.
+        ``None`` if there is none. The drafter ``auto`` uses these files.
         """
         return None
 
     def as_chains(self) -> Drafter | None:
-        """Return the options with which this method proposes chains, the object itself if it has them.
+        """Return the options with which this method proposes chains.
 
-        ``None`` if the method has no such options. The drafters ``cape`` and ``threshold`` wrap a
-        drafter of chains, whose proposer has a method ``chains``
-        (:mod:`pronk.drafting.shared.chain`).
+        The object itself if these are its options; ``None`` if the method has no such options. The
+        drafters ``cape`` and ``threshold`` wrap a drafter of chains, whose proposer has a method
+        ``chains`` (:mod:`pronk.drafting.shared.chain`).
         """
         return None
 
@@ -255,7 +253,7 @@ class Proposer(Drafter, Generic[State]):
         return self.label
 
     def set_parts(self, parts: Sequence[Proposer[Any]]) -> None:
-        """Set ``parts``, and ``models`` and ``capabilities`` to all that the parts have and need."""
+        """Set ``parts``, their ``models``, and ``capabilities`` for all that they need."""
         self.parts = tuple(parts)
         self.models = tuple(model for part in self.parts for model in part.models)
         needs = [part.capabilities for part in self.parts]

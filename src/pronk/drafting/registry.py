@@ -116,7 +116,10 @@ def make_drafter(spec: str | Drafter) -> Drafter:
 
 
 def _build(node: ast.expr, spec: str) -> Drafter:
-    """Build the drafter of ``name`` or ``name(drafter, …, option=value, …)``, a part of ``spec``."""
+    """Build the drafter of ``name`` or ``name(drafter, …, option=value, …)``.
+
+    This expression is a part of ``spec``.
+    """
     # a bare name has no options
     call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])
     if not isinstance(call.func, ast.Name):

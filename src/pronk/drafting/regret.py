@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Regret:
-    """Regret: seconds that other choices of drafters and draft tokens would have saved, in hindsight.
+    """Seconds that other choices of drafters and draft tokens would have saved, in hindsight.
 
     A step of one request that verifies ``k`` draft tokens and accepts ``a`` of them saves, compared
     with plain decoding ::
@@ -31,7 +31,13 @@ class Regret:
     drafters: dict[str, float] = field(default_factory=dict)
 
     def add_step(self, saved: float, alone: Mapping[str, float], best: float) -> None:
-        """Add the seconds that one step's choices saved: those made, each drafter alone, and the best choice."""
+        """Add the seconds that one step's choices saved, compared with a plain step.
+
+        Args:
+            saved: by the choices that were made.
+            alone: by each drafter alone.
+            best: by the best choice.
+        """
         self.saved += saved
         self.best_steps += max(0.0, best)
         for drafter, seconds in alone.items():

@@ -121,7 +121,9 @@ class Target:
         return folder is None or _modified_ns(folder) in {0, modified}
 
     def keep_hidden(self, kept: Kept, owner: object) -> None:
-        """Keep the outputs of a layer (from 1), or a projection, beside the KV cache while ``owner`` exists.
+        """Keep the outputs of a layer (from 1), or a projection, while ``owner`` exists.
+
+        They are stored beside the KV cache.
 
         Raises ``OptionError`` if the memory budget is too small, or running requests occupy memory
         that must be freed.
@@ -134,6 +136,9 @@ class Target:
 
 
 def _modified_ns(folder: Path) -> int:
-    """Return the latest modification time (ns) of a file, or of a folder's weight files; 0 if none exist."""
+    """Return the latest modification time (ns) of a file or of a folder's weight files.
+
+    0 if none exist.
+    """
     files = [folder] if folder.is_file() else folder.glob("*.safetensors")
     return max((file.stat().st_mtime_ns for file in files), default=0)

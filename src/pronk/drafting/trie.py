@@ -15,7 +15,7 @@ Candidate = TypeVar("Candidate")
 
 
 class Frontier(Generic[Candidate]):
-    """Priority queue of candidates: the highest priority first, equal ones in order of insertion."""
+    """Priority queue of candidates: the highest priority first, then the earliest inserted."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Candidate]] = []

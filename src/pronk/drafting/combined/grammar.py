@@ -1,4 +1,4 @@
-"""The drafter ``grammar``: tokens that a grammar forces, around the draft tokens of another drafter.
+"""The drafter ``grammar``: tokens that a guide forces, and another drafter between them.
 
 Text is *forced* if the guide allows only one continuation. The wrapped drafter proposes after the
 forced text.
@@ -106,7 +106,7 @@ class GrammarProposer(Proposer[States]):
 
 
 class _ForcedTree:
-    """Tree under construction: a chain of forced tokens, the wrapped drafter's tree, more forced chains.
+    """Tree under construction: forced tokens, the wrapped drafter's tree, more forced chains.
 
     The last token of the first chain is the root of the drafter's tree. Attributes are those of
     :class:`TokenTree`, without the later forced chains in ``verify``, ``probs`` and ``origin``.
@@ -131,7 +131,7 @@ class _ForcedTree:
         self.children = [[*full.children(node).values()] for node in range(len(full))]
 
     def add_forced_chains(self) -> None:
-        """Add forced tokens below each node, if the guide allows all tokens on the path to the node."""
+        """Add forced tokens below each node whose path the guide allows."""
         guide = self.context.sampler.guide
         assert guide is not None
 
@@ -184,7 +184,7 @@ class _ForcedTree:
 
 
 def _forced_tokens(context: DraftContext[States]) -> list[int]:
-    """Return the tokens that the guide forces after the text, as many as the request's limits allow."""
+    """Return the tokens that the guide forces after the text, within the request's limits."""
     guide = context.sampler.guide
     return (
         [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]

@@ -23,7 +23,7 @@ from pronk.sampling.tree import TokenTree
 
 
 def _default_parts() -> tuple[Drafter, ...]:
-    """Return ``suffix``, which copies repeated text, and ``recycling``, which nearly always proposes."""
+    """Return ``suffix`` for repeated text, and ``recycling``, which nearly always proposes."""
     return Suffix(min_match=2), Recycling()
 
 
@@ -86,7 +86,7 @@ class FirstOf(Composite):
 
 
 class FirstOfProposer(Proposer[States]):
-    """Proposer that returns, for each request, the tree of the first drafter that has draft tokens."""
+    """Proposes, for each request, the tree of the first drafter that has draft tokens."""
 
     name = FirstOf.name
 

@@ -71,7 +71,10 @@ class RecyclingState:
     num_read: int = 0
 
     def read_text(self, text: Sequence[int], num_committed: int) -> None:
-        """Make each unread token up to ``num_committed`` the likeliest successor of the token before it."""
+        """Make each unread token the likeliest successor of the token before it.
+
+        Tokens from ``num_committed`` on are draft tokens, which do not count.
+        """
         for token, successor in pairwise(text[max(0, self.num_read - 1) : num_committed]):
             others = (other for other in self.successors.get(token) if other != successor)
             self.successors.put(token, (successor, *others))
@@ -197,10 +200,11 @@ class RecyclingProposer(Proposer[RecyclingState]):
 
 
 def save_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
-    """Write a table to a safetensors file with the int32 tensor ``successors`` ``[rows, 1 + top_k]``.
+    """Write a table of successors to a safetensors file.
 
-    A row is a token id and the ids of its successors, padded with -1. The metadata are ``format``
-    and ``vocabulary``. Raises ``OptionError`` if the file cannot be written.
+    Its tensor is ``successors``, int32 ``[rows, 1 + top_k]``. A row is a token id and the ids of its
+    successors, padded with -1. The metadata are ``format`` and ``vocabulary``. Raises
+    ``OptionError`` if the file cannot be written.
     """
     rows = [[token, *ids, *[-1] * (table.top_k - len(ids))] for token, ids in table.rows.items()]
     tensor = np.array(rows, np.int32).reshape(len(rows), 1 + table.top_k)

@@ -1,1 +1,1 @@
-"""Drafters that read the target's hidden states or KV cache, with modules trained on this target."""
+"""Drafters with modules that are trained on the target and read its hidden states."""

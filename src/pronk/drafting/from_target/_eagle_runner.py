@@ -4,9 +4,9 @@ Row ``i`` of the head's KV cache is made of the feature of position ``i`` and th
 ``i + 1``. The last token of a text has no feature yet: the target computes it in the pass that
 verifies the draft tokens::
 
-    text       a  b  c  d          the target has computed a b c, and d is the root of the tree of draft tokens
+    text       a  b  c  d          the target has computed a b c; d is the root of the draft tree
     rows       ab bc cd            the last row predicts the token after d
-    drafts     x  y                their rows have the head's own output instead of a feature: (cd) x, (x) y
+    drafts     x  y                rows with the head's own output as the feature: (cd) x, (x) y
 
 If the text ends with another drafter's draft tokens, they get rows of the head's output, too, and
 the proposal begins below them. Rows of draft tokens are dropped after the proposal. If the tokens
@@ -185,7 +185,7 @@ class EagleRunner:
         )
 
     def draft_chain(self, chain: Chain) -> None:
-        """Append draft tokens to an empty chain in one call of the kernels, until it is complete."""
+        """Draft a whole chain, which is empty, in one call of the kernels."""
         context = chain.context
         if not self._reserve(context, chain.max_tokens):
             return
@@ -274,7 +274,10 @@ class EagleRunner:
         return scores
 
     def _next_rows(self, draft: HeadDraft, count: int) -> tuple[list[int], Array]:
-        """Return tokens and features ``[rows, hidden]`` of the next rows of a text, at most ``count``."""
+        """Return the tokens and features ``[rows, hidden]`` of the next ``count`` rows of a text.
+
+        There may be fewer rows.
+        """
         block_table = draft.context.block_table
         start = len(draft.context.state.tokens)
         stop = min(block_table.length, start + count)

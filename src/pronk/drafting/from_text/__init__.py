@@ -1,1 +1,1 @@
-"""Drafters that copy from the request's text, from outputs of earlier requests, or from a datastore."""
+"""Drafters that copy from the request's text or from outputs of earlier requests."""

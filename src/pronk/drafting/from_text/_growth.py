@@ -70,7 +70,7 @@ _END = -1  # no token id: ends a text in ``PythonSuffixes``
 
 @cache
 def _library() -> Any:
-    """Return the shared library of the compiled suffix automaton, or ``None`` if it is not installed."""
+    """Return the library of the compiled suffix automaton; ``None`` if it is not installed."""
     try:
         return open_suffix_library()
     except KernelsError:
@@ -125,14 +125,20 @@ class PythonSuffixes:
         self._tokens.append(_END)
 
     def longest_match(self, tail: Sequence[int]) -> list[int]:
-        """Return the longest suffix of ``tail`` with continuations, at most ``max_match`` tokens."""
+        """Return the longest suffix of ``tail`` that has continuations.
+
+        It has at most ``max_match`` tokens.
+        """
         strings = (
             list(tail[start:]) for start in range(max(0, len(tail) - self.max_match), len(tail))
         )
         return next((string for string in strings if self.continuations(string)), [])
 
     def continuations(self, string: list[int]) -> list[tuple[int, int]]:
-        """Return (token, number of occurrences after ``string``), in descending order of first occurrence."""
+        """Return pairs of a token and its number of occurrences after ``string``.
+
+        The token whose first occurrence is the latest comes first.
+        """
         tokens = self._tokens
         size = len(string)
         ends = [end for end in self._ends.get(string[-1], ()) if tokens[end - size : end] == string]
@@ -141,7 +147,10 @@ class PythonSuffixes:
 
 
 class _Candidate(NamedTuple):
-    """A possible child of ``parent``: a token after the match ``string`` in index number ``number``."""
+    """A possible child of a node: a token that follows a match in one of the indices.
+
+    ``string`` is the match, ``number`` that of the index, ``parent`` the node.
+    """
 
     parent: int
     number: int
@@ -173,7 +182,7 @@ class PythonTreeBuilder:
         def push(
             parent: int, number: int, string: list[int], max_depth: int, seen_tokens: set[int]
         ) -> None:
-            """Queue a match's continuations without those in ``seen_tokens``, and add them to that set."""
+            """Queue a match's continuations that are not in ``seen_tokens``, and add them to it."""
             depth = trie.depths[parent] + 1
             if depth > max_depth or len(string) < limits.min_match:
                 return

@@ -117,7 +117,7 @@ def _header(vocabulary: str | None) -> bytes:
 
 
 def _append_line(path: Path, output: Sequence[int]) -> None:
-    """Append an output as a line by a single write, so that lines of several processes do not mix."""
+    """Append an output as one line by a single write: lines of several processes do not mix."""
     line = json.dumps(list(output)).encode() + b"\n"
     # O_BINARY: Windows only
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
@@ -182,7 +182,7 @@ def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
 def _read_outputs(
     path: Path, file: BinaryIO, vocab_size: int, max_tokens: int
 ) -> tuple[Sequence[list[int]], bool, int]:
-    """Return the latest outputs, whether older tokens were left out, and the end of the last whole line."""
+    """Return the latest outputs, whether older ones are left out, and where the last line ends."""
     outputs = deque[list[int]]()
     num_tokens = 0
     has_dropped = False

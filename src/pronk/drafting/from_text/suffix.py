@@ -131,7 +131,10 @@ class SuffixProposer(Proposer[SuffixState]):
         state.private = outcome.params.rejects
 
     def stop(self, state: SuffixState) -> None:
-        """Add the output to the store, except under rejection sampling (``SuffixState.private``)."""
+        """Add the output to the store, except under the rejection rules.
+
+        See ``SuffixState.private``.
+        """
         if not state.private:
             self.store.add(state.output)
 

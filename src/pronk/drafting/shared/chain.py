@@ -143,7 +143,7 @@ NextLogits = Callable[[Sequence[Chain]], Sequence[Array | None]]
 def draft_chains(
     chains: Sequence[Chain], next_logits: NextLogits, ids: DraftIds | None = None
 ) -> None:
-    """Add one token per round to every incomplete one of the empty ``chains``, until all are complete.
+    """Complete all ``chains``, which are empty: one token per round to each incomplete one.
 
     ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
     """

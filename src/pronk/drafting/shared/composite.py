@@ -1,4 +1,4 @@
-"""Options of composite drafters, which combine the proposals of others or wrap one drafter of chains."""
+"""Options of composite drafters, which combine several drafters or wrap a drafter of chains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Composite(Drafter):
         return tuple(bind_proposer(drafter, target) for drafter in self.parts)
 
     def for_adapter(self) -> Self | None:
-        """Return the composite of the parts for an adapter, if one of the parts keeps texts of other requests."""
+        """Return the composite of the parts for an adapter; ``None`` if no part needs its own.
+
+        A part needs its own if it keeps texts of other requests.
+        """
         own = [drafter.for_adapter() for drafter in self.parts]
         parts = tuple(each or drafter for each, drafter in zip(own, self.parts, strict=True))
         return replace(self, parts=parts) if any(own) else None

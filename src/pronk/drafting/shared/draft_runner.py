@@ -210,7 +210,7 @@ class DraftRunner:
         return stateless and self.runner.supports_draft_chain and self.translation.is_identity
 
     def draft_chain(self, chain: Chain) -> None:
-        """Append draft tokens to an empty chain in one call of the kernels, until it is complete."""
+        """Draft a whole chain, which is empty, in one call of the kernels."""
         context = chain.context
         cache: DraftCache = context.state
         (new,) = self.align([context])
@@ -252,7 +252,7 @@ class DraftRunner:
         return rows
 
     def num_free_positions(self, cache: DraftCache) -> int:
-        """Return how many more tokens the request may cache within the draft model's context length."""
+        """Return how many more tokens of a request fit into the draft model's context."""
         return self.context_length - len(cache.tokens)
 
     def to_draft_ids(self, tokens: Sequence[int]) -> list[int]:
@@ -275,7 +275,10 @@ class DraftRunner:
         return [self.translation.to_target(logits[:]) for logits in result.logits]
 
     def _skip_text(self, cache: DraftCache, length: int) -> None:
-        """Restart a cache that is more than ``max_unread`` tokens behind, at the last ``max_unread`` tokens."""
+        """Restart a cache that is more than ``max_unread`` tokens behind.
+
+        It begins with the last ``max_unread`` tokens.
+        """
         most = self.max_unread
         if most is not None and (length - 1 - cache.num_read > most or cache.start >= length):
             cache.begin_at(max(0, length - 1 - most))

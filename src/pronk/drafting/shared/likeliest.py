@@ -1,4 +1,4 @@
-"""Functions for the drafters of this package: likeliest tokens after a node, and initial draft tokens."""
+"""Likeliest tokens after a node, and initial draft tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _GROUP = 64  # number of ids in a group
 def top_tokens(
     outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Return the ``count`` tokens of largest logits after each of ``nodes`` (default: all), best first.
+    """Return the ``count`` tokens of largest logits after each node, the largest first.
+
+    ``nodes`` are all nodes by default.
 
     The request's logit bias is applied first. Temperature and truncation do not change the order.
     Penalties are not applied, since they depend on the tokens before each node.
@@ -33,7 +35,9 @@ def top_tokens(
 
 
 def _likeliest(logits: Array, count: int) -> list[Array]:
-    """Return the ids of each row's ``count`` largest logits, largest first, equal ones by ascending id.
+    """Return the ids of each row's ``count`` largest logits, the largest first.
+
+    Equal logits are in the order of their ids.
 
     The ids are divided into groups. The ``count`` largest logits are in the ``count`` groups of the
     largest maxima, so that only these groups, and ids without a group, are sorted.
@@ -59,6 +63,9 @@ def _likeliest(logits: Array, count: int) -> list[Array]:
 
 
 def initial_draft_token(prompt: Sequence[int], position: int) -> int:
-    """Return a token of the prompt as the draft token for ``position``, for which no target output exists."""
+    """Return a token of the prompt as the draft token for ``position``.
+
+    The target has no output for this position yet.
+    """
     # 7919 is a large prime, so neighbouring positions get distant tokens of the prompt.
     return prompt[position * 7919 % len(prompt)]

@@ -1,11 +1,11 @@
-"""Modules that read the target's hidden states at run time: Kangaroo, multi-token and EAGLE-3 heads.
+"""Runner of modules that read the target's hidden states: multi-token and EAGLE-3 heads.
 
 Such a module reads the output of one of the target's layers, one row per token, and attends to its
 own keys and values of the earlier rows. These are in a
 :class:`~pronk.drafting.shared.draft_cache.DraftCache` for each request, which can lack the last
 tokens of the text::
 
-    text         a b c d e       the target has computed a b c d and kept their hidden states, but not yet e
+    text         a b c d e       the target has computed a b c d, whose hidden states are saved
     cache        a b             the module must still run c and d
 
 Rows of draft tokens follow the text. They stay in the cache if the draft tokens are accepted.
@@ -47,7 +47,7 @@ CompilePart = Callable[[int, Program], None]
 
 
 class ModuleRunner:
-    """Owns the KV pool of a module, and runs the module for several requests in shared forward passes.
+    """Runs a module for several requests in shared forward passes; owns its KV pool.
 
     The module has several *parts* (such as heads), each with at most one attention layer;
     ``compile_part`` makes their programs. The pool has the layers that ``config`` describes, one
@@ -71,7 +71,7 @@ class ModuleRunner:
         return DraftCache(self.cache)
 
     def reserve(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
-        """Drop the cached tokens that differ from the text, and allocate KV slots for the whole text.
+        """Drop cached tokens that differ from the text; allocate KV slots for the whole text.
 
         Slots are also allocated for ``extra_rows`` rows after the text. Return False if the pool is
         full.
@@ -116,7 +116,7 @@ class ModuleRunner:
         return True
 
     def reserve_again(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
-        """Drop the last committed row, whose output gives the first draft token, then do :meth:`reserve`.
+        """Drop the last committed row, whose output gives the first draft token; reserve slots.
 
         Also return False if no draft token is allowed, or the target has no hidden state of the
         last row.
@@ -152,7 +152,9 @@ class ModuleRunner:
         layer: int,
         forward: Forward,
     ) -> Array:
-        """Run the module on the tokens before ``stops[i]`` of each text that its cache lacks, at least one.
+        """Run the module on the tokens of each text that its cache lacks, at least one.
+
+        The tokens end before ``stops[i]``.
 
         ``layer`` (from 1) is the target's layer whose output the module reads. The target's cache
         must have this output for all tokens, and the caches need slots. Long texts are run in

@@ -6,7 +6,7 @@ token ``i + 2``::
 
     EAGLE-3   x = concat(norm(e), norm(f))             y = r + attention(x)       r is f or norm(f)
               a = y + mlp(norm(y))                     logits = head(norm(a))
-    MTP       x = W concat(norm(e), norm(f))           a = decoder layer of x     logits = head(norm(a))
+    MTP       x = W concat(norm(e), norm(f))     a = decoder layer of x     logits = head(norm(a))
 
 A draft token's row has no feature of the target. It takes the head's own output in the row before
 instead: ``a``, or ``norm(a)`` with ``norm_output``. EAGLE-3's further layers are ordinary ones, or
@@ -175,7 +175,7 @@ class HeadFeature:
         return digest.hexdigest()
 
     def project(self, outputs: Sequence[Array]) -> Array:
-        """Return features ``[rows, width]``, given the output ``[rows, hidden]`` of each of the layers."""
+        """Return features ``[rows, width]`` of the layers' outputs, ``[rows, hidden]`` each."""
         rows = ProgramRows.without_segments(len(outputs[0]))
         if self._weights[0].kind == "mtp":
             features = np.array(outputs[0])

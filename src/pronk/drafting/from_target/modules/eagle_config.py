@@ -1,13 +1,13 @@
-"""Configuration of a trained head, EAGLE-3 (Li et al. 2025) or MTP, and its reader for every layout.
+"""Configuration of a trained EAGLE-3 (Li et al. 2025) or MTP head, and its reader for all layouts.
 
-=============  =====================================================================================================
+=============  ===================================================================================
 layout         ``config.json``
-=============  =====================================================================================================
-speculators    ``speculators_model_type``; the decoder's configuration is nested in ``transformer_layer_config``
-EAGLE          flat: the decoder's keys, ``draft_vocab_size``, ``eagle_config``; SpecForge and AngelSlim, too
-DeepSpec       flat: ``architectures`` is ``Qwen3Eagle3Model``; ``target_layer_ids`` counts layers from 0
+=============  ===================================================================================
+speculators    ``speculators_model_type``; the decoder's keys in ``transformer_layer_config``
+EAGLE          flat: the decoder's keys, ``draft_vocab_size``, ``eagle_config``; SpecForge, too
+DeepSpec       flat: ``Qwen3Eagle3Model``; ``target_layer_ids`` counts layers from 0
 target         an MTP head in the checkpoint of its target, whose ``config.json`` it shares
-=============  =====================================================================================================
+=============  ===================================================================================
 
 ``pronk train`` writes the layout speculators (:meth:`EagleConfig.document`), which vLLM and SGLang
 read, with one more key: ``pronk``, an object with the fingerprint of the target.
@@ -72,13 +72,13 @@ _DEEPSPEC_KEYS = _DECODER_KEYS | frozenset(
 
 
 def default_sources(num_layers: int) -> tuple[int, int, int]:
-    """Return the layers of the target (from 1; 0 is the embedding) that an EAGLE-3 head reads by default."""
+    """Return the target's layers that an EAGLE-3 head reads by default (from 1; 0: embedding)."""
     return min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)
 
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Sizes and features of a head; :mod:`~pronk.drafting.from_target.modules.eagle` has the formulas.
+    """Sizes and features of a head; the formulas are in :mod:`.eagle`.
 
     Attributes:
         kind: ``"eagle3"`` or ``"mtp"``.

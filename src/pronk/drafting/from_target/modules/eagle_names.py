@@ -3,8 +3,8 @@
 Every layout is read by the names of the layout ``speculators``, with these additions for an MTP
 head::
 
-    token_norm      norm of the token's embedding             feature_norm    norm of the target's hidden state
-    fc              both, concatenated, to the hidden size    layers.0        an ordinary decoder layer
+    token_norm   norm of the token's embedding       feature_norm   norm of a hidden state
+    fc           both, concatenated, to hidden size  layers.0       an ordinary decoder layer
 
 A head can also be a part of its target's checkpoint. The tensors of the target then get a prefix
 and are ignored.

@@ -5,8 +5,8 @@ text after the last *mark* is encoded again. A mark is a position where tokens o
 begin, and from which the rest of the text
 encodes to the same tokens alone as within the whole text. For example::
 
-    target    the| quick| br|own| fox      tokens of both tokenizers begin at the bytes 0, 3, 9 and 15;
-    draft     the| qui|ck| brown| fox      the mark at byte 9 has 2 target tokens and 3 draft tokens before it
+    target    the| quick| br|own| fox      tokens of both begin at the bytes 0, 3, 9 and 15;
+    draft     the| qui|ck| brown| fox      before the mark at byte 9: 2 target and 3 draft tokens
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Recoding:
         return data[prefix:], [end - prefix for end in accumulate(map(len, pieces))]
 
     def encode_bytes(self, data: bytes, edge: int) -> tuple[list[int], bool]:
-        """Return the draft's token ids of ``data``, and whether the last character could be encoded.
+        """Return the draft's token ids of ``data``, and whether its last character is encoded.
 
         Each byte of invalid UTF-8 becomes one byte token, for example if the end of the last
         character is missing.
@@ -183,7 +183,10 @@ class Reencoder:
         return start.num_draft + common_prefix_length(old_tokens, self.tokens[start.num_draft :], 0)
 
     def _append_special(self, recoding: Recoding, tokens: Sequence[int], position: int) -> None:
-        """Encode the text from the last mark to the special token at ``position``, and set a mark after it."""
+        """Encode the text from the last mark to a special token, and set a mark after it.
+
+        ``position`` is that of the special token.
+        """
         mark = self._marks[-1]
         special = tokens[position]
         data, _ = recoding.target_bytes(tokens[mark.num_target : position], mark.edge)

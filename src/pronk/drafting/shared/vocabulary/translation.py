@@ -153,7 +153,10 @@ class Translation:
 
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
-    """Return the ids whose tokens differ, or ``None`` if the vocabularies are not *identical* (see above)."""
+    """Return the ids whose tokens differ; ``None`` if the vocabularies are not *identical*.
+
+    The module's description defines identical vocabularies.
+    """
     vocabularies = [
         tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (target, draft)
     ]
@@ -192,7 +195,7 @@ def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
 
 
 def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
-    """Map the target's special ids to the draft's: tokens with the same name, and end-of-text tokens."""
+    """Map the target's special ids to the draft's of the same name, and end-of-text tokens."""
     names = {draft.backend.id_to_token(i): i for i in sorted(draft.special_ids)}
     pairs = {
         i: names[name]
