@@ -36,8 +36,8 @@ from pronk.models.decoder import Decoder as Decoder
 from pronk.models.decoder import Layer as Layer
 from pronk.models.decoder import count_parameters as count_parameters
 from pronk.models.decoder import forward_weights as forward_weights
-from pronk.models.forward_job import ForwardJob as ForwardJob
-from pronk.models.forward_job import Segment as Segment
+from pronk.models.forward_batch import BatchEntry as BatchEntry
+from pronk.models.forward_batch import ForwardBatch as ForwardBatch
 from pronk.models.kernel_backend import KernelBackend as KernelBackend
 from pronk.models.kernels import load_kernels as load_kernels
 from pronk.models.layer_executor import LayerExecutor as LayerExecutor
@@ -51,5 +51,4 @@ from pronk.models.program import KVSource as KVSource
 from pronk.models.program import OutputRange as OutputRange
 from pronk.models.program import Program as Program
 from pronk.models.program import output_range as output_range
-from pronk.models.program_rows import ProgramRows as ProgramRows
 from pronk.models.split import TensorSplit as TensorSplit

@@ -24,10 +24,10 @@ from pronk.cache.budget import BLOCK_SIZE, parse_memory
 from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import PagedCache
 from pronk.models.backend import Backend
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.program import KVSource
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 from tiny_models import (
     kernels,
@@ -153,9 +153,9 @@ def backend_of(cache: PagedCache) -> Backend:
     )
 
 
-def rows_after(block_table: BlockTable, count: int) -> ProgramRows:
+def rows_after(block_table: BlockTable, count: int) -> ForwardBatch:
     tokens = [0] * count
-    return ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens)
+    return ForwardBatch([BatchEntry(block_table, TokenTree.chain(tokens))])
 
 
 def start_text(cache: PagedCache) -> BlockTable:

@@ -25,7 +25,7 @@ from cache.test_paged import (  # noqa: F401 - tests, which the fixtures below r
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
 from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
 from pronk.torch.cache import TorchCache
@@ -58,8 +58,8 @@ def test_kernels_and_torch_write_the_same_rows(dtype: DType, kv_dtype: DType | N
         cache = make_cache(decoder.config, dtype, **shape)
         block_table = BlockTable()
         cache.prepare(block_table, 70)
-        job = ForwardJob(Segment(block_table, TokenTree.chain(range(70))), range(70), 70)
-        ModelRunner(decoder, cache).forward([job])
+        entry = BatchEntry(block_table, TokenTree.chain(range(70)), range(70), 70)
+        ModelRunner(decoder, cache).forward(ForwardBatch([entry]))
         cache.commit(block_table, range(70))
         found.append([each.astype(np.float32) for each in read_kv(cache, 0, block_table)])
         assert all(each.shape == (2, 70, 16) for each in found[-1])

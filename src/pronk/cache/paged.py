@@ -37,6 +37,7 @@ from pronk.cache.layout import (
 from pronk.cache.prefix import PrefixCache
 from pronk.cache.prompt_cache import PromptCache
 from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.rope import RopeConfig, RopeTable
 from pronk.kernels.library import TYPES, Kernels
 
 # Numbers that the kernel ``pronk_move`` uses for kinds of arrays: kept layer outputs, values, keys.
@@ -110,6 +111,7 @@ class PagedCache:
         self.hidden: dict[Kept, Array] = {}  # pools of what is kept besides, ``[1, slots, width]``
         self._key_layout, self._value_layout = self._choose_layouts()
         self._owners: dict[Kept, WeakSet[object]] = {}  # the objects that read what is kept
+        self._rope_tables: dict[RopeConfig, RopeTable] = {}
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
@@ -140,6 +142,12 @@ class PagedCache:
             self.values.append(self._new_pool(heads, value_shape, self.kv_dtype))
         self.hidden = {each: self._new_hidden_pool(self.kept_width(each)) for each in kept}
         self._on_pool_change()
+
+    def rope_table(self, rope: RopeConfig) -> RopeTable:
+        """Return the table of a rotation of keys; all programs that use this cache share it."""
+        if rope not in self._rope_tables:
+            self._rope_tables[rope] = RopeTable(rope)
+        return self._rope_tables[rope]
 
     def keep_hidden(self, kept: Kept, owner: object) -> None:
         """Keep the output of a layer (from 1), or a projection, for the tokens of every later forward pass.

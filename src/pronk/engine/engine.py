@@ -29,7 +29,7 @@ from pronk.engine.request_step import OutputProcessor, plan_step
 from pronk.engine.scheduler import Scheduler
 from pronk.engine.speculator import Speculator
 from pronk.models.adapters import Adapter, cache_salt
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.stateless import Logits
@@ -216,9 +216,9 @@ class Engine:
 
         def forward(tree: TokenTree, logits_nodes: range) -> Logits:
             self.cache.prepare(block_table, block_table.length + len(tree))
-            job = ForwardJob(Segment(block_table, tree), logits_nodes, len(prompt))
+            entry = BatchEntry(block_table, tree, logits_nodes, len(prompt))
             with interruptible():
-                return self.runner.forward([job]).logits[0]
+                return self.runner.forward(ForwardBatch([entry])).logits[0]
 
         try:
             while block_table.length < len(prompt):
@@ -237,21 +237,22 @@ class Engine:
         start_time = self.runner.clock()
         self.scheduler.expire()
         self._remove_finished()  # so that waiting requests can use their KV blocks
-        batch = self.scheduler.schedule()
-        self.speculator.begin(batch, self.scheduler.preempted)
-        if not batch:
+        scheduled = self.scheduler.schedule()
+        self.speculator.begin(scheduled, self.scheduler.preempted)
+        if not scheduled:
             return
-        drafts = self.speculator.propose(batch)
-        steps = [plan_step(scheduled, drafts.get(scheduled.request)) for scheduled in batch]
+        drafts = self.speculator.propose(scheduled)
+        steps = [plan_step(each, drafts.get(each.request)) for each in scheduled]
+        batch = ForwardBatch([step.entry for step in steps])
         layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
         with interruptible():
-            result = self.runner.forward([step.job for step in steps], layers)
+            result = self.runner.forward(batch, layers)
         for step in steps:
             step.request.stats.target_seconds += result.seconds
         outcomes: dict[Request, Outcome[Any]] = {}
-        for number, step in enumerate(steps):
+        for index, step in enumerate(steps):
             try:
-                outcome = self.output_processor.commit(step, result.job_result(number))
+                outcome = self.output_processor.process(step, result, index)
             except NotFiniteError:
                 step.request.result.fail(PronkError(_not_finite_message(self.cache.dtype)))
             except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of a request
@@ -259,7 +260,7 @@ class Engine:
             else:
                 if outcome is not None:
                     outcomes[step.request] = outcome
-        self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
+        self.speculator.update(steps, outcomes, batch, start_time, experts_read=result.experts_read)
 
     def _remove_finished(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:

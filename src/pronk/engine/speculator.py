@@ -22,6 +22,7 @@ from pronk.engine.scheduler import ScheduledRequest
 from pronk.engine.validate_draft import validate_draft
 from pronk.models.adapters import Adapter
 from pronk.models.cost_model import CostCurve
+from pronk.models.forward_batch import ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
 
@@ -118,26 +119,24 @@ class Speculator:
         self,
         steps: Sequence[RequestStep],
         outcomes: Mapping[Request, Outcome[Any]],
-        context: int,
+        batch: ForwardBatch,
         began: float,
         *,
-        touched: float | None = None,
+        experts_read: float | None = None,
     ) -> None:
         """End a step: pass outcomes to proposers.
 
         Record durations, and what drafting cost and saved.
 
         ``outcomes`` are those of the decoding requests. The step began at ``began`` by the runner's
-        clock. ``context`` and ``touched`` are those of
+        clock. ``batch`` is that of the forward pass, and ``experts_read`` that of
         :class:`~pronk.models.model_runner.ForwardResult`.
         """
         self._observe(outcomes)
         seconds = self.runner.clock() - began - self.seconds
         self._record_step(steps, outcomes, seconds)
         plain = not any(step.draft.num_draft_tokens for step in steps)
-        self.runner.record_duration(
-            [step.job for step in steps], context, seconds, plain=plain, touched=touched
-        )
+        self.runner.record_duration(batch, seconds, plain=plain, experts_read=experts_read)
         for step in steps:
             decision_trace = step.request.speculation.trace
             outcome = outcomes.get(step.request)

@@ -29,9 +29,9 @@ from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import Kernels, KernelsError, arithmetic_digest, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.models.decoder import Decoder, Layer
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm, WeightLayout
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.sampling.tree import TokenTree
 
@@ -272,7 +272,6 @@ class _LayerRunner:
             config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype
         )
         self.block_table = BlockTable()
-        self.rope = RopeTable(config.rope)
 
     def run(self, tree: TokenTree) -> Array:
         """Return the layer's output for every node.
@@ -282,13 +281,12 @@ class _LayerRunner:
         length = self.block_table.length
         config = self.decoder.config
         self.cache.prepare(self.block_table, length + len(tree))
-        rows = ProgramRows().set_segments([(self.block_table, tree, 0)], tree.tokens)
-        rows.rotate(self.rope)
+        batch = ForwardBatch([BatchEntry(self.block_table, tree)])
         program = self.decoder.backend.program(config.hidden_size, self.dtype, self.cache)
         program.embed(self.decoder)
         self.decoder.layers[0].compile(program, 0)
         out = np.empty((len(tree), config.hidden_size), self.dtype)
-        program.run(rows, out)
+        program.run(batch, out)
         self.cache.commit(self.block_table, range(tree.main_chain))
         return out.astype(np.float32)
 

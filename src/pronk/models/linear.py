@@ -17,7 +17,6 @@ from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.options import WEIGHTS
 from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
 
 if TYPE_CHECKING:
     from pronk.models.backend import AnyMatrix, Backend, Matrix
@@ -109,9 +108,7 @@ class Linear:
             self._programs[dtype] = program
         y = np.empty((len(x), self.out_features), np.float32)
         if len(x):
-            self._programs[dtype].run(
-                ProgramRows.without_segments(len(x)), np.ascontiguousarray(x, dtype), y
-            )
+            self._programs[dtype].run(None, np.ascontiguousarray(x, dtype), y)
         return y
 
 

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 from pronk.base.arrays import Array, DType
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
-from pronk.models.program_rows import ProgramRows
+from pronk.models.forward_batch import ForwardBatch
 
 
 class OutputRange(NamedTuple):
@@ -237,7 +237,7 @@ class Program(ABC):
         ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"``, ``"scores"`` or
         ``"logits"``. ``linear`` may be :class:`~pronk.models.linear.Experts`, of which each row
         uses those of the last :meth:`route`. With ``only_logits_rows``, only the rows of
-        :meth:`ProgramRows.select_logits_rows` are computed. A gated layer yields ``activation(gate)
+        :attr:`ForwardBatch.logits_rows` are computed. A gated layer yields ``activation(gate)
         · up``. ``scale`` and the soft cap are those of ``output``, by default those of ``linear``.
         """
 
@@ -275,16 +275,19 @@ class Program(ABC):
     @abstractmethod
     def run(
         self,
-        rows: ProgramRows,
+        batch: ForwardBatch | None,
         stream: Array,
         logits: Array | None = None,
         collected: Array | None = None,
-    ) -> None:
-        """Run the program on ``rows``.
+    ) -> int:
+        """Run the program on the rows of a batch; return the number of experts read, over all layers.
+
+        ``batch`` may be ``None`` for a program without embedding, attention and convolution, which
+        needs nothing but the rows of ``stream``.
 
         ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill
-        ``logits``, float32 ``[rows, outputs]`` or ``[selected rows, outputs]``, and ``collected``
-        ``[collected layers, rows, hidden]``.
+        ``logits``, float32 ``[rows, outputs]`` or ``[len(batch.logits_rows), outputs]``, and
+        ``collected`` ``[collected layers, rows, hidden]``.
         """
 
 

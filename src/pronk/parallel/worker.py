@@ -18,6 +18,7 @@ import numpy as np
 from pronk.backends import (
     BLOCK_SIZE,
     Decoder,
+    ForwardBatch,
     ModelRunner,
     PagedCache,
     TensorSplit,
@@ -161,13 +162,14 @@ class WorkerLoop:
         if request.kv_rows is not None:
             self.cache.import_slots(request.slots, request.kv_rows)
         self._logits.clear()  # free the memory before the forward pass allocates new logits
-        result = self.runner.forward([rows.job for rows in request.rows], request.collect)
+        batch = ForwardBatch([rows.entry for rows in request.rows])
+        result = self.runner.forward(batch, request.collect)
         self._request_number = request.number
         self._logits = [logits[:] for logits in result.logits]
         arrays = [
             logits
             for rows, logits in zip(request.rows, self._logits, strict=True)
-            if rows.job.all_logits
+            if rows.entry.all_logits
         ]
         for layer in sorted(request.collect):
             outputs = result.hidden[layer]
@@ -176,21 +178,21 @@ class WorkerLoop:
                 for shard_index, rows in enumerate(request.rows)
             ]
         sampled = chain.from_iterable(map(self._sample, request.rows, self._logits))
-        values = [request.number, round(1e9 * result.seconds), result.context, *sampled]
+        values = [request.number, round(1e9 * result.seconds), batch.num_committed, *sampled]
         data = np.concatenate([as_bytes(array) for array in arrays]) if arrays else b""
         self.peer.send(MessageKind.DONE, values, data)
 
     def _sample(self, rows: WorkRows, logits: Array) -> list[int]:
-        """Return a token for each logits row, or an empty list if the driver has to sample the job's tokens."""
-        job = rows.job
+        """Return a token for each logits row, or an empty list if the driver has to sample."""
+        entry = rows.entry
         kernels = self.runner.decoder.backend.kernels
-        if job.stateless_sampler is None or kernels is None:
+        if entry.stateless_sampler is None or kernels is None:
             return []
-        first = job.segment.block_table.length + 1
-        depths = job.segment.tree.depths
-        rows_and_nodes = zip(logits, job.logits_nodes, strict=True)
+        first = entry.block_table.length + 1
+        depths = entry.tree.depths
+        rows_and_nodes = zip(logits, entry.logits_nodes, strict=True)
         return [
-            job.stateless_sampler.choose(kernels, row, first + depths[node])
+            entry.stateless_sampler.choose(kernels, row, first + depths[node])
             for row, node in rows_and_nodes
         ]
 
