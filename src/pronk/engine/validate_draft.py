@@ -22,13 +22,15 @@ _TOLERANCE = 1e-3
 def validate_draft(
     name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int
 ) -> TokenTree:
-    """Check a proposed tree.
+    """Check a proposed tree, and drop nodes that the target need not compute.
 
-    Drop nodes beyond the limits or the vocabulary and nodes the guide forbids.
+    These are nodes beyond the limits or the vocabulary, and nodes that the guide forbids. This is
+    the only place where a proposal is checked: later steps rely on it.
 
     Raises ``OptionError``, ``TypeError`` or ``ValueError`` if the tree is invalid, or its root is
     not the last token.
     """
+    tree.check()
     if tree.num_draft_tokens:
         tree = _to_plain_types(tree)
     if tree.tokens[0] != context.tokens[-1]:
