@@ -159,7 +159,7 @@ def prepared(llm: LLM, rows: int) -> tuple[BlockTable, BatchEntry]:
     runner.forward(
         ForwardBatch([BatchEntry(block_table, TokenTree.chain([5] * CONTEXT), range(0), CONTEXT)])
     )
-    llm.engine.cache.commit(block_table, range(CONTEXT))
+    llm.engine.cache.commit_slots(block_table, range(CONTEXT))
     return block_table, BatchEntry(block_table, TokenTree.chain([7] * rows), range(rows), CONTEXT)
 
 
@@ -175,7 +175,7 @@ def prefill(llm: LLM, tokens: int, limit: float) -> dict[str, float]:
             last = range(len(chunk) - 1, len(chunk))
             entry = BatchEntry(block_table, TokenTree.chain(chunk), last, tokens)
             llm.engine.runner.forward(ForwardBatch([entry]))
-            llm.engine.cache.commit(block_table, range(len(chunk)))
+            llm.engine.cache.commit_slots(block_table, range(len(chunk)))
         seconds.append(perf_counter() - began)
         llm.engine.cache.release(block_table)
     decoder = llm.engine.runner.decoder

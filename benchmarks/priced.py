@@ -91,7 +91,7 @@ def _cached(runner: ModelRunner, tokens: int) -> BlockTable:
         runner.forward(
             ForwardBatch([BatchEntry(table, TokenTree.chain([5] * count), range(0), tokens)])
         )
-        runner.cache.commit(table, range(count))
+        runner.cache.commit_slots(table, range(count))
     return table
 
 

@@ -210,7 +210,7 @@ _SCHEDULER = (
     Fault(
         "a resumed request counts each earlier token twice",
         "engine/request.py",
-        "            self.sampler.commit(1)\n",
+        "            self.sampler.commit_tokens(1)\n",
         "",
         "test_async_llm.py",
     ),

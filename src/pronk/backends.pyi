@@ -7,9 +7,9 @@ from pronk.cache.layout import ROWS as ROWS
 from pronk.cache.layout import PoolLayout as PoolLayout
 from pronk.cache.layout import kv_bytes_per_token as kv_bytes_per_token
 from pronk.cache.layout import state_bytes as state_bytes
-from pronk.cache.paged import Kept as Kept
+from pronk.cache.paged import Feature as Feature
 from pronk.cache.paged import PagedCache as PagedCache
-from pronk.cache.paged import Projection as Projection
+from pronk.cache.paged import SavedFeature as SavedFeature
 from pronk.checkpoint.config import MixtureConfig as MixtureConfig
 from pronk.checkpoint.config import ModelConfig as ModelConfig
 from pronk.checkpoint.config import default_query_scale as default_query_scale

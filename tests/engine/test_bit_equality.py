@@ -170,7 +170,7 @@ class Texts:
         )
 
     def commit(self, block_table: BlockTable, nodes: Sequence[int]) -> None:
-        self.cache.commit(block_table, nodes)
+        self.cache.commit_slots(block_table, nodes)
         if self.window is not None:
             self.cache.release_before(block_table, block_table.length - self.window + 1)
 

@@ -98,7 +98,7 @@ def test_passes_know_how_many_experts_they_read(*, packed: bool) -> None:
     assert seen[1] == {1.0}
     assert len(seen) > 5
     for rows, found in seen.items():
-        assert all(1.0 <= touched <= min(rows, 3.0) for touched in found)
+        assert all(1.0 <= experts_read <= min(rows, 3.0) for experts_read in found)
         assert rows < 50 or max(found) > 2.5
     assert max(seen[2]) > 1.2
 

@@ -50,7 +50,7 @@ class TextsInCache:
         )
         self.layers = range(1, decoder.config.num_layers + 1)
         for layer in self.layers:
-            self.runner.cache.keep_hidden(layer, self)
+            self.runner.cache.save_feature(layer, self)
         self.tables = [self._read(text(seed, length)) for seed, length in enumerate(LENGTHS)]
 
     def _read(self, tokens: Sequence[int]) -> BlockTable:
@@ -102,7 +102,7 @@ class TextsInCache:
             rows += [
                 part for layer in range(len(cache.keys)) for part in read_kv(cache, layer, held)
             ]
-            rows += [cache.read_hidden(layer, held, 0, held.length) for layer in cache.hidden]
+            rows += [cache.read_feature(layer, held, 0, held.length) for layer in cache.features]
         return rows
 
 

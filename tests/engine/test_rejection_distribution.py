@@ -262,7 +262,7 @@ def test_accepted_rows_that_are_not_moved_are_detected(monkeypatch: pytest.Monke
         output_processor: OutputProcessor, request: Request, offsets: Sequence[int]
     ) -> None:
         request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
-        output_processor.cache.commit(request.block_table, range(len(offsets)))
+        output_processor.cache.commit_slots(request.block_table, range(len(offsets)))
 
     monkeypatch.setattr(OutputProcessor, "_commit_slots", unmoved)
     with pytest.raises(AssertionError) as caught:

@@ -87,7 +87,7 @@ class Convolution:
             found.append(
                 self.run([(table, TokenTree.chain([0] * count), 0)], x[start : start + count])
             )
-            self.cache.commit(table, range(count))
+            self.cache.commit_slots(table, range(count))
             start += count
         return np.concatenate(found)
 
@@ -179,7 +179,7 @@ def in_tree_and_batch(made: Convolution, x: Array, alone: Array) -> None:
     )
     second = made.run([(table, tree, half)], np.stack(rows[half:]))
     assert same(np.concatenate((first, second))[nodes], alone[start : start + count])
-    made.cache.commit(table, nodes)
+    made.cache.commit_slots(table, nodes)
     assert same(made.read(x[start + count :], [1, 4], table), alone[start + count :])
 
 

@@ -205,7 +205,7 @@ class Text:
                 runner.forward(
                     ForwardBatch([BatchEntry(table, TokenTree.chain(held), range(0), length)])
                 )
-                runner.cache.commit(table, range(length))
+                runner.cache.commit_slots(table, range(length))
             runner.cache.release_before(table, released)
             start = table.num_released * runner.cache.block_size
             self.others.append(slow(other, held or [0], {})[1]._replace(length=length, start=start))
@@ -238,7 +238,7 @@ class Text:
         for count in chunks:
             tree = TokenTree.chain(self.tokens[self.table.length :][:count])
             rows.append(self.model.runner.forward(ForwardBatch([self.entry(tree)])).logits[0][:])
-            self.model.cache.commit(self.table, range(len(tree)))
+            self.model.cache.commit_slots(self.table, range(len(tree)))
         return np.concatenate(rows)
 
 
@@ -291,7 +291,7 @@ def test_trees_in_several_passes_and_accepted_paths(backend: Backend) -> None:
     )
     assert_near(found, text.want(TREE))
     path = [0, *TREE.path(6)]
-    model.cache.commit(text.table, path)
+    model.cache.commit_slots(text.table, path)
     text.tokens += [TREE.tokens[node] for node in path]
     after = model.runner.forward(ForwardBatch([text.entry(TREE)])).logits[0][:]
     assert_near(after, text.want(TREE))

@@ -80,7 +80,7 @@ def test_layer_outputs_kept_from_the_middle_of_a_text_on(
                 owners.append(Owner())
                 if len(owners) == 1:
                     recomputed.clear()
-                engine.cache.keep_hidden(len(owners), owners[-1])
+                engine.cache.save_feature(len(owners), owners[-1])
         assert max(recomputed) > 10
     assert_same(found, want)
 
@@ -152,7 +152,7 @@ def entry(engine: Engine, rows: int, length: int) -> BatchEntry:
     made = runner_of(engine)
     engine.cache.prepare(block_table, length + rows)
     made.forward([BatchEntry(block_table, TokenTree.chain([5] * length), range(0), length)])
-    engine.cache.commit(block_table, range(length))
+    engine.cache.commit_slots(block_table, range(length))
     engine.cache.prepare(block_table, length + rows)
     return BatchEntry(block_table, star(rows), range(rows), length)
 

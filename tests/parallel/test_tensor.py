@@ -128,7 +128,7 @@ def logits(runner: ModelRunner, ends: Sequence[int]) -> Array:
             block_table, TokenTree.chain(TEXT[begin:end]), range(end - begin), len(TEXT)
         )
         found.append(runner.forward(ForwardBatch([entry])).logits[0][:])
-        runner.cache.commit(block_table, range(end - begin))
+        runner.cache.commit_slots(block_table, range(end - begin))
     return np.concatenate(found)
 
 

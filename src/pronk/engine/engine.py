@@ -226,7 +226,7 @@ class Engine:
                     block_table.length : block_table.length + self.scheduler.prefill_chunk
                 ]
                 forward(TokenTree.chain(chunk), range(0))
-                self.cache.commit(block_table, range(len(chunk)))
+                self.cache.commit_slots(block_table, range(len(chunk)))
                 self.cache.cache_blocks(block_table, prompt, salt)
                 self.cache.release_outside_window(block_table)
             return [forward(tree, range(len(tree)))[:].copy() for tree in trees]

@@ -280,7 +280,7 @@ class Request:
         for token, source, logprobs in tokens:
             self.sampler.advance(token)
             self.append(token, source=source, logprobs=logprobs)
-            self.sampler.commit(1)
+            self.sampler.commit_tokens(1)
         self.result.undelivered.clear()
 
     def _repeats_call(self, text: str, token: int) -> bool:

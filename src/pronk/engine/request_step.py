@@ -187,7 +187,7 @@ class OutputProcessor:
                 if not request.append(token, source=source, logprobs=logprobs):
                     break
         finally:
-            request.sampler.commit(len(request.tokens) - before)
+            request.sampler.commit_tokens(len(request.tokens) - before)
         return path.tokens[: len(request.tokens) - before]
 
     def _append_forced_tokens(self, request: Request) -> tuple[int, ...]:
@@ -208,14 +208,14 @@ class OutputProcessor:
                 if not request.append(token, source=_GUIDE, logprobs=None):
                     break
         finally:
-            request.sampler.commit(len(request.tokens) - before)
+            request.sampler.commit_tokens(len(request.tokens) - before)
         return tuple(request.tokens[before:])
 
     def _commit_slots(self, request: Request, offsets: list[int] | range) -> None:
         """Commit the rows at these offsets after the committed tokens, in this order."""
         if isinstance(offsets, list):
             request.stats.moved += sum(offset != index for index, offset in enumerate(offsets))
-        self.cache.commit(request.block_table, offsets)
+        self.cache.commit_slots(request.block_table, offsets)
         self.cache.cache_blocks(request.block_table, request.tokens, request.cache_salt)
         self.cache.release_outside_window(request.block_table)
 

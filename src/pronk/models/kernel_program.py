@@ -225,9 +225,9 @@ class KernelProgram(Program):
     def route(self, mixture: MixtureConfig) -> None:
         self._set_mixture(self._append(_ROUTE), mixture)
 
-    def store_hidden(self, layer: int) -> None:
+    def store_feature(self, layer: int) -> None:
         assert self.cache is not None
-        self._append(_STORE).keys = self._keep_alive(self.cache.hidden[layer])
+        self._append(_STORE).keys = self._keep_alive(self.cache.features[layer])
 
     def collect_hidden(self, index: int) -> None:
         self._append(_STORE).collected = index + 1

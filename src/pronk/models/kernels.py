@@ -287,7 +287,7 @@ class _LayerRunner:
         self.decoder.layers[0].compile(program, 0)
         out = np.empty((len(tree), config.hidden_size), self.dtype)
         program.run(batch, out)
-        self.cache.commit(self.block_table, range(tree.main_chain))
+        self.cache.commit_slots(self.block_table, range(tree.main_chain))
         return out.astype(np.float32)
 
 

@@ -125,8 +125,8 @@ class LayerExecutor:
             program.collect_hidden(collect.index(0))
         for index in range(num_layers):
             decoder.layers[index].compile(program, index)
-            if index + 1 in cache.hidden:
-                program.store_hidden(index + 1)
+            if index + 1 in cache.features:
+                program.store_feature(index + 1)
             if index + 1 in collect:
                 program.collect_hidden(collect.index(index + 1))
         if has_logits:

@@ -87,13 +87,13 @@ class ModelRunner:
         """
         start_time = self.clock()
         num_read_before = self._executor.num_experts_read
-        projections = self.cache.projections
-        layers = collect.union(*[projection.layers for projection in projections])
+        features = self.cache.computed_features
+        layers = collect.union(*[feature.layers for feature in features])
         outputs, logits = self._executor.run(batch, self._num_layers, sorted(layers))
         assert logits is not None
-        for projection in projections:
-            states = projection.project([outputs[layer] for layer in projection.layers])
-            self.cache.write_projection(projection, batch.slots(self.cache), states)
+        for feature in features:
+            values = feature.compute([outputs[layer] for layer in feature.layers])
+            self.cache.write_feature(feature, batch.slots(self.cache), values)
         num_read = self._executor.num_experts_read - num_read_before
         seconds = self.clock() - start_time
         return ForwardResult(
@@ -115,7 +115,7 @@ class ModelRunner:
 
         The rows see the committed tokens and earlier nodes of their tree, as in :meth:`forward`.
         Their keys and values of these layers are stored in their slots after the committed tokens,
-        and so are outputs that the cache keeps (:meth:`PagedCache.keep_hidden`). A later call can
+        and so are outputs that the cache saves (:meth:`PagedCache.save_feature`). A later call can
         read them (``BatchEntry.num_computed``); :meth:`forward` computes and stores all of them
         again.
 

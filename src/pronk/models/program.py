@@ -265,8 +265,8 @@ class Program(ABC):
         """Append the choice of the experts of each row, and of their weights, by the buffer ``scores``."""
 
     @abstractmethod
-    def store_hidden(self, layer: int) -> None:
-        """Append an operation: copy the residual stream after ``layer`` (from 1) to ``cache.hidden[layer]``."""
+    def store_feature(self, layer: int) -> None:
+        """Append an operation: save the residual stream after ``layer`` (from 1) as a feature."""
 
     @abstractmethod
     def collect_hidden(self, index: int) -> None:

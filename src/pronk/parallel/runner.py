@@ -284,7 +284,7 @@ class TreeRunner(ModelRunner):
             if not worker.pool.pool_sent:
                 num_blocks = self.mirrored.allocator.num_blocks
                 worker.peer.send(
-                    MessageKind.POOL, [self._message_number, num_blocks, *self.mirrored.hidden]
+                    MessageKind.POOL, [self._message_number, num_blocks, *self.mirrored.features]
                 )
                 self._receive_answer(worker, self._message_number, 0.0)
                 worker.pool.pool_sent = True

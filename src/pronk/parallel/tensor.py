@@ -52,7 +52,7 @@ class SplitCache(PagedCache):
     A token has the same slot in the pools of all processes.
     """
 
-    can_project = False
+    can_compute_features = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.num_resizes = 0  # a worker that receives a new number resizes its own pool
@@ -221,7 +221,7 @@ class TensorParallelExecutor(LayerExecutor):
                 partial = np.empty((batch.num_rows, size), FLOAT32)
                 self._stage_program(half, index).run(batch, states, partial)
                 states[:] = self.all_reduce.sum(partial) + states.astype(FLOAT32, copy=False)
-            if index + 1 in self.cache.hidden:
+            if index + 1 in self.cache.features:
                 self._stage_program("keep", index).run(batch, states)
             if index + 1 in collect:
                 collected[index + 1] = states.copy()
@@ -274,7 +274,7 @@ class TensorParallelExecutor(LayerExecutor):
             elif stage == "mlp":
                 program.mlp(decoder.layers[index], partial=True)
             elif stage == "keep":
-                program.store_hidden(index + 1)
+                program.store_feature(index + 1)
             else:
                 output = OutputRange(decoder.config.logits_scale, decoder.config.logits_cap or 0.0)
                 program.linear(

@@ -84,7 +84,7 @@ class WorkerSettings(dict[str, Any]):
         return decoder, cache, split
 
 
-class _HiddenOwner:
+class _FeatureOwner:
     """Owner of outputs of layers in the KV pool: the pool keeps the outputs until this object is deleted."""
 
 
@@ -95,7 +95,7 @@ class WorkerLoop:
         self.peer = peer
         self.runner = runner
         self.cache = runner.cache
-        self._hidden_owner = _HiddenOwner()
+        self._feature_owner = _FeatureOwner()
         self._request_number = 0  # number of the last WORK request
         self._logits = list[Array]()  # logits of the last WORK request, per tree shard
 
@@ -149,10 +149,10 @@ class WorkerLoop:
 
     def _resize(self, num_blocks: int, layers: Sequence[int]) -> None:
         """Resize the KV pool, so that it stores the outputs of ``layers`` and of no other layers."""
-        self._hidden_owner = _HiddenOwner()
+        self._feature_owner = _FeatureOwner()
         for layer in layers:
-            self.cache.keep_hidden(layer, self._hidden_owner)
-        self.cache.drop_unused_hidden()
+            self.cache.save_feature(layer, self._feature_owner)
+        self.cache.drop_unused_features()
         self.cache.resize(num_blocks)
 
     def _run_request(self, request: WorkRequest) -> None:

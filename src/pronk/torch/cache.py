@@ -20,12 +20,12 @@ from pronk import OptionError
 from pronk.backends import (
     ROWS,
     BlockTable,
+    Feature,
     ForwardBatch,
-    Kept,
     ModelConfig,
     PagedCache,
     PoolLayout,
-    Projection,
+    SavedFeature,
 )
 from pronk.base.arrays import Array
 from pronk.checkpoint import RopeTable
@@ -33,7 +33,7 @@ from pronk.torch.convert import to_array, to_tensor, torch_dtype
 
 
 class TorchCache(PagedCache):
-    """A cache of tensors: ``[kv_heads, slots, head_dim]``, and ``[1, slots, hidden]`` for kept outputs.
+    """A cache of tensors: ``[kv_heads, slots, head_dim]``, and ``[1, slots, width]`` for features.
 
     A ``kv_dtype`` of int8, which only the kernels support, raises an OptionError.
     """
@@ -68,18 +68,19 @@ class TorchCache(PagedCache):
         for pool, rows in ((self.keys[layer], k), (self.values[layer], v)):
             pool[:, slots] = rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1)
 
-    def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+    def write_output(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store outputs ``[rows, hidden]`` of ``layer`` (from 1) at ``slots`` ``[rows]``."""
-        self.hidden[layer][:, slots] = rows.nan_to_num(0.0, 0.0, 0.0)[None]
+        self.features[layer][:, slots] = rows.nan_to_num(0.0, 0.0, 0.0)[None]
 
-    def read_hidden(self, kept: Kept, block_table: BlockTable, start: int, stop: int) -> Array:
-        return to_array(self.hidden[kept][0, self.to_index(self.slots(block_table, start, stop))])
+    def read_feature(
+        self, feature: SavedFeature, block_table: BlockTable, start: int, stop: int
+    ) -> Array:
+        slots = self.to_index(self.slots(block_table, start, stop))
+        return to_array(self.features[feature][0, slots])
 
-    def write_projection(
-        self, projection: Projection, slots: NDArray[np.int64], values: Array
-    ) -> None:
+    def write_feature(self, feature: Feature, slots: NDArray[np.int64], values: Array) -> None:
         rows = to_tensor(values).to(self.device).nan_to_num(0.0, 0.0, 0.0)
-        self.hidden[projection][0, self.to_index(slots)] = rows
+        self.features[feature][0, self.to_index(slots)] = rows
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         source_index = self.to_index(source)

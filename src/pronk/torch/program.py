@@ -241,11 +241,11 @@ class TorchProgram(Program):
 
         self._ops.append(run)
 
-    def store_hidden(self, layer: int) -> None:
+    def store_feature(self, layer: int) -> None:
         cache = self.cache
         assert isinstance(cache, TorchCache)
         self._ops.append(
-            lambda state: cache.write_hidden(layer, state.slots, state.buffers["stream"])
+            lambda state: cache.write_output(layer, state.slots, state.buffers["stream"])
         )
 
     def collect_hidden(self, index: int) -> None:

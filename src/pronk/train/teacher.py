@@ -124,7 +124,7 @@ def target_states(
             nodes = range(min(len(chunk), max(0, first - start)), len(chunk))
             entry = BatchEntry(table, TokenTree.chain(chunk), nodes, len(ids))
             result = target.runner.forward(ForwardBatch([entry]), frozenset((*layers, num_layers)))
-            cache.commit(table, range(len(chunk)))
+            cache.commit_slots(table, range(len(chunk)))
             outputs = {layer: to_tensor(rows[0]).float() for layer, rows in result.hidden.items()}
             parts[0].append(torch.cat([outputs[layer] for layer in layers], dim=-1))
             parts[1].append(outputs[num_layers][nodes.start :])

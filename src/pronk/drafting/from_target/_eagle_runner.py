@@ -85,7 +85,7 @@ class EagleRunner:
             target, head.config, lambda part, program: head.compile_pass(program, logits=part == 1)
         )
         self.feature = HeadFeature(head, target.decoder, target.cache.dtype)
-        target.keep_hidden(self.feature, self)
+        target.save_feature(self.feature, self)
         self.cost_model = CostModel()
         self.relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
 
@@ -270,7 +270,7 @@ class EagleRunner:
         block_table = draft.context.block_table
         start = len(draft.context.state.tokens)
         stop = min(block_table.length, start + count)
-        features = self.target.cache.read_hidden(self.feature, block_table, start, stop)
+        features = self.target.cache.read_feature(self.feature, block_table, start, stop)
         return list(draft.context.tokens[start + 1 : stop + 1]), features
 
     def _run(self, batch: ForwardBatch, features: Array) -> tuple[Array, Array]:

@@ -181,7 +181,7 @@ class ModuleRunner:
         for context, cache, new in zip(contexts, caches, tokens, strict=True):
             start = len(cache.tokens)
             hidden.append(
-                self.target.cache.read_hidden(layer, context.block_table, start, start + len(new))
+                self.target.cache.read_feature(layer, context.block_table, start, start + len(new))
             )
         batch = ForwardBatch(
             [

@@ -85,7 +85,7 @@ class EarlyExit:
         self.module = (
             ModuleRunner(target, adapter.config, adapter.compile_part) if has_attention else None
         )
-        target.keep_hidden(self.exit_layer, self)
+        target.save_feature(self.exit_layer, self)
         self.cost_model = CostModel()
         self.relative_size = self.exit_layer / len(target.decoder.layers)
         self._program: Program | None = None

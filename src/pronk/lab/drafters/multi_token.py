@@ -54,7 +54,7 @@ class _HeadsRunner:
         self.layer = heads.shape.layer
         # by head: the program of its norm and unembedding
         self._unembeddings: dict[int, Program] = {}
-        target.keep_hidden(self.layer, self)
+        target.save_feature(self.layer, self)
 
     def next_logits(self, contexts: Sequence[DraftContext[DraftCache]], count: int) -> Array:
         """Run ``count`` heads on all tokens not yet cached.

@@ -96,7 +96,7 @@ class Stage:
             size = chunks[0] if chunks else len(text)
             tree = TokenTree.chain(text[start : min(start + size, len(text) - 1)])
             self.engine.runner.forward(ForwardBatch([BatchEntry(table, tree, range(0), len(text))]))
-            cache.commit(table, range(len(tree)))
+            cache.commit_slots(table, range(len(tree)))
         return table
 
     def make_cache(self) -> DraftCache:

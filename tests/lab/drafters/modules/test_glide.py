@@ -180,7 +180,7 @@ def test_logits_of_the_core_equal_the_formulas(
         pool.prepare(table, LENGTH)
     entry = BatchEntry(tables[0], TokenTree.chain(TOKENS), range(LENGTH), LENGTH)
     ModelRunner(source, pools[0]).forward(ForwardBatch([entry]))
-    pools[0].commit(tables[0], range(5))
+    pools[0].commit_slots(tables[0], range(5))
     entry = BatchEntry(
         tables[1], TokenTree.chain(TOKENS), range(LENGTH), LENGTH, other_tables=(tables[0],)
     )

@@ -173,7 +173,7 @@ class HeadFeature:
             digest.update(fc.packed.unpack().tobytes())
         return digest.hexdigest()
 
-    def project(self, outputs: Sequence[Array]) -> Array:
+    def compute(self, outputs: Sequence[Array]) -> Array:
         """Return features ``[rows, width]``, given the output ``[rows, hidden]`` of each of the layers."""
         if self._weights[0].kind == "mtp":
             features = np.array(outputs[0])
