@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pronk.cache.blocks import BlockTable
 from pronk.kernels.structures import CSegment
+from pronk.sampling.tree import TokenTree
 
 if TYPE_CHECKING:
     from pronk.models.forward_batch import BatchEntry
@@ -32,7 +33,10 @@ class KernelBatch:
 
     def __init__(self, entries: Sequence[BatchEntry], logits_rows: Sequence[int]) -> None:
         self._kept_alive = list[object]()
-        segments = [self._segment(entry) for entry in entries]
+        segments = [
+            self._make_segment(entry.block_table, entry.tree, entry.num_computed)
+            for entry in entries
+        ]
         self.segments = (CSegment * len(segments))(*segments)
         self.tokens = array("i")
         for entry in entries:
@@ -42,29 +46,31 @@ class KernelBatch:
         if self.num_others:
             others = list[CSegment]()
             for tables in zip(*[entry.other_tables for entry in entries], strict=True):
-                others += [self._cached_tokens(table) for table in tables]
+                others += [self._make_segment(table) for table in tables]
             self.others = (CSegment * len(others))(*others)
         self.logits_rows = self._address_of_rows(logits_rows)
 
-    def _segment(self, entry: BatchEntry) -> CSegment:
-        segment = self._cached_tokens(entry.block_table)
-        tree = entry.tree
-        segment.nodes = len(tree)
-        segment.computed = entry.num_computed
-        if tree.main_chain < len(tree):  # without parents, the tree is a chain
-            segment.parents = self._int32_array(tree.parents)
-        return segment
-
-    def _cached_tokens(self, table: BlockTable) -> CSegment:
-        """Return the structure of the committed tokens of a table."""
+    def _make_segment(
+        self, table: BlockTable, tree: TokenTree | None = None, num_computed: int = 0
+    ) -> CSegment:
+        """Return the structure of the committed tokens of a table, and of the nodes of a tree."""
         blocks = table.c_blocks
         self._kept_alive.append(blocks)
+        num_nodes = 0
+        parents = None
+        if tree is not None:
+            num_nodes = len(tree)
+            if tree.main_chain < num_nodes:  # without parents, the tree is a chain
+                parents = self._int32_array(tree.parents)
         return CSegment(
-            blocks=ctypes.addressof(blocks),
-            released=table.num_released,
-            length=table.length,
-            num_blocks=len(blocks),
-            adapter=table.adapter,
+            ctypes.addressof(blocks),
+            parents,
+            table.num_released,
+            table.length,
+            num_nodes,
+            num_computed,
+            len(blocks),
+            table.adapter,
         )
 
     def _address_of_rows(self, rows: Sequence[int]) -> int:

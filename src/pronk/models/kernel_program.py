@@ -266,21 +266,21 @@ class KernelProgram(Program):
         self, batch: ForwardBatch | None, stream: Array, *, extra_positions: int = 0
     ) -> CForward:
         """Return the arguments of a forward pass without its results."""
-        call = CForward(
-            rows=len(stream),
-            type=TYPES[self.dtype],
-            hidden=self.hidden,
-            isa=self.kernels.isa,
-            threads=num_threads(),
-            stream=stream.ctypes.data,
-        )
+        call = CForward()
+        call.rows = len(stream)
+        call.type = TYPES[self.dtype]
+        call.hidden = self.hidden
+        call.isa = self.kernels.isa
+        call.threads = num_threads()
+        call.stream = stream.ctypes.data
         if batch is None:
             return call
         arrays = batch.for_kernels
         call.segments = len(arrays.segments)
         call.segment = arrays.segments
-        call.num_others = arrays.num_others
-        call.others = arrays.others
+        if arrays.others is not None:
+            call.num_others = arrays.num_others
+            call.others = arrays.others
         call.tokens = arrays.tokens.buffer_info()[0]
         call.num_wanted = len(batch.logits_rows)
         call.wanted = arrays.logits_rows
