@@ -279,7 +279,9 @@ def learn_experts(
             if number > 1
             else 1.0
         )
-        model.learn(number, 100, disturbed(truth.at(number, experts_read), dice), experts_read=experts_read)
+        model.learn(
+            number, 100, disturbed(truth.at(number, experts_read), dice), experts_read=experts_read
+        )
 
 
 def test_independent_choices_are_the_prior() -> None:

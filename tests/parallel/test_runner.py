@@ -15,7 +15,7 @@ from pronk.base.arrays import FLOAT32
 from pronk.cache.blocks import BlockTable
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.models.forward_batch import BatchEntry
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.parallel import runner
 from pronk.parallel.runner import TreeRunner, WorkerHandle
 from pronk.parallel.tree_partition import count_rows
@@ -145,13 +145,14 @@ def star(rows: int) -> TokenTree:
 
 
 def entry(engine: Engine, rows: int, length: int) -> BatchEntry:
-    """Return a entry for a star of ``rows`` nodes after ``length`` tokens that the driver has
+    """Return the entry of a star of ``rows`` nodes after ``length`` tokens that the driver has
     computed.
     """
     block_table = BlockTable()
     made = runner_of(engine)
     engine.cache.prepare(block_table, length + rows)
-    made.forward([BatchEntry(block_table, TokenTree.chain([5] * length), range(0), length)])
+    text = BatchEntry(block_table, TokenTree.chain([5] * length), range(0), length)
+    made.forward(ForwardBatch([text]))
     engine.cache.commit_slots(block_table, range(length))
     engine.cache.prepare(block_table, length + rows)
     return BatchEntry(block_table, star(rows), range(rows), length)
@@ -178,7 +179,7 @@ def test_a_slower_worker_gets_fewer_rows(theirs: float, least: int, most: int) -
         teach(made, 1.0, theirs)
         (worker,) = made.workers
         worker.exchange_times.append(0.0)
-        here, there = made._partition([task])
+        here, there = made._partition(ForwardBatch([task]))
         assert least <= count_rows(there) <= most
         assert count_rows(here) + count_rows(there) >= 64
 
@@ -190,11 +191,11 @@ def test_exchanges_that_cost_more_than_they_save_are_not_made() -> None:
         teach(made, 1.0, 1.0)
         (worker,) = made.workers
         worker.exchange_times.append(100.0)
-        assert [count_rows(share) for share in made._partition([task])] == [32, 0]
+        assert [count_rows(share) for share in made._partition(ForwardBatch([task]))] == [32, 0]
         # The estimate is halved in each of 6 half-lives without an exchange, so that it is measured
         # again.
         worker.idle_steps = 6 * runner.IDLE_HALF_LIFE
-        assert count_rows(made._partition([task])[1]) > 0
+        assert count_rows(made._partition(ForwardBatch([task]))[1]) > 0
 
 
 def test_expensive_bytes_keep_a_text_in_the_driver() -> None:
@@ -204,11 +205,11 @@ def test_expensive_bytes_keep_a_text_in_the_driver() -> None:
         teach(made, 1.0, 1.0)
         (worker,) = made.workers
         worker.exchange_times.append(0.0)
-        assert count_rows(made._partition([task])[1]) > 0
+        assert count_rows(made._partition(ForwardBatch([task]))[1]) > 0
         worker.byte_times.append(1.0)
-        assert [count_rows(share) for share in made._partition([task])] == [32, 0]
+        assert [count_rows(share) for share in made._partition(ForwardBatch([task]))] == [32, 0]
         worker.pool.valid[:] = True  # the worker has all KV rows
-        assert count_rows(made._partition([task])[1]) > 0
+        assert count_rows(made._partition(ForwardBatch([task]))[1]) > 0
 
 
 @pytest.mark.parametrize(("byte", "sent"), [(0.0, True), (1.0, False)])

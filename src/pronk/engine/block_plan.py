@@ -1,4 +1,4 @@
-"""KV blocks of a request: those that it needs for its next tokens, and those that it may need later."""
+"""KV blocks of a request: how many it needs for its next tokens, and how many later at most."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BlockPlanner:
         )
 
     def num_held(self, request: Request) -> int:
-        """Return the number of blocks that a request has been given so far, released ones included."""
+        """Return the number of blocks that a request has had so far, released ones included."""
         return request.block_table.num_released + len(request.block_table.blocks)
 
     def maximum(self, request: Request) -> int:
@@ -55,14 +55,15 @@ class BlockPlanner:
         return self.maximum_of(max_length(request))
 
     def maximum_of(self, length: int) -> int:
-        """Return the maximum number of blocks that a text of up to ``length`` tokens holds at once."""
+        """Return the most blocks that a text of up to ``length`` tokens holds at once."""
         num_blocks = self.cache.allocator.num_blocks_for(self._in_window(length))
         # One more block, because a window can start in the middle of a block.
         return num_blocks + (self.window is not None)
 
     def can_reserve_all(self, request: Request) -> bool:
-        """Return whether half of the empty blocks suffice for all tokens of a request and its draft tokens.
+        """Return whether a request may reserve the blocks of all its tokens at once.
 
+        It may if half of the empty blocks suffice for them and a step's draft tokens.
         A request with a sliding window never reserves all: it releases its first blocks meanwhile.
         """
         allocator = self.cache.allocator
@@ -91,7 +92,7 @@ class BlockPlanner:
         return max(0, min(self.max_tree, num_slots) - 1)
 
     def _in_window(self, length: int) -> int:
-        """Return ``length``, or less with a sliding window: older tokens have released their blocks."""
+        """Return ``length``, or less with a sliding window, which older tokens have left."""
         return length if self.window is None else min(length, self.window + self.prefill_chunk + 1)
 
 

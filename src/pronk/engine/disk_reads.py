@@ -71,7 +71,7 @@ class DiskReads:
         return request.num_pending - self._num_left.get(request, 0)
 
     def all_wait(self, running: Sequence[Request]) -> bool:
-        """Return whether requests wait for their blocks, and no other running request can go on meanwhile."""
+        """Return whether requests wait for blocks, and no other running request can go on."""
         return bool(self._parts) and all(self.is_reading(each) or each.ended for each in running)
 
     def stop(self, request: Request) -> None:

@@ -120,11 +120,11 @@ class Engine:
     def tree_logits(
         self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None = None
     ) -> list[Array]:
-        """Return the logits ``[nodes, vocab]`` of token trees below a prompt, without creating a request.
+        """Return the logits ``[nodes, vocab]`` of token trees below a prompt.
 
-        The prompt does not include the roots. Running requests are stepped until enough KV blocks
-        are free. Raises ``CacheFullError`` if the prompt and the largest tree do not fit into the
-        empty KV cache.
+        No request is created. The prompt does not include the roots. Running requests are stepped
+        until enough KV blocks are free. Raises ``CacheFullError`` if the prompt and the largest
+        tree do not fit into the empty KV cache.
         """
         num_blocks = self.scheduler.blocks.maximum_of(len(prompt) + max(map(len, trees)))
         with self.lock:
@@ -163,9 +163,10 @@ class Engine:
                     self.abort(request)
 
     def stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Token, bool]]:
-        """Run requests and yield ``(request index, token, whether the token is the last)`` after each step.
+        """Run requests; yield their tokens after each step.
 
-        Closing the iterator aborts the requests. Raises the same errors as :meth:`run`.
+        A token comes as ``(request index, token, whether it is the last)``. Closing the iterator
+        aborts the requests. Raises the same errors as :meth:`run`.
         """
         try:
             for request in requests:
@@ -295,7 +296,7 @@ def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) ->
 
 
 def _take_tokens(requests: Sequence[Request]) -> Iterator[tuple[int, Token, bool]]:
-    """Yield and forget undelivered tokens, each with its request's index and whether it is the last."""
+    """Yield the undelivered tokens as :meth:`Engine.stream` does, and forget them."""
     for index, request in enumerate(requests):
         undelivered = request.result.undelivered
         while undelivered:

@@ -160,7 +160,7 @@ class EngineThread:
         return not closing
 
     def _has_work(self) -> bool:
-        """Return whether a step is due: for a call that is not paused, or for a deadline that has passed."""
+        """Return whether a step is due: a call is not paused, or a deadline has passed."""
         return not all(call.is_paused for call in self._calls) or self._seconds_to_deadline() == 0.0
 
     def _seconds_to_deadline(self) -> float | None:

@@ -1,4 +1,4 @@
-"""One request's part of a step: its entry of the forward batch, verification and commit of its draft.
+"""One request's part of a step: its entry of the batch, and verification and commit of its draft.
 
 The root of the draft is the last token of the text. While the prompt is read, the rows of earlier
 prompt tokens precede the root's.
@@ -220,7 +220,10 @@ class OutputProcessor:
         self.cache.release_outside_window(request.block_table)
 
     def _append_prompt_logprobs(self, request: Request, logits: Array) -> None:
-        """Append the ``prompt_logprobs`` of the tokens after this step's prompt rows, from their ``logits``."""
+        """Append ``prompt_logprobs`` of the tokens after this step's prompt rows.
+
+        ``logits`` are those of the prompt rows, ``[rows, vocab]``.
+        """
         top = request.params.prompt_logprobs
         if top is None or not request.computes_prompt_logprobs:
             return

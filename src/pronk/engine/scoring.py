@@ -61,7 +61,7 @@ def score(
 
 
 def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
-    """Split sorted alternatives into groups with trees of at most ``max_nodes`` nodes below the root."""
+    """Split sorted alternatives into groups whose trees have at most ``max_nodes`` draft nodes."""
     groups = list[list[Tokens]]()
     nodes = set[Tokens]()
     for alternative in alternatives:
@@ -75,7 +75,7 @@ def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]
 
 
 def _make_tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
-    """Return a tree with one path below ``root`` per alternative, without the alternative's last token."""
+    """Return a tree with one path below ``root`` per alternative, without its last token."""
     trie = Trie(root)
     for alternative in alternatives:
         node = 0

@@ -59,7 +59,7 @@ class Speculator:
             self._stats_by_adapter = defaultdict(AcceptanceStats, {None: stats})
 
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
-        """Begin a step: call the proposers' ``on_preempt`` for preempted requests, ``start`` for new ones."""
+        """Begin a step: call ``on_preempt`` for preempted requests, ``start`` for new ones."""
         for request in preempted:
             if request.speculation.proposer is not None and request.speculation.started:
                 try:
@@ -341,7 +341,7 @@ def _may_draft(request: Request) -> bool:
 
 
 def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
-    """Return the numbers of decoding requests and of prompt tokens: the rows without draft tokens."""
+    """Return the numbers of decoding requests and of prompt tokens: rows without drafts."""
     decoding = sum(scheduled.num_tokens == 1 for scheduled in batch)
     return decoding, sum(scheduled.num_tokens for scheduled in batch) - decoding
 

@@ -63,7 +63,9 @@ def validate_draft(
 
 
 def _to_plain_types(tree: TokenTree) -> TokenTree:
-    """Convert numbers of other libraries to Python's own, which are JSON values, and ``probs`` to arrays.
+    """Convert numbers of other libraries to Python's own, and ``probs`` to arrays.
+
+    Python's own numbers are JSON values.
 
     Raises ``TypeError`` or ``ValueError`` if a token or parent is no integer, a gain is not finite,
     or an origin has not two entries.

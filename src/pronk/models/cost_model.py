@@ -129,7 +129,7 @@ class _Regression:
 
 @dataclass
 class _Level:
-    """Durations of recent passes over one number of rows, each divided by the bytes that it read."""
+    """Durations of recent passes over one number of rows, divided by the bytes that they read."""
 
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     middle: float = 0.0  # median of ``costs``

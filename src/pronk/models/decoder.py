@@ -102,7 +102,7 @@ class Layer(Attention):
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
-        """Return how to pack the linear layer ``name``: ``qkv``, ``out``, ``up``, ``down`` or ``router``."""
+        """Return how to pack a linear layer: ``qkv``, ``out``, ``up``, ``down`` or ``router``."""
         if name in {"qkv", "out"}:
             return super().layout(name)
         return WeightLayout(gated=self.config.gated and name == "up", exact=name == "router")
@@ -217,7 +217,7 @@ def expert_bytes(decoder: Decoder) -> int:
 
 
 def expert_costs(decoder: Decoder) -> tuple[float, float]:
-    """Return the arguments of :class:`~pronk.models.cost_model.CostModel` for a model with experts."""
+    """Return the arguments of :class:`.CostModel` for a model with experts."""
     mixture = decoder.config.mixture
     assert mixture is not None, "expected a model with experts"
     total = sum(linear.packed.nbytes for linear in decoder.linears())

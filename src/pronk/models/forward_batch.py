@@ -28,7 +28,7 @@ from pronk.sampling.tree import TokenTree
 
 
 class BatchEntry(NamedTuple):
-    """One request's part of a forward pass: the nodes of ``tree``, which follow the committed tokens.
+    """One request's part of a forward pass: nodes of a tree after the committed tokens.
 
     A row sees the committed tokens of its request, its ancestors in the tree, and itself.
     """
@@ -138,10 +138,10 @@ class ForwardBatch:
         return np.concatenate(parts)
 
     def rope_entries(self, rope: RopeTable, extra_positions: int = 0) -> tuple[Array, bool]:
-        """Return cosines and sines, float32 ``[entries, 2, dim / 2]``, and whether there is one entry per row.
+        """Return cosines and sines of a rotation, and whether each row has an entry of its own.
 
-        Without dynamic scaling there is one entry per position, for the positions of all rows and
-        ``extra_positions`` after them.
+        The entries are float32 ``[entries, 2, dim / 2]``. Without dynamic scaling there is one per
+        position, for the positions of all rows and ``extra_positions`` after them.
         """
         if not rope.dynamic:
             return rope.up_to(self.num_positions + extra_positions), False

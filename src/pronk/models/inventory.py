@@ -194,7 +194,7 @@ def _stored_names(checkpoint: AnyCheckpoint, names: TensorNames) -> dict[str, st
 def _quantized_weights(
     checkpoint: AnyCheckpoint, names: TensorNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
-    """Return how linear layers' quantized weights are stored, by name without the family's prefix."""
+    """Return how quantized weights are stored, by layer names without the family's prefix."""
     # Patterns of module names in quantization_config match names with the prefix, if the checkpoint
     # has it.
     layers = (name for name in checkpoint if names.canonical(name).startswith(f"{names.layers}."))

@@ -74,7 +74,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 
 
 def _passed_marker(kernels: Kernels) -> Path:
-    """Return the path of the empty file that exists if the kernels have passed on this processor."""
+    """Return the path of the file that exists if the kernels have passed on this processor."""
     return Path.home() / ".cache" / "pronk" / "self-check" / arithmetic_digest(kernels)[:32]
 
 
@@ -112,7 +112,7 @@ def _linear(kernels: Kernels, weight: AnyWeight) -> Linear:
 
 
 def _check_product(linear: Linear, x: Array, weight: Array, tolerance: float) -> Iterator[str]:
-    """Check that ``x Wᵀ`` has equal bits in smaller batches, and NumPy's values within ``tolerance``."""
+    """Check that ``x Wᵀ`` has equal bits in smaller batches, and is near NumPy's values."""
     product = linear.logits(x)
     expected = x.astype(np.float64) @ weight.astype(np.float64).T
     for rows in _BATCH_SIZES:
@@ -139,7 +139,7 @@ def _check_quantized_products(kernels: Kernels) -> Iterator[str]:
 
 
 def _check_blocks(kernels: Kernels) -> Iterator[str]:
-    """Check products with GGUF blocks: the portable kernels' bits in every batch, and the values."""
+    """Check products with GGUF blocks: the portable kernels' bits, and the values."""
     random = np.random.default_rng(0)
     x = random.normal(size=(64, _BLOCK_INPUTS)).astype(np.float32)
     for type_ in TENSOR_TYPES.values():
@@ -183,7 +183,7 @@ def _check_sampling(kernels: Kernels) -> Iterator[str]:
 def _check_layer(
     kernels: Kernels, dtype: DType, kv_dtype: DType | None = None, kind: _LayerKind = "attention"
 ) -> Iterator[str]:
-    """Compare a text in one forward pass with NumPy, and with the text token by token and in a tree."""
+    """Compare a text in one forward pass with NumPy, with itself by token, and in a tree."""
     config, sizes = _layer_sizes(kind, dtype)
     random = np.random.default_rng(0)
     scales = {"filter": 1.0, "router": 1.0}  # the others keep the scale of their input
@@ -292,7 +292,7 @@ class _LayerRunner:
 
 
 def _reference(config: ModelConfig, weights: dict[str, Array], x: Array) -> Array:
-    """Return the output of the layer for a text, ``[tokens, hidden]``, computed by NumPy in float64."""
+    """Return the layer's output for a text by NumPy in float64, ``[tokens, hidden]``."""
     branch = _attention if config.convolution is None else _convolution
     x = x + branch(config, weights, _norm(config, x)) @ weights["out"].T
     rows = _norm(config, x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,16 @@ from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.noise import seed_key
 from pronk.sampling.sampler import Sampler
+
+
+class LayersResult(NamedTuple):
+    """Result of running rows through layers."""
+
+    hidden: dict[int, Array]  # output ``[rows, hidden]`` of each layer that was asked for
+    # float32 ``[rows, vocab]`` of the rows of all ``logits_nodes``; ``None`` without the LM head
+    logits: Array | None
+    # experts read, summed over the layers; ``None``: not counted
+    experts_read: int | None
 
 
 class LayerExecutor:
@@ -36,8 +47,6 @@ class LayerExecutor:
         self.cache = cache
         self.other_caches = other_caches
         self.communication_seconds = 0.0  # spent so far on communication with worker processes
-        # experts whose weights this process has read, summed over layers and passes
-        self.num_experts_read = 0
         self._programs: dict[tuple[object, ...], Program] = {}
         # versions of the caches for which the programs were built
         self._version: tuple[int, ...] = ()
@@ -46,19 +55,15 @@ class LayerExecutor:
 
     def run(
         self, batch: ForwardBatch, num_layers: int, collect: Sequence[int] = ()
-    ) -> tuple[dict[int, Array], Array | None]:
+    ) -> LayersResult:
         """Run rows through the first layers, and store their keys and values.
 
         Args:
             batch: the rows, whose KV slots are allocated.
             num_layers: number of layers, at least 1; after all layers of the model, the LM head
                 runs.
-            collect: numbers (from 1; 0: the embedding) of the layers whose output is returned.
-
-        Returns:
-            The output ``[rows, hidden]`` of each layer of ``collect``, in the dtype of the cache.
-            The logits ``[rows, vocab]`` (float32) of all ``logits_nodes``; ``None`` without the LM
-            head.
+            collect: numbers (from 1; 0: the embedding) of the layers whose output is returned, in
+                the dtype of the cache.
         """
         decoder = self.decoder
         states = np.empty((batch.num_rows, decoder.config.hidden_size), self.cache.dtype)
@@ -71,9 +76,9 @@ class LayerExecutor:
         if collect:
             collected = np.empty((len(collect), *states.shape), self.cache.dtype)
         program = self._program(num_layers, tuple(collect), has_logits=has_logits)
-        self.num_experts_read += program.run(batch, states, logits, collected)
-        outputs = {} if collected is None else dict(zip(collect, collected, strict=True))
-        return outputs, logits
+        experts_read = program.run(batch, states, logits, collected)
+        hidden = {} if collected is None else dict(zip(collect, collected, strict=True))
+        return LayersResult(hidden, logits, experts_read)
 
     def draft_chain(
         self,
@@ -145,7 +150,7 @@ def draft_chain(
     on_token: Callable[[DraftToken], bool],
     ids: DraftIds | None = None,
 ) -> int:
-    """Draft a chain for one request: run a program, sample a token, run the program for it, and so on.
+    """Draft a chain for one request: run a program, sample a token, run it again, and so on.
 
     Returns the number of forward passes, as
     :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`.

@@ -27,7 +27,7 @@ AnyWeight = Array | QuantizedMatrix | BlockMatrix
 
 
 class WeightLayout(NamedTuple):
-    """Properties of a linear layer that determine the order and the precision of the packed weights."""
+    """Properties of a linear layer that determine order and precision of the packed weights."""
 
     # Number of outputs that the kernels pad together to whole blocks of 16: ``head_dim`` for heads;
     # ``None``: all.
@@ -92,7 +92,7 @@ class Linear:
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """Layers with one weight matrix each, whose concatenated outputs are the output of this layer."""
+        """Layers with one matrix each, whose concatenated outputs are those of this layer."""
         return (self,)
 
     def logits(self, x: Array) -> Array:

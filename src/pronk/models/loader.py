@@ -133,7 +133,7 @@ def _as_name(value: object) -> str:
 
 
 def _warn_of_other_options(generation: dict[str, Any], file: Path) -> None:
-    """Warn of options in ``generation_config.json`` that change texts in transformers, and not here."""
+    """Warn of options in ``generation_config.json`` that only transformers honours."""
     values = {key: generation.get(key) for key in _OTHER_GENERATION_KEYS}
     found = [
         key

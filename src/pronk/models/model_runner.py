@@ -86,45 +86,43 @@ class ModelRunner:
             collect: numbers (from 1) of the layers whose output is returned.
         """
         start_time = self.clock()
-        num_read_before = self._executor.num_experts_read
         features = self.cache.computed_features
         layers = collect.union(*[feature.layers for feature in features])
-        outputs, logits = self._executor.run(batch, self._num_layers, sorted(layers))
-        assert logits is not None
+        result = self._executor.run(batch, self._num_layers, sorted(layers))
+        assert result.logits is not None
         for feature in features:
-            values = feature.compute([outputs[layer] for layer in feature.layers])
+            values = feature.compute([result.hidden[layer] for layer in feature.layers])
             self.cache.write_feature(feature, batch.slots(self.cache), values)
-        num_read = self._executor.num_experts_read - num_read_before
         seconds = self.clock() - start_time
         return ForwardResult(
-            batch.split_logits(logits),
-            {layer: batch.split_rows(rows) for layer, rows in outputs.items()},
+            batch.split_logits(result.logits),
+            {layer: batch.split_rows(rows) for layer, rows in result.hidden.items()},
             seconds,
-            experts_read=self._relative_to_one_row(num_read),
+            experts_read=self._relative_to_one_row(result.experts_read),
         )
 
-    def _relative_to_one_row(self, num_experts_read: int) -> float | None:
-        """Return experts read as a multiple of those of one row; ``None`` for a model without experts."""
+    def _relative_to_one_row(self, experts_read: int | None) -> float | None:
+        """Return experts read as a multiple of those of one row; ``None`` without experts."""
         mixture = self.decoder.config.mixture
-        if mixture is None:
+        if mixture is None or experts_read is None:
             return None
-        return num_experts_read / (mixture.per_row * sum(mixture.layers))
+        return experts_read / (mixture.per_row * sum(mixture.layers))
 
     def run_first_layers(self, batch: ForwardBatch, num_layers: int) -> list[Array]:
-        """Run rows through the first layers only; return their output, ``[rows, hidden]`` per entry.
+        """Run rows through the first layers only.
 
-        The rows see the committed tokens and earlier nodes of their tree, as in :meth:`forward`.
-        Their keys and values of these layers are stored in their slots after the committed tokens,
-        and so are outputs that the cache saves (:meth:`PagedCache.save_feature`). A later call can
-        read them (``BatchEntry.num_computed``); :meth:`forward` computes and stores all of them
-        again.
+        Return their output, ``[rows, hidden]`` per entry. The rows see the committed tokens and
+        earlier nodes of their tree, as in :meth:`forward`. Their keys and values of these layers
+        are stored in their slots after the committed tokens, and so are outputs that the cache
+        saves (:meth:`PagedCache.save_feature`). A later call can read them
+        (``BatchEntry.num_computed``); :meth:`forward` computes and stores all of them again.
 
         Args:
             batch: at least one row, as in :meth:`forward`; no logits are computed.
             num_layers: number of layers, at least 1.
         """
-        outputs, _ = self._executor.run(batch, num_layers, [num_layers])
-        return batch.split_rows(outputs[num_layers])
+        result = self._executor.run(batch, num_layers, [num_layers])
+        return batch.split_rows(result.hidden[num_layers])
 
     def final_norm(self, rows: Array) -> Array:
         """Apply the final norm to outputs of the last layer, ``[rows, hidden]``, in their dtype."""

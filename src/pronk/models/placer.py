@@ -168,7 +168,7 @@ class WeightPlacer:
         return stacked if len(stacked) == 1 or layout.unit is not None else None
 
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[_Matrix]:
-        """Return a linear layer's weight: one stacked matrix, or several if their formats differ."""
+        """Return a layer's weight: one stacked matrix, or several if their formats differ."""
         if not any(self.inventory.is_quantized(source) for source in part.weight):
             plain = [self.inventory.tensor(source) for source in part.weight] or [
                 self.decoder.embedding
@@ -204,7 +204,7 @@ class WeightPlacer:
         ]
 
     def _fuse(self, weights: Sequence[_Matrix], codes: Array, *, transposed: bool) -> _Matrix:
-        """Stack weights into one matrix, quantized if all are quantized with the same order of inputs."""
+        """Stack weights; the matrix is quantized if all are, with the same order of inputs."""
         quantized = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
         if self._keep_quantized and quantized:
             stacked = stack_matrices(quantized, codes) if len(quantized) == len(weights) else None
@@ -230,7 +230,7 @@ class WeightPlacer:
     def _shard_codes(
         self, part: DecoderPart, weights: Sequence[_Matrix]
     ) -> tuple[list[_Matrix], Array]:
-        """Return this process's shards of the weights, and one array that holds the codes of these shards."""
+        """Return this process's shards of the weights, and one array with their codes."""
         shards = [self._shard(part, number, weight) for number, weight in enumerate(weights)]
         inputs = next(
             (weight.shape[1] for weight in shards if isinstance(weight, QuantizedMatrix)), 0
@@ -280,7 +280,7 @@ class WeightPlacer:
 
 
 def _separate_halves(weight: Any) -> Any:
-    """Reorder outputs from ``gate 0, up 0, gate 1, up 1, …`` to ``gate 0, gate 1, …, up 0, up 1, …``."""
+    """Reorder outputs ``gate 0, up 0, gate 1, up 1, …``: the gates first, then the ups."""
     if isinstance(weight, QuantizedMatrix):
         return replace(
             weight, codes=_separate_halves(weight.codes), scale=_separate_halves(weight.scale)

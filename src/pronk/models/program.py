@@ -4,7 +4,7 @@ Each layer of a model appends its operations to a program once, with ``layer.com
 index)``. A forward pass is then one call into the library. A decoder layer has these operations,
 where ``x`` is the residual stream, and ``A`` and ``B`` are buffers for intermediate activations ::
 
-    qkv     norm(x) W_qkv          rotates queries and keys, stores keys and values; one operation per matrix
+    qkv     norm(x) W_qkv          rotates queries and keys, stores keys and values; one per matrix
     attend  A = attention
     linear  x = x + A W_out
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)
@@ -24,7 +24,7 @@ A layer with a mixture of experts has these operations in place of the last two 
 A layer with a short convolution has these operations in place of the first three ::
 
     linear    B = norm(x) W_gates
-    convolve  A = gated convolution of B and the states of the last tokens; stores the states of the rows
+    convolve  A = gated convolution of B and of the last tokens' states; stores the rows' states
     linear    x = x + A W_out
 
 With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With
@@ -52,7 +52,7 @@ class OutputRange(NamedTuple):
 
 
 class KVSource(NamedTuple):
-    """The keys and values that an attention reads: a layer of the model's cache, or of another model's.
+    """The keys and values that an attention reads: a layer of its model's cache, or another's.
 
     A forward pass writes the model's own cache: a layer can read what an earlier layer has stored,
     also in this pass. Other caches hold what other models have stored; the pass only reads them.
@@ -232,7 +232,9 @@ class Program(ABC):
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
     ) -> None:
-        """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``, or ``to += …`` with ``residual``.
+        """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``.
+
+        With ``residual``, the result is added: ``to += …``.
 
         ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"``, ``"scores"`` or
         ``"logits"``. ``linear`` may be :class:`~pronk.models.linear.Experts`, of which each row
@@ -262,7 +264,7 @@ class Program(ABC):
 
     @abstractmethod
     def route(self, mixture: MixtureConfig) -> None:
-        """Append the choice of the experts of each row, and of their weights, by the buffer ``scores``."""
+        """Append the choice of each row's experts and of their weights, by buffer ``scores``."""
 
     @abstractmethod
     def store_feature(self, layer: int) -> None:
@@ -270,7 +272,7 @@ class Program(ABC):
 
     @abstractmethod
     def collect_hidden(self, index: int) -> None:
-        """Append an operation: copy the residual stream to ``collected[index]``, an argument of :meth:`run`."""
+        """Append an operation: copy the residual stream to ``collected[index]`` of :meth:`run`."""
 
     @abstractmethod
     def run(
@@ -280,10 +282,10 @@ class Program(ABC):
         logits: Array | None = None,
         collected: Array | None = None,
     ) -> int:
-        """Run the program on the rows of a batch; return the number of experts read, over all layers.
+        """Run the program on the rows of a batch.
 
-        ``batch`` may be ``None`` for a program without embedding, attention and convolution, which
-        needs nothing but the rows of ``stream``.
+        Return the number of experts read, over all layers. ``batch`` may be ``None`` for a program
+        without embedding, attention and convolution, which needs only the rows of ``stream``.
 
         ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill
         ``logits``, float32 ``[rows, outputs]`` or ``[len(batch.logits_rows), outputs]``, and

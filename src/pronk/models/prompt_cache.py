@@ -1,4 +1,4 @@
-"""The prompt cache of a model: its folder, and the identity of everything that its blocks depend on."""
+"""The prompt cache of a model: its folder, and the identity of all that its blocks depend on."""
 
 from __future__ import annotations
 

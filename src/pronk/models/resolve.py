@@ -96,7 +96,7 @@ def _local_model(name: str | Path) -> Path | None:
 
 
 def _refuse_name(name: str, cause: Exception | None = None) -> NoReturn:
-    """Raise CheckpointError for a name that is neither a folder of this machine nor a name on the Hub."""
+    """Raise CheckpointError for a name that is neither a local folder nor one on the Hub."""
     expected = (
         "expected a model folder, a GGUF file, or owner/name of a model on the Hugging Face Hub"
     )

@@ -29,7 +29,7 @@ _OTHER_FILES = (
 def copy_companions(
     source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)
 ) -> None:
-    """Copy tokenizer, licence and similar files (paths or patterns) from folder ``source`` to ``folder``."""
+    """Copy tokenizer, licence and similar ``files`` (paths or patterns) to ``folder``."""
     for path in [
         path for pattern in files for path in sorted(source.glob(pattern)) if path.is_file()
     ]:
@@ -99,7 +99,7 @@ def write_weights(
 
 
 def _header(shard: Iterable[ShardEntry]) -> bytes:
-    """Return the header of a safetensors file: 8 bytes with its length, then JSON padded to 8-byte units."""
+    """Return a safetensors header: 8 bytes with its length, then JSON in units of 8 bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for entry in shard:
@@ -114,7 +114,7 @@ def _header(shard: Iterable[ShardEntry]) -> bytes:
 
 
 def check_output_folder(out: Path, num_bytes: int) -> None:
-    """Raise ``OptionError`` unless ``out`` is new or empty and its disk has ``num_bytes`` free bytes."""
+    """Raise ``OptionError`` unless ``out`` is new or empty and ``num_bytes`` are free there."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         msg = (
             f"out: expected a new or empty folder, found {out} in use; "

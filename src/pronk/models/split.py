@@ -109,7 +109,7 @@ class TensorSplit:
         return range(begin, min(end, size))
 
     def shard(self, part: DecoderPart, number: int, weight: Weight) -> Weight:
-        """Return this process's shard of ``weight`` ``[outputs, inputs]``, read from ``part.weight[number]``.
+        """Return this process's shard of ``weight`` ``[outputs, inputs]``, ``part.weight[number]``.
 
         A CheckpointError is raised if the quantization groups of the weight cannot be split.
         """
@@ -164,7 +164,7 @@ class TensorSplit:
         return self._columns if name == "down" else None
 
     def _take_outputs(self, weight: Weight, name: str, sizes: Sequence[int], number: int) -> Weight:
-        """Return this process's outputs of tensor ``number``: a view of one range, or a copy of several."""
+        """Return this process's outputs of a tensor: a view of one range, or a copy of several."""
         begin = sum(sizes[:number])
         end = sum(sizes[: number + 1])
         clipped = [
@@ -182,7 +182,7 @@ class TensorSplit:
         return weight.take_outputs(rows) if isinstance(weight, QuantizedMatrix) else weight[rows]  # type: ignore[return-value]
 
     def _shard_outputs(self, name: str, sizes: Sequence[int]) -> list[range]:
-        """Return this process's outputs of a layer, whose stacked tensors have ``sizes`` outputs."""
+        """Return this process's outputs of a layer of stacked tensors with ``sizes`` outputs."""
         config = self.config
         if name == "qkv":
             sections = list[range]()

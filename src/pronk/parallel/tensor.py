@@ -28,6 +28,7 @@ from pronk.backends import (
     Decoder,
     ForwardBatch,
     LayerExecutor,
+    LayersResult,
     OutputRange,
     PackedMatrix,
     PagedCache,
@@ -166,7 +167,7 @@ class TensorParallelExecutor(LayerExecutor):
 
     def run(
         self, batch: ForwardBatch, num_layers: int, collect: Sequence[int] = ()
-    ) -> tuple[dict[int, Array], Array | None]:
+    ) -> LayersResult:
         """Run the first layers, as :meth:`LayerExecutor.run` does, together with the workers.
 
         Raises ``ConnectionLostError`` if a process is lost; all later calls raise as well.
@@ -209,9 +210,7 @@ class TensorParallelExecutor(LayerExecutor):
         for peer in self._peers:
             peer.send(MessageKind.WORK, values)
 
-    def _run(
-        self, batch: ForwardBatch, num_layers: int, collect: Sequence[int]
-    ) -> tuple[dict[int, Array], Array | None]:
+    def _run(self, batch: ForwardBatch, num_layers: int, collect: Sequence[int]) -> LayersResult:
         size = self.decoder.config.hidden_size
         states = np.empty((batch.num_rows, size), self.cache.dtype)
         self._stage_program("embed").run(batch, states)
@@ -226,13 +225,13 @@ class TensorParallelExecutor(LayerExecutor):
             if index + 1 in collect:
                 collected[index + 1] = states.copy()
         if num_layers < len(self.decoder.layers):
-            return collected, None
+            return LayersResult(collected, None, None)
         num_rows = len(batch.logits_rows)
         own_tokens = self.split.tokens(self.split.rank)
         own_logits = np.empty((num_rows, len(own_tokens)), FLOAT32)
         if len(own_logits):
             self._stage_program("head").run(batch, states, own_logits)
-        return collected, self._gather_logits(own_logits)
+        return LayersResult(collected, self._gather_logits(own_logits), None)
 
     def _gather_logits(self, own_logits: Array) -> Array:
         """Return the logits of all token ids in rank 0.
