@@ -63,8 +63,8 @@ class BlockPlanner:
     def can_reserve_all(self, request: Request) -> bool:
         """Return whether a request may reserve the blocks of all its tokens at once.
 
-        It may if half of the empty blocks suffice for them and a step's draft tokens.
-        A request with a sliding window never reserves all: it releases its first blocks meanwhile.
+        It may if half of the empty blocks suffice for them and a step's draft tokens. A request
+        with a sliding window never does: it releases its first blocks while it runs.
         """
         allocator = self.cache.allocator
         num_empty = allocator.num_free - len(allocator.evictable)
@@ -83,12 +83,12 @@ class BlockPlanner:
         length = request.block_table.length
         num_held = self.num_held(request)
         num_new = (allocator.num_free - len(allocator.evictable)) // num_sharing
-        may_need_next = num_held * size - length <= size and num_held < allocator.num_blocks_for(
-            max_length(request)
-        )
+        num_free_slots = num_held * size - length
+        num_of_text = allocator.num_blocks_for(max_length(request))
+        may_need_next = num_free_slots <= size and num_held < num_of_text
         if not num_new and allocator.num_free and may_need_next:
             num_new = 1
-        num_slots = (num_held + num_new) * size - length
+        num_slots = num_free_slots + num_new * size
         return max(0, min(self.max_tree, num_slots) - 1)
 
     def _in_window(self, length: int) -> int:

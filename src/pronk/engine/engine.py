@@ -64,7 +64,8 @@ class Engine:
         )
         decoder = target.decoder
         clock = target.clock
-        self.cache = cache = target.cache
+        cache = target.cache
+        self.cache = cache
         self.runner = target.runner or ModelRunner(decoder, cache, clock=clock)
         self.target = replace(target, runner=self.runner)
         # Whether the logits of a row are bit-equal for every batch and every token tree around the
@@ -151,10 +152,10 @@ class Engine:
             try:
                 for request in requests:
                     self.add(request)
-                while (ended := sum(request.ended for request in requests)) < len(requests):
+                while not all(request.ended for request in requests):
                     with interruptible():
                         if progress is not None:
-                            progress(ended)
+                            progress(sum(request.ended for request in requests))
                     self.step()
                     _raise_errors(requests)
                 _raise_errors(requests)  # errors of a step that another thread has run since

@@ -194,12 +194,10 @@ class RequestFactory:
         self, prompt: str | list[int], ids: Sequence[int], text: str
     ) -> list[int]:
         joint_ids = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
-        merged = joint_ids[: len(ids)] != list(ids) or len(joint_ids) == len(ids)
-        own_ids = (
-            self.tokenizer.encode(text, add_special_tokens=False)
-            if merged
-            else joint_ids[len(ids) :]
-        )
+        own_ids = joint_ids[len(ids) :]
+        is_merged = joint_ids[: len(ids)] != list(ids)
+        if is_merged or not own_ids:
+            own_ids = self.tokenizer.encode(text, add_special_tokens=False)
         if not own_ids:
             msg = (
                 f"options: expected texts of at least one token, found {text!r:.60}; "
@@ -241,11 +239,10 @@ class RequestFactory:
         tokens = [*prompt, *output]
         grammar = None if params.guide is None else self.grammars.compile(params.guide)
         thinking = list[LogitsProcessor]()
-        if (
-            params.thinking_budget is not None
-            and (markers := self.answer_format.thinking_markers) is not None
-        ):
-            thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
+        if params.thinking_budget is not None:
+            markers = self.answer_format.thinking_markers
+            if markers is not None:
+                thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
         request_sampler = sampler(
             params,
             seed,
@@ -278,7 +275,7 @@ class RequestFactory:
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``.
 
-        Cached.
+        A proposer has one wrapper, as long as a request uses it.
         """
         from pronk.drafting.combined.grammar import GrammarProposer  # noqa: PLC0415 - most requests have no guide
 
@@ -322,9 +319,9 @@ class RequestFactory:
 
 def stop_ids_with_eos(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
     """Return the ids that end a text: ``stop_token_ids``, and EOS without ``ignore_eos``."""
-    return frozenset(params.stop_token_ids) | (
-        frozenset() if params.ignore_eos else frozenset(eos_ids)
-    )
+    if params.ignore_eos:
+        return frozenset(params.stop_token_ids)
+    return frozenset((*params.stop_token_ids, *eos_ids))
 
 
 def params_per_prompt(

@@ -43,7 +43,8 @@ def score(
         )
         raise PromptError(msg)
     context = engine.runner.decoder.config.context
-    if (length := len(prompt) + max_length) > context:
+    length = len(prompt) + max_length
+    if length > context:
         msg = (
             f"choose: expected prompt and option of at most {context} tokens, found {length}; "
             "shorten them"
@@ -53,10 +54,10 @@ def score(
     groups = _split(distinct, max_nodes)
     trees = [_make_tree(prompt[-1], group) for group in groups]
     sums = dict[Tokens, float]()
-    for group, tree, logits in zip(
-        groups, trees, engine.tree_logits(prompt[:-1], trees, adapter), strict=True
-    ):
-        sums |= {alternative: _log_probability(alternative, tree, logits) for alternative in group}
+    all_logits = engine.tree_logits(prompt[:-1], trees, adapter)
+    for group, tree, logits in zip(groups, trees, all_logits, strict=True):
+        for alternative in group:
+            sums[alternative] = _log_probability(alternative, tree, logits)
     return [sums[tuple(alternative)] for alternative in alternatives]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from operator import index
 from typing import Any
@@ -79,9 +80,9 @@ def _to_plain_types(tree: TokenTree) -> TokenTree:
         raise ValueError(msg)
     unchanged = (
         type(tree.tokens) is type(tree.parents) is tuple
-        and set(map(type, (*tree.tokens, *tree.parents))) == {int}
-        and (gain is None or set(map(type, gain)) == {float})
-        and (verify is None or set(map(type, verify)) == {bool})
+        and _types(tree.tokens) == _types(tree.parents) == {int}
+        and (gain is None or _types(gain) == {float})
+        and (verify is None or _types(verify) == {bool})
         and (origin is None or {(type(name), type(kind)) for name, kind in origin} == {(str, int)})
         and all(q is None or type(q) is np.ndarray for q in probs or ())
     )
@@ -95,6 +96,10 @@ def _to_plain_types(tree: TokenTree) -> TokenTree:
         None if gain is None else tuple(map(float, gain)),
         None if origin is None else tuple((str(name), int(index(kind))) for name, kind in origin),
     )
+
+
+def _types(values: Iterable[object]) -> set[type]:
+    return {type(value) for value in values}
 
 
 def _is_distribution(q: Array) -> bool:

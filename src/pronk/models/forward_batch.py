@@ -110,13 +110,11 @@ class ForwardBatch:
     @cached_property
     def positions(self) -> NDArray[np.int64]:
         """Position of each row in its text."""
-        return np.concatenate(
-            [
-                np.asarray(entry.tree.depths[entry.num_computed :], np.int64)
-                + entry.block_table.length
-                for entry in self.entries
-            ]
-        )
+        parts = list[NDArray[np.int64]]()
+        for entry in self.entries:
+            depths = np.asarray(entry.tree.depths[entry.num_computed :], np.int64)
+            parts.append(entry.block_table.length + depths)
+        return np.concatenate(parts)
 
     @cached_property
     def tokens(self) -> NDArray[np.int32]:

@@ -57,8 +57,8 @@ class ModelRunner:
     ) -> None:
         """Create a runner; without ``executor`` this process computes. ``clock`` returns seconds.
 
-        ``other_caches`` are those of other models that layers read; their jobs have
-        ``other_tables``.
+        ``other_caches`` are those of other models that layers read; each entry of a batch has
+        ``other_tables`` for them.
         """
         self.decoder = decoder
         self.cache = cache
