@@ -54,9 +54,8 @@ class Attention:
 
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``: ``qkv`` or ``out``."""
-        return WeightLayout(
-            unit=self.config.head_dim if name == "qkv" and not self.config.whole_qk_norm else None
-        )
+        has_heads = name == "qkv" and not self.config.whole_qk_norm
+        return WeightLayout(unit=self.config.head_dim if has_heads else None)
 
     def linears(self) -> Iterator[Linear]:
         """Yield the linear layers with one matrix each."""
@@ -198,11 +197,9 @@ def forward_weights(decoder: Decoder) -> ForwardWeights:
 def _unread_bytes(decoder: Decoder) -> float:
     """Return the size in memory of the experts that a row does not choose."""
     mixture = decoder.config.mixture
-    return (
-        0.0
-        if mixture is None
-        else expert_bytes(decoder) * (1.0 - mixture.per_row / mixture.experts)
-    )
+    if mixture is None:
+        return 0.0
+    return expert_bytes(decoder) * (1.0 - mixture.per_row / mixture.experts)
 
 
 def expert_bytes(decoder: Decoder) -> int:

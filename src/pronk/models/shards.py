@@ -30,12 +30,12 @@ def copy_companions(
     source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)
 ) -> None:
     """Copy tokenizer, licence and similar ``files`` (paths or patterns) to ``folder``."""
-    for path in [
-        path for pattern in files for path in sorted(source.glob(pattern)) if path.is_file()
-    ]:
-        copy = folder / path.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, copy)
+    found = [path for pattern in files for path in sorted(source.glob(pattern))]
+    for path in found:
+        if path.is_file():
+            copy = folder / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 # called with the numbers of bytes written so far and to write in all
@@ -71,10 +71,8 @@ def write_weights(
     """
     shards: list[list[ShardEntry]] = [[]]
     for entry in entries:
-        if (
-            shards[-1]
-            and sum(other.num_bytes for other in shards[-1]) + entry.num_bytes > shard_bytes
-        ):
+        num_bytes = sum(other.num_bytes for other in shards[-1])
+        if shards[-1] and num_bytes + entry.num_bytes > shard_bytes:
             shards.append([])
         shards[-1].append(entry)
     written = 0
