@@ -98,14 +98,11 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     options = _read_config(folder)
     weights = folder / _WEIGHTS
     if not is_file(weights):
-        found = next(
-            (path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern)),
-            "no such file",
-        )
-        hint = "; pickle files can run code and are not loaded" if found != "no such file" else ""
-        refuse(
-            folder, f"expected {_WEIGHTS}, found {found}{hint}; save the adapter with safetensors"
-        )
+        pickles = [path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern)]
+        found = "no such file"
+        if pickles:
+            found = f"{pickles[0]}; pickle files can run code and are not loaded"
+        refuse(folder, f"expected {_WEIGHTS}, found {found}; save the adapter with safetensors")
     checkpoint = Checkpoint(folder, files=[weights])
     names = get_family(config.family).names
     places = _places(config, names)
@@ -123,7 +120,8 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         rank = _pattern_value(options, "rank_pattern", name, options["r"])
         alpha = _pattern_value(options, "alpha_pattern", name, options["lora_alpha"])
         for tensor, shape in ((down, (rank, place.inputs)), (up, (place.outputs, rank))):
-            if (stored := checkpoint.shape(tensor)) != shape:
+            stored = checkpoint.shape(tensor)
+            if stored != shape:
                 problem = f"expected the shape {list(shape)}, found {list(stored)}"
                 refuse(folder, f"tensor {tensor}: {problem}; use an adapter of this model")
         scale = alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
@@ -360,9 +358,8 @@ class Adapters(dict[str, Adapter]):
                 start = 0
                 for linear in decoder.get(target).parts:  # a stacked layer has several matrices
                     stop = start + linear.out_features
-                    parts = [
-                        part for each in found if (part := _slice(each, start, stop)) is not None
-                    ]
+                    slices = [_slice(each, start, stop) for each in found]
+                    parts = [part for part in slices if part is not None]
                     if parts:
                         linear.adapters = linear.adapters or [None] * len(self._modules)
                         linear.adapters[number] = decoder.backend.pack_adapter(linear.packed, parts)

@@ -62,7 +62,8 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
         with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
             if _passed_marker(kernels).exists():
                 return kernels
-        if (error := self_check(kernels)) is None:
+        error = self_check(kernels)
+        if error is None:
             # without the marker, the next process checks again
             with suppress(OSError, RuntimeError):
                 marker = _passed_marker(kernels)
