@@ -38,8 +38,7 @@ from pronk.base.arrays import Array, mapped_zeros
 from pronk.lab.bench.machine import describe_hardware
 from pronk.models.cost_model import CostCurve, CostModel
 from pronk.models.decoder import count_parameters, expert_costs, forward_weights
-from pronk.models.forward_job import Segment
-from pronk.models.model_runner import ForwardJob
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.tree import TokenTree
 from pronk.testing import byte_tokenizer
 
@@ -111,10 +110,10 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
         for rows, table in zip(ROWS, tables, strict=True):
             tree = TokenTree.chain([dice.randrange(1, llm.config.vocab_size) for _ in range(rows)])
             began = perf_counter()
-            result = runner.forward([ForwardJob(Segment(table, tree), range(rows), CONTEXT)])
+            result = runner.forward(ForwardBatch([BatchEntry(table, tree, range(rows), CONTEXT)]))
             took[rows].append(perf_counter() - began)
-            assert result.touched is not None
-            unions[rows].append(result.touched)
+            assert result.experts_read is not None
+            unions[rows].append(result.experts_read)
     for table in tables:
         llm.engine.cache.release(table)
     seconds = {rows: statistics.median(each) for rows, each in took.items()}
@@ -131,7 +130,7 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     for rows in ROWS:
         union = statistics.mean(unions[rows])
         priced = CostCurve(seconds[1], 0.0, 0.0, experts=share).at(rows, union)
-        model.learn(rows, CONTEXT, seconds[rows], touched=union)
+        model.learn(rows, CONTEXT, seconds[rows], experts_read=union)
         low, high = (1e3 * quantile(took[rows], part) for part in (0.1, 0.9))
         times = f"{1e3 * seconds[rows]:9.2f}  [{low:.2f}, {high:.2f}]"
         print(f"{rows:5} {times:28}{union:9.2f}{1e3 * priced:11.2f}{seconds[rows] / priced:10.2f}")

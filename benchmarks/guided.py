@@ -17,7 +17,6 @@ import argparse
 import json
 import random
 import statistics
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -28,7 +27,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from pronk import LLM, Completion, Guide, SamplingParams
-from pronk.models.model_runner import ForwardJob, ForwardResult
+from pronk.models.forward_batch import ForwardBatch
+from pronk.models.model_runner import ForwardResult
 from pronk.sampling.grammars import Grammars
 from pronk.text.guide import GuideMode
 from pronk.text.tokenizer import Tokenizer
@@ -265,9 +265,9 @@ def choices(llm: LLM, rounds: int, step: float) -> None:
     passes = list[tuple[int, float]]()
     times = list[float]()
 
-    def watched(jobs: Sequence[ForwardJob], *rest: Any) -> ForwardResult:
-        result = forward(jobs, *rest)
-        passes.append((sum(len(job.segment.tree) for job in jobs), result.seconds))
+    def watched(batch: ForwardBatch, *rest: Any) -> ForwardResult:
+        result = forward(batch, *rest)
+        passes.append((sum(len(entry.tree) for entry in batch.entries), result.seconds))
         return result
 
     llm.engine.runner.forward = watched

@@ -33,8 +33,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.kernels.threads import set_threads
 from pronk.lab.bench.machine import describe_hardware
 from pronk.models.decoder import forward_weights
-from pronk.models.forward_job import Segment
-from pronk.models.model_runner import ForwardJob
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -97,8 +96,8 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
         "multiply": lambda: kernels.multiply(MULTIPLY_ROUNDS),
     }
     tables = {rows: prepared(llm, rows) for rows in ROWS}
-    for rows, (_, jobs) in tables.items():
-        works[f"{rows}"] = lambda jobs=jobs: llm.engine.runner.forward(jobs)
+    for rows, (_, entry) in tables.items():
+        works[f"{rows}"] = lambda entry=entry: llm.engine.runner.forward(ForwardBatch([entry]))
     took: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
@@ -152,18 +151,16 @@ def spread(seconds: list[float], amount: float) -> str:
     return f"[{amount / quantile(seconds, 0.9):.1f}, {amount / quantile(seconds, 0.1):.1f}]"
 
 
-def prepared(llm: LLM, rows: int) -> tuple[BlockTable, list[ForwardJob]]:
-    """Return a block table with a context, and the jobs of a forward pass over ``rows`` rows after it."""
+def prepared(llm: LLM, rows: int) -> tuple[BlockTable, BatchEntry]:
+    """Return a block table with a context, and the entry of ``rows`` rows after it."""
     block_table = BlockTable()
     runner = llm.engine.runner
     llm.engine.cache.prepare(block_table, CONTEXT + rows)
     runner.forward(
-        [ForwardJob(Segment(block_table, TokenTree.chain([5] * CONTEXT)), range(0), CONTEXT)]
+        ForwardBatch([BatchEntry(block_table, TokenTree.chain([5] * CONTEXT), range(0), CONTEXT)])
     )
-    llm.engine.cache.commit(block_table, range(CONTEXT))
-    return block_table, [
-        ForwardJob(Segment(block_table, TokenTree.chain([7] * rows)), range(rows), CONTEXT)
-    ]
+    llm.engine.cache.commit_slots(block_table, range(CONTEXT))
+    return block_table, BatchEntry(block_table, TokenTree.chain([7] * rows), range(rows), CONTEXT)
 
 
 def prefill(llm: LLM, tokens: int, limit: float) -> dict[str, float]:
@@ -175,16 +172,10 @@ def prefill(llm: LLM, tokens: int, limit: float) -> dict[str, float]:
         began = perf_counter()
         for start in range(0, tokens, 512):
             chunk = [5 + i % 7 for i in range(start, min(start + 512, tokens))]
-            llm.engine.runner.forward(
-                [
-                    ForwardJob(
-                        Segment(block_table, TokenTree.chain(chunk)),
-                        range(len(chunk) - 1, len(chunk)),
-                        tokens,
-                    )
-                ]
-            )
-            llm.engine.cache.commit(block_table, range(len(chunk)))
+            last = range(len(chunk) - 1, len(chunk))
+            entry = BatchEntry(block_table, TokenTree.chain(chunk), last, tokens)
+            llm.engine.runner.forward(ForwardBatch([entry]))
+            llm.engine.cache.commit_slots(block_table, range(len(chunk)))
         seconds.append(perf_counter() - began)
         llm.engine.cache.release(block_table)
     decoder = llm.engine.runner.decoder

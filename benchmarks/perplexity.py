@@ -25,8 +25,7 @@ import numpy as np
 from pronk import LLM
 from pronk.base.arrays import Array
 from pronk.cache.blocks import BlockTable
-from pronk.models.forward_job import Segment
-from pronk.models.model_runner import ForwardJob
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.tree import TokenTree
 
 # function from token ids to float32 logits ``[tokens, vocab]``
@@ -39,8 +38,8 @@ def pronk_logits(llm: LLM) -> Logits:
     def logits(ids: list[int]) -> Array:
         block_table = BlockTable()
         llm.engine.cache.prepare(block_table, len(ids))
-        job = ForwardJob(Segment(block_table, TokenTree.chain(ids)), range(len(ids)), len(ids))
-        result = llm.engine.runner.forward([job]).logits[0]
+        entry = BatchEntry(block_table, TokenTree.chain(ids), range(len(ids)), len(ids))
+        result = llm.engine.runner.forward(ForwardBatch([entry])).logits[0]
         llm.engine.cache.release(block_table)
         return result
 

@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -25,7 +25,7 @@ from pronk.base.files.results import save_result
 from pronk.cache.blocks import BlockTable
 from pronk.kernels.threads import num_threads
 from pronk.models.decoder import forward_weights
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.layer_executor import LayerExecutor
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
@@ -67,11 +67,9 @@ def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
     timer = thread_time if num_threads() == 1 else perf_counter
     for _ in range(rounds):
         for context, rows in works:
-            job = ForwardJob(
-                Segment(tables[context], TokenTree.chain([7] * rows)), range(rows), context
-            )
+            entry = BatchEntry(tables[context], TokenTree.chain([7] * rows), range(rows), context)
             began = timer()
-            runner.forward([job])
+            runner.forward(ForwardBatch([entry]))
             took[context, rows].append(timer() - began)
     for table in tables.values():
         runner.cache.release(table)
@@ -90,8 +88,10 @@ def _cached(runner: ModelRunner, tokens: int) -> BlockTable:
     runner.cache.prepare(table, tokens + ROWS[-1])
     for start in range(0, tokens, 500):
         count = min(500, tokens - start)
-        runner.forward([ForwardJob(Segment(table, TokenTree.chain([5] * count)), range(0), tokens)])
-        runner.cache.commit(table, range(count))
+        runner.forward(
+            ForwardBatch([BatchEntry(table, TokenTree.chain([5] * count), range(0), tokens)])
+        )
+        runner.cache.commit_slots(table, range(count))
     return table
 
 
@@ -130,26 +130,23 @@ class PricedClock:
         draft_chain = LayerExecutor.draft_chain
 
         def priced_run(
-            executor: LayerExecutor, jobs: Sequence[ForwardJob], num_layers: int, *more: Any
+            executor: LayerExecutor, batch: ForwardBatch, num_layers: int, *more: Any
         ) -> Any:
             began = thread_time()
             prices = self._prices_of(executor)
-            result = run(executor, jobs, num_layers, *more)
+            result = run(executor, batch, num_layers, *more)
             if prices is not None:
-                rows = sum(job.segment.num_rows for job in jobs)
-                context = sum(job.segment.block_table.length for job in jobs)
                 share = num_layers / len(executor.decoder.layers)
-                self._shift += self._factor * share * prices.at(rows, context) - (
-                    thread_time() - began
-                )
+                price = share * prices.at(batch.num_rows, batch.num_committed)
+                self._shift += self._factor * price - (thread_time() - began)
             return result
 
-        def priced_chain(executor: LayerExecutor, job: ForwardJob, *more: Any) -> int:
+        def priced_chain(executor: LayerExecutor, entry: BatchEntry, *more: Any) -> int:
             began = thread_time()
             prices = self._prices_of(executor)
-            rows = job.segment.num_rows
-            context = job.segment.block_table.length
-            passes = draft_chain(executor, job, *more)
+            rows = entry.num_rows
+            context = entry.block_table.length
+            passes = draft_chain(executor, entry, *more)
             if prices is not None:
                 price = prices.at(rows, context) + (passes - 1) * prices.at(1, context + rows)
                 self._shift += self._factor * price - (thread_time() - began)

@@ -27,7 +27,8 @@ from pronk.engine.outputs import Completion
 from pronk.kernels.threads import set_threads
 from pronk.lab.bench.machine import BandwidthMeter, describe_hardware
 from pronk.lab.bench.measure import pass_times
-from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.models.forward_batch import ForwardBatch
+from pronk.models.model_runner import ModelRunner
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.tree_partition import count_rows, partition_trees
 from pronk.sampling.tree import TokenTree
@@ -289,10 +290,10 @@ def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], 
     steps: list[list[TokenTree]] = []
     forward: Callable[..., Any] = ModelRunner.forward
 
-    def watch(jobs: Sequence[ForwardJob], *more: Any) -> Any:
-        if all(len(job.logits_nodes) == len(job.segment.tree) for job in jobs):
-            steps.append([job.segment.tree for job in jobs])
-        return forward(llm.engine.runner, jobs, *more)
+    def watch(batch: ForwardBatch, *more: Any) -> Any:
+        if all(len(entry.logits_nodes) == len(entry.tree) for entry in batch.entries):
+            steps.append([entry.tree for entry in batch.entries])
+        return forward(llm.engine.runner, batch, *more)
 
     llm.engine.runner.forward = watch  # type: ignore[method-assign]
     try:

@@ -210,7 +210,7 @@ _SCHEDULER = (
     Fault(
         "a resumed request counts each earlier token twice",
         "engine/request.py",
-        "            self.sampler.commit(1)\n",
+        "            self.sampler.commit_tokens(1)\n",
         "",
         "test_async_llm.py",
     ),
@@ -233,9 +233,9 @@ _DRAFTERS = (
     ),
     Fault(
         "draft tokens are rotated by their number instead of their depth",
-        "models/program_rows.py",
-        "block_table.length + depth for depth in tree.depths[computed:]",
-        "block_table.length + node for node in range(computed, len(tree))",
+        "models/forward_batch.py",
+        "np.asarray(entry.tree.depths[entry.num_computed :], np.int64)",
+        "np.arange(entry.num_computed, len(entry.tree))",
         "engine/test_bit_equality.py::test_token_trees",
     ),
     Fault(

@@ -36,7 +36,7 @@ from pronk.models.backend import Backend
 from pronk.models.choice import open_torch
 from pronk.models.cost_model import CostCurve, CostModel
 from pronk.models.decoder import Decoder, Layer
-from pronk.models.forward_job import Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import (
@@ -48,7 +48,7 @@ from pronk.models.linear import (
     WeightLayout,
     choose_linear,
 )
-from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.models.model_runner import ModelRunner
 from pronk.models.program import KVSource
 from pronk.sampling.logits_processors import BannedTokens, TokenContext
 from pronk.sampling.noise import derive_seed
@@ -490,8 +490,8 @@ def text_logits(
     cache = make_cache(decoder.config, decoder.backend.compute_dtype(dtype), **shape, packed=packed)
     block_table = BlockTable(adapter=adapter)
     cache.prepare(block_table, len(tokens))
-    job = ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))
-    return ModelRunner(decoder, cache).forward([job]).logits[0][:]
+    entry = BatchEntry(block_table, TokenTree.chain(tokens), range(len(tokens)), len(tokens))
+    return ModelRunner(decoder, cache).forward(ForwardBatch([entry])).logits[0][:]
 
 
 class StrictAllocator(BlockAllocator):

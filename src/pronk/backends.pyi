@@ -7,9 +7,9 @@ from pronk.cache.layout import ROWS as ROWS
 from pronk.cache.layout import PoolLayout as PoolLayout
 from pronk.cache.layout import kv_bytes_per_token as kv_bytes_per_token
 from pronk.cache.layout import state_bytes as state_bytes
-from pronk.cache.paged import Kept as Kept
+from pronk.cache.paged import Feature as Feature
 from pronk.cache.paged import PagedCache as PagedCache
-from pronk.cache.paged import Projection as Projection
+from pronk.cache.paged import SavedFeature as SavedFeature
 from pronk.checkpoint.config import MixtureConfig as MixtureConfig
 from pronk.checkpoint.config import ModelConfig as ModelConfig
 from pronk.checkpoint.config import default_query_scale as default_query_scale
@@ -36,11 +36,12 @@ from pronk.models.decoder import Decoder as Decoder
 from pronk.models.decoder import Layer as Layer
 from pronk.models.decoder import count_parameters as count_parameters
 from pronk.models.decoder import forward_weights as forward_weights
-from pronk.models.forward_job import ForwardJob as ForwardJob
-from pronk.models.forward_job import Segment as Segment
+from pronk.models.forward_batch import BatchEntry as BatchEntry
+from pronk.models.forward_batch import ForwardBatch as ForwardBatch
 from pronk.models.kernel_backend import KernelBackend as KernelBackend
 from pronk.models.kernels import load_kernels as load_kernels
 from pronk.models.layer_executor import LayerExecutor as LayerExecutor
+from pronk.models.layer_executor import LayersResult as LayersResult
 from pronk.models.linear import Experts as Experts
 from pronk.models.linear import Linear as Linear
 from pronk.models.linear import Norm as Norm
@@ -51,5 +52,4 @@ from pronk.models.program import KVSource as KVSource
 from pronk.models.program import OutputRange as OutputRange
 from pronk.models.program import Program as Program
 from pronk.models.program import output_range as output_range
-from pronk.models.program_rows import ProgramRows as ProgramRows
 from pronk.models.split import TensorSplit as TensorSplit

@@ -24,10 +24,10 @@ from pronk.cache.budget import BLOCK_SIZE, parse_memory
 from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import PagedCache
 from pronk.models.backend import Backend
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.program import KVSource
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 from tiny_models import (
     kernels,
@@ -108,9 +108,9 @@ def write(cache: PagedCache, block_table: BlockTable, values: list[int]) -> None
     for layer in range(len(cache.keys)):
         keys = rows(values, layer)
         write_rows(cache, block_table, layer, keys, -keys)
-    for layer in cache.hidden:
+    for layer in cache.features:
         program = backend_of(cache).program(HIDDEN, cache.dtype, cache)
-        program.store_hidden(layer)
+        program.store_feature(layer)
         program.run(
             rows_after(block_table, len(values)), outputs(values, layer).astype(cache.dtype)
         )
@@ -153,15 +153,15 @@ def backend_of(cache: PagedCache) -> Backend:
     )
 
 
-def rows_after(block_table: BlockTable, count: int) -> ProgramRows:
+def rows_after(block_table: BlockTable, count: int) -> ForwardBatch:
     tokens = [0] * count
-    return ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens)
+    return ForwardBatch([BatchEntry(block_table, TokenTree.chain(tokens))])
 
 
 def start_text(cache: PagedCache) -> BlockTable:
     block_table = BlockTable()
     write(cache, block_table, LEAD)
-    cache.commit(block_table, range(len(LEAD)))
+    cache.commit_slots(block_table, range(len(LEAD)))
     return block_table
 
 
@@ -171,7 +171,9 @@ def every(cache: PagedCache, slots: slice | Array = slice(None)) -> list[Array]:
     """
     whole = BlockTable([*range(cache.allocator.num_blocks)], length=cache.num_slots)
     found = [pool for layer in range(len(cache.keys)) for pool in read_kv(cache, layer, whole)]
-    found += [cache.read_hidden(layer, whole, 0, cache.num_slots)[None] for layer in cache.hidden]
+    found += [
+        cache.read_feature(layer, whole, 0, cache.num_slots)[None] for layer in cache.features
+    ]
     return [pool[:, slots].astype(np.float32) for pool in found]
 
 
@@ -185,10 +187,10 @@ def read(cache: PagedCache, block_table: BlockTable, start: int, stop: int) -> l
         want = rows(values, layer).swapaxes(0, 1)
         assert np.array_equal(found[2 * layer], want)
         assert np.array_equal(found[2 * layer + 1], -want)
-    for layer, pool in zip(cache.hidden, found[2 * len(cache.keys) :], strict=True):
+    for layer, pool in zip(cache.features, found[2 * len(cache.keys) :], strict=True):
         assert np.array_equal(pool[0], outputs(values, layer))
         assert np.array_equal(
-            cache.read_hidden(layer, block_table, start, stop).astype(np.float32), pool[0]
+            cache.read_feature(layer, block_table, start, stop).astype(np.float32), pool[0]
         )
     return values
 
@@ -285,7 +287,7 @@ def test_stored_bytes_are_those_of_every_layout() -> None:
         source = kind.make(4)
         target = kind.make(5)
         for cache in (source, target):
-            cache.keep_hidden(2, cache)
+            cache.save_feature(2, cache)
         block_table = BlockTable()
         values = list(range(100, 150))
         write(source, block_table, values)
@@ -377,15 +379,15 @@ def test_commit_moves_the_accepted_rows(
     cache = kind.make()
     block_table = BlockTable(blocks)
     if keeps:
-        cache.keep_hidden(2, cache)
+        cache.save_feature(2, cache)
     block_table.update_derived()
     for block in blocks:
         cache.allocator.references[block] = 1
     write(cache, block_table, [*LEAD, 1, 2, 3])
-    cache.commit(block_table, range(len(LEAD) + 3))
+    cache.commit_slots(block_table, range(len(LEAD) + 3))
     write(cache, block_table, list(range(10, 17)))
     before = every(cache)
-    cache.commit(block_table, offsets)
+    cache.commit_slots(block_table, offsets)
     assert held(cache, block_table) == [1, 2, 3, *kept]
     first = block_table.length - len(kept)
     moved = [first + place for place, offset in enumerate(offsets) if offset != place]
@@ -402,12 +404,12 @@ def test_commit_of_many_rows(kind: Kind, seed: int) -> None:
     """Source and target slots overlap."""
     dice = random.Random(seed)
     cache = kind.make(40)
-    cache.keep_hidden(1, cache)
+    cache.save_feature(1, cache)
     block_table = start_text(cache)
     draft = dice.sample(range(800), 100)
     write(cache, block_table, draft)
     kept = sorted(dice.sample(range(100), 60))
-    cache.commit(block_table, kept)
+    cache.commit_slots(block_table, kept)
     assert held(cache, block_table) == [draft[i] for i in kept]
 
 
@@ -433,7 +435,7 @@ def test_moves_accept_arrays_that_are_not_contiguous(
         [(slots[2 * place + 1], slots[place]) for place in range(20)], np.int64
     ).T
     cache.move(source, target)
-    cache.commit(block_table, range(20))
+    cache.commit_slots(block_table, range(20))
     assert held(cache, block_table) == draft[1:41:2]
 
 
@@ -442,16 +444,16 @@ def test_commit_after_a_resize_or_with_more_kept_outputs(kind: Kind) -> None:
     for change in (
         lambda: None,
         lambda: cache.resize(9),
-        lambda: cache.keep_hidden(1, cache),
+        lambda: cache.save_feature(1, cache),
         lambda: cache.resize(7),
     ):
         before = cache.version
         change()
-        for pool in (*cache.keys, *cache.values, *cache.hidden.values()):
+        for pool in (*cache.keys, *cache.values, *cache.features.values()):
             pool[...] = 0
         block_table = start_text(cache)
         write(cache, block_table, [1, 2, 3, 4])
-        cache.commit(block_table, [0, 2, 3])
+        cache.commit_slots(block_table, [0, 2, 3])
         assert held(cache, block_table) == [1, 3, 4]
         assert cache.version == before + (cache.version != before)
         cache.release(block_table)
@@ -460,19 +462,19 @@ def test_commit_after_a_resize_or_with_more_kept_outputs(kind: Kind) -> None:
 
 def test_a_shared_block_is_copied_before_it_is_written(kind: Kind) -> None:
     cache = kind.make()
-    cache.keep_hidden(2, cache)
+    cache.save_feature(2, cache)
     block_table = start_text(cache)
     lead = len(LEAD)
     write(cache, block_table, [1, 2, 3, 4, 5, 6])
-    cache.commit(block_table, range(6))
+    cache.commit_slots(block_table, range(6))
     other = cache.allocator.fork(block_table, lead + 6)
     third = cache.allocator.fork(block_table, lead + 5)
     write(cache, other, [20, 21, 22])
-    cache.commit(other, range(3))
+    cache.commit_slots(other, range(3))
     write(cache, block_table, [10])
-    cache.commit(block_table, range(1))
+    cache.commit_slots(block_table, range(1))
     write(cache, third, [30])
-    cache.commit(third, range(1))
+    cache.commit_slots(third, range(1))
     assert held(cache, block_table) == [1, 2, 3, 4, 5, 6, 10]
     assert held(cache, other) == [1, 2, 3, 4, 5, 6, 20, 21, 22]
     assert held(cache, third) == [1, 2, 3, 4, 5, 30]
@@ -490,7 +492,7 @@ def test_a_full_shared_block_is_not_copied(kind: Kind) -> None:
     block_table = BlockTable()
     count = 2 * SIZE
     write(cache, block_table, list(range(count)))
-    cache.commit(block_table, range(count))
+    cache.commit_slots(block_table, range(count))
     other = cache.allocator.fork(block_table, count)
     write(cache, other, [9])
     assert other.blocks[:2] == block_table.blocks
@@ -505,7 +507,7 @@ def test_freed_blocks_are_poisoned_and_no_others(kind: Kind) -> None:
         pool[...] = 0
     count = 2 * size + 2
     write(cache, block_table, list(range(1, count + 1)))
-    cache.commit(block_table, range(count))
+    cache.commit_slots(block_table, range(count))
     other = cache.allocator.fork(block_table, size)
     cache.release_before(block_table, count - 1)
     for pool in every(cache):
@@ -555,7 +557,7 @@ def test_random_operations(kind: Kind, seed: int) -> None:
             draft = [(value := value + 1) % 10_000 for _ in range(dice.randint(1, 2 * size + 1))]
             write(cache, block_table, draft)
             kept = sorted(dice.sample(range(len(draft)), dice.randint(0, len(draft))))
-            cache.commit(block_table, kept)
+            cache.commit_slots(block_table, kept)
             text.tokens += [draft[i] for i in kept]
         elif operation < 0.7 and len(text.tokens) > block_table.num_released * size:
             count = dice.randint(block_table.num_released * size, len(text.tokens))

@@ -152,13 +152,13 @@ def test_keeping_more_outputs_clears_the_prefix_cache() -> None:
     tokens = [*range(40)]
     block_table = BlockTable()
     cache.prepare(block_table, 40)
-    cache.commit(block_table, range(40))
+    cache.commit_slots(block_table, range(40))
     cache.cache_blocks(block_table, tokens)
     match = cache.match_prefix(tokens)
     assert match is not None
     assert match.length == 32
     cache.release(match)
-    cache.keep_hidden(1, cache)
+    cache.save_feature(1, cache)
     assert cache.match_prefix(tokens) is None
     cache.cache_blocks(block_table, tokens)
     assert cache.match_prefix(tokens) is None, "the text has blocks of the old cache"

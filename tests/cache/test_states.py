@@ -80,13 +80,13 @@ def test_commit_moves_states(options: dict[str, Any]) -> None:
     cache = made(options)
     table = BlockTable()
     write(cache, table, [*range(1, 13)])
-    cache.commit(table, range(12))
+    cache.commit_slots(table, range(12))
     write(cache, table, [*range(20, 32)])  # across the end of a block
-    cache.commit(table, [0, 2, 3, 7, 8, 11])
+    cache.commit_slots(table, [0, 2, 3, 7, 8, 11])
     assert held(cache, table) == [*range(1, 13), 20, 22, 23, 27, 28, 31]
     cache.rollback(table, 14)
     write(cache, table, [40, 41])
-    cache.commit(table, [1])
+    cache.commit_slots(table, [1])
     assert held(cache, table) == [*range(1, 13), 20, 22, 41]
 
 
@@ -94,11 +94,11 @@ def test_a_shared_block_is_copied_before_it_is_written(options: dict[str, Any]) 
     cache = made(options)
     table = BlockTable()
     write(cache, table, [*range(20)])
-    cache.commit(table, range(20))
+    cache.commit_slots(table, range(20))
     other = cache.allocator.fork(table, 18)
     other.length = 18
     write(cache, other, [90, 91])
-    cache.commit(other, range(2))
+    cache.commit_slots(other, range(2))
     assert held(cache, table) == [*range(20)]
     assert held(cache, other) == [*range(18), 90, 91]
 

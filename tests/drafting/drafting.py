@@ -20,10 +20,10 @@ from pronk.drafting.shared.draft_runner import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
-from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.models.model_runner import ModelRunner
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
@@ -79,12 +79,10 @@ class Dense:
         )
         block_table = BlockTable()
         runner.cache.prepare(block_table, len(tokens))
-        job = ForwardJob(
-            Segment(block_table, TokenTree.chain(tokens)),
-            range(len(tokens) - 1, len(tokens)),
-            len(tokens),
+        entry = BatchEntry(
+            block_table, TokenTree.chain(tokens), range(len(tokens) - 1, len(tokens)), len(tokens)
         )
-        logits = runner.forward([job]).logits[0][0]
+        logits = runner.forward(ForwardBatch([entry])).logits[0][0]
         want = dense_logits(self.model, tokens)[-1]
         np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-4)
         block_table.length = len(tokens)
@@ -225,34 +223,34 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
         caches.append(make_cache())
         return caches[-1]
 
-    def texts_of(job: ForwardJob, more: int = 0) -> list[tuple[int, ...]]:
-        (own,) = [each for each in caches if each.block_table is job.segment.block_table]
+    def texts_of(entry: BatchEntry, more: int = 0) -> list[tuple[int, ...]]:
+        (own,) = [each for each in caches if each.block_table is entry.block_table]
         assert own.block_table.length == len(own.tokens)
-        tree = job.segment.tree
+        tree = entry.tree
         places = len(own.block_table.blocks) * draft.runner.cache.block_size
         assert own.block_table.length + len(tree) + more <= places, (
             "the request has no KV slots for its rows"
         )
-        nodes = range(job.segment.num_computed, len(tree))
+        nodes = range(entry.num_computed, len(tree))
         return [
             (*own.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(n))) for n in nodes
         ]
 
-    def watched(jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> Any:
-        passes.append(Pass([texts_of(job) for job in jobs]))
-        return forward(jobs, collect)
+    def watched(batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> Any:
+        passes.append(Pass([texts_of(entry) for entry in batch.entries]))
+        return forward(batch, collect)
 
     def watched_growth(
-        job: ForwardJob, sampler: Sampler, steps: int, take: Callable[[DraftToken], bool]
+        entry: BatchEntry, sampler: Sampler, steps: int, take: Callable[[DraftToken], bool]
     ) -> int:
-        before = texts_of(job, steps - 1)
+        before = texts_of(entry, steps - 1)
         draft_tokens = list[int]()
 
         def recorded(draft_token: DraftToken) -> bool:
             draft_tokens.append(draft_token.token)
             return take(draft_token)
 
-        count = grow(job, sampler, steps, recorded)
+        count = grow(entry, sampler, steps, recorded)
         assert count - len(draft_tokens) in (0, 1)
         passes.append(Pass([before]))
         passes.extend(Pass([[(*before[-1], *draft_tokens[:number])]]) for number in range(1, count))

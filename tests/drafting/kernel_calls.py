@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pronk.cache.paged import PagedCache
+from pronk.models.forward_batch import ForwardBatch
 from pronk.models.kernel_program import KernelProgram
-from pronk.models.program_rows import ProgramRows
 
 # operations of ``csrc/pronk.h`` that store keys and values, or states
 _QKV = 2
@@ -26,10 +26,10 @@ def layers_of(program: KernelProgram) -> list[int]:
     return [where[op.keys] for op in program._ops if op.kind in (_QKV, _CONVOLVE) and op.keys]
 
 
-def slots_of(rows: ProgramRows, block_size: int) -> list[int]:
+def slots_of(batch: ForwardBatch, block_size: int) -> list[int]:
     """Return the KV slots of the rows of a forward pass, as the kernels get them."""
     found: list[int] = []
-    for segment in rows.call.segment[: rows.call.segments]:
+    for segment in batch.for_kernels.segments:
         blocks = ctypes.cast(segment.blocks, ctypes.POINTER(ctypes.c_int32))
         places = range(segment.length + segment.computed, segment.length + segment.nodes)
         found += [
@@ -47,11 +47,11 @@ class Calls:
         self.calls: list[tuple[int, list[int]]] = []
         run = KernelProgram.run
 
-        def watched(program: KernelProgram, rows: ProgramRows, *args: Any) -> None:
+        def watched(program: KernelProgram, batch: ForwardBatch, *args: Any) -> int:
             if program.cache is cache:
-                slots = slots_of(rows, cache.block_size)
+                slots = slots_of(batch, cache.block_size)
                 self.calls.extend((layer, slots) for layer in layers_of(program))
-            run(program, rows, *args)
+            return run(program, batch, *args)
 
         patch.setattr(KernelProgram, "run", watched)
 
@@ -70,15 +70,16 @@ def burning(cache: PagedCache, at: int, *, after: bool = True) -> Iterator[Calla
     passes = 0
     run = KernelProgram.run
 
-    def burns(program: KernelProgram, rows: ProgramRows, *args: Any) -> None:
+    def burns(program: KernelProgram, batch: ForwardBatch, *args: Any) -> int:
         nonlocal passes
         mine = program.cache is cache
         passes += mine
         if mine and passes == at + 1 and not after:
             raise KeyboardInterrupt
-        run(program, rows, *args)
+        experts_read = run(program, batch, *args)
         if mine and passes == at + 1:
             raise KeyboardInterrupt
+        return experts_read
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KernelProgram, "run", burns)

@@ -20,8 +20,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Drafter, Outcome, Proposer, make_drafter
 from pronk.drafting.registry import DRAFTERS
 from pronk.drafting.shared.draft_cache import DraftCache
-from pronk.models.forward_job import Segment
-from pronk.models.model_runner import ForwardJob
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -106,7 +105,7 @@ class Stage:
         self.runner.cache.prepare(block_table, length + 100)
         if length:
             tree = TokenTree.chain(tokens[:length])
-            self.runner.forward([ForwardJob(Segment(block_table, tree), range(0), length)])
+            self.runner.forward(ForwardBatch([BatchEntry(block_table, tree, range(0), length)]))
         block_table.length = length
         return block_table
 

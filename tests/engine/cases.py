@@ -17,7 +17,8 @@ from pronk.drafting import Drafter, make_drafter
 from pronk.drafting.registry import DRAFTERS as REGISTERED
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.models.model_runner import ForwardJob, ForwardResult
+from pronk.models.forward_batch import ForwardBatch
+from pronk.models.model_runner import ForwardResult
 from pronk.sampling.params import SamplingParams
 from tiny_models import SILENT, VOCAB, make_engine, make_request, run, tiny_decoder
 
@@ -227,13 +228,13 @@ def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
         assert total(requests, "target_steps") == total(requests, "generated_tokens")
 
 
-def watch(engine: Engine, after: Callable[[Sequence[ForwardJob], ForwardResult], None]) -> None:
-    """Call ``after(jobs, result)`` after every forward pass."""
+def watch(engine: Engine, after: Callable[[ForwardBatch, ForwardResult], None]) -> None:
+    """Call ``after(batch, result)`` after every forward pass."""
     forward = engine.runner.forward
 
-    def watched(jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
-        result = forward(jobs, collect)
-        after(jobs, result)
+    def watched(batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
+        result = forward(batch, collect)
+        after(batch, result)
         return result
 
     engine.runner.forward = watched  # type: ignore[method-assign]

@@ -25,10 +25,10 @@ from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.models.decoder import Decoder, Layer
-from pronk.models.forward_job import Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.models.model_runner import ForwardJob, ForwardResult, ModelRunner
+from pronk.models.model_runner import ForwardResult, ModelRunner
 from pronk.models.program import KVSource, Program
 from pronk.sampling.tree import TokenTree
 from tiny_models import (
@@ -150,13 +150,13 @@ class Texts:
         self.runner = make(decoder, self.cache)
         self.window = decoder.config.window
 
-    def job(self, block_table: BlockTable, tree: TokenTree, computed: int = 0) -> ForwardJob:
-        """Return the job for all nodes of a tree from number ``computed`` on; their KV slots are
+    def entry(self, block_table: BlockTable, tree: TokenTree, computed: int = 0) -> BatchEntry:
+        """Return the entry for all nodes of a tree from number ``computed`` on; their KV slots are
         reserved.
         """
         self.cache.prepare(block_table, block_table.length + len(tree))
-        return ForwardJob(
-            Segment(block_table, tree, computed), range(computed, len(tree)), prompt_length=1
+        return BatchEntry(
+            block_table, tree, range(computed, len(tree)), num_computed=computed, prompt_length=1
         )
 
     def compute(self, block_table: BlockTable, tree: TokenTree, cuts: Sequence[int] = ()) -> Array:
@@ -164,11 +164,13 @@ class Texts:
         ``cuts``.
         """
         steps = pairwise(sorted({0, *cuts, len(tree)}))
-        jobs = (self.job(block_table, tree.keep(range(stop)), start) for start, stop in steps)
-        return np.concatenate([self.runner.forward([job]).logits[0] for job in jobs])
+        entries = (self.entry(block_table, tree.keep(range(stop)), start) for start, stop in steps)
+        return np.concatenate(
+            [self.runner.forward(ForwardBatch([entry])).logits[0] for entry in entries]
+        )
 
     def commit(self, block_table: BlockTable, nodes: Sequence[int]) -> None:
-        self.cache.commit(block_table, nodes)
+        self.cache.commit_slots(block_table, nodes)
         if self.window is not None:
             self.cache.release_before(block_table, block_table.length - self.window + 1)
 
@@ -373,10 +375,11 @@ def batches_differ(
             for size in dice.sample(sizes, len(chosen))
         ]
         assert step or MOST_ROWS - 10 < sum(map(len, trees)) <= MOST_ROWS
-        jobs = [
-            own.job(block_table, tree) for (block_table, _), tree in zip(chosen, trees, strict=True)
+        entries = [
+            own.entry(block_table, tree)
+            for (block_table, _), tree in zip(chosen, trees, strict=True)
         ]
-        together = own.runner.forward(jobs).logits
+        together = own.runner.forward(ForwardBatch(entries)).logits
         for (block_table, other), tree, got in zip(chosen, trees, together, strict=True):
             if not same(got, alone.compute(other, tree)):
                 yield (
@@ -545,26 +548,26 @@ def halved(decoder: Decoder) -> Decoder:
 
 
 DEFECTS: dict[
-    str, tuple[Callable[[Sequence[ForwardJob]], bool], Callable[..., Iterator[str]], dict[str, Any]]
+    str, tuple[Callable[[ForwardBatch], bool], Callable[..., Iterator[str]], dict[str, Any]]
 ] = {
     "more than 16 rows": (
-        lambda jobs: sum(job.segment.num_rows for job in jobs) > 16,
+        lambda batch: batch.num_rows > 16,
         chunks_differ,
         {"length": 300},
     ),
-    "shared passes": (lambda jobs: len(jobs) > 1, batches_differ, {}),
+    "shared passes": (lambda batch: len(batch.entries) > 1, batches_differ, {}),
     "branches": (
-        lambda jobs: any(j.segment.tree.main_chain < len(j.segment.tree) for j in jobs),
+        lambda batch: any(entry.tree.main_chain < len(entry.tree) for entry in batch.entries),
         trees_differ,
         {},
     ),
     "trees in several passes": (
-        lambda jobs: any(job.segment.num_computed for job in jobs),
+        lambda batch: any(entry.num_computed for entry in batch.entries),
         trees_differ,
         {},
     ),
     "scattered blocks": (
-        lambda jobs: any(not job.segment.block_table.contiguous for job in jobs),
+        lambda batch: any(not entry.block_table.contiguous for entry in batch.entries),
         chunks_differ,
         {"length": 300, "chunks": (1,), "scattered": True},
     ),
@@ -583,9 +586,9 @@ def test_planted_defects_are_detected(defect: str, dtype: DType) -> None:
             self.other = ModelRunner(halved(decoder), pool)
 
         def forward(
-            self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()
+            self, batch: ForwardBatch, collect: frozenset[int] = frozenset()
         ) -> ForwardResult:
-            return (self.other if applies(jobs) else super()).forward(jobs, collect)
+            return (self.other if applies(batch) else super()).forward(batch, collect)
 
     decoder = tiny_decoder(dtype)
     if defect == "threads":
@@ -624,11 +627,16 @@ def test_logits_of_wanted_nodes_and_hidden_states_of_all() -> None:
     trees = [
         TokenTree.chain(some_text(decoder, seed, size)) for seed, size in enumerate((7, 1, 12))
     ]
-    jobs = [texts.job(BlockTable(), tree) for tree in trees]
-    every = texts.runner.forward(jobs, frozenset({1, 2}))
+    entries = [texts.entry(BlockTable(), tree) for tree in trees]
+    every = texts.runner.forward(ForwardBatch(entries), frozenset({1, 2}))
     wanted = [range(3, 7), range(0), range(11, 12)]
     some = texts.runner.forward(
-        [ForwardJob(job.segment, nodes, 1) for job, nodes in zip(jobs, wanted, strict=True)]
+        ForwardBatch(
+            [
+                BatchEntry(entry.block_table, entry.tree, nodes, 1)
+                for entry, nodes in zip(entries, wanted, strict=True)
+            ]
+        )
     )
     for i, nodes in enumerate(wanted):
         assert some.logits[i].shape == (len(nodes), decoder.config.vocab_size)
@@ -640,5 +648,7 @@ def test_logits_of_wanted_nodes_and_hidden_states_of_all() -> None:
         assert every.hidden[1][i].shape == (len(trees[i]), 64)
         assert not np.array_equal(every.hidden[1][i], every.hidden[2][i])
     assert not some.hidden
-    none = texts.runner.forward([ForwardJob(jobs[0].segment, range(7, 7), 1)])
+    none = texts.runner.forward(
+        ForwardBatch([BatchEntry(entries[0].block_table, entries[0].tree, range(7, 7), 1)])
+    )
     assert none.logits[0].shape == (0, decoder.config.vocab_size)

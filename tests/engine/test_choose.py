@@ -65,9 +65,9 @@ def test_options_that_need_several_trees(llm: LLM) -> None:
     passes: list[int] = []
     forward = llm.engine.runner.forward
 
-    def watched(jobs: Sequence[Any], *rest: Any) -> Any:
-        passes.append(len(jobs))
-        return forward(jobs, *rest)
+    def watched(batch: Any, *rest: Any) -> Any:
+        passes.append(len(batch.entries))
+        return forward(batch, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llm.engine.runner, "forward", watched)

@@ -15,7 +15,7 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.layer_executor import LayerExecutor
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
@@ -149,13 +149,14 @@ def test_first_layers_run_on_their_own(cut: int, *, packed: bool) -> None:
     executor = LayerExecutor(decoder, cache)
     block_table = BlockTable()
     cache.prepare(block_table, 12)
-    job = ForwardJob(Segment(block_table, TokenTree.chain(range(12))), range(0), 12)
-    first, no_logits = executor.run([job], cut, range(cut + 1))
-    executor.run([job], cut, [cut])
-    executor.run([job], 3, [cut])  # a program of its own, which stores the later layers, too
+    entry = BatchEntry(block_table, TokenTree.chain(range(12)), range(0), 12)
+    batch = ForwardBatch([entry])
+    first, no_logits, _ = executor.run(batch, cut, range(cut + 1))
+    executor.run(batch, cut, [cut])
+    executor.run(batch, 3, [cut])  # a program of its own, which stores the later layers, too
     held = replace(block_table, length=12)
     stored = [array.copy() for layer in range(3) for array in read_kv(cache, layer, held)]
-    whole, logits = executor.run([job], 3, range(4))
+    whole, logits, _ = executor.run(batch, 3, range(4))
     assert logits is not None
     assert no_logits is None
     assert list(whole) == [0, 1, 2, 3], "the embedding, then the layers"

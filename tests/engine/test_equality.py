@@ -37,7 +37,8 @@ from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
 from pronk.drafting import Autoregressive, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.models.model_runner import ForwardJob, ForwardResult
+from pronk.models.forward_batch import ForwardBatch
+from pronk.models.model_runner import ForwardResult
 from tiny_models import assert_idle, make_engine, run, tiny_decoder, toy_tokenizer
 
 Prompts = tuple[tuple[int, ...], ...]
@@ -419,17 +420,17 @@ def test_no_pass_is_larger_than_allowed(max_tree: int) -> None:
     engine = make_engine(tiny_decoder(), max_tree=max_tree, prefill_chunk=64)
     sizes = list[int]()
 
-    def check(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
+    def check(batch: ForwardBatch, _: ForwardResult) -> None:
         prefill = 0
-        for job in jobs:
-            block_table = job.segment.block_table
-            tree = job.segment.tree
-            if block_table.length < job.prompt_length - 1:
+        for entry in batch.entries:
+            block_table = entry.block_table
+            tree = entry.tree
+            if block_table.length < entry.prompt_length - 1:
                 prefill += len(tree)
                 continue
             assert len(tree) <= max_tree
             # the 40th token has no row
-            assert block_table.length + max(tree.depths) < job.prompt_length + 39
+            assert block_table.length + max(tree.depths) < entry.prompt_length + 39
             sizes.append(len(tree))
         assert prefill <= 64
 
@@ -447,9 +448,11 @@ def test_requests_are_served_in_order(max_batch: int) -> None:
     engine = make_engine(tiny_decoder(), max_batch=max_batch)
     started = list[int]()
 
-    def check(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
-        assert len(jobs) <= max_batch
-        started.extend(job.prompt_length for job in jobs if job.segment.block_table.length == 0)
+    def check(batch: ForwardBatch, _: ForwardResult) -> None:
+        assert len(batch.entries) <= max_batch
+        started.extend(
+            entry.prompt_length for entry in batch.entries if entry.block_table.length == 0
+        )
 
     watch(engine, check)
     done = decode(engine, [Autoregressive()], "greedy", max_tokens=1)

@@ -22,7 +22,8 @@ from engine.cases import (
 from engine.test_equality import DTYPES, decode
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
-from pronk.models.model_runner import ForwardJob, ForwardResult
+from pronk.models.forward_batch import ForwardBatch
+from pronk.models.model_runner import ForwardResult
 from tiny_models import make_engine, tiny_decoder
 
 EXPERTS = {"special": "experts", "windows": (None, None, 40)}
@@ -85,10 +86,10 @@ def test_passes_know_how_many_experts_they_read(*, packed: bool) -> None:
     engine = make_engine(tiny_decoder(packed=packed, **EXPERTS))
     seen = dict[int, set[float]]()
 
-    def check(jobs: Sequence[ForwardJob], result: ForwardResult) -> None:
-        rows = sum(len(job.segment.tree) - job.segment.num_computed for job in jobs)
-        assert result.touched is not None
-        seen.setdefault(rows, set()).add(result.touched)
+    def check(batch: ForwardBatch, result: ForwardResult) -> None:
+        rows = sum(len(entry.tree) - entry.num_computed for entry in batch.entries)
+        assert result.experts_read is not None
+        seen.setdefault(rows, set()).add(result.experts_read)
 
     watch(engine, check)
     known = plain(FLOAT32, "temperature", PROMPTS[:3], **EXPERTS)
@@ -97,7 +98,7 @@ def test_passes_know_how_many_experts_they_read(*, packed: bool) -> None:
     assert seen[1] == {1.0}
     assert len(seen) > 5
     for rows, found in seen.items():
-        assert all(1.0 <= touched <= min(rows, 3.0) for touched in found)
+        assert all(1.0 <= experts_read <= min(rows, 3.0) for experts_read in found)
         assert rows < 50 or max(found) > 2.5
     assert max(seen[2]) > 1.2
 
@@ -105,7 +106,7 @@ def test_passes_know_how_many_experts_they_read(*, packed: bool) -> None:
 def test_a_dense_model_reads_no_experts() -> None:
     engine = make_engine(tiny_decoder(BFLOAT16))
     seen = set[float | None]()
-    watch(engine, lambda _, result: seen.add(result.touched))
+    watch(engine, lambda _, result: seen.add(result.experts_read))
     decode(engine, [drafter("random", ())], "temperature", PROMPTS[:2])
     assert seen == {None}
 

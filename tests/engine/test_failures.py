@@ -187,10 +187,10 @@ def test_logits_of_nan_end_one_request_alone() -> None:
     requests = batch(failing_proposer())
     forward = engine.runner.forward
 
-    def damaged(jobs: Any, collect: Any = frozenset()) -> Any:
-        result = forward(jobs, collect)
-        for job, logits in zip(jobs, result.logits, strict=True):
-            if job.segment.block_table is requests[3].block_table and len(requests[3].output) == 5:
+    def damaged(batch: Any, collect: Any = frozenset()) -> Any:
+        result = forward(batch, collect)
+        for entry, logits in zip(batch.entries, result.logits, strict=True):
+            if entry.block_table is requests[3].block_table and len(requests[3].output) == 5:
                 logits[...] = np.nan
         return result
 

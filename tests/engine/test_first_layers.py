@@ -14,7 +14,7 @@ from engine.cases import text
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType, is_finite
 from pronk.cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, make_cache, read_kv, tiny_decoder
@@ -50,21 +50,21 @@ class TextsInCache:
         )
         self.layers = range(1, decoder.config.num_layers + 1)
         for layer in self.layers:
-            self.runner.cache.keep_hidden(layer, self)
+            self.runner.cache.save_feature(layer, self)
         self.tables = [self._read(text(seed, length)) for seed, length in enumerate(LENGTHS)]
 
     def _read(self, tokens: Sequence[int]) -> BlockTable:
         block_table = BlockTable()
         self.runner.cache.prepare(block_table, len(tokens) + 20)
         self.runner.forward(
-            [ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(0), len(tokens))]
+            ForwardBatch([BatchEntry(block_table, TokenTree.chain(tokens), range(0), len(tokens))])
         )
         block_table.length = len(tokens)
         return block_table
 
-    def jobs(self, trees: Sequence[TokenTree]) -> list[ForwardJob]:
+    def entries(self, trees: Sequence[TokenTree]) -> list[BatchEntry]:
         return [
-            ForwardJob(Segment(block_table, tree), range(len(tree)), block_table.length)
+            BatchEntry(block_table, tree, range(len(tree)), block_table.length)
             for block_table, tree in zip(self.tables, trees, strict=True)
         ]
 
@@ -79,10 +79,13 @@ class TextsInCache:
         num_computed = 0
         while num_computed < len(tree):
             stop = dice.randint(num_computed + 1, len(tree))
-            segment = Segment(block_table, tree.keep(range(stop)), num_computed)
-            (rows,) = self.runner.run_first_layers(
-                [ForwardJob(segment, range(0), block_table.length)], num_layers
+            entry = BatchEntry(
+                block_table,
+                tree.keep(range(stop)),
+                prompt_length=block_table.length,
+                num_computed=num_computed,
             )
+            (rows,) = self.runner.run_first_layers(ForwardBatch([entry]), num_layers)
             assert rows.shape == (stop - num_computed, self.runner.decoder.config.hidden_size)
             outputs.append(rows)
             num_computed = stop
@@ -99,7 +102,7 @@ class TextsInCache:
             rows += [
                 part for layer in range(len(cache.keys)) for part in read_kv(cache, layer, held)
             ]
-            rows += [cache.read_hidden(layer, held, 0, held.length) for layer in cache.hidden]
+            rows += [cache.read_feature(layer, held, 0, held.length) for layer in cache.features]
         return rows
 
 
@@ -124,9 +127,11 @@ def compare(
     drafting = TextsInCache(decoder, dtype)
     texts = plain.stored()
     num_nodes = [*map(len, verified)]
-    want = plain.runner.forward(plain.jobs(verified))
+    want = plain.runner.forward(ForwardBatch(plain.entries(verified)))
     stored = plain.stored(num_nodes)
-    outputs = plain.runner.forward(plain.jobs(drafted), frozenset(plain.layers)).hidden
+    outputs = plain.runner.forward(
+        ForwardBatch(plain.entries(drafted)), frozenset(plain.layers)
+    ).hidden
     dice = random.Random(seed)
     for number in range(len(LENGTHS) - 1):
         num_layers = dice.randint(1, decoder.config.num_layers - 1)
@@ -135,7 +140,7 @@ def compare(
     assert_equal(plain.runner, drafting.stored(), texts)
     with pytest.MonkeyPatch.context() as patch:
         calls = Calls(drafting.runner.cache, patch).calls
-        got = drafting.runner.forward(drafting.jobs(verified))
+        got = drafting.runner.forward(ForwardBatch(drafting.entries(verified)))
     assert_equal(plain.runner, [each[:] for each in got.logits], [each[:] for each in want.logits])
     assert_equal(plain.runner, drafting.stored(num_nodes), stored)
     if plain.runner.exact:
@@ -183,8 +188,8 @@ def test_first_layers_of_several_requests_in_one_pass() -> None:
     together = TextsInCache(decoder, FLOAT32)
     alone = TextsInCache(decoder, FLOAT32)
     trees = [bushy(random.Random(number)) for number in range(len(LENGTHS))]
-    jobs = [job._replace(logits_nodes=range(0)) for job in together.jobs(trees)]
-    got = together.runner.run_first_layers(jobs, 2)
+    entries = [entry._replace(logits_nodes=range(0)) for entry in together.entries(trees)]
+    got = together.runner.run_first_layers(ForwardBatch(entries), 2)
     want = [
         alone.first_layers(number, tree, 2, random.Random(0)) for number, tree in enumerate(trees)
     ]

@@ -485,13 +485,13 @@ def test_forbidden_draft_tokens_take_no_rows() -> None:
     by = drafter("random", want)
     engine = make_engine(tiny_decoder())
     verified: list[tuple[list[int], Any]] = []
-    commit = engine.output_processor.commit
+    process = engine.output_processor.process
 
-    def watched(step: Any, result: Any) -> Any:
+    def watched(step: Any, result: Any, index: int) -> Any:
         verified.append((list(step.request.output), step.draft))
-        return commit(step, result)
+        return process(step, result, index)
 
-    engine.output_processor.commit = watched  # type: ignore[method-assign]
+    engine.output_processor.process = watched  # type: ignore[method-assign]
     got = [ask(prompt, params("guided", i), by) for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
     run(engine, got)
     assert_same(got, want)

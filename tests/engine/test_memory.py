@@ -23,7 +23,8 @@ from pronk.base.errors import CacheFullError
 from pronk.cache.blocks import BlockTable
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.models.model_runner import ForwardJob, ForwardResult
+from pronk.models.forward_batch import ForwardBatch
+from pronk.models.model_runner import ForwardResult
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, samples, tiny_decoder
@@ -58,8 +59,8 @@ def watch_runs(engine: Engine) -> list[bool]:
     """
     runs = list[bool]()
 
-    def note(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
-        tables = [job.segment.block_table for job in jobs]
+    def note(batch: ForwardBatch, _: ForwardResult) -> None:
+        tables = [entry.block_table for entry in batch.entries]
         runs.extend(block_table.contiguous for block_table in tables if len(block_table.blocks) > 1)
 
     watch(engine, note)
@@ -148,7 +149,7 @@ def test_samples_share_their_prompt() -> None:
     for request in group:
         engine.add(request)
     rows: list[list[int]] = []
-    watch(engine, lambda jobs, _: rows.append([len(job.segment.tree) for job in jobs]))
+    watch(engine, lambda batch, _: rows.append([len(entry.tree) for entry in batch.entries]))
     engine.step()
     engine.step()
     assert rows == [[40], [1, 1, 1]]  # one sample computes the prompt

@@ -26,8 +26,8 @@ from pronk.drafting import Drafter, Merged, PromptLookup, Proposer, Recycling, S
 from pronk.engine.request import Request
 from pronk.engine.request_step import OutputProcessor
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import Segment
-from pronk.models.model_runner import ForwardJob, ForwardResult
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.model_runner import ForwardResult
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.noise import rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
@@ -69,8 +69,8 @@ def logits_of(decoder: Decoder, text: Sequence[int], prompt: int) -> Array:
     engine = make_engine(decoder)
     block_table = BlockTable()
     engine.cache.prepare(block_table, len(text))
-    job = ForwardJob(Segment(block_table, TokenTree.chain(text)), range(len(text)), prompt)
-    return engine.runner.forward([job]).logits[0][:]
+    entry = BatchEntry(block_table, TokenTree.chain(text), range(len(text)), prompt)
+    return engine.runner.forward(ForwardBatch([entry])).logits[0][:]
 
 
 # Admission of a request takes time for each running request, so batches are small.
@@ -232,8 +232,8 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
     engine = make_engine(decoder)
     passes = dict[int, list[tuple[int, TokenTree]]]()
 
-    def note(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
-        for table, tree in ((job.segment.block_table, job.segment.tree) for job in jobs):
+    def note(batch: ForwardBatch, _: ForwardResult) -> None:
+        for table, tree in ((entry.block_table, entry.tree) for entry in batch.entries):
             passes.setdefault(id(table), []).append((table.length, tree))
 
     watch(engine, note)
@@ -262,9 +262,9 @@ def test_accepted_rows_that_are_not_moved_are_detected(monkeypatch: pytest.Monke
         output_processor: OutputProcessor, request: Request, offsets: Sequence[int]
     ) -> None:
         request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
-        output_processor.cache.commit(request.block_table, range(len(offsets)))
+        output_processor.cache.commit_slots(request.block_table, range(len(offsets)))
 
-    monkeypatch.setattr(OutputProcessor, "_commit_rows", unmoved)
+    monkeypatch.setattr(OutputProcessor, "_commit_slots", unmoved)
     with pytest.raises(AssertionError) as caught:
         test_mixed_batches(REPLAYED[0])
     assert caught.traceback[-1].name == "replay"

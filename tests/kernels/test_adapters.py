@@ -12,9 +12,9 @@ from pronk.cache.blocks import BlockTable
 from pronk.kernels.adapters import LowRank
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 
 INPUTS = 72
@@ -59,12 +59,12 @@ def compute(linear: Linear, x: Array, segments: Any, dtype: DType) -> Array:
     program = linear.backend.program(INPUTS, dtype)
     gated = linear.layout.gated
     program.linear(linear, to="logits", activation="silu" if gated else None)
-    tables = [
-        (BlockTable(blocks=[0, 1, 2], adapter=adapter), TokenTree.chain([1] * rows), 0)
+    entries = [
+        BatchEntry(BlockTable(blocks=[0, 1, 2], adapter=adapter), TokenTree.chain([1] * rows))
         for adapter, rows in segments
     ]
     y = np.empty((len(x), linear.out_features // (2 if gated else 1)), np.float32)
-    program.run(ProgramRows().set_segments(tables), np.array(x), y)
+    program.run(ForwardBatch(entries), np.array(x), y)
     return y
 
 

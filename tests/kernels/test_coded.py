@@ -14,9 +14,9 @@ from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import set_threads
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 
 SETS = candidates()
@@ -108,7 +108,7 @@ def test_embedding_of_quantized_rows(kind: tuple[Bits, Minima, bool]) -> None:
                 config=config, table=product, positions=None, embedding=embedding
             )
             program.embed(decoder)
-            rows = ProgramRows().set_segments([(BlockTable(), TokenTree.chain(tokens), 0)], tokens)
+            rows = ForwardBatch([BatchEntry(BlockTable(), TokenTree.chain(tokens))])
             out = np.empty((5, 72), dtype)
             program.run(rows, out)
             assert np.array_equal(out, weight.dequantize()[tokens].astype(dtype))

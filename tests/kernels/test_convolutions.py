@@ -16,9 +16,9 @@ from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.models.backend import Backend
 from pronk.models.decoder import Layer
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 from tiny_models import tiny_config
 
@@ -71,9 +71,11 @@ class Convolution:
         """Return the outputs of the rows ``x`` of all segments; nothing is committed."""
         for table, tree, _ in segments:
             self.cache.prepare(table, table.length + len(tree))
-        rows = ProgramRows().set_segments(segments)
+        batch = ForwardBatch(
+            [BatchEntry(table, tree, num_computed=computed) for table, tree, computed in segments]
+        )
         stream = x.astype(self.dtype)
-        self.program.run(rows, stream)
+        self.program.run(batch, stream)
         return stream
 
     def read(self, x: Array, chunks: Sequence[int], table: BlockTable | None = None) -> Array:
@@ -85,7 +87,7 @@ class Convolution:
             found.append(
                 self.run([(table, TokenTree.chain([0] * count), 0)], x[start : start + count])
             )
-            self.cache.commit(table, range(count))
+            self.cache.commit_slots(table, range(count))
             start += count
         return np.concatenate(found)
 
@@ -177,7 +179,7 @@ def in_tree_and_batch(made: Convolution, x: Array, alone: Array) -> None:
     )
     second = made.run([(table, tree, half)], np.stack(rows[half:]))
     assert same(np.concatenate((first, second))[nodes], alone[start : start + count])
-    made.cache.commit(table, nodes)
+    made.cache.commit_slots(table, nodes)
     assert same(made.read(x[start + count :], [1, 4], table), alone[start + count :])
 
 

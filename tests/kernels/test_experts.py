@@ -21,7 +21,6 @@ from pronk.models.backend import Backend
 from pronk.models.decoder import Layer
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm
-from pronk.models.program_rows import ProgramRows
 from tiny_models import tiny_config
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
@@ -43,10 +42,9 @@ class Mixture:
         """Return the output of all rows, and the number of experts that were read."""
         program = self.backend.program(x.shape[1], self.dtype)
         program.mlp(self.layer)
-        rows = ProgramRows.without_segments(len(x))
         stream = x.astype(self.dtype)
-        program.run(rows, stream)
-        return stream.astype(np.float32), rows.touched.value
+        experts_read = program.run(None, stream)
+        return stream.astype(np.float32), experts_read
 
     def chosen(self, x: Array) -> tuple[Array, Array]:
         """Return the experts of each row in rising order, and their weights, computed by NumPy in
@@ -201,7 +199,7 @@ def test_equal_scores_choose_the_first_experts_and_the_order_of_the_sum(
         y = np.empty((5, hidden), np.float32)
         program.linear(layer.up.parts[number], norm=layer.mlp_norm, activation="silu", to="B")
         program.linear(layer.down.parts[number], source="B", to="logits")
-        program.run(ProgramRows.without_segments(5), x.copy(), y)
+        program.run(None, x.copy(), y)
         part = y * (np.float32(1) / np.float32(3 if normal else 7))
         total = part if total is None else total + part
     assert total is not None
@@ -239,11 +237,11 @@ def test_experts_without_rows_are_not_read(form: str, kernels: Kernels) -> None:
         addresses = [each.data for each in structures]
         for each in structures:
             each.data = ctypes.c_void_p(0)
-        found, touched = made.run(x)
+        found, experts_read = made.run(x)
         for each, address in zip(structures, addresses, strict=True):
             each.data = address
         assert same(found, expected)
-        assert touched == len(union)
+        assert experts_read == len(union)
 
 
 @EVERY

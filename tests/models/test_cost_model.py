@@ -257,14 +257,14 @@ def with_experts(overlap: float) -> CostCurve:
     return CostCurve(0.05, 0.2, 0.1, experts=0.8, overlap=overlap)
 
 
-@pytest.mark.parametrize(("rows", "touched"), [(1, 1.0), (2, 1.75), (3, 2.3125), (200, 4.0)])
-def test_rows_read_the_union_of_their_experts(rows: int, touched: float) -> None:
+@pytest.mark.parametrize(("rows", "experts_read"), [(1, 1.0), (2, 1.75), (3, 2.3125), (200, 4.0)])
+def test_rows_read_the_union_of_their_experts(rows: int, experts_read: float) -> None:
     """Of 8 experts, each row chooses 2: with a probability of 1/4 the same as another row."""
     curve = CostCurve(2.0, 0.0, 0.0, 0.5, experts=0.6, overlap=0.25)
-    assert curve.at(rows) == pytest.approx(2.0 * (1.0 + 0.6 * (touched - 1.0) + 0.5))
-    assert curve.at(rows, touched=1.5) == pytest.approx(2.0 * (1.3 + 0.5))
+    assert curve.at(rows) == pytest.approx(2.0 * (1.0 + 0.6 * (experts_read - 1.0) + 0.5))
+    assert curve.at(rows, experts_read=1.5) == pytest.approx(2.0 * (1.3 + 0.5))
     # a dense model
-    assert CostCurve(2.0, 0.0, 0.0, 0.5).at(rows, touched=1.5) == pytest.approx(3.0)
+    assert CostCurve(2.0, 0.0, 0.0, 0.5).at(rows, experts_read=1.5) == pytest.approx(3.0)
     assert curve.free_rows == 1
 
 
@@ -274,18 +274,20 @@ def learn_experts(
     for _ in range(passes):
         number = dice.choice(rows)
         expected = 1.0 + (truth.read_bytes(number) - 1.0) / truth.experts
-        touched = (
+        experts_read = (
             min(float(number), max(1.0, expected * dice.lognormvariate(0.0, 0.05)))
             if number > 1
             else 1.0
         )
-        model.learn(number, 100, disturbed(truth.at(number, touched), dice), touched=touched)
+        model.learn(
+            number, 100, disturbed(truth.at(number, experts_read), dice), experts_read=experts_read
+        )
 
 
 def test_independent_choices_are_the_prior() -> None:
     model = CostModel(experts=0.8, overlap=0.125)
     for _ in range(9):
-        model.learn(1, 0, 0.05, touched=1.0)
+        model.learn(1, 0, 0.05, experts_read=1.0)
     costs = costs_of(model, 0)
     assert costs.at(1) == pytest.approx(0.05)
     assert costs.at(2) == pytest.approx(0.05 * (1.0 + 0.8 * 0.875))
@@ -328,7 +330,7 @@ def test_costs_do_not_sink_in_batches() -> None:
         learn_experts(model, truth, 40, (1, 1, 2, 5), dice)
         learn_experts(model, truth, 400, (4, 5, 8, 12), dice)
         model.learn(
-            4, 100, truth.at(4), plain=True, touched=1.0 + (truth.read_bytes(4) - 1.0) / 0.75
+            4, 100, truth.at(4), plain=True, experts_read=1.0 + (truth.read_bytes(4) - 1.0) / 0.75
         )
         errors.append(largest_error(model, truth.at, (4, 5, 8, 12)))
     assert_small(errors, 1.25, 1.5)

@@ -18,11 +18,10 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig
 from pronk.kernels.library import candidates
 from pronk.models.backend import Backend
-from pronk.models.forward_job import Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
-from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.models.model_runner import ModelRunner
 from pronk.models.program import KVSource
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 from tiny_models import POISON, decoder_of, make_cache, sharing_decoder, tiny_config
 
@@ -204,20 +203,25 @@ class Text:
             if held:
                 runner.cache.prepare(table, length)
                 runner.forward(
-                    [ForwardJob(Segment(table, TokenTree.chain(held)), range(0), length)]
+                    ForwardBatch([BatchEntry(table, TokenTree.chain(held), range(0), length)])
                 )
-                runner.cache.commit(table, range(length))
+                runner.cache.commit_slots(table, range(length))
             runner.cache.release_before(table, released)
             start = table.num_released * runner.cache.block_size
             self.others.append(slow(other, held or [0], {})[1]._replace(length=length, start=start))
             tables.append(table)
         self.tables = tuple(tables)
 
-    def job(self, tree: TokenTree, computed: int = 0) -> ForwardJob:
-        """Return the job for the nodes of a tree from number ``computed`` on."""
+    def entry(self, tree: TokenTree, computed: int = 0) -> BatchEntry:
+        """Return the entry for the nodes of a tree from number ``computed`` on."""
         self.model.cache.prepare(self.table, self.table.length + len(tree))
-        return ForwardJob(
-            Segment(self.table, tree, computed), range(computed, len(tree)), 1, self.tables
+        return BatchEntry(
+            self.table,
+            tree,
+            range(computed, len(tree)),
+            1,
+            num_computed=computed,
+            other_tables=self.tables,
         )
 
     def want(self, tree: TokenTree, reads: Mapping[int, KVSource] = OWN | OTHERS) -> Array:
@@ -233,8 +237,8 @@ class Text:
         rows = []
         for count in chunks:
             tree = TokenTree.chain(self.tokens[self.table.length :][:count])
-            rows.append(self.model.runner.forward([self.job(tree)]).logits[0][:])
-            self.model.cache.commit(self.table, range(len(tree)))
+            rows.append(self.model.runner.forward(ForwardBatch([self.entry(tree)])).logits[0][:])
+            self.model.cache.commit_slots(self.table, range(len(tree)))
         return np.concatenate(rows)
 
 
@@ -269,8 +273,10 @@ def test_trees_of_several_requests(backend: Backend) -> None:
     for text in texts:
         text.read(len(text.tokens))
     trees = [TREE, TokenTree.chain([4, 100]), TREE.keep(range(5))]
-    jobs = [text.job(tree) for text, tree in zip(texts, trees, strict=True)]
-    for text, tree, found in zip(texts, trees, model.runner.forward(jobs).logits, strict=True):
+    entries = [text.entry(tree) for text, tree in zip(texts, trees, strict=True)]
+    for text, tree, found in zip(
+        texts, trees, model.runner.forward(ForwardBatch(entries)).logits, strict=True
+    ):
         assert_near(found[:], text.want(tree))
 
 
@@ -280,12 +286,14 @@ def test_trees_in_several_passes_and_accepted_paths(backend: Backend) -> None:
     text = Text(model, text_of(4, 18), (17, 30))
     text.read(18)
     parts = [(TREE.keep(range(2)), 0), (TREE.keep(range(4)), 2), (TREE, 4)]
-    found = np.concatenate([model.runner.forward([text.job(*part)]).logits[0][:] for part in parts])
+    found = np.concatenate(
+        [model.runner.forward(ForwardBatch([text.entry(*part)])).logits[0][:] for part in parts]
+    )
     assert_near(found, text.want(TREE))
     path = [0, *TREE.path(6)]
-    model.cache.commit(text.table, path)
+    model.cache.commit_slots(text.table, path)
     text.tokens += [TREE.tokens[node] for node in path]
-    after = model.runner.forward([text.job(TREE)]).logits[0][:]
+    after = model.runner.forward(ForwardBatch([text.entry(TREE)])).logits[0][:]
     assert_near(after, text.want(TREE))
 
 
@@ -317,23 +325,22 @@ def test_a_model_without_keys_of_its_own_needs_no_blocks(backend: Backend) -> No
     model = Model(backend, reads=reads)
     text = Text(model, text_of(6, 30), (30, 9))
     text.table.length = 30
-    job = ForwardJob(Segment(text.table, TREE), range(len(TREE)), 1, text.tables)
+    entry = BatchEntry(text.table, TREE, range(len(TREE)), 1, other_tables=text.tables)
     assert not text.table.blocks
-    assert_near(model.runner.forward([job]).logits[0][:], text.want(TREE, reads))
+    assert_near(model.runner.forward(ForwardBatch([entry])).logits[0][:], text.want(TREE, reads))
 
 
 def test_rows_without_the_tables_of_a_cache_are_refused() -> None:
     kernels = candidates()[0]
     model = Model(KernelBackend(kernels))
     text = Text(model, [1, 2], (2, 2))
-    job = text.job(TokenTree.chain([1, 2]))
+    entry = text.entry(TokenTree.chain([1, 2]))
     program = model.backend.program(64, FLOAT32, model.cache, model.other_caches)
     program.attend(model.module.config, KVSource(0, cache=2))
-    segment = [(job.segment.block_table, job.segment.tree, 0)]
-    for tables, fits in (([[each] for each in text.tables], True), ([text.tables[:1]], False)):
-        rows = ProgramRows().set_segments(segment, [1, 2], tables)
+    for tables, fits in ((text.tables, True), (text.tables[:1], False)):
+        batch = ForwardBatch([entry._replace(other_tables=tables)])
         if fits:
-            program.run(rows, np.zeros((2, 64), np.float32))
+            program.run(batch, np.zeros((2, 64), np.float32))
         else:
             with pytest.raises(AssertionError, match="kernels: pass of 2 rows failed"):
-                program.run(rows, np.zeros((2, 64), np.float32))
+                program.run(batch, np.zeros((2, 64), np.float32))

@@ -17,15 +17,12 @@ from oracle import DenseAttend, DenseModel
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import MAX_ROPES, ModelConfig
-from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.structures import NUM_ROPE_TABLES
-from pronk.models.forward_job import Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
-from pronk.models.model_runner import ForwardJob
 from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 from tiny_models import (
     decoder_of,
@@ -84,12 +81,12 @@ def test_norms(kernels: Kernels, dtype: DType, kind: str, width: int) -> None:
     program = empty_program(kernels, width, dtype)
     program.norm(norm)
     stream = x.copy()
-    program.run(ProgramRows.without_segments(9), stream)
+    program.run(None, stream)
     before = empty_program(kernels, width, dtype)
     before.linear(unit_product(kernels, width), norm=norm, to="logits")
     logits = np.empty((9, width), np.float32)
     same = x.copy()
-    before.run(ProgramRows.without_segments(9), same, logits)
+    before.run(None, same, logits)
     assert np.array_equal(same, x)
     room = 2.0 * np.linalg.norm(theirs - want, axis=1) + 1e-6 * np.linalg.norm(want, axis=1)
     assert (np.linalg.norm(logits - want, axis=1) <= room).all()
@@ -115,7 +112,7 @@ def test_activations(kernels: Kernels, name: str) -> None:
     program = empty_program(kernels, size)
     program.linear(unit_product(kernels, size), activation=name, to="logits")
     logits = np.empty_like(x)
-    program.run(ProgramRows.without_segments(len(x)), x.copy(), logits)
+    program.run(None, x.copy(), logits)
     np.testing.assert_allclose(logits, activate(name, x), rtol=2e-6, atol=2e-6)
 
 
@@ -129,7 +126,7 @@ def test_gates(kernels: Kernels, size: int, name: str) -> None:
     program.linear(unit_product(kernels, size, gated=True), activation=name, to="B")
     program.linear(unit_product(kernels, size), source="B", to="logits")
     logits = np.empty_like(x)
-    program.run(ProgramRows.without_segments(len(x)), x.copy(), logits)
+    program.run(None, x.copy(), logits)
     np.testing.assert_allclose(logits, activate(name, x) * x[:, ::-1], rtol=1e-5, atol=1e-5)
 
 
@@ -148,17 +145,16 @@ def test_residuals_and_wanted_rows(kernels: Kernels, dtype: DType, rows: int) ->
     program.linear(first, residual=True)
     program.linear(second, to="logits", only_logits_rows=True)
     x = some_rows(rows, 33).astype(dtype)
-    wanted = [rows - 1, 0, rows // 2]
+    wanted = range(rows - 1, -1, -max(1, (rows - 1) // 2))
     stream = x.copy()
-    logits = np.empty((3, 33), np.float32)
-    packed = ProgramRows.without_segments(rows)
-    assert packed.select_logits_rows(wanted) == 3
-    program.run(packed, stream, logits)
+    logits = np.empty((len(wanted), 33), np.float32)
+    entry = BatchEntry(BlockTable(), TokenTree.chain([0] * rows), wanted)
+    program.run(ForwardBatch([entry]), stream, logits)
     wide = x.astype(np.float64)
     found = stream.astype(np.float64)
     after = wide + wide @ weights[0].astype(np.float64).T
     np.testing.assert_allclose(found, after, rtol=2 * float(ml_dtypes.finfo(dtype).eps), atol=2e-6)
-    want = found[wanted] @ weights[1].astype(np.float64).T
+    want = found[list(wanted)] @ weights[1].astype(np.float64).T
     np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-5)
 
 
@@ -205,9 +201,7 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     block_table = BlockTable()
     found = np.empty((len(tokens), config.hidden_size), np.float32)
     pool.prepare(block_table, len(tokens))
-    rows = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens)
-    rows.rotate(RopeTable(config.rope_of(0)))
-    program.run(rows, found)
+    program.run(ForwardBatch([BatchEntry(block_table, TokenTree.chain(tokens))]), found)
     assert error(found, exact) < (2e-6 if scale == 1.0 else 2e-5)
     block_table.length = len(tokens)
     for got, seen in zip(read_layer(pool, 0, block_table), attend.seen, strict=True):
@@ -254,7 +248,7 @@ def test_an_unknown_instruction_set_is_refused(kernels: Kernels) -> None:
     program.linear(unit_product(kernels, 16), to="logits")
     with pytest.raises(AssertionError, match="kernels: pass of 2 rows failed"):
         program.run(
-            ProgramRows.without_segments(2),
+            None,
             np.zeros((2, 16), np.float32),
             np.empty((2, 16), np.float32),
         )
@@ -265,14 +259,12 @@ def test_rows_without_a_slot_are_refused() -> None:
     block_table = BlockTable()
     engine.cache.prepare(block_table, 16)
     for rows, fits in ((16, True), (17, False)):
-        job = ForwardJob(
-            Segment(block_table, TokenTree.chain([1] * rows)), range(rows - 1, rows), rows
-        )
+        entry = BatchEntry(block_table, TokenTree.chain([1] * rows), range(rows - 1, rows), rows)
         if fits:
-            assert len(engine.runner.forward([job]).logits[0]) == 1
+            assert len(engine.runner.forward(ForwardBatch([entry])).logits[0]) == 1
         else:
             with pytest.raises(AssertionError, match="pass of 17 rows failed"):
-                engine.runner.forward([job])
+                engine.runner.forward(ForwardBatch([entry]))
     engine.cache.release(block_table)
 
 

@@ -16,12 +16,11 @@ from models.test_quantized_loading import TEXT, Rounded, Stacked, agree_on_gates
 from oracle import DenseAttend
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
-from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import CODED_TYPES, Kernels
 from pronk.kernels.threads import set_threads
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 from quantized_formats import edit, edit_config, gptq, read_tensors, write_quantized
 from tiny_models import kernels as best
@@ -49,7 +48,6 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
     c = plain.config
     forms = several_forms(plain.layers[0], kernels)
     packed = pack_several_forms(plain, kernels)
-    rope = RopeTable(c.rope)
     exact = deepcopy(plain.layers[0])
     exact.qkv = Stacked([Rounded(weight, bias) for weight, bias in forms])
     exact.double()
@@ -68,9 +66,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
         program.embed(packed)
         program.attention(packed.layers[0], 0)
         pool.prepare(table, rows)
-        call = ProgramRows().set_segments([(table, TokenTree.chain(tokens), 0)], tokens)
-        call.rotate(rope)
-        program.run(call, stream)
+        program.run(ForwardBatch([BatchEntry(table, TokenTree.chain(tokens))]), stream)
         table.length = rows
         assert np.linalg.norm(stream - want) < 0.002 * np.linalg.norm(want - before)
         # Models without rotations have no norms of keys either, so their keys are compared, too.
@@ -81,7 +77,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
             linear = Linear(backend, *form, WeightLayout(), None)
             alone.linear(linear, norm=packed.layers[0].attention_norm, to="logits")
             out = np.empty((rows, c.num_kv_heads * c.head_dim), np.float32)
-            alone.run(ProgramRows.without_segments(rows), before.copy(), out)
+            alone.run(None, before.copy(), out)
             assert same(got.swapaxes(0, 1).reshape(rows, -1), out)
 
 

@@ -50,8 +50,8 @@ def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.M
     fetch = ScatteredLogits._fetch
 
     def counting(logits: ScatteredLogits, rows: Sequence[int]) -> None:
-        (job,) = logits._recompute.args  # type: ignore[attr-defined]
-        fetched[job.all_logits] += sum(row in logits.remote_rows for row in rows)
+        (entry,) = logits._recompute.args  # type: ignore[attr-defined]
+        fetched[entry.all_logits] += sum(row in logits.remote_rows for row in rows)
         fetch(logits, rows)
 
     monkeypatch.setattr(ScatteredLogits, "_fetch", counting)

@@ -15,7 +15,7 @@ from pronk.base.arrays import FLOAT32
 from pronk.cache.blocks import BlockTable
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.parallel import runner
 from pronk.parallel.runner import TreeRunner, WorkerHandle
 from pronk.parallel.tree_partition import count_rows
@@ -80,7 +80,7 @@ def test_layer_outputs_kept_from_the_middle_of_a_text_on(
                 owners.append(Owner())
                 if len(owners) == 1:
                     recomputed.clear()
-                engine.cache.keep_hidden(len(owners), owners[-1])
+                engine.cache.save_feature(len(owners), owners[-1])
         assert max(recomputed) > 10
     assert_same(found, want)
 
@@ -144,19 +144,18 @@ def star(rows: int) -> TokenTree:
     return TokenTree(tuple(range(rows)), (-1, *[0] * (rows - 1)))
 
 
-def job(engine: Engine, rows: int, length: int) -> ForwardJob:
-    """Return a job for a star of ``rows`` nodes after ``length`` tokens that the driver has
+def entry(engine: Engine, rows: int, length: int) -> BatchEntry:
+    """Return the entry of a star of ``rows`` nodes after ``length`` tokens that the driver has
     computed.
     """
     block_table = BlockTable()
     made = runner_of(engine)
     engine.cache.prepare(block_table, length + rows)
-    made.forward(
-        [ForwardJob(Segment(block_table, TokenTree.chain([5] * length)), range(0), length)]
-    )
-    engine.cache.commit(block_table, range(length))
+    text = BatchEntry(block_table, TokenTree.chain([5] * length), range(0), length)
+    made.forward(ForwardBatch([text]))
+    engine.cache.commit_slots(block_table, range(length))
     engine.cache.prepare(block_table, length + rows)
-    return ForwardJob(Segment(block_table, star(rows)), range(rows), length)
+    return BatchEntry(block_table, star(rows), range(rows), length)
 
 
 def teach(made: TreeRunner, own: float, theirs: float) -> None:
@@ -176,11 +175,11 @@ def teach(made: TreeRunner, own: float, theirs: float) -> None:
 def test_a_slower_worker_gets_fewer_rows(theirs: float, least: int, most: int) -> None:
     with tree_parallel_engine(tiny_decoder(), 2) as engine:
         made = runner_of(engine)
-        task = job(engine, 64, 3)
+        task = entry(engine, 64, 3)
         teach(made, 1.0, theirs)
         (worker,) = made.workers
         worker.exchange_times.append(0.0)
-        here, there = made._partition([task])
+        here, there = made._partition(ForwardBatch([task]))
         assert least <= count_rows(there) <= most
         assert count_rows(here) + count_rows(there) >= 64
 
@@ -188,29 +187,29 @@ def test_a_slower_worker_gets_fewer_rows(theirs: float, least: int, most: int) -
 def test_exchanges_that_cost_more_than_they_save_are_not_made() -> None:
     with tree_parallel_engine(tiny_decoder(), 2) as engine:
         made = runner_of(engine)
-        task = job(engine, 32, 3)
+        task = entry(engine, 32, 3)
         teach(made, 1.0, 1.0)
         (worker,) = made.workers
         worker.exchange_times.append(100.0)
-        assert [count_rows(share) for share in made._partition([task])] == [32, 0]
+        assert [count_rows(share) for share in made._partition(ForwardBatch([task]))] == [32, 0]
         # The estimate is halved in each of 6 half-lives without an exchange, so that it is measured
         # again.
         worker.idle_steps = 6 * runner.IDLE_HALF_LIFE
-        assert count_rows(made._partition([task])[1]) > 0
+        assert count_rows(made._partition(ForwardBatch([task]))[1]) > 0
 
 
 def test_expensive_bytes_keep_a_text_in_the_driver() -> None:
     with tree_parallel_engine(tiny_decoder(), 2) as engine:
         made = runner_of(engine)
-        task = job(engine, 32, 300)
+        task = entry(engine, 32, 300)
         teach(made, 1.0, 1.0)
         (worker,) = made.workers
         worker.exchange_times.append(0.0)
-        assert count_rows(made._partition([task])[1]) > 0
+        assert count_rows(made._partition(ForwardBatch([task]))[1]) > 0
         worker.byte_times.append(1.0)
-        assert [count_rows(share) for share in made._partition([task])] == [32, 0]
+        assert [count_rows(share) for share in made._partition(ForwardBatch([task]))] == [32, 0]
         worker.pool.valid[:] = True  # the worker has all KV rows
-        assert count_rows(made._partition([task])[1]) > 0
+        assert count_rows(made._partition(ForwardBatch([task]))[1]) > 0
 
 
 @pytest.mark.parametrize(("byte", "sent"), [(0.0, True), (1.0, False)])
@@ -220,11 +219,11 @@ def test_missing_rows_are_sent_or_recomputed_whichever_is_cheaper(
     monkeypatch.setattr(WorkerHandle, "seconds_per_byte", byte)
     with tree_parallel_engine(tiny_decoder(), 2) as engine:
         made = runner_of(engine)
-        task = job(engine, 9, 40)
+        task = entry(engine, 9, 40)
         teach(made, 1e-3, 1e-3)
         (worker,) = made.workers
         worker.pool.valid[:] = False
-        share = runner.partition_trees([task.segment.tree], [lambda rows: rows] * 2)[1]
+        share = runner.partition_trees([task.tree], [lambda rows: rows] * 2)[1]
         work, recomputed = made._make_request(worker, [task], share, frozenset())
         assert work.slots is not None
         assert (len(work.slots), recomputed) == ((40, [0]) if sent else (0, [40]))
@@ -233,12 +232,12 @@ def test_missing_rows_are_sent_or_recomputed_whichever_is_cheaper(
 def test_rows_of_unknown_cost_are_sent_or_recomputed_once() -> None:
     with tree_parallel_engine(tiny_decoder(), 2) as engine:
         made = runner_of(engine)
-        task = job(engine, 9, 40)
+        task = entry(engine, 9, 40)
         made.driver_costs = type(made.driver_costs)()
         (worker,) = made.workers
         for cost_model in (made.driver_costs, worker.cost_model):
             cost_model.learn(1, 0, 1.0)  # the cost of more rows stays unknown
-        share = runner.partition_trees([task.segment.tree], [lambda rows: rows] * 2)[1]
+        share = runner.partition_trees([task.tree], [lambda rows: rows] * 2)[1]
         work, recomputed = made._make_request(worker, [task], share, frozenset())
         assert work.slots is not None
         assert len(work.slots) + sum(recomputed) == 40

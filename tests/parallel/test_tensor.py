@@ -26,7 +26,7 @@ from pronk.base.errors import CheckpointError, ConnectionLostError
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ConvolutionConfig, ModelConfig
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.model_runner import ModelRunner
@@ -124,11 +124,11 @@ def logits(runner: ModelRunner, ends: Sequence[int]) -> Array:
     found = list[Array]()
     for begin, end in pairwise([0, *ends]):
         runner.cache.prepare(block_table, end)
-        job = ForwardJob(
-            Segment(block_table, TokenTree.chain(TEXT[begin:end])), range(end - begin), len(TEXT)
+        entry = BatchEntry(
+            block_table, TokenTree.chain(TEXT[begin:end]), range(end - begin), len(TEXT)
         )
-        found.append(runner.forward([job]).logits[0][:])
-        runner.cache.commit(block_table, range(end - begin))
+        found.append(runner.forward(ForwardBatch([entry])).logits[0][:])
+        runner.cache.commit_slots(block_table, range(end - begin))
     return np.concatenate(found)
 
 
@@ -244,20 +244,19 @@ def test_every_weight_is_in_one_shard(checkpoint: MakeCheckpoint) -> None:
 def test_orders_are_read_as_they_were_written() -> None:
     block_table = BlockTable([3, 1], 0, 18)
     tree = TokenTree((7, 8, 9), (-1, 0, 0), verify=(True, False, False))
-    job = ForwardJob(Segment(block_table, tree, 1), range(1, 3), 11)
+    entry = BatchEntry(block_table, tree, range(1, 3), 11, num_computed=1)
     moves = [(np.arange(2), np.arange(2, 4))]
-    found = LayerCommand.parse(LayerCommand((4, 20), moves, [job], 3).serialize())
+    found = LayerCommand.parse(LayerCommand((4, 20), moves, [entry], 3).serialize())
     assert (found.pool, found.num_layers) == ((4, 20), 3)
     assert [[each.tolist() for each in batch] for batch in found.moves] == [[[0, 1], [2, 3]]]
-    (parsed,) = found.jobs
-    segment = parsed.segment
+    (parsed,) = found.entries
     assert (parsed.logits_nodes, parsed.prompt_length) == (range(1, 3), 11)
-    assert (segment.block_table.blocks, segment.block_table.length, segment.num_computed) == (
+    assert (parsed.block_table.blocks, parsed.block_table.length, parsed.num_computed) == (
         [3, 1],
         18,
         1,
     )
-    assert (segment.tree.tokens, segment.tree.parents) == (tree.tokens, tree.parents)
+    assert (parsed.tree.tokens, parsed.tree.parents) == (tree.tokens, tree.parents)
 
 
 @pytest.fixture(scope="module")

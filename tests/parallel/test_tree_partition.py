@@ -27,15 +27,15 @@ def check(trees: list[TokenTree], shares: list[ProcessShard]) -> None:
     owned = list[tuple[int, int]]()
     for share in shares:
         for piece in share:
-            tree = trees[piece.job]
+            tree = trees[piece.entry]
             there = set[int]()
             for node in piece.nodes:
                 assert node == 0 or tree.parents[node] in there
                 there.add(node)
             assert len(there) == len(piece.nodes)
-            owned += [(piece.job, node) for node in piece.own_nodes]
+            owned += [(piece.entry, node) for node in piece.own_nodes]
     assert sorted(owned) == [
-        (job, node) for job, tree in enumerate(trees) for node in range(len(tree))
+        (entry, node) for entry, tree in enumerate(trees) for node in range(len(tree))
     ]
 
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from pronk.cache.blocks import BlockTable
 from pronk.llm import LLM
-from pronk.models.forward_job import Segment
-from pronk.models.model_runner import ForwardJob
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.tree import TokenTree
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -17,10 +16,8 @@ def last_logits(llm: LLM, ids: list[int]) -> Array:
     """Return the logits of the token after ``ids``, ``[vocab]``."""
     block_table = BlockTable()
     llm.engine.cache.prepare(block_table, len(ids))
-    job = ForwardJob(
-        Segment(block_table, TokenTree.chain(ids)), range(len(ids) - 1, len(ids)), len(ids)
-    )
-    logits = llm.engine.runner.forward([job]).logits[0][-1]
+    entry = BatchEntry(block_table, TokenTree.chain(ids), range(len(ids) - 1, len(ids)), len(ids))
+    logits = llm.engine.runner.forward(ForwardBatch([entry])).logits[0][-1]
     llm.engine.cache.release(block_table)
     return np.asarray(logits, dtype=np.float64)
 

@@ -108,7 +108,7 @@ def test_processors_follow_the_context() -> None:
             sampler.advance(token)
         kept = chosen[: dice.randrange(len(chosen) + 1)]
         text += kept
-        sampler.commit(len(kept))
+        sampler.commit_tokens(len(kept))
         assert [1, 2, *recorder.tokens] == context_of(sampler) == text
 
 

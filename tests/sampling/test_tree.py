@@ -147,7 +147,7 @@ def test_first_chain() -> None:
 )
 def test_invalid_trees_are_refused(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TokenTree(*arguments)  # type: ignore[arg-type]
+        TokenTree(*arguments).check()  # type: ignore[arg-type]
 
 
 def test_acceptable_nodes() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 
 import pytest
@@ -16,10 +17,10 @@ def trees(size: int) -> Iterator[TokenTree]:
     for parents in shapes(size, siblings=size):
         for tokens in product((0, 1), repeat=size - 1):
             for verify in product((True, False), repeat=size - 1):
-                try:
-                    yield TokenTree((0, *tokens), parents, (True, *verify))
-                except ValueError:
-                    continue  # a tree may not have two acceptable siblings with the same token
+                tree = TokenTree((0, *tokens), parents, (True, *verify))
+                with suppress(ValueError):  # two acceptable siblings may not have the same token
+                    tree.check()
+                    yield tree
 
 
 def children(tree: TokenTree, node: int) -> list[int]:

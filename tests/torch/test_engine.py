@@ -9,14 +9,14 @@ from engine import (
     test_experts,
     test_first_layers,
     test_interruption,
-    test_kept_outputs,
+    test_saved_features,
 )
 from engine.test_embeddings import FAMILIES, FURTHER
 
 
 @pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
-def test_kept_outputs_equal_those_of_a_dense_pass(windows: tuple[int | None, ...]) -> None:
-    test_kept_outputs.test_kept_outputs_equal_those_of_a_dense_pass(windows, packed=False)
+def test_saved_features_equal_those_of_a_dense_pass(windows: tuple[int | None, ...]) -> None:
+    test_saved_features.test_saved_features_equal_those_of_a_dense_pass(windows, packed=False)
 
 
 @pytest.mark.parametrize("cut", [1, 2])

@@ -25,10 +25,10 @@ def test_torch_is_close(normal: bool) -> None:
     kernels = candidates()[0]
     made = make(kernels, "float32", TorchBackend("cpu", FLOAT32), normalized=normal)
     x = some_rows(9, made.layer.config.hidden_size)
-    found, touched = made.run(x)
+    found, experts_read = made.run(x)
     own = make(kernels, "float32", normalized=normal)
     assert np.abs(found - own.run(x)[0]).max() < 2e-5
-    assert touched == own.run(x)[1] == len(set(own.chosen(x)[0].flatten().tolist()))
+    assert experts_read == own.run(x)[1] == len(set(own.chosen(x)[0].flatten().tolist()))
 
 
 def test_torch_has_as_many_threads_as_the_kernels() -> None:

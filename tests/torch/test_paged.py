@@ -25,7 +25,7 @@ from cache.test_paged import (  # noqa: F401 - tests, which the fixtures below r
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
 from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
 from pronk.torch.cache import TorchCache
@@ -58,9 +58,9 @@ def test_kernels_and_torch_write_the_same_rows(dtype: DType, kv_dtype: DType | N
         cache = make_cache(decoder.config, dtype, **shape)
         block_table = BlockTable()
         cache.prepare(block_table, 70)
-        job = ForwardJob(Segment(block_table, TokenTree.chain(range(70))), range(70), 70)
-        ModelRunner(decoder, cache).forward([job])
-        cache.commit(block_table, range(70))
+        entry = BatchEntry(block_table, TokenTree.chain(range(70)), range(70), 70)
+        ModelRunner(decoder, cache).forward(ForwardBatch([entry]))
+        cache.commit_slots(block_table, range(70))
         found.append([each.astype(np.float32) for each in read_kv(cache, 0, block_table)])
         assert all(each.shape == (2, 70, 16) for each in found[-1])
     near = {"rtol": 0.0, "atol": 1e-5} if dtype == FLOAT32 else {"rtol": 2e-2, "atol": 5e-2}
@@ -87,7 +87,7 @@ def test_torch_stores_numbers_that_are_not_finite_as_zeros(dtype: DType) -> None
     """Torch multiplies masked values by 0; NaN would spread to the rows of other requests."""
     cache = make_cache(CONFIG, dtype, packed=False)
     assert isinstance(cache, TorchCache)
-    cache.keep_hidden(1, cache)
+    cache.save_feature(1, cache)
     block_table = BlockTable()
     cache.prepare(block_table, 3)
     slots = cache.to_index(cache.slots(block_table, 0, 3))
@@ -99,9 +99,9 @@ def test_torch_stores_numbers_that_are_not_finite_as_zeros(dtype: DType) -> None
     hidden = torch.ones(3, HIDDEN).to(keys.dtype)
     hidden[1, 5] = math.nan
     cache.write_hidden(1, slots, hidden)
-    cache.commit(block_table, range(3))
+    cache.commit_slots(block_table, range(3))
     want = keys.isfinite().float().transpose(0, 1).numpy()
     for factor, found in zip((1, 2), read_kv(cache, 0, block_table), strict=True):
         assert found.dtype == dtype
         assert np.array_equal(found, factor * want)
-    assert np.array_equal(cache.read_hidden(1, block_table, 0, 3), hidden.isfinite().numpy())
+    assert np.array_equal(cache.read_feature(1, block_table, 0, 3), hidden.isfinite().numpy())

@@ -12,7 +12,7 @@ from weakref import WeakSet
 from pronk.base.arrays import DType
 from pronk.base.errors import OptionError
 from pronk.cache.layout import kv_bytes_per_token, state_bytes
-from pronk.cache.paged import Kept, PagedCache
+from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.checkpoint.config import ModelConfig
 
 # Tokens per block: small, so that short requests waste little memory, but large enough for short
@@ -125,14 +125,14 @@ class KVBudget:
         self._pools.add(pool)
         return pool
 
-    def keep_hidden(self, pool: PagedCache, kept: Kept, owner: object) -> None:
-        """Shrink all pools, and let ``pool`` keep a layer's output or a projection for the object ``owner``.
+    def save_feature(self, pool: PagedCache, feature: SavedFeature, owner: object) -> None:
+        """Shrink all pools, and let ``pool`` save a feature for the object ``owner``.
 
         The errors are those of :meth:`add`.
         """
-        if kept not in pool.hidden:
-            self._resize_pools(pool.kept_width(kept) * pool.dtype.itemsize)
-        pool.keep_hidden(kept, owner)
+        if feature not in pool.features:
+            self._resize_pools(pool.feature_width(feature) * pool.dtype.itemsize)
+        pool.save_feature(feature, owner)
 
     def _resize_pools(self, extra_bytes: int) -> int:
         """Make space for ``extra_bytes`` more bytes per token.
@@ -140,7 +140,7 @@ class KVBudget:
         Return the new number of blocks of each pool.
         """
         for pool in self._pools:
-            pool.drop_unused_hidden()
+            pool.drop_unused_features()
         num_blocks = self._num_blocks(
             BLOCK_SIZE * (extra_bytes + sum(pool.bytes_per_token for pool in self._pools))
         )

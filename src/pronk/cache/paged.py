@@ -9,9 +9,9 @@ Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never 
 load of the last slot may read past its end. :mod:`pronk.cache.layout` defines the bytes of a slot.
 
 A layer with a short convolution has states of ``hidden`` numbers in place of keys, in rows, and no
-values. For drafters, the cache may also keep the outputs of some layers, or a projection of them.
-What is kept of a token has its slot, so that whatever copies, moves, caches or drops keys does the
-same with it.
+values. For drafters, the cache may also save *features* of each token: outputs of some layers, or
+functions of them. The features of a token have the token's slot, so that whatever copies, moves,
+caches or drops keys does the same with them.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from pronk.cache.layout import (
 from pronk.cache.prefix import PrefixCache
 from pronk.cache.prompt_cache import PromptCache
 from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.rope import RopeConfig, RopeTable
 from pronk.kernels.library import TYPES, Kernels
 
-# Numbers that the kernel ``pronk_move`` uses for kinds of arrays: kept layer outputs, values, keys.
+# Numbers that the kernel ``pronk_move`` uses for kinds of arrays: features, values, keys.
 _ROW, _VALUE, _KEY = range(3)
 
 
-class Projection(Protocol):
-    """A function of the outputs of several layers at one token, of which the cache keeps the value."""
+class Feature(Protocol):
+    """A function of the outputs of several layers at one token, whose value the cache saves."""
 
     layers: tuple[int, ...]  # the layers, from 1; 0 is the embedding
     width: int  # size of a value
@@ -54,20 +55,20 @@ class Projection(Protocol):
         """Digest of everything that the values depend on besides the model."""
         ...
 
-    def project(self, outputs: Sequence[Array]) -> Array:
+    def compute(self, outputs: Sequence[Array]) -> Array:
         """Return values ``[rows, width]``, given the output ``[rows, hidden]`` of each of ``layers``."""
 
 
-# What the cache keeps for each token besides keys and values: the output of a layer (from 1), or a
-# projection.
-Kept = int | Projection
+# What the cache saves of each token besides keys and values: the output of a layer (by its number,
+# from 1), or a function of several.
+SavedFeature = int | Feature
 
 
 class PagedCache:
     """Paged KV cache of one model: arrays, block allocator, and commit and rollback of draft tokens."""
 
-    # whether projections can be kept: not if several processes share the forward passes
-    can_project = True
+    # whether features that are functions can be saved: not if several processes share a forward pass
+    can_compute_features = True
 
     def __init__(
         self,
@@ -90,10 +91,10 @@ class PagedCache:
         """
         assert block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
-        # increases with every change of the arrays ``keys``, ``values`` and ``hidden``
+        # increases with every change of the arrays ``keys``, ``values`` and ``features``
         self.version = 0
         self.config = config
-        # data type of keys and values before they are stored, of states and of ``hidden``
+        # data type of keys and values before they are stored, of states and of ``features``
         self.dtype = dtype
         self.kv_dtype = kv_dtype or dtype  # data type of stored keys and values: ``dtype`` or int8
         self.block_size = block_size
@@ -107,9 +108,10 @@ class PagedCache:
         # one array per layer; ``values`` likewise; see ``pronk.cache.layout``
         self.keys: list[Array]
         self.values: list[Array]
-        self.hidden: dict[Kept, Array] = {}  # pools of what is kept besides, ``[1, slots, width]``
+        self.features: dict[SavedFeature, Array] = {}  # their pools, ``[1, slots, width]``
         self._key_layout, self._value_layout = self._choose_layouts()
-        self._owners: dict[Kept, WeakSet[object]] = {}  # the objects that read what is kept
+        self._owners: dict[SavedFeature, WeakSet[object]] = {}  # the objects that read them
+        self._rope_tables: dict[RopeConfig, RopeTable] = {}
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
@@ -119,11 +121,11 @@ class PagedCache:
         """
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
-        kept = tuple(self.hidden)
+        features = tuple(self.features)
         # frees the arrays before others are allocated
         self.keys = []
         self.values = []
-        self.hidden = {}
+        self.features = {}
         config = self.config
         width = self.config.hidden_size
         key_shape, value_shape = (
@@ -135,36 +137,46 @@ class PagedCache:
             self.keys.append(
                 self._new_pool(heads, key_shape, self.kv_dtype)
                 if heads
-                else self._new_hidden_pool(width)
+                else self._new_feature_pool(width)
             )
             self.values.append(self._new_pool(heads, value_shape, self.kv_dtype))
-        self.hidden = {each: self._new_hidden_pool(self.kept_width(each)) for each in kept}
+        for feature in features:
+            self.features[feature] = self._new_feature_pool(self.feature_width(feature))
         self._on_pool_change()
 
-    def keep_hidden(self, kept: Kept, owner: object) -> None:
-        """Keep the output of a layer (from 1), or a projection, for the tokens of every later forward pass.
+    def rope_table(self, rope: RopeConfig) -> RopeTable:
+        """Return the table of a rotation of keys; all programs that use this cache share it."""
+        if rope not in self._rope_tables:
+            self._rope_tables[rope] = RopeTable(rope)
+        return self._rope_tables[rope]
 
-        After the deletion of ``owner``, which reads it, :meth:`drop_unused_hidden` frees the
+    def save_feature(self, feature: SavedFeature, owner: object) -> None:
+        """Save a feature of the tokens of every later forward pass.
+
+        After the deletion of ``owner``, which reads it, :meth:`drop_unused_features` frees the
         memory.
         """
-        self._owners.setdefault(kept, WeakSet()).add(owner)
-        if kept not in self.hidden:
-            self.hidden[kept] = self._new_hidden_pool(self.kept_width(kept))
+        self._owners.setdefault(feature, WeakSet()).add(owner)
+        if feature not in self.features:
+            self.features[feature] = self._new_feature_pool(self.feature_width(feature))
             self._on_pool_change()
 
-    def kept_width(self, kept: Kept) -> int:
-        """Return the number of values that are kept for each token."""
-        return self.config.hidden_size if isinstance(kept, int) else kept.width
+    def feature_width(self, feature: SavedFeature) -> int:
+        """Return the number of values of a feature of one token."""
+        return self.config.hidden_size if isinstance(feature, int) else feature.width
 
     @property
-    def projections(self) -> list[Projection]:
-        """The projections that are kept; :class:`~pronk.models.model_runner.ModelRunner` computes them."""
-        return [kept for kept in self.hidden if not isinstance(kept, int)]
+    def computed_features(self) -> list[Feature]:
+        """The saved features that :class:`~pronk.models.model_runner.ModelRunner` computes.
 
-    def drop_unused_hidden(self) -> None:
-        """Free the kept outputs and projections whose owners have all been deleted."""
-        for kept in [kept for kept in self.hidden if not self._owners[kept]]:
-            del self.hidden[kept], self._owners[kept]
+        Outputs of layers are stored by the forward pass itself.
+        """
+        return [feature for feature in self.features if not isinstance(feature, int)]
+
+    def drop_unused_features(self) -> None:
+        """Free the features whose owners have all been deleted."""
+        for feature in [each for each in self.features if not self._owners[each]]:
+            del self.features[feature], self._owners[feature]
             self._on_pool_change()
 
     def _on_pool_change(self) -> None:
@@ -187,13 +199,13 @@ class PagedCache:
         # and head.
         return mapped_zeros((heads, *shape), dtype, huge_pages=False)
 
-    def _new_hidden_pool(self, width: int) -> Array:
+    def _new_feature_pool(self, width: int) -> Array:
         return self._new_pool(1, (self.num_slots, width), self.dtype)
 
     @property
     def _pools(self) -> tuple[Array, ...]:
         """All arrays of the cache; dimension 1 is the slot, or in keys the panel of 16 slots."""
-        return (*self.keys, *(pool for pool in self.values if len(pool)), *self.hidden.values())
+        return (*self.keys, *(pool for pool in self.values if len(pool)), *self.features.values())
 
     @property
     def in_use(self) -> bool:
@@ -202,12 +214,12 @@ class PagedCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Number of bytes of one token: its keys and values in all layers, and the kept outputs."""
-        hidden = sum(map(self.kept_width, self.hidden)) * self.dtype.itemsize
+        """Number of bytes of one token: its keys and values in all layers, and its features."""
+        features = sum(map(self.feature_width, self.features)) * self.dtype.itemsize
         return (
             kv_bytes_per_token(self.config, self.kv_dtype)
             + state_bytes(self.config, self.dtype)
-            + hidden
+            + features
         )
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
@@ -229,9 +241,9 @@ class PagedCache:
                 # released.
                 self.prefix_cache.evict(block_table.blocks[index])
 
-    def kept_name(self, kept: Kept) -> str:
+    def feature_name(self, feature: SavedFeature) -> str:
         """Return a name that means the same in every process."""
-        return f"layer {kept}" if isinstance(kept, int) else kept.identity
+        return f"layer {feature}" if isinstance(feature, int) else feature.identity
 
     def read_block(self, block: int) -> bytes:
         """Return the stored bytes of a block, ``block_size * bytes_per_token``."""
@@ -280,23 +292,23 @@ class PagedCache:
             0,
         )
 
-    def read_hidden(self, kept: Kept, block_table: BlockTable, start: int, stop: int) -> Array:
-        """Return what is kept for tokens ``start .. stop - 1``, ``[stop - start, width]``.
+    def read_feature(
+        self, feature: SavedFeature, block_table: BlockTable, start: int, stop: int
+    ) -> Array:
+        """Return a feature of tokens ``start .. stop - 1``, ``[stop - start, width]``.
 
-        The tokens must have blocks, and must have been computed after :meth:`keep_hidden`.
+        The tokens must have blocks, and must have been computed after :meth:`save_feature`.
         """
-        return self.hidden[kept][0, self.slots(block_table, start, stop)]
+        return self.features[feature][0, self.slots(block_table, start, stop)]
 
-    def write_projection(
-        self, projection: Projection, slots: NDArray[np.int64], values: Array
-    ) -> None:
-        """Store values ``[rows, width]`` of a projection at ``slots`` ``[rows]``."""
-        self.hidden[projection][0, slots] = values
+    def write_feature(self, feature: Feature, slots: NDArray[np.int64], values: Array) -> None:
+        """Store values ``[rows, width]`` of a feature at ``slots`` ``[rows]``."""
+        self.features[feature][0, slots] = values
 
-    def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
+    def commit_slots(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit draft tokens: the one at index ``length + offsets[i]`` becomes token ``length + i``.
 
-        Only tokens with ``offsets[i] != i`` are moved; ``commit(block_table, range(n))`` moves
+        Only tokens with ``offsets[i] != i`` are moved; ``commit_slots(block_table, range(n))`` moves
         none.
         """
         moves = [(offset, target) for target, offset in enumerate(offsets) if offset != target]
@@ -320,7 +332,7 @@ class PagedCache:
                 _ROW if self.config.convolution_of(layer) else _KEY
                 for layer in range(self.config.num_layers)
             ]
-            kinds += [_VALUE] * kinds.count(_KEY) + [_ROW] * len(self.hidden)
+            kinds += [_VALUE] * kinds.count(_KEY) + [_ROW] * len(self.features)
             shapes = [
                 pool.shape if kind == _ROW else row
                 for kind, pool in zip(kinds, self._pools, strict=True)
@@ -369,7 +381,8 @@ class PagedCache:
         for layer, pool in enumerate(self.keys):
             yield ROWS if self.config.convolution_of(layer) else self._key_layout, pool
         yield from ((self._value_layout, pool) for pool in self.values if len(pool))
-        yield from ((ROWS, self.hidden[kept]) for kept in sorted(self.hidden, key=self.kept_name))
+        for feature in sorted(self.features, key=self.feature_name):
+            yield ROWS, self.features[feature]
 
     def rollback(self, block_table: BlockTable, length: int) -> None:
         """Drop all tokens but the first ``length``; the blocks stay allocated."""

@@ -180,8 +180,8 @@ class PromptCache:
 
     def _keys(self, digests: Sequence[bytes]) -> list[bytes]:
         """Return the keys on disk, which depend on what the cache keeps for drafters besides."""
-        kept = "\n".join(sorted(map(self._cache.kept_name, self._cache.hidden)))
-        if not kept:
+        names = "\n".join(sorted(map(self._cache.feature_name, self._cache.features)))
+        if not names:
             return list(digests)
-        key = blake2b(kept.encode()).digest()
+        key = blake2b(names.encode()).digest()
         return [blake2b(digest, key=key, digest_size=32).digest() for digest in digests]

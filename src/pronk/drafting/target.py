@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pronk.cache.budget import KVBudget
-from pronk.cache.paged import Kept, PagedCache
+from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.checkpoint.gguf.checkpoint import is_gguf
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import Decoder
@@ -120,19 +120,17 @@ class Target:
         folder, modified = self.model_files.get(model, (None, 0))
         return folder is None or _modified_ns(folder) in {0, modified}
 
-    def keep_hidden(self, kept: Kept, owner: object) -> None:
-        """Keep the outputs of a layer (from 1), or a projection, while ``owner`` exists.
-
-        They are stored beside the KV cache.
+    def save_feature(self, feature: SavedFeature, owner: object) -> None:
+        """Save a feature of every token beside its keys and values, while ``owner`` exists.
 
         Raises ``OptionError`` if the memory budget is too small, or running requests occupy memory
         that must be freed.
         """
         with self.lock:
             if self.budget is None:
-                self.cache.keep_hidden(kept, owner)
+                self.cache.save_feature(feature, owner)
             else:
-                self.budget.keep_hidden(self.cache, kept, owner)
+                self.budget.save_feature(self.cache, feature, owner)
 
 
 def _modified_ns(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""KV blocks of a request: those that it needs for its next tokens, and those that it may need later."""
+"""KV blocks of a request: how many it needs for its next tokens, and how many later at most."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BlockPlanner:
         )
 
     def num_held(self, request: Request) -> int:
-        """Return the number of blocks that a request has been given so far, released ones included."""
+        """Return the number of blocks that a request has had so far, released ones included."""
         return request.block_table.num_released + len(request.block_table.blocks)
 
     def maximum(self, request: Request) -> int:
@@ -55,15 +55,16 @@ class BlockPlanner:
         return self.maximum_of(max_length(request))
 
     def maximum_of(self, length: int) -> int:
-        """Return the maximum number of blocks that a text of up to ``length`` tokens holds at once."""
+        """Return the most blocks that a text of up to ``length`` tokens holds at once."""
         num_blocks = self.cache.allocator.num_blocks_for(self._in_window(length))
         # One more block, because a window can start in the middle of a block.
         return num_blocks + (self.window is not None)
 
     def can_reserve_all(self, request: Request) -> bool:
-        """Return whether half of the empty blocks suffice for all tokens of a request and its draft tokens.
+        """Return whether a request may reserve the blocks of all its tokens at once.
 
-        A request with a sliding window never reserves all: it releases its first blocks meanwhile.
+        It may if half of the empty blocks suffice for them and a step's draft tokens. A request
+        with a sliding window never does: it releases its first blocks while it runs.
         """
         allocator = self.cache.allocator
         num_empty = allocator.num_free - len(allocator.evictable)
@@ -82,16 +83,16 @@ class BlockPlanner:
         length = request.block_table.length
         num_held = self.num_held(request)
         num_new = (allocator.num_free - len(allocator.evictable)) // num_sharing
-        may_need_next = num_held * size - length <= size and num_held < allocator.num_blocks_for(
-            max_length(request)
-        )
+        num_free_slots = num_held * size - length
+        num_of_text = allocator.num_blocks_for(max_length(request))
+        may_need_next = num_free_slots <= size and num_held < num_of_text
         if not num_new and allocator.num_free and may_need_next:
             num_new = 1
-        num_slots = (num_held + num_new) * size - length
+        num_slots = num_free_slots + num_new * size
         return max(0, min(self.max_tree, num_slots) - 1)
 
     def _in_window(self, length: int) -> int:
-        """Return ``length``, or less with a sliding window: older tokens have released their blocks."""
+        """Return ``length``, or less with a sliding window, which older tokens have left."""
         return length if self.window is None else min(length, self.window + self.prefill_chunk + 1)
 
 

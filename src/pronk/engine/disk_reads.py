@@ -15,11 +15,11 @@ from pronk.models.cost_model import CostModel
 class DiskReads:
     """Requests whose blocks are being read from disk.
 
-    Until then a request is in no forward pass.
+    A request is in no forward pass as long as blocks of it are left to read.
     """
 
     cache: PagedCache
-    # measured durations: blocks are read only if that is faster than computing them
+    # measured durations: blocks are read only if reading is faster than computing them
     costs: CostModel
     # generators; each step reads the next part
     _parts: dict[Request, Iterator[int]] = field(default_factory=dict)
@@ -31,11 +31,9 @@ class DiskReads:
     ) -> Iterator[int]:
         """Read the blocks after a cached prefix in parts; see :meth:`.PromptCache.load`."""
         prompts = self.cache.prompt_cache
-        return (
-            iter(())
-            if prompts is None
-            else prompts.load(block_table, tokens, salt, digests, self.costs.prompt_row)
-        )
+        if prompts is None:
+            return iter(())
+        return prompts.load(block_table, tokens, salt, digests, self.costs.prompt_row)
 
     def start(self, request: Request) -> None:
         """Read the first part of a request that has just taken over its prefix from memory."""
@@ -71,7 +69,7 @@ class DiskReads:
         return request.num_pending - self._num_left.get(request, 0)
 
     def all_wait(self, running: Sequence[Request]) -> bool:
-        """Return whether requests wait for their blocks, and no other running request can go on meanwhile."""
+        """Return whether requests wait for blocks, and no other running request can go on."""
         return bool(self._parts) and all(self.is_reading(each) or each.ended for each in running)
 
     def stop(self, request: Request) -> None:
@@ -81,11 +79,12 @@ class DiskReads:
 
     def _read_part(self, request: Request) -> None:
         length = request.block_table.length
-        self._num_left[request] = left = 0 if request.ended else next(self._parts[request], 0)
+        num_left = 0 if request.ended else next(self._parts[request], 0)
+        self._num_left[request] = num_left
         # Negative if a part of a sliding window was missing: the prefix from memory was released,
         # too.
         num_read = request.block_table.length - length
         request.stats.disk_tokens += max(0, num_read)
         request.stats.cached_tokens += num_read
-        if not left:
+        if not num_left:
             self.stop(request)

@@ -29,7 +29,7 @@ from pronk.engine.request_step import OutputProcessor, plan_step
 from pronk.engine.scheduler import Scheduler
 from pronk.engine.speculator import Speculator
 from pronk.models.adapters import Adapter, cache_salt
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.stateless import Logits
@@ -64,7 +64,8 @@ class Engine:
         )
         decoder = target.decoder
         clock = target.clock
-        self.cache = cache = target.cache
+        cache = target.cache
+        self.cache = cache
         self.runner = target.runner or ModelRunner(decoder, cache, clock=clock)
         self.target = replace(target, runner=self.runner)
         # Whether the logits of a row are bit-equal for every batch and every token tree around the
@@ -120,11 +121,11 @@ class Engine:
     def tree_logits(
         self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None = None
     ) -> list[Array]:
-        """Return the logits ``[nodes, vocab]`` of token trees below a prompt, without creating a request.
+        """Return the logits ``[nodes, vocab]`` of token trees below a prompt.
 
-        The prompt does not include the roots. Running requests are stepped until enough KV blocks
-        are free. Raises ``CacheFullError`` if the prompt and the largest tree do not fit into the
-        empty KV cache.
+        No request is created. The prompt does not include the roots. Running requests are stepped
+        until enough KV blocks are free. Raises ``CacheFullError`` if the prompt and the largest
+        tree do not fit into the empty KV cache.
         """
         num_blocks = self.scheduler.blocks.maximum_of(len(prompt) + max(map(len, trees)))
         with self.lock:
@@ -151,10 +152,10 @@ class Engine:
             try:
                 for request in requests:
                     self.add(request)
-                while (ended := sum(request.ended for request in requests)) < len(requests):
+                while not all(request.ended for request in requests):
                     with interruptible():
                         if progress is not None:
-                            progress(ended)
+                            progress(sum(request.ended for request in requests))
                     self.step()
                     _raise_errors(requests)
                 _raise_errors(requests)  # errors of a step that another thread has run since
@@ -163,9 +164,10 @@ class Engine:
                     self.abort(request)
 
     def stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Token, bool]]:
-        """Run requests and yield ``(request index, token, whether the token is the last)`` after each step.
+        """Run requests; yield their tokens after each step.
 
-        Closing the iterator aborts the requests. Raises the same errors as :meth:`run`.
+        A token comes as ``(request index, token, whether it is the last)``. Closing the iterator
+        aborts the requests. Raises the same errors as :meth:`run`.
         """
         try:
             for request in requests:
@@ -216,9 +218,9 @@ class Engine:
 
         def forward(tree: TokenTree, logits_nodes: range) -> Logits:
             self.cache.prepare(block_table, block_table.length + len(tree))
-            job = ForwardJob(Segment(block_table, tree), logits_nodes, len(prompt))
+            entry = BatchEntry(block_table, tree, logits_nodes, len(prompt))
             with interruptible():
-                return self.runner.forward([job]).logits[0]
+                return self.runner.forward(ForwardBatch([entry])).logits[0]
 
         try:
             while block_table.length < len(prompt):
@@ -226,7 +228,7 @@ class Engine:
                     block_table.length : block_table.length + self.scheduler.prefill_chunk
                 ]
                 forward(TokenTree.chain(chunk), range(0))
-                self.cache.commit(block_table, range(len(chunk)))
+                self.cache.commit_slots(block_table, range(len(chunk)))
                 self.cache.cache_blocks(block_table, prompt, salt)
                 self.cache.release_outside_window(block_table)
             return [forward(tree, range(len(tree)))[:].copy() for tree in trees]
@@ -237,21 +239,22 @@ class Engine:
         start_time = self.runner.clock()
         self.scheduler.expire()
         self._remove_finished()  # so that waiting requests can use their KV blocks
-        batch = self.scheduler.schedule()
-        self.speculator.begin(batch, self.scheduler.preempted)
-        if not batch:
+        scheduled = self.scheduler.schedule()
+        self.speculator.begin(scheduled, self.scheduler.preempted)
+        if not scheduled:
             return
-        drafts = self.speculator.propose(batch)
-        steps = [plan_step(scheduled, drafts.get(scheduled.request)) for scheduled in batch]
+        drafts = self.speculator.propose(scheduled)
+        steps = [plan_step(each, drafts.get(each.request)) for each in scheduled]
+        batch = ForwardBatch([step.entry for step in steps])
         layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
         with interruptible():
-            result = self.runner.forward([step.job for step in steps], layers)
+            result = self.runner.forward(batch, layers)
         for step in steps:
             step.request.stats.target_seconds += result.seconds
         outcomes: dict[Request, Outcome[Any]] = {}
-        for number, step in enumerate(steps):
+        for index, step in enumerate(steps):
             try:
-                outcome = self.output_processor.commit(step, result.job_result(number))
+                outcome = self.output_processor.process(step, result, index)
             except NotFiniteError:
                 step.request.result.fail(PronkError(_not_finite_message(self.cache.dtype)))
             except Exception as error:  # noqa: BLE001 - logits processors, guides and stop strings are those of a request
@@ -259,7 +262,7 @@ class Engine:
             else:
                 if outcome is not None:
                     outcomes[step.request] = outcome
-        self.speculator.update(steps, outcomes, result.context, start_time, touched=result.touched)
+        self.speculator.update(steps, outcomes, batch, start_time, experts_read=result.experts_read)
 
     def _remove_finished(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
@@ -294,7 +297,7 @@ def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) ->
 
 
 def _take_tokens(requests: Sequence[Request]) -> Iterator[tuple[int, Token, bool]]:
-    """Yield and forget undelivered tokens, each with its request's index and whether it is the last."""
+    """Yield the undelivered tokens as :meth:`Engine.stream` does, and forget them."""
     for index, request in enumerate(requests):
         undelivered = request.result.undelivered
         while undelivered:

@@ -73,7 +73,7 @@ class PendingRequests:
 class EngineThread:
     """Thread that steps the engine while there are calls.
 
-    Has no reference to its :class:`AsyncLLM`.
+    It has no reference to its :class:`AsyncLLM`, which is freed when its user drops it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -89,9 +89,8 @@ class EngineThread:
     def add(self, call: PendingRequests) -> None:
         """Add a call's requests before the next step.
 
-        Raise ``ClosedError`` if the thread is ending.
-
-        They wait from now on, also while a step runs.
+        Their time of waiting begins now, also while a step runs. Raises ``ClosedError`` if the
+        thread is ending.
         """
         now = self.engine.runner.clock()
         for request in call.requests.values():
@@ -160,7 +159,7 @@ class EngineThread:
         return not closing
 
     def _has_work(self) -> bool:
-        """Return whether a step is due: for a call that is not paused, or for a deadline that has passed."""
+        """Return whether a step is due: a call is not paused, or a deadline has passed."""
         return not all(call.is_paused for call in self._calls) or self._seconds_to_deadline() == 0.0
 
     def _seconds_to_deadline(self) -> float | None:

@@ -74,7 +74,7 @@ class FairShare:
         self._in_pass = ()
 
     def waiting_since(self, time: float) -> list[str]:
-        """Return the tenants whose last forward pass ended at or before a time, those that wait longest first.
+        """Return the tenants whose last forward pass ended at or before a time, oldest first.
 
         Before its first pass, a tenant waits since its first request.
         """

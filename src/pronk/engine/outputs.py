@@ -93,7 +93,7 @@ class Choice:
 
     @property
     def probabilities(self) -> tuple[float, ...]:
-        """For each option, ``exp(logprob)`` divided by the sum of ``exp(logprob)`` over all options."""
+        """For each option, ``exp(logprob)`` divided by the sum of these over all options."""
         highest = max(self.logprobs)
         weights = [exp(logprob - highest) for logprob in self.logprobs]
         return tuple(weight / sum(weights) for weight in weights)

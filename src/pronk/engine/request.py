@@ -168,7 +168,7 @@ class Request:
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Numbers (from 1) of the layers whose output is needed: by the drafter, or for an embedding."""
+        """Layers (from 1) whose output is needed: by the drafter, or for an embedding."""
         return self.speculation.capabilities.hidden if self.pooler is None else (self.pooler.layer,)
 
     @property
@@ -181,7 +181,7 @@ class Request:
 
     @property
     def needs_draft_slots(self) -> bool:
-        """Whether the drafter can propose, and 2 more tokens (a draft and a bonus token) are allowed."""
+        """Whether the drafter can propose, and two more tokens (draft and bonus) are allowed."""
         proposer = self.speculation.proposer
         return proposer is not None and proposer.capabilities.proposes and self.num_remaining > 1
 
@@ -233,7 +233,7 @@ class Request:
 
     @property
     def computes_whole_prompt(self) -> bool:
-        """Whether every token of the prompt has to be computed, even if its keys and values are cached."""
+        """Whether every token of the prompt has to be computed, even if it is in the KV cache."""
         return self.computes_prompt_logprobs or (
             self.pooler is not None and self.pooler.needs_all_rows
         )
@@ -276,11 +276,11 @@ class Request:
         return result.finish_reason is None
 
     def resume(self, tokens: Iterable[tuple[int, str | None, dict[int, float] | None]]) -> None:
-        """Append ``(token id, source, logprobs)`` tuples that another replica has generated and delivered."""
+        """Append ``(token id, source, logprobs)`` tuples that another replica has delivered."""
         for token, source, logprobs in tokens:
             self.sampler.advance(token)
             self.append(token, source=source, logprobs=logprobs)
-            self.sampler.commit(1)
+            self.sampler.commit_tokens(1)
         self.result.undelivered.clear()
 
     def _repeats_call(self, text: str, token: int) -> bool:

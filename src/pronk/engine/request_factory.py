@@ -91,7 +91,10 @@ class RequestFactory:
             return [self.encode_prompt(prompt) for prompt in prompts]
 
     def check(self, prompt: str | None, params: SamplingParams) -> None:
-        """Raise the errors of a request that need no weights: prompt (unless ``None``), token ids, guide."""
+        """Raise the errors of a request that need no weights: of prompt, token ids and guide.
+
+        A ``prompt`` of ``None`` is not checked.
+        """
         if prompt is not None:
             self.encode_prompt(prompt)
         self._check_ids(params)
@@ -145,7 +148,7 @@ class RequestFactory:
         runner: ModelRunner,
         adapter: Adapter | None = None,
     ) -> list[Request]:
-        """Create one request per text that computes an embedding, with ``adapter``, and generates no tokens.
+        """Create one request per text, which computes an embedding and generates no tokens.
 
         Raises ``OptionError`` if an option does not fit the model; ``PromptError`` as
         :meth:`encode_prompt`.
@@ -169,7 +172,7 @@ class RequestFactory:
         return requests
 
     def watch_calls(self, requests: Iterable[Request], calls: AnswerCalls) -> None:
-        """Let the texts of new requests end with the first call that repeats an earlier one of the text."""
+        """Let the texts of new requests end with the first call that repeats an earlier one."""
         for request in requests:
             opened = self.answer_format.opened_by(request.prompt)
             reader = self.answer_format.reader(calls.names, opened=opened, has_form=calls.has_form)
@@ -178,7 +181,7 @@ class RequestFactory:
     def encode_continuations(
         self, prompt: str | list[int], ids: Sequence[int], texts: Sequence[str]
     ) -> list[list[int]]:
-        """Return the token ids of each text as a continuation of ``prompt``, whose token ids are ``ids``.
+        """Return the token ids of each text after ``prompt``, whose token ids are ``ids``.
 
         A text is encoded together with the prompt; alone if ``prompt`` is a list of token ids, or
         if its first characters would merge with the prompt's last token. Raises ``OptionError`` if
@@ -191,12 +194,10 @@ class RequestFactory:
         self, prompt: str | list[int], ids: Sequence[int], text: str
     ) -> list[int]:
         joint_ids = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
-        merged = joint_ids[: len(ids)] != list(ids) or len(joint_ids) == len(ids)
-        own_ids = (
-            self.tokenizer.encode(text, add_special_tokens=False)
-            if merged
-            else joint_ids[len(ids) :]
-        )
+        own_ids = joint_ids[len(ids) :]
+        is_merged = joint_ids[: len(ids)] != list(ids)
+        if is_merged or not own_ids:
+            own_ids = self.tokenizer.encode(text, add_special_tokens=False)
         if not own_ids:
             msg = (
                 f"options: expected texts of at least one token, found {text!r:.60}; "
@@ -238,11 +239,10 @@ class RequestFactory:
         tokens = [*prompt, *output]
         grammar = None if params.guide is None else self.grammars.compile(params.guide)
         thinking = list[LogitsProcessor]()
-        if (
-            params.thinking_budget is not None
-            and (markers := self.answer_format.thinking_markers) is not None
-        ):
-            thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
+        if params.thinking_budget is not None:
+            markers = self.answer_format.thinking_markers
+            if markers is not None:
+                thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
         request_sampler = sampler(
             params,
             seed,
@@ -275,7 +275,7 @@ class RequestFactory:
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``.
 
-        Cached.
+        A proposer has one wrapper, as long as a request uses it.
         """
         from pronk.drafting.combined.grammar import GrammarProposer  # noqa: PLC0415 - most requests have no guide
 
@@ -318,10 +318,10 @@ class RequestFactory:
 
 
 def stop_ids_with_eos(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """Return the token ids that end a text: ``stop_token_ids`` and, without ``ignore_eos``, EOS ids."""
-    return frozenset(params.stop_token_ids) | (
-        frozenset() if params.ignore_eos else frozenset(eos_ids)
-    )
+    """Return the ids that end a text: ``stop_token_ids``, and EOS without ``ignore_eos``."""
+    if params.ignore_eos:
+        return frozenset(params.stop_token_ids)
+    return frozenset((*params.stop_token_ids, *eos_ids))
 
 
 def params_per_prompt(

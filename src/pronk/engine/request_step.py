@@ -1,12 +1,12 @@
-"""One request's part of a step: rows in the forward pass, verification and commit of its draft.
+"""One request's part of a step: its entry of the batch, and verification and commit of its draft.
 
-Draft node 0 is the last token of the text. During prefill, rows of earlier prompt tokens precede
-node 0.
+The root of the draft is the last token of the text. While the prompt is read, the rows of earlier
+prompt tokens precede the root's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pronk.base.arrays import Array, is_finite
@@ -15,8 +15,8 @@ from pronk.drafting.proposer import Outcome
 from pronk.engine.request import Request
 from pronk.engine.scheduler import ScheduledRequest
 from pronk.engine.stats import StepStats
-from pronk.models.forward_job import ForwardJob, Segment
-from pronk.models.model_runner import JobResult
+from pronk.models.forward_batch import BatchEntry
+from pronk.models.model_runner import ForwardResult
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.sampler import NotFiniteError, token_logprobs
 from pronk.sampling.stateless import Logits
@@ -28,87 +28,82 @@ _GUIDE = "guide"
 
 
 class RequestStep(NamedTuple):
-    """One request's rows in the forward pass of a step."""
+    """One request in a step."""
 
-    scheduled: ScheduledRequest  # the request and its number of pending tokens in the forward pass
-    draft: TokenTree  # tree to verify: last pending token (the root) and the draft tokens, if any
-    # input of the forward pass: rows of the pending tokens, then of the draft tokens
-    job: ForwardJob
+    scheduled: ScheduledRequest  # the request, and its number of pending tokens in the forward pass
+    draft: TokenTree  # tree to verify: the last pending token (the root) and the draft tokens
+    # Its tree is the draft or, while the prompt is read, a chain of pending tokens.
+    entry: BatchEntry
 
     @property
     def request(self) -> Request:
-        """Request that the rows belong to."""
+        """The request."""
         return self.scheduled.request
 
     @property
     def root_row(self) -> int:
         """Index of the row of the draft's root; rows of earlier pending tokens come before."""
-        return len(self.job.segment.tree) - len(self.draft)
+        return len(self.entry.tree) - len(self.draft)
 
     def source(self, node: int) -> str:
         """Return the name of the drafter that proposed a node of the draft."""
         if self.draft.origin is not None:
-            return self.draft.origin[node][0]
-        return (
-            ""
-            if self.request.speculation.proposer is None
-            else self.request.speculation.proposer.name
-        )
+            name, _ = self.draft.origin[node]
+            return name
+        proposer = self.request.speculation.proposer
+        return "" if proposer is None else proposer.name
 
 
 def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestStep:
-    """Return a request's rows in the next forward pass.
+    """Return a request's step; the scheduler has reserved the KV slots of its rows.
 
-    The scheduler has reserved their KV slots.
+    ``draft`` is the tree of a request with draft tokens, whose only pending token is the root.
     """
     request = scheduled.request
-    block_table = scheduled.request.block_table
+    block_table = request.block_table
     pending = request.tokens[block_table.length : block_table.length + scheduled.num_tokens]
-    draft = draft or TokenTree.chain(pending[-1:])
-    tree = draft if scheduled.num_tokens == 1 else TokenTree.chain(pending)
+    tree = TokenTree.chain(pending) if draft is None else draft
+    if draft is None:
+        draft = tree if len(tree) == 1 else TokenTree.chain(pending[-1:])
     samples = scheduled.includes_last_token and request.pooler is None
     first = len(tree) - len(draft) if samples else len(tree)
+    if request.computes_prompt_logprobs:
+        first = 0
     all_logits = request.computes_prompt_logprobs or request.params.rejects or request.needs_logits
-    job = ForwardJob(
-        Segment(block_table, tree),
-        range(0 if request.computes_prompt_logprobs else first, len(tree)),
+    entry = BatchEntry(
+        block_table,
+        tree,
+        range(first, len(tree)),
         len(request.prompt),
         all_logits=all_logits,
         stateless_sampler=None if all_logits else request.sampler.stateless_sampler,
     )
-    return RequestStep(scheduled, draft, job)
+    return RequestStep(scheduled, draft, entry)
 
 
-def verify(step: RequestStep, result: JobResult) -> tuple[Array, Logits, VerifiedPath | None]:
-    """Verify one request's draft against the logits of the target.
+def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) -> VerifiedPath:
+    """Verify a request's draft; return the accepted nodes with the sampled tokens.
 
-    Returns the logits ``[rows, vocab]`` of the rows before the root, for ``prompt_logprobs``; the
-    logits ``[nodes, vocab]`` of the draft's nodes, root included; and the accepted nodes with the
-    sampled tokens, which are ``None`` during prefill and for an embedding. The sampler advances
-    past the sampled tokens; :meth:`OutputProcessor.commit` appends them to the text. Raises
-    ``NotFiniteError`` if logits needed for sampling are infinite or NaN, ``OptionError`` if the
-    request's options ban every token.
+    The sampler advances past the sampled tokens; :meth:`OutputProcessor.process` appends them to
+    the text.
+
+    Args:
+        step: the request, all of whose pending tokens are in the forward pass.
+        logits: ``[nodes, vocab]`` of the draft, root included.
+        sampled: tokens that a worker process sampled after a node.
+
+    Raises:
+        NotFiniteError: logits needed for sampling are infinite or NaN.
+        OptionError: the request's options ban every token.
     """
-    request = step.request
-    logits = result.logits
-    if request.pooler is not None:
-        return logits[:], logits, None
-    num_prompt_rows = len(logits) - (len(step.draft) if step.scheduled.includes_last_token else 0)
-    prompt_logits = logits[:num_prompt_rows]
-    logits = logits[num_prompt_rows:] if num_prompt_rows else logits
-    _check_finite(prompt_logits)
-    # The coupled rule reads only the logits along the accepted path: verify_tree checks these, and
+    sampler = step.request.sampler
+    # The coupled rule reads only the logits along the accepted path: the sampler checks these, and
     # others may be infinite. The rejection rules depend on the logits of every draft token: check
     # all.
-    if request.params.rejects:
+    if step.request.params.rejects:
         _check_finite(logits[:])
-    if not step.scheduled.includes_last_token:
-        return prompt_logits, logits, None
-    request.sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
-    path = verify_tree(
-        step.draft, acceptance_rule(request.sampler, step.draft, logits, result.sampled)
-    )
-    return prompt_logits, logits, path
+    sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
+    return verify_tree(step.draft, acceptance_rule(sampler, step.draft, logits, sampled))
 
 
 def _check_finite(logits: Array) -> None:
@@ -123,31 +118,44 @@ class OutputProcessor:
         self.cache = cache
         self.clock = clock
 
-    def commit(self, step: RequestStep, result: JobResult) -> Outcome[Any] | None:
-        """Verify and commit one request's part.
+    def process(self, step: RequestStep, result: ForwardResult, index: int) -> Outcome[Any] | None:
+        """Verify and commit one request's part of a forward pass, the batch's entry ``index``.
 
-        Return the drafter's outcome, or ``None`` in prefill.
+        Return the drafter's outcome; ``None`` for an embedding, and as long as tokens of the prompt
+        are pending.
         """
-        prompt_logits, logits, path = verify(step, result)
         request = step.request
-        scheduled = step.scheduled
-        self._append_prompt_logprobs(request, prompt_logits)
-        if path is None:
-            if request.pooler is not None:
-                request.add_hidden(result.hidden[request.pooler.layer])
-            self._commit_rows(request, range(scheduled.num_tokens))
+        pending = range(step.scheduled.num_tokens)
+        if request.pooler is not None:
+            request.add_hidden(result.hidden[request.pooler.layer][index])
+            self._commit_slots(request, pending)
             return None
+        logits = result.logits[index]
+        includes_root = step.scheduled.includes_last_token
+        num_prompt_rows = len(logits) - (len(step.draft) if includes_root else 0)
+        prompt_logits = logits[:num_prompt_rows]
+        _check_finite(prompt_logits)
+        if not includes_root:
+            self._append_prompt_logprobs(request, prompt_logits)
+            self._commit_slots(request, pending)
+            return None
+        logits = logits[num_prompt_rows:] if num_prompt_rows else logits
+        path = verify_draft(step, logits, result.sampled[index] if result.sampled else {})
+        self._append_prompt_logprobs(request, prompt_logits)
         position = request.block_table.length + step.root_row
         committed = self._commit_tokens(step, logits, path)
         forced = self._append_forced_tokens(request)
         # With draft tokens, only the root is pending, so row n of the forward pass is node n of the
         # draft. Commit the rows of the root and of the committed tokens, except the last token: it
         # is pending and gets its row in the next step.
-        self._commit_rows(
-            request, [0, *path.path][: len(committed)] if path.path else range(scheduled.num_tokens)
-        )
+        accepted = [0, *path.path][: len(committed)]
+        self._commit_slots(request, accepted if path.path else pending)
         committed += forced
         self._record_stats(step, path, len(committed))
+        hidden = {
+            layer: result.hidden[layer][index][step.root_row :]
+            for layer in request.speculation.capabilities.hidden
+        }
         return Outcome(
             request.speculation.state,
             step.draft,
@@ -156,10 +164,7 @@ class OutputProcessor:
             position,
             request.params,
             logits[:] if request.needs_logits else None,
-            {
-                layer: result.hidden[layer][step.root_row :]
-                for layer in request.speculation.capabilities.hidden
-            },
+            hidden,
             request.speculation.ledger,
         )
 
@@ -168,7 +173,7 @@ class OutputProcessor:
     ) -> tuple[int, ...]:
         """Append the sampled tokens until one ends the request; return the appended tokens."""
         request = step.request
-        params = step.request.params
+        params = request.params
         all_logprobs: Sequence[dict[int, float] | None] = [None] * len(path.tokens)
         if params.logprobs is not None:
             rows = logits[[0, *path.path]]
@@ -182,7 +187,7 @@ class OutputProcessor:
                 if not request.append(token, source=source, logprobs=logprobs):
                     break
         finally:
-            request.sampler.commit(len(request.tokens) - before)
+            request.sampler.commit_tokens(len(request.tokens) - before)
         return path.tokens[: len(request.tokens) - before]
 
     def _append_forced_tokens(self, request: Request) -> tuple[int, ...]:
@@ -203,18 +208,22 @@ class OutputProcessor:
                 if not request.append(token, source=_GUIDE, logprobs=None):
                     break
         finally:
-            request.sampler.commit(len(request.tokens) - before)
+            request.sampler.commit_tokens(len(request.tokens) - before)
         return tuple(request.tokens[before:])
 
-    def _commit_rows(self, request: Request, offsets: list[int] | range) -> None:
+    def _commit_slots(self, request: Request, offsets: list[int] | range) -> None:
+        """Commit the rows at these offsets after the committed tokens, in this order."""
         if isinstance(offsets, list):
             request.stats.moved += sum(offset != index for index, offset in enumerate(offsets))
-        self.cache.commit(request.block_table, offsets)
+        self.cache.commit_slots(request.block_table, offsets)
         self.cache.cache_blocks(request.block_table, request.tokens, request.cache_salt)
         self.cache.release_outside_window(request.block_table)
 
     def _append_prompt_logprobs(self, request: Request, logits: Array) -> None:
-        """Append the ``prompt_logprobs`` of the tokens after this step's prompt rows, from their ``logits``."""
+        """Append ``prompt_logprobs`` of the tokens after this step's prompt rows.
+
+        ``logits`` are those of the prompt rows, ``[rows, vocab]``.
+        """
         top = request.params.prompt_logprobs
         if top is None or not request.computes_prompt_logprobs:
             return
@@ -230,12 +239,12 @@ class OutputProcessor:
         stats = step.request.stats
         draft = step.draft
         accepted = {0, *path.path}
-        depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
+        draft_tokens = [node for node in range(1, len(draft)) if draft.acceptable[node]]
         stats.steps.append(
             StepStats(
-                rows=len(step.job.segment.tree),
-                drafted=len(depths) - 1,
-                depth=max(depths),
+                rows=len(step.entry.tree),
+                drafted=len(draft_tokens),
+                depth=max([draft.depths[node] for node in draft_tokens], default=0),
                 accepted=len(path.path),
                 tokens=num_tokens,
                 draft_clock=stats.draft_seconds,
@@ -243,16 +252,15 @@ class OutputProcessor:
                 clock=self.clock() - step.request.start_time,
             )
         )
-        draft_tokens = [node for node in range(1, len(draft)) if draft.acceptable[node]]
+        if not draft_tokens:
+            return
         stats.count_sources([(step.source(node), node in accepted) for node in draft_tokens])
-        if draft.gain is not None and not step.request.params.rejects:
-            pairs = [(node, draft.parents[node]) for node in draft_tokens]
-            gain = draft.gain
-            reached = [(node, parent) for node, parent in pairs if parent in accepted]
-            stats.count_gains(
-                [
-                    (gain[n] / gain[parent], n in accepted)
-                    for n, parent in reached
-                    if gain[parent] > 0.0
-                ]
-            )
+        gain = draft.gain
+        if gain is None or step.request.params.rejects:
+            return
+        chances = list[tuple[float, bool]]()
+        for node in draft_tokens:
+            parent = draft.parents[node]
+            if parent in accepted and gain[parent] > 0.0:
+                chances.append((gain[node] / gain[parent], node in accepted))
+        stats.count_gains(chances)

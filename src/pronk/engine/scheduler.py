@@ -63,7 +63,7 @@ class ScheduledRequest(NamedTuple):
 
     @property
     def includes_last_token(self) -> bool:
-        """Whether the forward pass includes the last pending token, so that a new token can be sampled."""
+        """Whether the forward pass includes the last pending token, which gives a new one."""
         return self.num_tokens == self.request.num_pending
 
 
@@ -167,7 +167,7 @@ class Scheduler:
                 )
 
     def _charge_tenant(self, request: Request) -> None:
-        """Add to the tenant's counter the tokens that the request has generated since the last call."""
+        """Count the tokens that the request has generated since the last call for its tenant."""
         self.fair_share.serve(
             request.tenant, generated=request.num_generated - request.queueing.num_charged
         )
@@ -223,7 +223,7 @@ class Scheduler:
     def _larger_shares(
         self, request: Request, now: float, taken: Collection[Request]
     ) -> list[Request]:
-        """Return the victims of ``request``, besides ``taken``, of tenants with a larger part of the batch.
+        """Return victims of ``request`` besides ``taken``, of tenants with more of the batch.
 
         They are taken from the tenant with the most requests, and of these from the one that was
         served most. If the request's tenant runs none, the last request of another tenant may be
@@ -328,7 +328,7 @@ class Scheduler:
         return True
 
     def _is_still_refused(self, request: Request, victims: Sequence[Request]) -> bool:
-        """Return whether a refused request still has too few free blocks and the same cached prefix."""
+        """Return whether a refused request still lacks blocks, with the same cached prefix."""
         refusal = request.queueing.refusal
         if refusal is None or self.window is not None or request.parent is not None:
             return False
@@ -343,7 +343,7 @@ class Scheduler:
         return not self.cache.has_cached_block(refusal.next_digest)
 
     def _match_prefix(self, request: Request) -> None:
-        """Take over KV blocks of the parent's prompt or the prefix cache, for all tokens but the last."""
+        """Take over KV blocks of the parent or the prefix cache, for all tokens but the last."""
         parent = request.parent
         prefix = len(request.prompt) - 1
         forkable = parent is not None and not parent.ended and not parent.block_table.num_released
@@ -361,7 +361,7 @@ class Scheduler:
         self.cache.release_outside_window(request.block_table)
 
     def _num_available_blocks(self, victims: Sequence[Request]) -> int:
-        """Count the free blocks, plus those of ``victims``, minus those that other requests need."""
+        """Count the free blocks and those of ``victims``, without those that others need."""
         allocator = self.cache.allocator
         references = Counter(block for each in victims for block in each.block_table.blocks)
         released = sum(allocator.references[block] == count for block, count in references.items())
@@ -370,11 +370,11 @@ class Scheduler:
         return allocator.num_free + released - reserved
 
     def _num_wanted(self, plan: BlockPlan) -> int:
-        """Return the number of blocks for the text so far plus a reserve for tokens up to ``max_tokens``.
+        """Return the number of blocks for the text so far, plus a reserve for later tokens.
 
         The final length is unknown. Too small a reserve causes preemptions, too large a reserve
         keeps batches small. The reserve therefore grows with each preemption and decays with each
-        step.
+        step. With a reserve of 1, the number is that of ``max_tokens`` tokens.
         """
         return plan.wanted(self._reserve_share)
 
@@ -390,7 +390,7 @@ class Scheduler:
         bisect.insort(self.waiting, request, key=_arrival_order)
 
     def _release_reserved_blocks(self, tokens_by_request: Mapping[Request, int]) -> None:
-        """Release the blocks that running requests hold for tokens after this step's pending tokens."""
+        """Release the blocks that running requests hold for tokens after this step's."""
         for request in self.running:
             self.cache.trim(
                 request.block_table, request.block_table.length + tokens_by_request.get(request, 0)
@@ -455,11 +455,11 @@ class Scheduler:
         tokens_by_request: Mapping[Request, int],
         first: Sequence[Request],
     ) -> bool:
-        """Reserve KV slots for pending tokens, if necessary by preempting other requests, at last ``request``.
+        """Reserve KV slots for pending tokens, if necessary by preempting requests.
 
         Victims have no turn (``first``); if ``request`` has none either, they have started later.
-        Return False if ``request`` was preempted. ``tokens_by_request`` are the requests already
-        scheduled.
+        If their blocks do not suffice, ``request`` itself is preempted; then return False.
+        ``tokens_by_request`` are the requests already scheduled.
         """
         if request not in self.running:
             return False

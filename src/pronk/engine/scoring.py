@@ -43,7 +43,8 @@ def score(
         )
         raise PromptError(msg)
     context = engine.runner.decoder.config.context
-    if (length := len(prompt) + max_length) > context:
+    length = len(prompt) + max_length
+    if length > context:
         msg = (
             f"choose: expected prompt and option of at most {context} tokens, found {length}; "
             "shorten them"
@@ -53,15 +54,15 @@ def score(
     groups = _split(distinct, max_nodes)
     trees = [_make_tree(prompt[-1], group) for group in groups]
     sums = dict[Tokens, float]()
-    for group, tree, logits in zip(
-        groups, trees, engine.tree_logits(prompt[:-1], trees, adapter), strict=True
-    ):
-        sums |= {alternative: _log_probability(alternative, tree, logits) for alternative in group}
+    all_logits = engine.tree_logits(prompt[:-1], trees, adapter)
+    for group, tree, logits in zip(groups, trees, all_logits, strict=True):
+        for alternative in group:
+            sums[alternative] = _log_probability(alternative, tree, logits)
     return [sums[tuple(alternative)] for alternative in alternatives]
 
 
 def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
-    """Split sorted alternatives into groups with trees of at most ``max_nodes`` nodes below the root."""
+    """Split sorted alternatives into groups whose trees have at most ``max_nodes`` draft nodes."""
     groups = list[list[Tokens]]()
     nodes = set[Tokens]()
     for alternative in alternatives:
@@ -75,7 +76,7 @@ def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]
 
 
 def _make_tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
-    """Return a tree with one path below ``root`` per alternative, without the alternative's last token."""
+    """Return a tree with one path below ``root`` per alternative, without its last token."""
     trie = Trie(root)
     for alternative in alternatives:
         node = 0

@@ -22,6 +22,7 @@ from pronk.engine.scheduler import ScheduledRequest
 from pronk.engine.validate_draft import validate_draft
 from pronk.models.adapters import Adapter
 from pronk.models.cost_model import CostCurve
+from pronk.models.forward_batch import ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
 
@@ -58,7 +59,7 @@ class Speculator:
             self._stats_by_adapter = defaultdict(AcceptanceStats, {None: stats})
 
     def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
-        """Begin a step: call the proposers' ``on_preempt`` for preempted requests, ``start`` for new ones."""
+        """Begin a step: call ``on_preempt`` for preempted requests, ``start`` for new ones."""
         for request in preempted:
             if request.speculation.proposer is not None and request.speculation.started:
                 try:
@@ -117,26 +118,24 @@ class Speculator:
         self,
         steps: Sequence[RequestStep],
         outcomes: Mapping[Request, Outcome[Any]],
-        context: int,
+        batch: ForwardBatch,
         began: float,
         *,
-        touched: float | None = None,
+        experts_read: float | None = None,
     ) -> None:
         """End a step: pass outcomes to proposers.
 
         Record durations, and what drafting cost and saved.
 
         ``outcomes`` are those of the decoding requests. The step began at ``began`` by the runner's
-        clock. ``context`` and ``touched`` are those of
+        clock. ``batch`` is that of the forward pass, and ``experts_read`` that of
         :class:`~pronk.models.model_runner.ForwardResult`.
         """
         self._observe(outcomes)
         seconds = self.runner.clock() - began - self.seconds
         self._record_step(steps, outcomes, seconds)
         plain = not any(step.draft.num_draft_tokens for step in steps)
-        self.runner.record_duration(
-            [step.job for step in steps], context, seconds, plain=plain, touched=touched
-        )
+        self.runner.record_duration(batch, seconds, plain=plain, experts_read=experts_read)
         for step in steps:
             decision_trace = step.request.speculation.trace
             outcome = outcomes.get(step.request)
@@ -345,7 +344,7 @@ def _may_draft(request: Request) -> bool:
 
 
 def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
-    """Return the numbers of decoding requests and of prompt tokens: the rows without draft tokens."""
+    """Return the numbers of decoding requests and of prompt tokens: rows without drafts."""
     decoding = sum(scheduled.num_tokens == 1 for scheduled in batch)
     return decoding, sum(scheduled.num_tokens for scheduled in batch) - decoding
 

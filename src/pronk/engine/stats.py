@@ -1,4 +1,4 @@
-"""Statistics of a request: counts, times, acceptance of draft tokens, and decisions step by step."""
+"""Statistics of a request: counts, times, acceptance of draft tokens, decisions by step."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Stats:
             )
 
     def check_proposer(self) -> None:
-        """Raise ``PronkError`` if the drafter failed, so that its statistics are not benchmarked."""
+        """Raise ``PronkError`` if the drafter failed: its statistics are no benchmark."""
         if self.draft_error is not None:
             error = " ".join(self.draft_error.split())
             msg = (
@@ -146,7 +146,7 @@ class Stats:
 
     @property
     def step_compression(self) -> float:
-        """S: generated tokens per forward pass of the target (mean accepted length); 1 for plain decoding."""
+        """S: generated tokens per forward pass of the target; 1 for plain decoding."""
         return self.generated_tokens / self.target_steps if self.steps else 0.0
 
     @property
@@ -191,7 +191,7 @@ class Decision:
 
     @property
     def gain(self) -> float:
-        """Expected number of committed tokens: 1 (the bonus token) plus the gains of the verified tree."""
+        """Expected number of committed tokens: the bonus token plus the gains of the tree."""
         gain = self.verified.gain
         return 1.0 + (0.0 if gain is None else sum(gain[1:]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from operator import index
 from typing import Any
@@ -22,13 +23,15 @@ _TOLERANCE = 1e-3
 def validate_draft(
     name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int
 ) -> TokenTree:
-    """Check a proposed tree.
+    """Check a proposed tree, and drop nodes that the target need not compute.
 
-    Drop nodes beyond the limits or the vocabulary and nodes the guide forbids.
+    These are nodes beyond the limits or the vocabulary, and nodes that the guide forbids. This is
+    the only place where a proposal is checked: later steps rely on it.
 
     Raises ``OptionError``, ``TypeError`` or ``ValueError`` if the tree is invalid, or its root is
     not the last token.
     """
+    tree.check()
     if tree.num_draft_tokens:
         tree = _to_plain_types(tree)
     if tree.tokens[0] != context.tokens[-1]:
@@ -61,7 +64,9 @@ def validate_draft(
 
 
 def _to_plain_types(tree: TokenTree) -> TokenTree:
-    """Convert numbers of other libraries to Python's own, which are JSON values, and ``probs`` to arrays.
+    """Convert numbers of other libraries to Python's own, and ``probs`` to arrays.
+
+    Python's own numbers are JSON values.
 
     Raises ``TypeError`` or ``ValueError`` if a token or parent is no integer, a gain is not finite,
     or an origin has not two entries.
@@ -75,9 +80,9 @@ def _to_plain_types(tree: TokenTree) -> TokenTree:
         raise ValueError(msg)
     unchanged = (
         type(tree.tokens) is type(tree.parents) is tuple
-        and set(map(type, (*tree.tokens, *tree.parents))) == {int}
-        and (gain is None or set(map(type, gain)) == {float})
-        and (verify is None or set(map(type, verify)) == {bool})
+        and _types(tree.tokens) == _types(tree.parents) == {int}
+        and (gain is None or _types(gain) == {float})
+        and (verify is None or _types(verify) == {bool})
         and (origin is None or {(type(name), type(kind)) for name, kind in origin} == {(str, int)})
         and all(q is None or type(q) is np.ndarray for q in probs or ())
     )
@@ -91,6 +96,10 @@ def _to_plain_types(tree: TokenTree) -> TokenTree:
         None if gain is None else tuple(map(float, gain)),
         None if origin is None else tuple((str(name), int(index(kind))) for name, kind in origin),
     )
+
+
+def _types(values: Iterable[object]) -> set[type]:
+    return {type(value) for value in values}
 
 
 def _is_distribution(q: Array) -> bool:

@@ -85,7 +85,7 @@ class CForward(Structure):
         ("stream", c_void_p),
         ("rope", c_void_p * NUM_ROPE_TABLES),
         ("rope_by_row", c_int32 * NUM_ROPE_TABLES),
-        ("wanted logits collected touched", c_void_p),
+        ("wanted logits collected experts_read", c_void_p),
     )
 
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021) of a loaded model, of which each request uses one or none.
+"""Low-rank adapters (LoRA, Hu et al. 2021) of a loaded model; a request uses one or none.
 
 A linear layer with adapters computes ``x Wᵀ + scale (x Aᵀ) Bᵀ + b`` for the rows of a request with
 an adapter, in float32. The adapters are not merged into the weights, so that requests with
@@ -72,7 +72,7 @@ _PATTERN = re.compile(r"[\w.\\^$-]+")
 
 
 class AdapterModule(NamedTuple):
-    """The two matrices of an adapted module: it adds ``(x downᵀ) upᵀ`` to some outputs of a linear layer."""
+    """The two matrices of an adapted module, which adds ``(x downᵀ) upᵀ`` to some outputs."""
 
     target: str  # attribute path of the linear layer in the decoder, such as ``layers.0.qkv``
     start: int  # first of the outputs of this layer
@@ -98,14 +98,11 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     options = _read_config(folder)
     weights = folder / _WEIGHTS
     if not is_file(weights):
-        found = next(
-            (path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern)),
-            "no such file",
-        )
-        hint = "; pickle files can run code and are not loaded" if found != "no such file" else ""
-        refuse(
-            folder, f"expected {_WEIGHTS}, found {found}{hint}; save the adapter with safetensors"
-        )
+        pickles = [path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern)]
+        found = "no such file"
+        if pickles:
+            found = f"{pickles[0]}; pickle files can run code and are not loaded"
+        refuse(folder, f"expected {_WEIGHTS}, found {found}; save the adapter with safetensors")
     checkpoint = Checkpoint(folder, files=[weights])
     names = get_family(config.family).names
     places = _places(config, names)
@@ -123,7 +120,8 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         rank = _pattern_value(options, "rank_pattern", name, options["r"])
         alpha = _pattern_value(options, "alpha_pattern", name, options["lora_alpha"])
         for tensor, shape in ((down, (rank, place.inputs)), (up, (place.outputs, rank))):
-            if (stored := checkpoint.shape(tensor)) != shape:
+            stored = checkpoint.shape(tensor)
+            if stored != shape:
                 problem = f"expected the shape {list(shape)}, found {list(stored)}"
                 refuse(folder, f"tensor {tensor}: {problem}; use an adapter of this model")
         scale = alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
@@ -192,7 +190,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _places(config: ModelConfig, names: TensorNames) -> dict[str, _Place]:
-    """Return the places of the modules that can have an adapter, by name without the family's prefix."""
+    """Return where adapters can be, by module names without the family's prefix."""
     places = {}
     for part in plan_tensors(config, names):
         module = part.target.split(".")[2:]
@@ -209,7 +207,7 @@ def _places(config: ModelConfig, names: TensorNames) -> dict[str, _Place]:
 
 
 def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
-    """Return the names of the two tensors of each module, by the name of the module in transformers."""
+    """Return the names of each module's two tensors, by its name in transformers."""
     ends = (".lora_A.weight", ".lora_B.weight")
     for tensor in checkpoint:
         if not (tensor.startswith(_PREFIX) and tensor.endswith(ends)):
@@ -233,7 +231,7 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
 def _check_modules(
     folder: Path, options: Mapping[str, Any], found: set[str], places: Mapping[str, _Place]
 ) -> None:
-    """Raise a CheckpointError if the model lacks a module, or the adapter lacks one that it names."""
+    """Raise a CheckpointError if the model or the adapter lacks a module that it names."""
     unknown = sorted(found - places.keys())
     if unknown:
         expected = (
@@ -269,7 +267,7 @@ def _is_target(targets: object, name: str) -> bool:
 
 
 def _pattern_value(options: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
-    """Return the value of the first pattern that a module's name ends with, as PEFT matches them."""
+    """Return the value of the first pattern that ends a module's name, as PEFT matches them."""
     for pattern, value in (options.get(key) or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", name):
             return value
@@ -297,7 +295,7 @@ class Adapter(NamedTuple):
 
 
 def cache_salt(adapter: Adapter | None, salt: bytes = b"") -> bytes:
-    """Return the salt of the keys of prefix caches, in memory and on disk: adapters share no blocks."""
+    """Return the salt of the keys of prefix caches: requests of two adapters share no blocks."""
     return salt if adapter is None else sha256(adapter.digest + salt).digest()
 
 
@@ -360,9 +358,8 @@ class Adapters(dict[str, Adapter]):
                 start = 0
                 for linear in decoder.get(target).parts:  # a stacked layer has several matrices
                     stop = start + linear.out_features
-                    parts = [
-                        part for each in found if (part := _slice(each, start, stop)) is not None
-                    ]
+                    slices = [_slice(each, start, stop) for each in found]
+                    parts = [part for part in slices if part is not None]
                     if parts:
                         linear.adapters = linear.adapters or [None] * len(self._modules)
                         linear.adapters[number] = decoder.backend.pack_adapter(linear.packed, parts)

@@ -99,13 +99,15 @@ class Backend(Protocol):
         """
 
     def quantize(self, weight: Array, bits: Bits, release: Callable[[], None]) -> CodedRows:
-        """Return a matrix whose weights are rounded to ``bits`` while it is packed, if ``keeps_quantized``.
+        """Return a matrix whose weights are rounded to ``bits`` while it is packed.
+
+        Only for a backend that ``keeps_quantized``.
 
         ``release`` is called after each slice, to free pages of the mapped checkpoint.
         """
 
     def memory_reader(self, num_bytes: int) -> Callable[[], None]:
-        """Return a function that reads ``num_bytes`` bytes of the device's memory, always the same ones."""
+        """Return a function that reads the same ``num_bytes`` of the device's memory each time."""
 
     def pack(
         self,

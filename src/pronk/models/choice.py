@@ -1,4 +1,4 @@
-"""Choice of the backend that computes a model: pronk's kernels, or a guest's backend, such as torch."""
+"""Choice of the backend that computes a model: pronk's kernels, or a guest's, such as torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of ``config.json``: typed access, parts that several families share, and unsupported keys."""
+"""Keys of ``config.json``: typed access, parts that families share, unsupported keys."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ConfigReader:
         )
 
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
-        """Return the id of the BOS token (the first one of a list, ``None`` without BOS) and all EOS ids."""
+        """Return the BOS id (the first of a list; ``None``: no BOS) and all EOS ids."""
         bos = self._token_ids("bos_token_id")
         return next(iter(bos), None), self._token_ids("eos_token_id")
 
@@ -182,7 +182,7 @@ class ConfigReader:
     def ropes(
         self, windows: tuple[int | None, ...], theta: float, sliding_theta: float
     ) -> dict[str, Any]:
-        """Return the fields ``rope`` and ``layer_ropes``: layers with and without a window have their own.
+        """Return the fields ``rope`` and ``layer_ropes`` of layers with and without a window.
 
         ``rope`` is that of the layers with full attention. Older checkpoints have one scaling, for
         these layers; the bases are then ``theta`` and, in layers with a window, ``sliding_theta``.

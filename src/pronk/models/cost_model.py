@@ -9,11 +9,12 @@ memory, more rows by arithmetic (Williams et al. 2009), and attention reads the 
 values. ``bytes`` are the weights that the pass reads, relative to a pass of one row. They are 1,
 unless the model has mixtures of experts, of which a pass reads all that any of its rows chooses ::
 
-    bytes = 1 + experts · (touched - 1)         touched = 1 + (1 - overlap) + (1 - overlap)² + …, one term per row
+    bytes = 1 + experts · (experts_read - 1)
+    experts_read = 1 + (1 - overlap) + (1 - overlap)² + …, one term per row
 
-``experts`` is their share of the bytes of one row, and ``touched`` the number of experts relative
-to one row. A pass counts it; before the pass it is predicted from ``overlap``, the probability that
-two rows choose the same expert.
+``experts`` is their share of the bytes of one row, and ``experts_read`` the number of experts
+relative to one row. A pass counts it; before the pass it is predicted from ``overlap``, the
+probability that two rows choose the same expert.
 
 A lower third stands for a few measured durations, because disturbances only prolong a measurement.
 The middle stands for a few ratios of durations, because a disturbance of the denominator lowers a
@@ -57,26 +58,26 @@ class CostCurve(NamedTuple):
     experts: float = 0.0  # share of the bytes of a pass of one row that are experts
     overlap: float = 1.0  # probability that two rows choose the same expert
 
-    def at(self, rows: int, touched: float | None = None) -> float:
+    def at(self, rows: int, experts_read: float | None = None) -> float:
         """Return the seconds of a forward pass over ``rows`` rows.
 
-        ``touched`` is the number of experts that it reads, relative to a pass of one row; by
+        ``experts_read`` is the number of experts that it reads, relative to a pass of one row; by
         default the expected one.
         """
         return self.speed * (
-            max(self.read_bytes(rows, touched), self.start + self.slope * rows) + self.context
+            max(self.read_bytes(rows, experts_read), self.start + self.slope * rows) + self.context
         )
 
-    def read_bytes(self, rows: int, touched: float | None = None) -> float:
+    def read_bytes(self, rows: int, experts_read: float | None = None) -> float:
         """Return the bytes of weights that a pass reads, relative to a pass of one row.
 
         See :meth:`at`.
         """
         if not self.experts:
             return 1.0
-        return 1.0 + self.experts * (
-            (_touched(rows, self.overlap) if touched is None else touched) - 1.0
-        )
+        if experts_read is None:
+            experts_read = _expected_experts_read(rows, self.overlap)
+        return 1.0 + self.experts * (experts_read - 1.0)
 
     @property
     def row_seconds(self) -> float:
@@ -128,7 +129,7 @@ class _Regression:
 
 @dataclass
 class _Level:
-    """Durations of recent passes over one number of rows, each divided by the bytes that it read."""
+    """Durations of recent passes over one number of rows, divided by the bytes that they read."""
 
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     middle: float = 0.0  # median of ``costs``
@@ -166,7 +167,7 @@ class CostModel:
         seconds: float,
         *,
         plain: bool | None = None,
-        touched: float | None = None,
+        experts_read: float | None = None,
     ) -> None:
         """Record a forward pass that reads no prompt.
 
@@ -175,25 +176,24 @@ class CostModel:
             context: number of cached tokens, summed over the requests.
             seconds: duration.
             plain: whether the pass has no draft tokens; by default, whether it has one row.
-            touched: number of experts that the pass read, relative to a pass of one row; by default
-                the expected one.
+            experts_read: number of experts that the pass read, relative to a pass of one row; by
+                default the expected one.
         """
-        if touched is not None and rows > 1 and self._experts:
-            self._overlaps.append(_overlap(rows, touched))
+        if experts_read is not None and rows > 1 and self._experts:
+            self._overlaps.append(_overlap(rows, experts_read))
             self._overlap = median_low(self._overlaps)
         shape = self._curve(1.0, context)
-        speed = max(seconds, 1e-9) / shape.at(rows, touched)
+        speed = max(seconds, 1e-9) / shape.at(rows, experts_read)
         others = [each for other, each in self._speeds if other < rows]
         self._speeds.append((rows, speed))
         self._num_passes += 1
         if plain or (plain is None and rows == 1):
             self._next_plain = self._num_passes + _LASTS
         if others and rows > 1:
-            self._learn_level(
-                rows, (seconds / usual(others) - shape.context) / shape.read_bytes(rows, touched)
-            )
+            cost = seconds / usual(others) - shape.context
+            self._learn_level(rows, cost / shape.read_bytes(rows, experts_read))
         speed = self._speed
-        expected = speed * shape.at(rows, touched)
+        expected = speed * shape.at(rows, experts_read)
         one_row = min(seconds, 2.0 * expected) - expected + speed * shape.at(1)
         self._by_context.add(context, one_row, keep=_KEEP)
         at_zero, slope = self._by_context.line(_SPREAD)
@@ -258,18 +258,21 @@ class CostModel:
             self._start = 1.0 - self._slope
 
 
-def _touched(rows: int, overlap: float) -> float:
+def _expected_experts_read(rows: int, overlap: float) -> float:
     """Return the expected number of experts that ``rows`` rows choose, relative to one row."""
     return (1.0 - (1.0 - overlap) ** rows) / overlap
 
 
-def _overlap(rows: int, touched: float) -> float:
-    """Return the overlap at which ``rows`` rows, at least 2, choose ``touched`` times the experts of one."""
+def _overlap(rows: int, experts_read: float) -> float:
+    """Return the overlap at which ``rows`` rows, at least 2, read ``experts_read``."""
     low = 0.0
     high = 1.0
     for _ in range(20):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if _touched(rows, middle) > touched else (low, middle)
+        if _expected_experts_read(rows, middle) > experts_read:
+            low = middle
+        else:
+            high = middle
     return high
 
 

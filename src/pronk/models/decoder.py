@@ -54,9 +54,8 @@ class Attention:
 
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``: ``qkv`` or ``out``."""
-        return WeightLayout(
-            unit=self.config.head_dim if name == "qkv" and not self.config.whole_qk_norm else None
-        )
+        has_heads = name == "qkv" and not self.config.whole_qk_norm
+        return WeightLayout(unit=self.config.head_dim if has_heads else None)
 
     def linears(self) -> Iterator[Linear]:
         """Yield the linear layers with one matrix each."""
@@ -102,7 +101,7 @@ class Layer(Attention):
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
-        """Return how to pack the linear layer ``name``: ``qkv``, ``out``, ``up``, ``down`` or ``router``."""
+        """Return how to pack a linear layer: ``qkv``, ``out``, ``up``, ``down`` or ``router``."""
         if name in {"qkv", "out"}:
             return super().layout(name)
         return WeightLayout(gated=self.config.gated and name == "up", exact=name == "router")
@@ -198,11 +197,9 @@ def forward_weights(decoder: Decoder) -> ForwardWeights:
 def _unread_bytes(decoder: Decoder) -> float:
     """Return the size in memory of the experts that a row does not choose."""
     mixture = decoder.config.mixture
-    return (
-        0.0
-        if mixture is None
-        else expert_bytes(decoder) * (1.0 - mixture.per_row / mixture.experts)
-    )
+    if mixture is None:
+        return 0.0
+    return expert_bytes(decoder) * (1.0 - mixture.per_row / mixture.experts)
 
 
 def expert_bytes(decoder: Decoder) -> int:
@@ -217,7 +214,7 @@ def expert_bytes(decoder: Decoder) -> int:
 
 
 def expert_costs(decoder: Decoder) -> tuple[float, float]:
-    """Return the arguments of :class:`~pronk.models.cost_model.CostModel` for a model with experts."""
+    """Return the arguments of :class:`.CostModel` for a model with experts."""
     mixture = decoder.config.mixture
     assert mixture is not None, "expected a model with experts"
     total = sum(linear.packed.nbytes for linear in decoder.linears())

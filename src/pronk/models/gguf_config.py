@@ -116,7 +116,7 @@ def _vocab_size(checkpoint: GgufCheckpoint) -> int:
 
 
 def _dtype(checkpoint: GgufCheckpoint) -> str:
-    """Return ``bfloat16`` if a matrix is quantized, else the dtype with the most bytes in matrices."""
+    """Return ``bfloat16`` if a matrix is quantized, else the dtype of most bytes in matrices."""
     sizes: Counter[str] = Counter()
     for name in checkpoint:
         if len(checkpoint.shape(name)) > 1:

@@ -173,6 +173,6 @@ class GgufReader:
 
 
 def shortest_decimal(value: float) -> float:
-    """Return 7 digits of ``value`` if their float32 is the same: 1e-05 for 9.999999747378752e-06."""
+    """Return 7 digits of ``value`` if their float32 is equal: 1e-05 for 9.999999747378752e-06."""
     decimal = float(f"{value:.7g}")
     return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value

@@ -126,10 +126,8 @@ class Inventory:
     def weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
         """Read a quantized matrix.
 
-        From a format without integer codes (FP8), return a dequantized array.
-
-        The codes are written to ``codes``, uint8 ``[outputs, inputs]``. Invalid values raise a
-        CheckpointError.
+        Its codes are written to ``codes``, uint8 ``[outputs, inputs]``. A format without integer
+        codes (FP8) gives a dequantized array. Invalid values raise a CheckpointError.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
             name = self._stored_name[source.name]
@@ -141,9 +139,8 @@ class Inventory:
         tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
         if source.expert is not None:
             tensors = {key: tensor[source.expert] for key, tensor in tensors.items()}
-        with locate_error(
-            f"{self.checkpoint.folder}: {_module_of(next(iter(stored.values())))}", CheckpointError
-        ):
+        module = _module_of(next(iter(stored.values())))
+        with locate_error(f"{self.checkpoint.folder}: {module}", CheckpointError):
             return self._quantized[source.name].read(tensors, codes)
 
     def _check_complete(self, expected: Mapping[str, StoredTensor], names: TensorNames) -> None:
@@ -159,15 +156,13 @@ class Inventory:
         missing = [name for name in expected if name not in stored]
         for kind, tensors in (("missing", missing), ("unexpected", unexpected)):
             if tensors:
-                listed = ", ".join(tensors[:3]) + (
-                    f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
-                )
-                wanted = (
-                    f"the {len(expected)} tensors that {self.checkpoint.config_source} asks for"
-                )
-                found = (
-                    f"{len(self.checkpoint)}; check that the files are complete and belong together"
-                )
+                listed = ", ".join(tensors[:3])
+                if len(tensors) > 3:
+                    listed += f" and {len(tensors) - 3} more"
+                source = self.checkpoint.config_source
+                wanted = f"the {len(expected)} tensors that {source} asks for"
+                remedy = "check that the files are complete and belong together"
+                found = f"{len(self.checkpoint)}; {remedy}"
                 refuse(folder, f"{kind} tensors: {listed}; expected {wanted}, found {found}")
         for name, tensor in expected.items():
             _check_shape_and_dtype(self.checkpoint, stored[name], tensor)
@@ -194,7 +189,7 @@ def _stored_names(checkpoint: AnyCheckpoint, names: TensorNames) -> dict[str, st
 def _quantized_weights(
     checkpoint: AnyCheckpoint, names: TensorNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
-    """Return how linear layers' quantized weights are stored, by name without the family's prefix."""
+    """Return how quantized weights are stored, by layer names without the family's prefix."""
     # Patterns of module names in quantization_config match names with the prefix, if the checkpoint
     # has it.
     layers = (name for name in checkpoint if names.canonical(name).startswith(f"{names.layers}."))
@@ -216,7 +211,9 @@ def _quantized_weights(
 def _linear_module(
     names: TensorNames, part: DecoderPart, tensor: CheckpointTensor, prefix: str
 ) -> LinearModule:
-    outputs, inputs = tensor.shape[-2:][::-1] if part.transposed else tensor.shape[-2:]
+    outputs, inputs = tensor.shape[-2:]
+    if part.transposed:
+        outputs, inputs = inputs, outputs
     if tensor.expert is not None:
         name = prefix + tensor.name
         return LinearModule(

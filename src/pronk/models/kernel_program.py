@@ -11,14 +11,21 @@ import numpy as np
 from pronk.base.arrays import Array, DType
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
-from pronk.checkpoint.rope import RopeConfig
+from pronk.checkpoint.rope import RopeConfig, RopeTable
 from pronk.kernels.library import TYPES, Kernels
-from pronk.kernels.structures import NUM_ROPE_TABLES, CAdapter, CDraftChain, COp, CWeights
+from pronk.kernels.structures import (
+    NUM_ROPE_TABLES,
+    CAdapter,
+    CDraftChain,
+    CForward,
+    COp,
+    CWeights,
+)
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
+from pronk.models.forward_batch import ForwardBatch
 from pronk.models.linear import Experts
 from pronk.models.program import KVSource, OutputRange, Program, output_range
-from pronk.models.program_rows import ProgramRows
 
 # kinds of operations (``pronk_kind``)
 _EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE, _CONVOLVE = range(8)
@@ -48,8 +55,8 @@ class KernelProgram(Program):
         super().__init__(hidden, dtype, cache, other_caches)
         self.kernels = kernels
         self._ops: list[COp] = []
-        # different rotations of the operations; the index is that of the table
-        self._ropes: list[RopeConfig] = []
+        # different rotations of the operations, in the order of ``pronk_pass.rope``
+        self._ropes: dict[RopeConfig, RopeTable] = {}
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
         self._compiled: Any = None  # C array of the operations; ``None`` before the first run
 
@@ -116,7 +123,7 @@ class KernelProgram(Program):
         op.head_dim = config.head_dim
         rope = self.cache_of(kv).config.rope_of(kv.layer)
         if rope is not None:
-            op.rope = self._rope_index(rope) + 1
+            op.rope = self._rope_index(rope, self.cache_of(kv)) + 1
             op.rope_dim = rope.dim
         op.scale = config.query_scale
         op.query_growth, op.query_period = config.query_growth or (0.0, 1)
@@ -131,14 +138,14 @@ class KernelProgram(Program):
         op.k_norm = None if k_norm is None else self._keep_alive(k_norm.weight)
         return op
 
-    def _rope_index(self, rope: RopeConfig) -> int:
+    def _rope_index(self, rope: RopeConfig, cache: PagedCache) -> int:
         """Return the index of the table of ``rope`` in ``pronk_pass.rope``."""
         if rope not in self._ropes:
             assert len(self._ropes) < NUM_ROPE_TABLES, (
                 f"expected at most {NUM_ROPE_TABLES} different rotations"
             )
-            self._ropes.append(rope)
-        return self._ropes.index(rope)
+            self._ropes[rope] = cache.rope_table(rope)
+        return [*self._ropes].index(rope)
 
     def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
         cache = self.cache_of(kv)
@@ -218,26 +225,32 @@ class KernelProgram(Program):
     def route(self, mixture: MixtureConfig) -> None:
         self._set_mixture(self._append(_ROUTE), mixture)
 
-    def store_hidden(self, layer: int) -> None:
+    def store_feature(self, layer: int) -> None:
         assert self.cache is not None
-        self._append(_STORE).keys = self._keep_alive(self.cache.hidden[layer])
+        self._append(_STORE).keys = self._keep_alive(self.cache.features[layer])
 
     def collect_hidden(self, index: int) -> None:
         self._append(_STORE).collected = index + 1
 
     def run(
         self,
-        rows: ProgramRows,
+        batch: ForwardBatch | None,
         stream: Array,
         logits: Array | None = None,
         collected: Array | None = None,
-    ) -> None:
-        self.kernels.run(
-            self._prepare_call(rows, stream, logits, collected), len(self._ops), rows.call
-        )
+    ) -> int:
+        call = self._make_pass(batch, stream)
+        experts_read = ctypes.c_int64()
+        call.experts_read = ctypes.addressof(experts_read)
+        if logits is not None:
+            call.logits = logits.ctypes.data
+        if collected is not None:
+            call.collected = collected.ctypes.data
+        self.kernels.run(self._c_ops, len(self._ops), call)
+        return experts_read.value
 
     def draft_chain(
-        self, rows: ProgramRows, stream: Array, logits: Array, chain: CDraftChain
+        self, batch: ForwardBatch, stream: Array, logits: Array, chain: CDraftChain
     ) -> int:
         """Run the program on one request's rows, then on each draft token.
 
@@ -245,27 +258,43 @@ class KernelProgram(Program):
 
         ``logits``, float32 ``[1, vocab]``, is overwritten with the logits of each forward pass.
         """
-        ops = self._prepare_call(rows, stream, logits, None)
-        return self.kernels.draft_chain(ops, len(self._ops), rows.call, chain)
+        call = self._make_pass(batch, stream, extra_positions=chain.steps)
+        call.logits = logits.ctypes.data
+        return self.kernels.draft_chain(self._c_ops, len(self._ops), call, chain)
 
-    def _prepare_call(
-        self, rows: ProgramRows, stream: Array, logits: Array | None, collected: Array | None
-    ) -> Any:
-        """Set the buffers in ``rows.call``, and return the operations as a C array."""
-        if self._compiled is None:
-            self._compiled = (COp * len(self._ops))(*self._ops)
-        call = rows.call
+    def _make_pass(
+        self, batch: ForwardBatch | None, stream: Array, *, extra_positions: int = 0
+    ) -> CForward:
+        """Return the arguments of a forward pass without its results."""
+        call = CForward()
+        call.rows = len(stream)
         call.type = TYPES[self.dtype]
         call.hidden = self.hidden
         call.isa = self.kernels.isa
         call.threads = num_threads()
-        for index, rope in enumerate(self._ropes):
-            table, by_row = rows.rope_tables[rope]
+        call.stream = stream.ctypes.data
+        if batch is None:
+            return call
+        arrays = batch.for_kernels
+        call.segments = len(arrays.segments)
+        call.segment = arrays.segments
+        if arrays.others is not None:
+            call.num_others = arrays.num_others
+            call.others = arrays.others
+        call.tokens = arrays.tokens.buffer_info()[0]
+        call.num_wanted = len(batch.logits_rows)
+        call.wanted = arrays.logits_rows
+        for index, rope in enumerate(self._ropes.values()):
+            table, by_row = batch.rope_entries(rope, extra_positions)
             call.rope[index] = table.ctypes.data
             call.rope_by_row[index] = int(by_row)
-        call.stream = stream.ctypes.data
-        call.logits = None if logits is None else logits.ctypes.data
-        call.collected = None if collected is None else collected.ctypes.data
+        return call
+
+    @property
+    def _c_ops(self) -> Any:
+        """The operations as a C array."""
+        if self._compiled is None:
+            self._compiled = (COp * len(self._ops))(*self._ops)
         return self._compiled
 
     def _append(self, kind: int) -> COp:

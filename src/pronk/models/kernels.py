@@ -29,9 +29,9 @@ from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.library import Kernels, KernelsError, arithmetic_digest, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.models.decoder import Decoder, Layer
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm, WeightLayout
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.sampling.tree import TokenTree
 
@@ -62,7 +62,8 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
         with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
             if _passed_marker(kernels).exists():
                 return kernels
-        if (error := self_check(kernels)) is None:
+        error = self_check(kernels)
+        if error is None:
             # without the marker, the next process checks again
             with suppress(OSError, RuntimeError):
                 marker = _passed_marker(kernels)
@@ -74,7 +75,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 
 
 def _passed_marker(kernels: Kernels) -> Path:
-    """Return the path of the empty file that exists if the kernels have passed on this processor."""
+    """Return the path of the file that exists if the kernels have passed on this processor."""
     return Path.home() / ".cache" / "pronk" / "self-check" / arithmetic_digest(kernels)[:32]
 
 
@@ -112,7 +113,7 @@ def _linear(kernels: Kernels, weight: AnyWeight) -> Linear:
 
 
 def _check_product(linear: Linear, x: Array, weight: Array, tolerance: float) -> Iterator[str]:
-    """Check that ``x Wᵀ`` has equal bits in smaller batches, and NumPy's values within ``tolerance``."""
+    """Check that ``x Wᵀ`` has equal bits in smaller batches, and is near NumPy's values."""
     product = linear.logits(x)
     expected = x.astype(np.float64) @ weight.astype(np.float64).T
     for rows in _BATCH_SIZES:
@@ -139,7 +140,7 @@ def _check_quantized_products(kernels: Kernels) -> Iterator[str]:
 
 
 def _check_blocks(kernels: Kernels) -> Iterator[str]:
-    """Check products with GGUF blocks: the portable kernels' bits in every batch, and the values."""
+    """Check products with GGUF blocks: the portable kernels' bits, and the values."""
     random = np.random.default_rng(0)
     x = random.normal(size=(64, _BLOCK_INPUTS)).astype(np.float32)
     for type_ in TENSOR_TYPES.values():
@@ -183,7 +184,7 @@ def _check_sampling(kernels: Kernels) -> Iterator[str]:
 def _check_layer(
     kernels: Kernels, dtype: DType, kv_dtype: DType | None = None, kind: _LayerKind = "attention"
 ) -> Iterator[str]:
-    """Compare a text in one forward pass with NumPy, and with the text token by token and in a tree."""
+    """Compare a text in one forward pass with NumPy, with itself by token, and in a tree."""
     config, sizes = _layer_sizes(kind, dtype)
     random = np.random.default_rng(0)
     scales = {"filter": 1.0, "router": 1.0}  # the others keep the scale of their input
@@ -272,7 +273,6 @@ class _LayerRunner:
             config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype
         )
         self.block_table = BlockTable()
-        self.rope = RopeTable(config.rope)
 
     def run(self, tree: TokenTree) -> Array:
         """Return the layer's output for every node.
@@ -282,19 +282,18 @@ class _LayerRunner:
         length = self.block_table.length
         config = self.decoder.config
         self.cache.prepare(self.block_table, length + len(tree))
-        rows = ProgramRows().set_segments([(self.block_table, tree, 0)], tree.tokens)
-        rows.rotate(self.rope)
+        batch = ForwardBatch([BatchEntry(self.block_table, tree)])
         program = self.decoder.backend.program(config.hidden_size, self.dtype, self.cache)
         program.embed(self.decoder)
         self.decoder.layers[0].compile(program, 0)
         out = np.empty((len(tree), config.hidden_size), self.dtype)
-        program.run(rows, out)
-        self.cache.commit(self.block_table, range(tree.main_chain))
+        program.run(batch, out)
+        self.cache.commit_slots(self.block_table, range(tree.main_chain))
         return out.astype(np.float32)
 
 
 def _reference(config: ModelConfig, weights: dict[str, Array], x: Array) -> Array:
-    """Return the output of the layer for a text, ``[tokens, hidden]``, computed by NumPy in float64."""
+    """Return the layer's output for a text by NumPy in float64, ``[tokens, hidden]``."""
     branch = _attention if config.convolution is None else _convolution
     x = x + branch(config, weights, _norm(config, x)) @ weights["out"].T
     rows = _norm(config, x)

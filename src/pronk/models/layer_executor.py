@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from pronk.base.arrays import FLOAT32, Array
-from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.checkpoint.rope import RopeTable
 from pronk.kernels.structures import CDraftChain, OnToken
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import ForwardJob
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.noise import seed_key
 from pronk.sampling.sampler import Sampler
-from pronk.sampling.tree import TokenTree
+
+
+class LayersResult(NamedTuple):
+    """Result of running rows through layers."""
+
+    hidden: dict[int, Array]  # output ``[rows, hidden]`` of each layer that was asked for
+    # float32 ``[rows, vocab]`` of the rows of all ``logits_nodes``; ``None`` without the LM head
+    logits: Array | None
+    # experts read, summed over the layers; ``None``: not counted
+    experts_read: int | None
 
 
 class LayerExecutor:
@@ -40,90 +47,58 @@ class LayerExecutor:
         self.cache = cache
         self.other_caches = other_caches
         self.communication_seconds = 0.0  # spent so far on communication with worker processes
-        # experts whose weights this process has read, summed over layers and passes
-        self.num_experts_read = 0
         self._programs: dict[tuple[object, ...], Program] = {}
         # versions of the caches for which the programs were built
         self._version: tuple[int, ...] = ()
-        ropes = {rope for each in (cache, *other_caches) for rope in each.config.ropes}
-        self._rope_tables = [RopeTable(rope) for rope in ropes]
-        # Whether a RoPE table has one entry per row, because rotations depend on the prompt's
-        # length.
-        self.has_dynamic_rope = any(rope.dynamic for rope in self._rope_tables)
+        # Whether rotations depend on the prompt's length, so that each row has its own.
+        self.has_dynamic_rope = any(each.config.has_dynamic_rope for each in (cache, *other_caches))
 
     def run(
-        self, jobs: Sequence[ForwardJob], num_layers: int, collect: Sequence[int] = ()
-    ) -> tuple[dict[int, Array], Array | None]:
+        self, batch: ForwardBatch, num_layers: int, collect: Sequence[int] = ()
+    ) -> LayersResult:
         """Run rows through the first layers, and store their keys and values.
 
         Args:
-            jobs: at least one job with rows, whose KV slots are allocated.
+            batch: the rows, whose KV slots are allocated.
             num_layers: number of layers, at least 1; after all layers of the model, the LM head
                 runs.
-            collect: numbers (from 1; 0: the embedding) of the layers whose output is returned.
-
-        Returns:
-            The output ``[rows, hidden]`` of each layer of ``collect``, in the dtype of the cache.
-            The logits ``[rows, vocab]`` (float32) of all ``logits_nodes``; ``None`` without the LM
-            head.
+            collect: numbers (from 1; 0: the embedding) of the layers whose output is returned, in
+                the dtype of the cache.
         """
         decoder = self.decoder
-        packed = self._pack(jobs)
-        states = np.empty((packed.count, decoder.config.hidden_size), self.cache.dtype)
+        states = np.empty((batch.num_rows, decoder.config.hidden_size), self.cache.dtype)
         logits = None
-        num_logits = 0
+        has_logits = False
         if num_layers == len(decoder.layers):
-            num_logits = packed.select_logits_rows(ForwardJob.find_logits_rows(jobs))
-            logits = np.empty((num_logits, decoder.config.vocab_size), np.float32)
+            logits = np.empty((len(batch.logits_rows), decoder.config.vocab_size), np.float32)
+            has_logits = len(logits) > 0
         collected = None
         if collect:
             collected = np.empty((len(collect), *states.shape), self.cache.dtype)
-        program = self._program(num_layers, tuple(collect), has_logits=num_logits > 0)
-        program.run(packed, states, logits, collected)
-        self.num_experts_read += packed.touched.value
-        outputs = {} if collected is None else dict(zip(collect, collected, strict=True))
-        return outputs, logits
+        program = self._program(num_layers, tuple(collect), has_logits=has_logits)
+        experts_read = program.run(batch, states, logits, collected)
+        hidden = {} if collected is None else dict(zip(collect, collected, strict=True))
+        return LayersResult(hidden, logits, experts_read)
 
     def draft_chain(
         self,
-        job: ForwardJob,
+        entry: BatchEntry,
         sampler: Sampler,
         max_tokens: int,
         on_token: Callable[[DraftToken], bool],
     ) -> int:
         """Implement :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`."""
-        vocab_size = self.decoder.config.vocab_size
-        packed = self._pack([job], extra_positions=max_tokens)
-        num_logits = packed.select_logits_rows(ForwardJob.find_logits_rows([job]))
-        assert num_logits == 1
-        x = np.empty((packed.count, self.decoder.config.hidden_size), self.cache.dtype)
-        program = self._program(len(self.decoder.layers), (), has_logits=True)
+        config = self.decoder.config
+        batch = ForwardBatch([entry])
         return draft_chain(
-            program,
-            packed,
-            x,
+            self._program(len(self.decoder.layers), (), has_logits=True),
+            batch,
+            np.empty((batch.num_rows, config.hidden_size), self.cache.dtype),
             sampler,
-            vocab_size=vocab_size,
+            vocab_size=config.vocab_size,
             max_tokens=max_tokens,
             on_token=on_token,
         )
-
-    def _pack(self, jobs: Sequence[ForwardJob], *, extra_positions: int = 0) -> ProgramRows:
-        segments = list[tuple[BlockTable, TokenTree, int]]()
-        tokens = list[int]()
-        for segment in (job.segment for job in jobs):
-            segments.append((segment.block_table, segment.tree, segment.num_computed))
-            tokens += segment.tree.tokens[segment.num_computed :]
-        # A job that only measures a duration has no tokens in other caches.
-        other_tables = [
-            [job.other_tables[number] if job.other_tables else BlockTable() for job in jobs]
-            for number in range(len(self.other_caches))
-        ]
-        packed = ProgramRows().set_segments(segments, tokens, other_tables)
-        prompt_lengths = [job.prompt_length for job in jobs] if self.has_dynamic_rope else []
-        for rope in self._rope_tables:
-            packed.rotate(rope, prompt_lengths=prompt_lengths, num_extra=extra_positions)
-        return packed
 
     def _program(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
         """Return the program of the first layers, and of the LM head if ``has_logits``."""
@@ -155,8 +130,8 @@ class LayerExecutor:
             program.collect_hidden(collect.index(0))
         for index in range(num_layers):
             decoder.layers[index].compile(program, index)
-            if index + 1 in cache.hidden:
-                program.store_hidden(index + 1)
+            if index + 1 in cache.features:
+                program.store_feature(index + 1)
             if index + 1 in collect:
                 program.collect_hidden(collect.index(index + 1))
         if has_logits:
@@ -166,7 +141,7 @@ class LayerExecutor:
 
 def draft_chain(
     program: Program,
-    rows: ProgramRows,
+    batch: ForwardBatch,
     stream: Array,
     sampler: Sampler,
     *,
@@ -175,7 +150,7 @@ def draft_chain(
     on_token: Callable[[DraftToken], bool],
     ids: DraftIds | None = None,
 ) -> int:
-    """Draft a chain for one request: run a program, sample a token, run the program for it, and so on.
+    """Draft a chain for one request: run a program, sample a token, run it again, and so on.
 
     Returns the number of forward passes, as
     :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`.
@@ -183,8 +158,8 @@ def draft_chain(
     Args:
         program: program of the kernels that ends with an LM head. It begins with an embedding, or
             reads features from the stream and leaves there the features of the next run.
-        rows: rows of the first run, one of them with logits. Each later run has one row, the draft
-            token before.
+        batch: rows of one request in the first run, the last of them with logits. Each later run
+            has one row, the draft token before.
         stream: ``[rows, hidden]``; overwritten.
         sampler: sampler of the draft tokens, with a
             :attr:`~pronk.sampling.sampler.Sampler.stateless_sampler`.
@@ -209,6 +184,7 @@ def draft_chain(
     stateless = sampler.stateless_sampler
     assert stateless is not None, "expected a sampler that drafts statelessly"
     assert isinstance(program, KernelProgram), "expected a program of the kernels, found another"
+    assert len(batch.logits_rows) == 1, "expected the logits of the last row"
     params = CDraftChain(
         key=seed_key(stateless.seed),
         position=len(sampler.context),
@@ -218,7 +194,7 @@ def draft_chain(
         scores=scores.ctypes.data,
         on_token=OnToken(callback),
     )
-    num_passes = program.draft_chain(rows, stream, logits, params)
+    num_passes = program.draft_chain(batch, stream, logits, params)
     if errors:
         raise errors[0]
     return num_passes

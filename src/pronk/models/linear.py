@@ -17,7 +17,6 @@ from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.options import WEIGHTS
 from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
 
 if TYPE_CHECKING:
     from pronk.models.backend import AnyMatrix, Backend, Matrix
@@ -28,7 +27,7 @@ AnyWeight = Array | QuantizedMatrix | BlockMatrix
 
 
 class WeightLayout(NamedTuple):
-    """Properties of a linear layer that determine the order and the precision of the packed weights."""
+    """Properties of a linear layer that determine order and precision of the packed weights."""
 
     # Number of outputs that the kernels pad together to whole blocks of 16: ``head_dim`` for heads;
     # ``None``: all.
@@ -93,7 +92,7 @@ class Linear:
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """Layers with one weight matrix each, whose concatenated outputs are the output of this layer."""
+        """Layers with one matrix each, whose concatenated outputs are those of this layer."""
         return (self,)
 
     def logits(self, x: Array) -> Array:
@@ -109,9 +108,7 @@ class Linear:
             self._programs[dtype] = program
         y = np.empty((len(x), self.out_features), np.float32)
         if len(x):
-            self._programs[dtype].run(
-                ProgramRows.without_segments(len(x)), np.ascontiguousarray(x, dtype), y
-            )
+            self._programs[dtype].run(None, np.ascontiguousarray(x, dtype), y)
         return y
 
 

@@ -127,13 +127,16 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
 def _as_name(value: object) -> str:
     """Return the name in a metadata value: the last part of ``owner/name``.
 
-    Empty without a text.
+    The name is empty if the value is no text.
     """
-    return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    _, _, name = value.rstrip("/").rpartition("/")
+    return name
 
 
 def _warn_of_other_options(generation: dict[str, Any], file: Path) -> None:
-    """Warn of options in ``generation_config.json`` that change texts in transformers, and not here."""
+    """Warn of options in ``generation_config.json`` that only transformers honours."""
     values = {key: generation.get(key) for key in _OTHER_GENERATION_KEYS}
     found = [
         key

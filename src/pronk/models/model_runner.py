@@ -10,16 +10,14 @@ from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pronk.base.arrays import Array, split_rows
+from pronk.base.arrays import Array
 from pronk.cache.paged import PagedCache
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import Decoder, expert_costs
-from pronk.models.forward_job import ForwardJob
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.layer_executor import LayerExecutor
 from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.draft_token import DraftToken
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
@@ -31,32 +29,18 @@ _MAX_CHAIN_ROWS = 4
 
 
 class ForwardResult(NamedTuple):
-    """Result of a forward pass over several jobs."""
+    """Result of a forward pass; lists have one element per entry of the batch."""
 
-    logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` per job: float32
-    # layer number (from 1) to the output ``[rows, hidden]`` of each job
-    hidden: Mapping[int, list[Array]]
+    logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` of each entry: float32
+    # layer number (from 1) to the output ``[rows, hidden]`` of each entry
+    hidden: Mapping[int, Sequence[Array]]
     seconds: float  # duration of the forward pass
-    context: int  # number of committed tokens in the cache, over all jobs
-    # Per job: maps the index of a row of logits to the token that a worker process sampled from it;
-    # may be empty.
-    sampled: Sequence[Mapping[int, int]] = ()
+    # For each entry, the tokens that a worker process sampled, by the index of their row of logits.
+    # ``None`` without workers that sample.
+    sampled: Sequence[Mapping[int, int]] | None = None
     # Experts that the pass read, relative to a pass of one row; ``None``: no experts, or not
     # counted (several workers)
-    touched: float | None = None
-
-    def job_result(self, index: int) -> JobResult:
-        """Return the result of one job, by its index in the list of jobs."""
-        hidden = {layer: rows[index] for layer, rows in self.hidden.items()}
-        return JobResult(self.logits[index], hidden, self.sampled[index] if self.sampled else {})
-
-
-class JobResult(NamedTuple):
-    """Result of one job; see :class:`ForwardResult` for the fields."""
-
-    logits: Logits
-    hidden: Mapping[int, Array]
-    sampled: Mapping[int, int]
+    experts_read: float | None = None
 
 
 class ModelRunner:
@@ -73,8 +57,8 @@ class ModelRunner:
     ) -> None:
         """Create a runner; without ``executor`` this process computes. ``clock`` returns seconds.
 
-        ``other_caches`` are those of other models that layers read; their jobs have
-        ``other_tables``.
+        ``other_caches`` are those of other models that layers read; each entry of a batch has
+        ``other_tables`` for them.
         """
         self.decoder = decoder
         self.cache = cache
@@ -92,63 +76,53 @@ class ModelRunner:
         self.supports_draft_chain = decoder.backend.drafts_chains and is_alone
         self._final_norm: Program | None = None  # built by :meth:`final_norm`
 
-    def forward(
-        self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()
-    ) -> ForwardResult:
-        """Run one forward pass over all jobs.
+    def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
+        """Run one forward pass over a batch.
 
-        Keys and values are stored after each job's committed tokens.
+        Keys and values are stored after each request's committed tokens.
 
         Args:
-            jobs: at least one job; :meth:`PagedCache.prepare` has allocated the slots of its rows.
+            batch: at least one row; :meth:`PagedCache.prepare` has allocated the slots of all rows.
             collect: numbers (from 1) of the layers whose output is returned.
         """
         start_time = self.clock()
-        context = sum(job.segment.block_table.length for job in jobs)
-        num_read_before = self._executor.num_experts_read
-        projections = self.cache.projections
-        layers = collect.union(*[projection.layers for projection in projections])
-        outputs, logits = self._executor.run(jobs, self._num_layers, sorted(layers))
-        assert logits is not None
-        for projection in projections:
-            states = projection.project([outputs[layer] for layer in projection.layers])
-            self.cache.write_projection(projection, self._slots(jobs), states)
-        mixture = self.decoder.config.mixture
-        num_read = self._executor.num_experts_read - num_read_before
+        features = self.cache.computed_features
+        layers = collect.union(*[feature.layers for feature in features])
+        result = self._executor.run(batch, self._num_layers, sorted(layers))
+        assert result.logits is not None
+        for feature in features:
+            values = feature.compute([result.hidden[layer] for layer in feature.layers])
+            self.cache.write_feature(feature, batch.slots(self.cache), values)
         seconds = self.clock() - start_time
         return ForwardResult(
-            split_rows(logits, [len(job.logits_nodes) for job in jobs]),
-            {layer: _split_by_job(rows, jobs) for layer, rows in outputs.items()},
+            batch.split_logits(result.logits),
+            {layer: batch.split_rows(rows) for layer, rows in result.hidden.items()},
             seconds,
-            context,
-            # As multiples of the experts that a forward pass of one row reads.
-            touched=None if mixture is None else num_read / (mixture.per_row * sum(mixture.layers)),
+            experts_read=self._relative_to_one_row(result.experts_read),
         )
 
-    def _slots(self, jobs: Sequence[ForwardJob]) -> NDArray[np.int64]:
-        parts = [
-            (job.segment.block_table, job.segment.num_computed, len(job.segment.tree))
-            for job in jobs
-        ]
-        return np.concatenate(
-            [self.cache.slots(t, t.length + first, t.length + stop) for t, first, stop in parts]
-        )
+    def _relative_to_one_row(self, experts_read: int | None) -> float | None:
+        """Return experts read as a multiple of those of one row; ``None`` without experts."""
+        mixture = self.decoder.config.mixture
+        if mixture is None or experts_read is None:
+            return None
+        return experts_read / (mixture.per_row * sum(mixture.layers))
 
-    def run_first_layers(self, jobs: Sequence[ForwardJob], num_layers: int) -> list[Array]:
-        """Run rows through the first layers only; return their output, ``[rows, hidden]`` per job.
+    def run_first_layers(self, batch: ForwardBatch, num_layers: int) -> list[Array]:
+        """Run rows through the first layers only.
 
-        The rows attend to the committed tokens and to earlier nodes of their tree, as in
-        :meth:`forward`. Their keys and values of these layers are stored in their slots after the
-        committed tokens, and so are outputs that the cache keeps (:meth:`PagedCache.keep_hidden`).
-        A later call can read them (``Segment.num_computed``); :meth:`forward` computes and stores
-        all of them again.
+        Return their output, ``[rows, hidden]`` per entry. The rows see the committed tokens and
+        earlier nodes of their tree, as in :meth:`forward`. Their keys and values of these layers
+        are stored in their slots after the committed tokens, and so are outputs that the cache
+        saves (:meth:`PagedCache.save_feature`). A later call can read them
+        (``BatchEntry.num_computed``); :meth:`forward` computes and stores all of them again.
 
         Args:
-            jobs: at least one job, as in :meth:`forward`; no logits are computed.
+            batch: at least one row, as in :meth:`forward`; no logits are computed.
             num_layers: number of layers, at least 1.
         """
-        outputs, _ = self._executor.run(jobs, num_layers, [num_layers])
-        return _split_by_job(outputs[num_layers], jobs)
+        result = self._executor.run(batch, num_layers, [num_layers])
+        return batch.split_rows(result.hidden[num_layers])
 
     def final_norm(self, rows: Array) -> Array:
         """Apply the final norm to outputs of the last layer, ``[rows, hidden]``, in their dtype."""
@@ -158,7 +132,7 @@ class ModelRunner:
             )
             self._final_norm.norm(self.decoder.norm)
         states = np.array(rows, order="C")  # a copy, which the program overwrites
-        self._final_norm.run(ProgramRows.without_segments(len(states)), states)
+        self._final_norm.run(None, states)
         return states
 
     @property
@@ -176,49 +150,51 @@ class ModelRunner:
 
     def draft_chain(
         self,
-        job: ForwardJob,
+        entry: BatchEntry,
         sampler: Sampler,
         max_tokens: int,
         on_token: Callable[[DraftToken], bool],
     ) -> int:
         """Draft a chain for one request: one kernel call runs a forward pass per draft token.
 
-        The other arguments are those of :func:`pronk.models.layer_executor.draft_chain`. ``job`` is
-        the input of the first forward pass; ``logits_nodes`` is the last node.
+        The other arguments are those of :func:`pronk.models.layer_executor.draft_chain`. ``entry``
+        is the batch of the first forward pass; ``logits_nodes`` is its last node.
         :meth:`PagedCache.prepare` has allocated slots for all rows. Returns the number of forward
         passes. The last one gives no draft token if it allows none or has non-finite logits.
         """
         start_time = self.clock()
-        num_passes = self._executor.draft_chain(job, sampler, max_tokens, on_token)
-        rows = len(job.segment.tree)
+        num_passes = self._executor.draft_chain(entry, sampler, max_tokens, on_token)
+        rows = len(entry.tree)
+        length = entry.block_table.length
         seconds = self.clock() - start_time
-        one_row = self.cost_model.costs(job.segment.block_table.length)
+        one_row = self.cost_model.costs(length)
         if rows <= _MAX_CHAIN_ROWS:
-            self.cost_model.learn(1, job.segment.block_table.length, seconds / num_passes)
+            self.cost_model.learn(1, length, seconds / num_passes)
         elif one_row is not None:
             self.cost_model.learn_prompt(rows, max(0.0, seconds - (num_passes - 1) * one_row.at(1)))
         return num_passes
 
     def record_duration(
         self,
-        jobs: Sequence[ForwardJob],
-        context: int,
+        batch: ForwardBatch,
         seconds: float,
         *,
         plain: bool | None = None,
-        touched: float | None = None,
+        experts_read: float | None = None,
     ) -> None:
-        """Record the duration of a forward pass over ``jobs``, or of a step without its time in drafters.
+        """Record the duration of a forward pass, or of a step without its time in drafters.
 
-        ``plain`` and ``touched`` are those of :meth:`CostModel.learn`.
+        ``plain`` and ``experts_read`` are those of :meth:`CostModel.learn`.
         """
-        rows = sum(job.segment.num_rows for job in jobs)
-        num_unread = sum(job.logits_nodes.start for job in jobs)
-        if num_unread > _MAX_CHAIN_ROWS * len(jobs):
-            self.cost_model.learn_prompt(rows, seconds)
-        elif all(job.logits_nodes for job in jobs):  # short embeddings have no LM head
-            self.cost_model.learn(rows, context, seconds, plain=plain, touched=touched)
-
-
-def _split_by_job(rows: Array, jobs: Sequence[ForwardJob]) -> list[Array]:
-    return split_rows(rows, [job.segment.num_rows for job in jobs])
+        entries = batch.entries
+        num_unread = sum([entry.logits_nodes.start for entry in entries])
+        if num_unread > _MAX_CHAIN_ROWS * len(entries):
+            self.cost_model.learn_prompt(batch.num_rows, seconds)
+        elif all(batch.logits_counts):  # short embeddings have no LM head
+            self.cost_model.learn(
+                batch.num_rows,
+                batch.num_committed,
+                seconds,
+                plain=plain,
+                experts_read=experts_read,
+            )

@@ -59,8 +59,10 @@ class WeightPlacer:
     @property
     def notes(self) -> list[str]:
         """List of one warning, if gated matrices had to be dequantized; else empty."""
+        if not self._num_unfused:
+            return []
         found = f"{self._num_unfused} gated matrices are dequantized to {self.dtype}"
-        return [f"{found}: their two halves have different formats"] if self._num_unfused else []
+        return [f"{found}: their two halves have different formats"]
 
     def place(self, part: DecoderPart) -> None:
         """Load a part of the decoder, and set it in the decoder."""
@@ -138,10 +140,8 @@ class WeightPlacer:
         """Build a linear layer; raise a CheckpointError if blocks of a file are damaged."""
         if not isinstance(weight, BlockMatrix):
             return self.linear(weight, bias, layout)
-        tensor = (
-            f"{self.inventory.checkpoint.folder}: tensor "
-            f"{' or '.join(rows.name for rows in weight.parts)}"
-        )
+        names = " or ".join(rows.name for rows in weight.parts)
+        tensor = f"{self.inventory.checkpoint.folder}: tensor {names}"
         with locate_error(tensor, ValueError, remedy="; download the file again"):
             return self.linear(weight, bias, layout)
 
@@ -168,43 +168,43 @@ class WeightPlacer:
         return stacked if len(stacked) == 1 or layout.unit is not None else None
 
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[_Matrix]:
-        """Return a linear layer's weight: one stacked matrix, or several if their formats differ."""
+        """Return a layer's weight: one stacked matrix, or several if their formats differ."""
         if not any(self.inventory.is_quantized(source) for source in part.weight):
-            plain = [self.inventory.tensor(source) for source in part.weight] or [
-                self.decoder.embedding
-            ]
-            shards = [self._shard(part, number, weight) for number, weight in enumerate(plain)]
-            return [
-                self._stack(
-                    shards, transposed=part.transposed, dtype=FLOAT32 if layout.exact else None
-                )
-            ]
+            return [self._plain_weight(part, layout)]
         sizes = [source.shape[-2:] for source in part.weight]
         shapes = [size[::-1] if part.transposed else size for size in sizes]
         rows = [shape[0] for shape in shapes]
         inputs = shapes[0][1]
         # All codes are read into one allocation, so that stacking needs no copy.
         codes = mapped_zeros((sum(rows), inputs), UINT8)
-        weights = list(map(self._read, part.weight, split_rows(codes, rows)))
+        weights = list[_Matrix]()
+        for source, codes_of_source in zip(part.weight, split_rows(codes, rows), strict=True):
+            weights.append(self._read(source, codes_of_source))
         if self.split is not None:
             weights, codes = self._shard_codes(part, weights)
             rows = [weight.shape[0] for weight in weights]
         # In qkv layers (`unit` is set) the kernels accept several matrices, in all other layers
         # only one.
-        runs = (
-            fusible_runs(weights)
-            if self._keep_quantized and layout.unit is not None
-            else [slice(0, len(weights))]
-        )
-        row_slices = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
-        slices = zip(runs, row_slices, strict=True)
-        return [
-            self._fuse(weights[run], codes[rows_of_run], transposed=part.transposed)
-            for run, rows_of_run in slices
-        ]
+        runs = [slice(0, len(weights))]
+        if self._keep_quantized and layout.unit is not None:
+            runs = fusible_runs(weights)
+        fused = list[_Matrix]()
+        for run in runs:
+            codes_of_run = codes[sum(rows[: run.start]) : sum(rows[: run.stop])]
+            fused.append(self._fuse(weights[run], codes_of_run, transposed=part.transposed))
+        return fused
+
+    def _plain_weight(self, part: DecoderPart, layout: WeightLayout) -> Array:
+        """Return a layer's weight of unquantized tensors; a tied LM head has none of its own."""
+        weights = [self.inventory.tensor(source) for source in part.weight]
+        if not weights:
+            weights = [self.decoder.embedding]
+        shards = [self._shard(part, number, weight) for number, weight in enumerate(weights)]
+        dtype = FLOAT32 if layout.exact else None
+        return self._stack(shards, transposed=part.transposed, dtype=dtype)
 
     def _fuse(self, weights: Sequence[_Matrix], codes: Array, *, transposed: bool) -> _Matrix:
-        """Stack weights into one matrix, quantized if all are quantized with the same order of inputs."""
+        """Stack weights; the matrix is quantized if all are, with the same order of inputs."""
         quantized = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
         if self._keep_quantized and quantized:
             stacked = stack_matrices(quantized, codes) if len(quantized) == len(weights) else None
@@ -230,13 +230,14 @@ class WeightPlacer:
     def _shard_codes(
         self, part: DecoderPart, weights: Sequence[_Matrix]
     ) -> tuple[list[_Matrix], Array]:
-        """Return this process's shards of the weights, and one array that holds the codes of these shards."""
+        """Return this process's shards of the weights, and one array with their codes."""
         shards = [self._shard(part, number, weight) for number, weight in enumerate(weights)]
         inputs = next(
             (weight.shape[1] for weight in shards if isinstance(weight, QuantizedMatrix)), 0
         )
-        codes = mapped_zeros((sum(weight.shape[0] for weight in shards), inputs), UINT8)
-        for number, rows in enumerate(split_rows(codes, [weight.shape[0] for weight in shards])):
+        num_rows = [weight.shape[0] for weight in shards]
+        codes = mapped_zeros((sum(num_rows), inputs), UINT8)
+        for number, rows in enumerate(split_rows(codes, num_rows)):
             weight = shards[number]
             if isinstance(weight, QuantizedMatrix):
                 rows[:] = weight.codes
@@ -280,7 +281,7 @@ class WeightPlacer:
 
 
 def _separate_halves(weight: Any) -> Any:
-    """Reorder outputs from ``gate 0, up 0, gate 1, up 1, …`` to ``gate 0, gate 1, …, up 0, up 1, …``."""
+    """Reorder outputs ``gate 0, up 0, gate 1, up 1, …``: the gates first, then the ups."""
     if isinstance(weight, QuantizedMatrix):
         return replace(
             weight, codes=_separate_halves(weight.codes), scale=_separate_halves(weight.scale)

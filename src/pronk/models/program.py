@@ -4,7 +4,7 @@ Each layer of a model appends its operations to a program once, with ``layer.com
 index)``. A forward pass is then one call into the library. A decoder layer has these operations,
 where ``x`` is the residual stream, and ``A`` and ``B`` are buffers for intermediate activations ::
 
-    qkv     norm(x) W_qkv          rotates queries and keys, stores keys and values; one operation per matrix
+    qkv     norm(x) W_qkv          rotates queries and keys, stores keys and values; one per matrix
     attend  A = attention
     linear  x = x + A W_out
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)
@@ -24,7 +24,7 @@ A layer with a mixture of experts has these operations in place of the last two 
 A layer with a short convolution has these operations in place of the first three ::
 
     linear    B = norm(x) W_gates
-    convolve  A = gated convolution of B and the states of the last tokens; stores the states of the rows
+    convolve  A = gated convolution of B and of the last tokens' states; stores the rows' states
     linear    x = x + A W_out
 
 With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With
@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 from pronk.base.arrays import Array, DType
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
-from pronk.models.program_rows import ProgramRows
+from pronk.models.forward_batch import ForwardBatch
 
 
 class OutputRange(NamedTuple):
@@ -52,7 +52,7 @@ class OutputRange(NamedTuple):
 
 
 class KVSource(NamedTuple):
-    """The keys and values that an attention reads: a layer of the model's cache, or of another model's.
+    """The keys and values that an attention reads: a layer of its model's cache, or another's.
 
     A forward pass writes the model's own cache: a layer can read what an earlier layer has stored,
     also in this pass. Other caches hold what other models have stored; the pass only reads them.
@@ -232,12 +232,14 @@ class Program(ABC):
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
     ) -> None:
-        """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``, or ``to += …`` with ``residual``.
+        """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``.
+
+        With ``residual``, the result is added: ``to += …``.
 
         ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"``, ``"scores"`` or
         ``"logits"``. ``linear`` may be :class:`~pronk.models.linear.Experts`, of which each row
         uses those of the last :meth:`route`. With ``only_logits_rows``, only the rows of
-        :meth:`ProgramRows.select_logits_rows` are computed. A gated layer yields ``activation(gate)
+        :attr:`ForwardBatch.logits_rows` are computed. A gated layer yields ``activation(gate)
         · up``. ``scale`` and the soft cap are those of ``output``, by default those of ``linear``.
         """
 
@@ -262,29 +264,32 @@ class Program(ABC):
 
     @abstractmethod
     def route(self, mixture: MixtureConfig) -> None:
-        """Append the choice of the experts of each row, and of their weights, by the buffer ``scores``."""
+        """Append the choice of each row's experts and of their weights, by buffer ``scores``."""
 
     @abstractmethod
-    def store_hidden(self, layer: int) -> None:
-        """Append an operation: copy the residual stream after ``layer`` (from 1) to ``cache.hidden[layer]``."""
+    def store_feature(self, layer: int) -> None:
+        """Append an operation: save the residual stream after ``layer`` (from 1) as a feature."""
 
     @abstractmethod
     def collect_hidden(self, index: int) -> None:
-        """Append an operation: copy the residual stream to ``collected[index]``, an argument of :meth:`run`."""
+        """Append an operation: copy the residual stream to ``collected[index]`` of :meth:`run`."""
 
     @abstractmethod
     def run(
         self,
-        rows: ProgramRows,
+        batch: ForwardBatch | None,
         stream: Array,
         logits: Array | None = None,
         collected: Array | None = None,
-    ) -> None:
-        """Run the program on ``rows``.
+    ) -> int:
+        """Run the program on the rows of a batch.
+
+        Return the number of experts read, over all layers. ``batch`` may be ``None`` for a program
+        without embedding, attention and convolution, which needs only the rows of ``stream``.
 
         ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill
-        ``logits``, float32 ``[rows, outputs]`` or ``[selected rows, outputs]``, and ``collected``
-        ``[collected layers, rows, hidden]``.
+        ``logits``, float32 ``[rows, outputs]`` or ``[len(batch.logits_rows), outputs]``, and
+        ``collected`` ``[collected layers, rows, hidden]``.
         """
 
 

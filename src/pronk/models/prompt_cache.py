@@ -1,4 +1,4 @@
-"""The prompt cache of a model: its folder, and the identity of everything that its blocks depend on."""
+"""The prompt cache of a model: its folder, and the identity of all that its blocks depend on."""
 
 from __future__ import annotations
 
@@ -53,11 +53,9 @@ def open_prompt_cache(
         refuse("prompt_cache", f"expected a folder, found {folder!r}", OptionError)
     num_bytes = parse_memory(_DEFAULT_SIZE if size is None else size, "prompt_cache_size")
     if not backend.exact or split:
-        found = (
-            "tensor parallelism"
-            if split
-            else f"{backend.name}, with which keys and values depend on the batch"
-        )
+        found = f"{backend.name}, with which keys and values depend on the batch"
+        if split:
+            found = "tensor parallelism"
         msg = (
             f"prompt_cache: expected pronk's kernels and no tensor parallelism, found {found}; "
             "leave the option out"
@@ -74,10 +72,9 @@ def open_prompt_cache(
     # The context changes no block: the divisors of longrope that it selects are in the RoPE
     # configuration.
     identity = replace(config, context=0).digest
-    parts = {"version": __version__, "config": identity, "arithmetic": backend.digest}
-    return PromptCache(
-        store, repr([_content_digest(store, model), *sorted((parts | settings).items())])
-    )
+    parts = {"version": __version__, "config": identity, "arithmetic": backend.digest} | settings
+    key = repr([_content_digest(store, model), *sorted(parts.items())])
+    return PromptCache(store, key)
 
 
 def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
@@ -91,7 +88,8 @@ def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
     # last change (ctime).
     times = [Path(path).stat().st_ctime_ns for path, *_ in states]
     name = sha256(repr([states, times]).encode()).hexdigest()
-    if (known := store.find_note(name)) is not None:
+    known = store.find_note(name)
+    if known is not None:
         return known
     digest = sha256()
     for path, _, size, _ in states:

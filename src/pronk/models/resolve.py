@@ -61,11 +61,10 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
 
 
 def _local_model(name: str | Path) -> Path | None:
-    """Return a folder or file of this machine, or ``None``.
+    """Return a folder or file of this machine; ``None`` if there is none of this name.
 
-    Raise CheckpointError if it holds no model.
-
-    Of a folder with GGUF files instead of a checkpoint, the only one is returned.
+    Of a folder with GGUF files instead of a checkpoint, the only one is returned. Raises
+    CheckpointError if the folder or file holds no model.
     """
     text = str(name)
     try:
@@ -96,7 +95,7 @@ def _local_model(name: str | Path) -> Path | None:
 
 
 def _refuse_name(name: str, cause: Exception | None = None) -> NoReturn:
-    """Raise CheckpointError for a name that is neither a folder of this machine nor a name on the Hub."""
+    """Raise CheckpointError for a name that is neither a local folder nor one on the Hub."""
     expected = (
         "expected a model folder, a GGUF file, or owner/name of a model on the Hugging Face Hub"
     )

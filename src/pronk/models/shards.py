@@ -29,13 +29,13 @@ _OTHER_FILES = (
 def copy_companions(
     source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)
 ) -> None:
-    """Copy tokenizer, licence and similar files (paths or patterns) from folder ``source`` to ``folder``."""
-    for path in [
-        path for pattern in files for path in sorted(source.glob(pattern)) if path.is_file()
-    ]:
-        copy = folder / path.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, copy)
+    """Copy tokenizer, licence and similar ``files`` (paths or patterns) to ``folder``."""
+    found = [path for pattern in files for path in sorted(source.glob(pattern))]
+    for path in found:
+        if path.is_file():
+            copy = folder / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 # called with the numbers of bytes written so far and to write in all
@@ -71,10 +71,8 @@ def write_weights(
     """
     shards: list[list[ShardEntry]] = [[]]
     for entry in entries:
-        if (
-            shards[-1]
-            and sum(other.num_bytes for other in shards[-1]) + entry.num_bytes > shard_bytes
-        ):
+        num_bytes = sum(other.num_bytes for other in shards[-1])
+        if shards[-1] and num_bytes + entry.num_bytes > shard_bytes:
             shards.append([])
         shards[-1].append(entry)
     written = 0
@@ -99,7 +97,7 @@ def write_weights(
 
 
 def _header(shard: Iterable[ShardEntry]) -> bytes:
-    """Return the header of a safetensors file: 8 bytes with its length, then JSON padded to 8-byte units."""
+    """Return a safetensors header: 8 bytes with its length, then JSON in units of 8 bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for entry in shard:
@@ -114,7 +112,7 @@ def _header(shard: Iterable[ShardEntry]) -> bytes:
 
 
 def check_output_folder(out: Path, num_bytes: int) -> None:
-    """Raise ``OptionError`` unless ``out`` is new or empty and its disk has ``num_bytes`` free bytes."""
+    """Raise ``OptionError`` unless ``out`` is new or empty and ``num_bytes`` are free there."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         msg = (
             f"out: expected a new or empty folder, found {out} in use; "

@@ -102,14 +102,13 @@ class TensorSplit:
         The first is a multiple of 16.
         """
         size = self.config.vocab_size
-        blocks = ceil(self.config.vocab_size / _BLOCK_OUTPUTS)
-        begin, end = (
-            _BLOCK_OUTPUTS * (blocks * shard // self.workers) for shard in (rank, rank + 1)
-        )
+        blocks = ceil(size / _BLOCK_OUTPUTS)
+        begin = _BLOCK_OUTPUTS * (blocks * rank // self.workers)
+        end = _BLOCK_OUTPUTS * (blocks * (rank + 1) // self.workers)
         return range(begin, min(end, size))
 
     def shard(self, part: DecoderPart, number: int, weight: Weight) -> Weight:
-        """Return this process's shard of ``weight`` ``[outputs, inputs]``, read from ``part.weight[number]``.
+        """Return this process's shard of ``weight`` ``[outputs, inputs]``, ``part.weight[number]``.
 
         A CheckpointError is raised if the quantization groups of the weight cannot be split.
         """
@@ -117,9 +116,8 @@ class TensorSplit:
         inputs = self._shard_inputs(name)
         if inputs is not None and inputs != range(weight.shape[1]):
             weight = _take_inputs(weight, inputs, part.target)
-        sizes = [tensor.shape[1 if part.transposed else 0] for tensor in part.weight] or [
-            weight.shape[0]
-        ]
+        sizes = [tensor.shape[1 if part.transposed else 0] for tensor in part.weight]
+        sizes = sizes or [weight.shape[0]]  # a tied LM head has no tensor of its own
         return self._take_outputs(weight, name, sizes, number)
 
     def shard_bias(self, part: DecoderPart, number: int, bias: Array) -> Array | None:
@@ -148,9 +146,8 @@ class TensorSplit:
         Return the part of this process.
         """
         count = size // granularity
-        begin, end = (
-            granularity * (count * rank // self.workers) for rank in (self.rank, self.rank + 1)
-        )
+        begin = granularity * (count * self.rank // self.workers)
+        end = granularity * (count * (self.rank + 1) // self.workers)
         return range(begin, size if self.rank == self.workers - 1 else end)
 
     def _shard_inputs(self, name: str) -> range | None:
@@ -164,25 +161,22 @@ class TensorSplit:
         return self._columns if name == "down" else None
 
     def _take_outputs(self, weight: Weight, name: str, sizes: Sequence[int], number: int) -> Weight:
-        """Return this process's outputs of tensor ``number``: a view of one range, or a copy of several."""
+        """Return this process's outputs of a tensor: a view of one range, or a copy of several."""
         begin = sum(sizes[:number])
         end = sum(sizes[: number + 1])
-        clipped = [
-            range(max(kept.start, begin), min(kept.stop, end))
-            for kept in self._shard_outputs(name, sizes)
-        ]
-        kept = [
-            slice(outputs.start - begin, outputs.stop - begin) for outputs in clipped if outputs
-        ]
-        rows = (
-            kept[0]
-            if len(kept) == 1
-            else [i for outputs in kept for i in range(outputs.start, outputs.stop)]
-        )
+        kept = list[range]()  # rows of the tensor
+        for outputs in self._shard_outputs(name, sizes):
+            first = max(outputs.start, begin)
+            stop = min(outputs.stop, end)
+            if first < stop:
+                kept.append(range(first - begin, stop - begin))
+        rows: slice | list[int] = [row for each in kept for row in each]
+        if len(kept) == 1:
+            rows = slice(kept[0].start, kept[0].stop)
         return weight.take_outputs(rows) if isinstance(weight, QuantizedMatrix) else weight[rows]  # type: ignore[return-value]
 
     def _shard_outputs(self, name: str, sizes: Sequence[int]) -> list[range]:
-        """Return this process's outputs of a layer, whose stacked tensors have ``sizes`` outputs."""
+        """Return this process's outputs of a layer of stacked tensors with ``sizes`` outputs."""
         config = self.config
         if name == "qkv":
             sections = list[range]()
@@ -215,12 +209,11 @@ def _take_inputs(weight: Weight, kept: range, target: str) -> Weight:
     while group > len(kept) + MAX_GROUP_PADDING and group % (2 * GROUP_MULTIPLE) == 0:
         group //= 2
     if weight.order is not None or group % GROUP_MULTIPLE or group > len(kept) + MAX_GROUP_PADDING:
-        found = (
-            "an order of their inputs" if weight.order is not None else f"groups of {weight.group}"
-        )
-        expected = (
-            f"weights whose inputs can be split between processes at {kept.start} and {kept.stop}"
-        )
+        found = f"groups of {weight.group}"
+        if weight.order is not None:
+            found = "an order of their inputs"
+        places = f"{kept.start} and {kept.stop}"
+        expected = f"weights whose inputs can be split between processes at {places}"
         refuse(
             target, f"expected {expected}, found quantized ones with {found}; use parallel='tree'"
         )

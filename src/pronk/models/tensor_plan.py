@@ -32,7 +32,7 @@ class CheckpointTensor:
 
 @dataclass(frozen=True)
 class DecoderPart:
-    """A module or embedding of the decoder, and the checkpoint tensors to stack for its weight and bias."""
+    """A module or embedding, and the checkpoint tensors to stack for its weight and bias."""
 
     target: str  # attribute path in the decoder, such as ``layers.0.qkv``
     kind: Literal["linear", "norm", "table"]  # ``table`` is an embedding
@@ -113,7 +113,7 @@ def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[
 
 
 def _mark_permuted(qkv: DecoderPart, config: ModelConfig) -> DecoderPart:
-    """Return the projections of queries, keys and values, with the number of permuted heads of each."""
+    """Return the tensors of queries, keys and values, each with its number of permuted heads."""
     heads = (config.num_heads, config.num_kv_heads, 0)
 
     def mark(tensors: tuple[CheckpointTensor, ...]) -> tuple[CheckpointTensor, ...]:

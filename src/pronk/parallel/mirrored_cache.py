@@ -56,7 +56,7 @@ class PartitionedTree:
 class MirroredCache(PagedCache):
     """The driver's KV pool, with a record of each worker's KV pool."""
 
-    can_project = False
+    can_compute_features = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.remote_pools: list[RemotePool] = []  # one per worker
@@ -109,7 +109,7 @@ class MirroredCache(PagedCache):
         for remote_pool in self.remote_pools:
             remote_pool.valid[slots] = False
 
-    def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
+    def commit_slots(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit accepted nodes; fetch the KV rows that only a worker has.
 
         ``offsets`` are the numbers of the nodes, a path from the root. If the worker is gone, only
@@ -119,11 +119,11 @@ class MirroredCache(PagedCache):
         partitioned_tree = self.partitioned_trees.pop(id(block_table), None)
         length = block_table.length
         if partitioned_tree is None or partitioned_tree.driver_offsets is None:
-            super().commit(block_table, offsets)
+            super().commit_slots(block_table, offsets)
         else:
             offset_of_node = partitioned_tree.driver_offsets
             driver_offsets = [offset_of_node[node] for node in offsets if node in offset_of_node]
-            super().commit(block_table, driver_offsets)
+            super().commit_slots(block_table, driver_offsets)
             self._fetch(block_table, partitioned_tree, offsets[len(driver_offsets) :])
         if partitioned_tree is not None:
             count = block_table.length - length

@@ -1,6 +1,6 @@
 """Rows that each process computes under tree parallelism, and the assembly of the processes' results.
 
-*Logits rows* are the rows of a job's logits, one for each node whose logits are needed. For shards
+*Logits rows* are the rows of an entry's logits, one for each node whose logits are needed. For shards
 of trees see :mod:`~pronk.parallel.tree_partition`.
 """
 
@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from pronk import TokenTree
-from pronk.backends import BlockTable, ForwardJob, ForwardResult, ModelRunner, Segment
+from pronk.backends import BatchEntry, BlockTable, ForwardResult, ModelRunner
 from pronk.base.arrays import Array
 from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
@@ -24,26 +24,25 @@ from pronk.parallel.wire_format import WorkRows
 FetchLogits = Callable[[int, Sequence[int]], Array | None]
 
 
-def own_logits_nodes(job: ForwardJob, shard: TreeShard) -> list[int]:
+def own_logits_nodes(entry: BatchEntry, shard: TreeShard) -> list[int]:
     """Return the nodes of a tree shard whose logits are needed.
 
     Recomputed ancestors are left out.
     """
-    return [node for node in shard.own_nodes if node in job.logits_nodes]
+    return [node for node in shard.own_nodes if node in entry.logits_nodes]
 
 
-def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> WorkRows:
+def make_work_rows(entry: BatchEntry, shard: TreeShard, lead: Sequence[int]) -> WorkRows:
     """Return the rows that a process computes for one tree shard.
 
     Rows of ``lead``, the last committed tokens, come first: the process recomputes them as a chain
     above the shard.
     """
-    segment = job.segment
     num_lead = len(lead)
-    tree = segment.tree
-    block_table = segment.block_table
+    tree = entry.tree
+    block_table = entry.block_table
     if shard.nodes == tuple(range(len(tree))) and not shard.num_ancestors and not lead:
-        return WorkRows(job, 0)
+        return WorkRows(entry, 0)
     new_nodes = {node: new_node for new_node, node in enumerate(shard.nodes, num_lead)}
     tokens = (*lead, *(tree.tokens[node] for node in shard.nodes))
     parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in shard.nodes)
@@ -55,17 +54,17 @@ def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> Wo
             list(block_table.blocks), block_table.num_released, block_table.length - num_lead
         )
         block_table.update_derived()
-    logits_nodes = own_logits_nodes(job, shard)
+    logits_nodes = own_logits_nodes(entry, shard)
     first = new_nodes[logits_nodes[0]] if logits_nodes else len(tokens)
     assert [*range(first, len(tokens))] == [new_nodes[node] for node in logits_nodes]
-    new_job = job._replace(
-        segment=Segment(block_table, new_tree), logits_nodes=range(first, len(tokens))
+    new_entry = entry._replace(
+        block_table=block_table, tree=new_tree, logits_nodes=range(first, len(tokens))
     )
-    return WorkRows(new_job, num_lead + shard.num_ancestors)
+    return WorkRows(new_entry, num_lead + shard.num_ancestors)
 
 
 class ScatteredLogits:
-    """Logits of one job, ``[logits rows, vocab]``.
+    """Logits of one entry, ``[logits rows, vocab]``.
 
     Rows in a worker are fetched at the first access.
     """
@@ -112,58 +111,58 @@ class AssembledResult:
 
     def __init__(
         self,
-        jobs: Sequence[ForwardJob],
+        entries: Sequence[BatchEntry],
         runner: ModelRunner,
         collect: frozenset[int],
-        recompute: Callable[[ForwardJob], Array],
+        recompute: Callable[[BatchEntry], Array],
     ) -> None:
         """Allocate the result.
 
-        ``recompute`` computes a job's logits in this process if a worker is lost.
+        ``recompute`` computes an entry's logits in this process if a worker is lost.
         """
         config = runner.decoder.config
         cache = runner.cache
-        self.jobs = jobs
+        self.entries = entries
         self.collect = sorted(collect)
         self.logits = [
             ScatteredLogits(
-                np.empty((len(job.logits_nodes), config.vocab_size), np.float32),
-                partial(recompute, job),
+                np.empty((len(entry.logits_nodes), config.vocab_size), np.float32),
+                partial(recompute, entry),
             )
-            for job in jobs
+            for entry in entries
         ]
-        # For each job, {index of the logits row: token}, for the rows whose token a worker sampled.
-        self.sampled = [dict[int, int]() for _ in jobs]
-        # For each collected layer number, the layer's outputs of each job, ``[nodes, hidden]``.
-        sizes = [(len(job.segment.tree), config.hidden_size) for job in jobs]
+        # For each entry, {index of the logits row: token}, for the rows whose token a worker sampled.
+        self.sampled = [dict[int, int]() for _ in entries]
+        # For each collected layer number, the layer's outputs of each entry, ``[nodes, hidden]``.
+        sizes = [(len(entry.tree), config.hidden_size) for entry in entries]
         self.hidden = {
             layer: [np.empty(size, cache.dtype) for size in sizes] for layer in self.collect
         }
-        self._offsets = [dict[int, int]() for _ in jobs]
-        self._positions = [list[tuple[RemotePool, dict[int, int]]]() for _ in jobs]
+        self._offsets = [dict[int, int]() for _ in entries]
+        self._positions = [list[tuple[RemotePool, dict[int, int]]]() for _ in entries]
 
     @property
     def partitioned_trees(self) -> dict[int, PartitionedTree]:
-        """Each job's tree and the positions of its KV rows.
+        """Each request's tree and the positions of its KV rows.
 
-        The key is the ``id`` of the job's block table.
+        The key is the ``id`` of the request's block table.
         """
         return {
-            id(job.segment.block_table): PartitionedTree(
-                job.segment.tree, driver_offsets, tuple(worker_positions)
+            id(entry.block_table): PartitionedTree(
+                entry.tree, driver_offsets, tuple(worker_positions)
             )
-            for job, driver_offsets, worker_positions in zip(
-                self.jobs, self._offsets, self._positions, strict=True
+            for entry, driver_offsets, worker_positions in zip(
+                self.entries, self._offsets, self._positions, strict=True
             )
         }
 
     def add_driver_result(self, process_shard: ProcessShard, result: ForwardResult) -> None:
         """Store the logits and layer outputs of the driver, which is this process, in this result."""
         for shard_index, shard in enumerate(process_shard):
-            self._offsets[shard.job] = {node: offset for offset, node in enumerate(shard.nodes)}
+            self._offsets[shard.entry] = {node: offset for offset, node in enumerate(shard.nodes)}
             self._set_logits(shard, result.logits[shard_index][:])
             for layer in self.collect:
-                outputs = self.hidden[layer][shard.job]
+                outputs = self.hidden[layer][shard.entry]
                 outputs[list(shard.own_nodes)] = result.hidden[layer][shard_index][
                     shard.num_ancestors :
                 ]
@@ -181,11 +180,11 @@ class AssembledResult:
         Args:
             pool: record of the worker's KV pool.
             process_shard: nodes that the worker computed.
-            sampled: a token per logits row of the jobs with a stateless sampler; -1 if the logits
+            sampled: a token per logits row of the entries with a stateless sampler; -1 if the logits
                 are not finite.
-            data: bytes of the logits rows of jobs with ``all_logits``, then of the outputs of each
+            data: bytes of the logits rows of entries with ``all_logits``, then of the outputs of each
                 collected layer, both without rows of recomputed ancestors.
-            fetch: function that fetches the logits rows of jobs without ``all_logits`` when these
+            fetch: function that fetches the logits rows of entries without ``all_logits`` when these
                 rows are read.
         """
         end = 0
@@ -199,36 +198,36 @@ class AssembledResult:
             return data[end - size : end].copy().view(like.dtype).reshape(rows, like.shape[-1])
 
         for shard_index, shard in enumerate(process_shard):
-            job = self.jobs[shard.job]
-            logits = self.logits[shard.job]
+            entry = self.entries[shard.entry]
+            logits = self.logits[shard.entry]
             logits_rows = self._logits_rows(shard)
-            if job.all_logits:
+            if entry.all_logits:
                 self._set_logits(shard, next_rows(logits.rows, len(logits_rows)))
             else:
                 fetch_rows = partial(fetch, shard_index)
                 logits.remote_rows |= {
                     row: (fetch_rows, shard_row) for shard_row, row in enumerate(logits_rows)
                 }
-            if job.stateless_sampler is not None:
+            if entry.stateless_sampler is not None:
                 # A worker sends -1 for a row with non-finite logits: the driver samples from it
                 # itself, and raises.
                 row_tokens = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
-                self.sampled[shard.job] |= {row: token for row, token in row_tokens if token >= 0}
+                self.sampled[shard.entry] |= {row: token for row, token in row_tokens if token >= 0}
             positions = {
                 node: position
-                for position, node in enumerate(shard.nodes, job.segment.block_table.length)
+                for position, node in enumerate(shard.nodes, entry.block_table.length)
             }
-            self._positions[shard.job].append((pool, positions))
+            self._positions[shard.entry].append((pool, positions))
         for layer in self.collect:
             for shard in process_shard:
-                outputs = self.hidden[layer][shard.job]
+                outputs = self.hidden[layer][shard.entry]
                 outputs[list(shard.own_nodes)] = next_rows(outputs, len(shard.own_nodes))
 
     def _logits_rows(self, shard: TreeShard) -> list[int]:
-        job = self.jobs[shard.job]
-        return [node - job.logits_nodes.start for node in own_logits_nodes(job, shard)]
+        entry = self.entries[shard.entry]
+        return [node - entry.logits_nodes.start for node in own_logits_nodes(entry, shard)]
 
     def _set_logits(self, shard: TreeShard, rows: Array) -> None:
         logits_rows = self._logits_rows(shard)
         if logits_rows:
-            self.logits[shard.job].rows[logits_rows] = rows
+            self.logits[shard.entry].rows[logits_rows] = rows

@@ -18,7 +18,7 @@ from weakref import WeakMethod
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.backends import Decoder, ForwardJob, ForwardResult, ModelRunner
+from pronk.backends import BatchEntry, Decoder, ForwardBatch, ForwardResult, ModelRunner
 from pronk.base import ConnectionLostError, uninterrupted
 from pronk.base.arrays import Array
 from pronk.drafting import CostCurve, CostModel
@@ -126,15 +126,13 @@ class TreeRunner(ModelRunner):
         # A weak reference avoids a cycle, so that the workers end when the runner is deleted.
         cache.fetch = WeakMethod(self._fetch_kv_rows)
 
-    def forward(
-        self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()
-    ) -> ForwardResult:
-        """Compute the trees of all jobs, split among the processes if that is estimated to be faster."""
-        shards = self._partition(jobs)
+    def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
+        """Compute the trees of all requests, split among the processes if that is estimated to be faster."""
+        shards = self._partition(batch)
         if sum(bool(process_shard) for process_shard in shards) > 1:
             with uninterrupted():
                 try:
-                    return self._forward_shared(jobs, shards, collect)
+                    return self._forward_shared(batch, shards, collect)
                 except _LostWorkerError as error:
                     self._drop_worker(error.worker, error)
                     self._drain()
@@ -143,68 +141,67 @@ class TreeRunner(ModelRunner):
                     # The records of the workers' pools may claim KV rows that have not been sent.
                     self.mirrored.reset_remote_pools()
                     raise
-        result = super().forward(jobs, collect)
-        self.driver_costs.learn(_num_rows(jobs), result.context, result.seconds, plain=True)
+        result = super().forward(batch, collect)
+        self.driver_costs.learn(batch.num_rows, batch.num_committed, result.seconds, plain=True)
         self.mirrored.partitioned_trees = {
-            id(job.segment.block_table): PartitionedTree(job.segment.tree) for job in jobs
+            id(entry.block_table): PartitionedTree(entry.tree) for entry in batch.entries
         }
         return result
 
-    def _partition(self, jobs: Sequence[ForwardJob]) -> list[ProcessShard]:
+    def _partition(self, batch: ForwardBatch) -> list[ProcessShard]:
         """Return the shards of all processes, the driver first.
 
         No shards if only the driver can compute.
         """
         # Only the driver has the KV rows of nodes that an earlier pass computed, and other caches.
-        needs_driver = any(job.segment.num_computed > 0 or job.other_tables for job in jobs)
-        if not self.workers or needs_driver or _num_rows(jobs) < 2:
+        needs_driver = any(entry.num_computed > 0 or entry.other_tables for entry in batch.entries)
+        if not self.workers or needs_driver or batch.num_rows < 2:
             return []
-        context = sum(job.segment.block_table.length for job in jobs)
+        context = batch.num_committed
         costs = [_cost_function(self.driver_costs, context)]
         costs += [
             _cost_function(worker.cost_model, context, default=costs[0]) for worker in self.workers
         ]
-        communication = [
-            0.0,
-            *(
-                worker.exchange_seconds + self._sync_seconds(worker, jobs)
-                for worker in self.workers
-            ),
-        ]
+        communication = [0.0]
         for worker in self.workers:
+            communication.append(worker.exchange_seconds + self._sync_seconds(worker, batch))
             worker.idle_steps += 1
-        return partition_trees([job.segment.tree for job in jobs], costs, communication)
+        return partition_trees([entry.tree for entry in batch.entries], costs, communication)
 
-    def _sync_seconds(self, worker: WorkerHandle, jobs: Sequence[ForwardJob]) -> float:
+    def _sync_seconds(self, worker: WorkerHandle, batch: ForwardBatch) -> float:
         """Return the seconds to send all KV rows that a worker lacks, divided by ``_AMORTIZATION_STEPS``."""
-        missing = sum(int((~worker.pool.valid[self._committed_slots(job)]).sum()) for job in jobs)
+        missing = 0
+        for entry in batch.entries:
+            missing += int((~worker.pool.valid[self._committed_slots(entry)]).sum())
         return missing * self.cache.bytes_per_token * worker.seconds_per_byte / _AMORTIZATION_STEPS
 
-    def _committed_slots(self, job: ForwardJob) -> NDArray[np.int64]:
-        """Return the slots of the job's committed tokens, except for tokens in released blocks."""
-        block_table = job.segment.block_table
+    def _committed_slots(self, entry: BatchEntry) -> NDArray[np.int64]:
+        """Return the slots of a request's committed tokens, except for tokens in released blocks."""
+        block_table = entry.block_table
         begin = block_table.num_released * self.cache.block_size
         return self.cache.slots(block_table, begin, block_table.length)
 
     def _forward_shared(
-        self, jobs: Sequence[ForwardJob], shards: Sequence[ProcessShard], collect: frozenset[int]
+        self, batch: ForwardBatch, shards: Sequence[ProcessShard], collect: frozenset[int]
     ) -> ForwardResult:
         start_time = self.clock()
-        context = sum(job.segment.block_table.length for job in jobs)
+        entries = batch.entries
         self._message_number += 1
-        assembled = AssembledResult(jobs, self, collect, self._recompute)
+        assembled = AssembledResult(entries, self, collect, self._recompute)
         # For each worker with nodes: (worker, process shard, number of committed tokens to
         # recompute per tree shard).
         assignments = []
         for worker, process_shard in zip(self.workers, shards[1:], strict=True):
             if process_shard:
-                request, recomputed = self._make_request(worker, jobs, process_shard, collect)
+                request, recomputed = self._make_request(worker, entries, process_shard, collect)
                 self._send(worker, request)
                 self._unanswered.append(worker)
                 assignments.append((worker, process_shard, recomputed))
-        driver_jobs = [make_work_rows(jobs[shard.job], shard, ()).job for shard in shards[0]]
-        result = super().forward(driver_jobs, collect)
-        self.driver_costs.learn(_num_rows(driver_jobs), context, result.seconds, plain=True)
+        own_batch = ForwardBatch(
+            [make_work_rows(entries[shard.entry], shard, ()).entry for shard in shards[0]]
+        )
+        result = super().forward(own_batch, collect)
+        self.driver_costs.learn(own_batch.num_rows, batch.num_committed, result.seconds, plain=True)
         assembled.add_driver_result(shards[0], result)
         longest_pass = result.seconds
         for worker, process_shard, recomputed in assignments:
@@ -218,7 +215,7 @@ class TreeRunner(ModelRunner):
             fetch = partial(self._fetch_logits, worker, self._message_number)
             assembled.add_worker_result(worker.pool, process_shard, sampled, message.data, fetch)
             for shard, num_recomputed in zip(process_shard, recomputed, strict=True):
-                committed_slots = self._committed_slots(jobs[shard.job])
+                committed_slots = self._committed_slots(entries[shard.entry])
                 worker.pool.valid[committed_slots[len(committed_slots) - num_recomputed :]] = True
         seconds = self.clock() - start_time
         for worker, _, _ in assignments:
@@ -226,25 +223,21 @@ class TreeRunner(ModelRunner):
         self._executor.communication_seconds += seconds - result.seconds
         self.num_shared_passes += 1
         self.mirrored.partitioned_trees = assembled.partitioned_trees
-        return ForwardResult(
-            assembled.logits, assembled.hidden, seconds, context, assembled.sampled
-        )
+        return ForwardResult(assembled.logits, assembled.hidden, seconds, assembled.sampled)
 
-    def _recompute(self, job: ForwardJob) -> Array:
-        """Recompute a job in this process after the loss of a worker.
+    def _recompute(self, entry: BatchEntry) -> Array:
+        """Recompute an entry in this process after the loss of a worker.
 
-        Return all logits of the job.
+        Return all logits of the entry.
         """
-        result = super().forward([job])
-        self.mirrored.partitioned_trees[id(job.segment.block_table)] = PartitionedTree(
-            job.segment.tree
-        )
+        result = super().forward(ForwardBatch([entry]))
+        self.mirrored.partitioned_trees[id(entry.block_table)] = PartitionedTree(entry.tree)
         return result.logits[0][:]
 
     def _make_request(
         self,
         worker: WorkerHandle,
-        jobs: Sequence[ForwardJob],
+        entries: Sequence[BatchEntry],
         process_shard: ProcessShard,
         collect: frozenset[int],
     ) -> tuple[WorkRequest, list[int]]:
@@ -254,7 +247,8 @@ class TreeRunner(ModelRunner):
         recomputed = list[int]()
         costs = _cost_function(worker.cost_model, 0, default=_cost_function(self.driver_costs, 0))
         for shard in process_shard:
-            committed_slots = self._committed_slots(jobs[shard.job])
+            entry = entries[shard.entry]
+            committed_slots = self._committed_slots(entry)
             missing = np.flatnonzero(~worker.pool.valid[committed_slots])
             num_recomputed = len(committed_slots) - int(missing[0]) if len(missing) else 0
             recompute_seconds = costs(count_rows(process_shard) + num_recomputed) - costs(
@@ -262,7 +256,7 @@ class TreeRunner(ModelRunner):
             )
             # After the release of blocks (sliding window), recomputed tokens cannot attend to the
             # tokens in them.
-            has_released = jobs[shard.job].segment.block_table.num_released > 0
+            has_released = entry.block_table.num_released > 0
             send_seconds = len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
             # ``not <=`` includes NaN: costs() is inf beyond the measured numbers of rows, and inf -
             # inf is NaN.
@@ -273,7 +267,7 @@ class TreeRunner(ModelRunner):
             lead = self.mirrored.tokens[
                 committed_slots[len(committed_slots) - num_recomputed :]
             ].tolist()
-            rows.append(make_work_rows(jobs[shard.job], shard, lead))
+            rows.append(make_work_rows(entry, shard, lead))
         sent = np.concatenate(slots) if slots else np.zeros(0, np.int64)
         kv_rows = self.cache.export_slots(sent) if len(sent) else None
         worker.pool.valid[sent] = True
@@ -290,7 +284,7 @@ class TreeRunner(ModelRunner):
             if not worker.pool.pool_sent:
                 num_blocks = self.mirrored.allocator.num_blocks
                 worker.peer.send(
-                    MessageKind.POOL, [self._message_number, num_blocks, *self.mirrored.hidden]
+                    MessageKind.POOL, [self._message_number, num_blocks, *self.mirrored.features]
                 )
                 self._receive_answer(worker, self._message_number, 0.0)
                 worker.pool.pool_sent = True
@@ -394,10 +388,6 @@ class _LostWorkerError(Exception):
     def __init__(self, worker: WorkerHandle, error: Exception) -> None:
         super().__init__(str(error))
         self.worker = worker
-
-
-def _num_rows(jobs: Sequence[ForwardJob]) -> int:
-    return sum(job.segment.num_rows for job in jobs)
 
 
 def _cost_function(

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from pronk.backends import (
     Decoder,
-    ForwardJob,
+    ForwardBatch,
     LayerExecutor,
+    LayersResult,
     OutputRange,
     PackedMatrix,
     PagedCache,
@@ -52,7 +53,7 @@ class SplitCache(PagedCache):
     A token has the same slot in the pools of all processes.
     """
 
-    can_project = False
+    can_compute_features = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.num_resizes = 0  # a worker that receives a new number resizes its own pool
@@ -165,8 +166,8 @@ class TensorParallelExecutor(LayerExecutor):
         return self._error is None
 
     def run(
-        self, jobs: Sequence[ForwardJob], num_layers: int, collect: Sequence[int] = ()
-    ) -> tuple[dict[int, Array], Array | None]:
+        self, batch: ForwardBatch, num_layers: int, collect: Sequence[int] = ()
+    ) -> LayersResult:
         """Run the first layers, as :meth:`LayerExecutor.run` does, together with the workers.
 
         Raises ``ConnectionLostError`` if a process is lost; all later calls raise as well.
@@ -178,9 +179,9 @@ class TensorParallelExecutor(LayerExecutor):
             with uninterrupted():
                 start_time = perf_counter()
                 seconds_before = self.all_reduce.communication_seconds
-                self._send_command(jobs, num_layers)
+                self._send_command(batch, num_layers)
                 self.communication_seconds += perf_counter() - start_time
-                result = self._run(jobs, num_layers, collect)
+                result = self._run(batch, num_layers, collect)
                 self.communication_seconds += self.all_reduce.communication_seconds - seconds_before
                 return result
         except Exception as error:
@@ -198,42 +199,39 @@ class TensorParallelExecutor(LayerExecutor):
                     errors.append(f"worker {peer.rank} has failed: {message.text}")
         return errors
 
-    def _send_command(self, jobs: Sequence[ForwardJob], num_layers: int) -> None:
+    def _send_command(self, batch: ForwardBatch, num_layers: int) -> None:
         if not self._peers:
             return
         cache = self.split_cache
         moves = cache.moves
         cache.moves = []
         pool = cache.num_resizes, cache.allocator.num_blocks
-        values = LayerCommand(pool, moves, jobs, num_layers).serialize()
+        values = LayerCommand(pool, moves, batch.entries, num_layers).serialize()
         for peer in self._peers:
             peer.send(MessageKind.WORK, values)
 
-    def _run(
-        self, jobs: Sequence[ForwardJob], num_layers: int, collect: Sequence[int]
-    ) -> tuple[dict[int, Array], Array | None]:
-        packed = self._pack(jobs)
+    def _run(self, batch: ForwardBatch, num_layers: int, collect: Sequence[int]) -> LayersResult:
         size = self.decoder.config.hidden_size
-        states = np.empty((packed.count, size), self.cache.dtype)
-        self._stage_program("embed").run(packed, states)
+        states = np.empty((batch.num_rows, size), self.cache.dtype)
+        self._stage_program("embed").run(batch, states)
         collected = dict[int, Array]()
         for index in range(num_layers):
             for half in ("attention", "mlp"):
-                partial = np.empty((packed.count, size), FLOAT32)
-                self._stage_program(half, index).run(packed, states, partial)
+                partial = np.empty((batch.num_rows, size), FLOAT32)
+                self._stage_program(half, index).run(batch, states, partial)
                 states[:] = self.all_reduce.sum(partial) + states.astype(FLOAT32, copy=False)
-            if index + 1 in self.cache.hidden:
-                self._stage_program("keep", index).run(packed, states)
+            if index + 1 in self.cache.features:
+                self._stage_program("keep", index).run(batch, states)
             if index + 1 in collect:
                 collected[index + 1] = states.copy()
         if num_layers < len(self.decoder.layers):
-            return collected, None
-        num_rows = packed.select_logits_rows(ForwardJob.find_logits_rows(jobs))
+            return LayersResult(collected, None, None)
+        num_rows = len(batch.logits_rows)
         own_tokens = self.split.tokens(self.split.rank)
         own_logits = np.empty((num_rows, len(own_tokens)), FLOAT32)
         if len(own_logits):
-            self._stage_program("head").run(packed, states, own_logits)
-        return collected, self._gather_logits(own_logits)
+            self._stage_program("head").run(batch, states, own_logits)
+        return LayersResult(collected, self._gather_logits(own_logits), None)
 
     def _gather_logits(self, own_logits: Array) -> Array:
         """Return the logits of all token ids in rank 0.
@@ -275,7 +273,7 @@ class TensorParallelExecutor(LayerExecutor):
             elif stage == "mlp":
                 program.mlp(decoder.layers[index], partial=True)
             elif stage == "keep":
-                program.store_hidden(index + 1)
+                program.store_feature(index + 1)
             else:
                 output = OutputRange(decoder.config.logits_scale, decoder.config.logits_cap or 0.0)
                 program.linear(
@@ -318,7 +316,9 @@ def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor)
             for source, target in command.moves:
                 cache.move(source, target)
             cache.moves.clear()
-            executor.run(command.jobs, command.num_layers)  # sends this worker's logits to rank 0
+            executor.run(
+                ForwardBatch(command.entries), command.num_layers
+            )  # sends this worker's logits to rank 0
     except ConnectionLostError:
         raise
     except Exception as error:  # noqa: BLE001 - the driver receives any error

@@ -30,7 +30,7 @@ _NUM_BISECTIONS = 20
 class TreeShard(NamedTuple):
     """The nodes of one request's tree that one process computes."""
 
-    job: int  # index of the request's tree in the forward pass
+    entry: int  # index of the request's entry in the batch
     # node indices, recomputed ancestors first; parents precede their children
     nodes: tuple[int, ...]
     num_ancestors: int  # number of recomputed ancestors, the first entries of ``nodes``
@@ -102,12 +102,12 @@ class _NodeSequence:
         # For each position, the node at that position: index of its tree, and index in the tree's
         # preorder.
         self.indices = [
-            (job, index) for job, order in enumerate(self.orders) for index in range(len(order))
+            (entry, index) for entry, order in enumerate(self.orders) for index in range(len(order))
         ]
         # For each position, the number of ancestors to recompute if a shard begins there: the depth
         # of the node.
         self.num_ancestors = [
-            self.trees[job].depths[self.orders[job][index]] for job, index in self.indices
+            self.trees[entry].depths[self.orders[entry][index]] for entry, index in self.indices
         ]
 
     def __len__(self) -> int:
@@ -118,11 +118,11 @@ class _NodeSequence:
         tree_shards = list[TreeShard]()
         position = begin
         while position < end:
-            job, index = self.indices[position]
-            count = min(end - position, len(self.orders[job]) - index)
-            own_nodes = self.orders[job][index : index + count]
-            ancestors = (0, *self.trees[job].path(own_nodes[0]))[:-1] if own_nodes[0] else ()
-            tree_shards.append(TreeShard(job, (*ancestors, *own_nodes), len(ancestors)))
+            entry, index = self.indices[position]
+            count = min(end - position, len(self.orders[entry]) - index)
+            own_nodes = self.orders[entry][index : index + count]
+            ancestors = (0, *self.trees[entry].path(own_nodes[0]))[:-1] if own_nodes[0] else ()
+            tree_shards.append(TreeShard(entry, (*ancestors, *own_nodes), len(ancestors)))
             position += count
         return tuple(tree_shards)
 

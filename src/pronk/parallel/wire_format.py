@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import TokenTree
-from pronk.backends import BlockTable, ForwardJob, Segment
+from pronk.backends import BatchEntry, BlockTable
 from pronk.base.arrays import Array
 from pronk.drafting import StatelessSampler
 
@@ -29,27 +29,31 @@ def _parsing(message_name: str) -> Generator[None]:
         raise ValueError(msg) from error
 
 
-def _serialize_segment(segment: Segment) -> list[Any]:
-    block_table = segment.block_table
-    tree = segment.tree
-    numbers = [block_table.length, block_table.num_released, segment.num_computed]
+def _serialize_entry(entry: BatchEntry) -> list[Any]:
+    """Return the entry without the fields on sampling."""
+    block_table = entry.block_table
+    tree = entry.tree
+    nodes = entry.logits_nodes
+    numbers = [block_table.length, block_table.num_released, entry.num_computed]
+    numbers += [nodes.start, nodes.stop, entry.prompt_length]
     return [*numbers, block_table.blocks, tree.tokens, tree.parents]
 
 
-def _parse_segment(values: Sequence[Any]) -> Segment:
-    length, num_released, computed, blocks, tokens, parents = values
+def _parse_entry(values: Sequence[Any]) -> BatchEntry:
+    length, num_released, num_computed, first, stop, prompt_length, blocks, tokens, parents = values
     block_table = BlockTable(blocks, num_released, length)
     block_table.update_derived()
     # ``verify`` is not transmitted: only the driver verifies.
     tree = TokenTree(tuple(tokens), tuple(parents), verify=(True,) + (False,) * (len(tokens) - 1))
-    return Segment(block_table, tree, computed)
+    tree.check()
+    return BatchEntry(block_table, tree, range(first, stop), prompt_length, num_computed)
 
 
 @dataclass(frozen=True)
 class WorkRows:
-    """The rows that one process computes for one job, the token tree of a generation request."""
+    """The rows that one process computes for one request."""
 
-    job: ForwardJob
+    entry: BatchEntry
     # Index of the first row whose outputs the driver needs; all rows before it are recomputed
     # tokens and ancestors.
     first_own: int
@@ -60,7 +64,7 @@ class WorkRequest:
     """The rows of one forward pass that a worker computes."""
 
     number: int  # number of this message; the worker's answer repeats the number
-    rows: Sequence[WorkRows]  # one entry per job of the worker
+    rows: Sequence[WorkRows]  # one element per tree shard of the worker
     # pairs of slots (source, target) to copy before the forward pass
     moves: Sequence[tuple[int, int]]
     slots: NDArray[np.int64]  # slots to write ``kv_rows`` to, after the copies of ``moves``
@@ -89,20 +93,17 @@ class WorkRequest:
 
 
 def _serialize_rows(rows: WorkRows) -> list[Any]:
-    job = rows.job
-    numbers = [job.prompt_length, job.logits_nodes.start, rows.first_own, job.all_logits]
-    return [*numbers, job.stateless_sampler, _serialize_segment(job.segment)]
+    entry = rows.entry
+    sampling = [entry.all_logits, entry.stateless_sampler]
+    return [rows.first_own, *sampling, _serialize_entry(entry)]
 
 
 def _parse_rows(values: Sequence[Any]) -> WorkRows:
-    prompt_length, first_logits_node, first_own, all_logits, sampler, segment_values = values
-    segment = _parse_segment(segment_values)
-    nodes = range(first_logits_node, len(segment.tree))
+    first_own, all_logits, sampler, entry_values = values
     stateless_sampler = None if sampler is None else StatelessSampler(*sampler)
-    job = ForwardJob(
-        segment, nodes, prompt_length, all_logits=all_logits, stateless_sampler=stateless_sampler
-    )
-    return WorkRows(job, first_own)
+    entry = _parse_entry(entry_values)
+    entry = entry._replace(all_logits=all_logits, stateless_sampler=stateless_sampler)
+    return WorkRows(entry, first_own)
 
 
 class LayerCommand(NamedTuple):
@@ -110,30 +111,22 @@ class LayerCommand(NamedTuple):
 
     pool: tuple[int, int]  # (``num_resizes``, number of blocks) of the driver's pool
     moves: Sequence[Moves]  # copies between slots that the worker makes before the computation
-    jobs: Sequence[ForwardJob]  # without the fields on sampling: workers send logits to rank 0
+    # without the fields on sampling: workers send logits to rank 0
+    entries: Sequence[BatchEntry]
     num_layers: int  # number of layers, from the first on; with all layers, the LM head runs, too
 
     def serialize(self) -> list[Any]:
         """Return the command as JSON values."""
         moves = [(source.tolist(), target.tolist()) for source, target in self.moves]
-        return [self.pool, moves, self.num_layers, [*map(_serialize_job, self.jobs)]]
+        return [self.pool, moves, self.num_layers, [*map(_serialize_entry, self.entries)]]
 
     @classmethod
     def parse(cls, values: Sequence[Any]) -> LayerCommand:
         """Parse the values of :meth:`serialize`; raise ``ValueError`` if they are malformed."""
         with _parsing("a command to run layers"):
-            (num_resizes, num_blocks), moves, num_layers, jobs = values
+            (num_resizes, num_blocks), moves, num_layers, entries = values
             arrays = [
                 (np.array(source, np.int64), np.array(target, np.int64)) for source, target in moves
             ]
-            return cls((num_resizes, num_blocks), arrays, [*map(_parse_job, jobs)], num_layers)
-
-
-def _serialize_job(job: ForwardJob) -> list[Any]:
-    nodes = job.logits_nodes
-    return [job.prompt_length, nodes.start, nodes.stop, _serialize_segment(job.segment)]
-
-
-def _parse_job(values: Sequence[Any]) -> ForwardJob:
-    prompt_length, first, stop, segment = values
-    return ForwardJob(_parse_segment(segment), range(first, stop), prompt_length)
+            parsed = [*map(_parse_entry, entries)]
+            return cls((num_resizes, num_blocks), arrays, parsed, num_layers)

@@ -18,6 +18,7 @@ import numpy as np
 from pronk.backends import (
     BLOCK_SIZE,
     Decoder,
+    ForwardBatch,
     ModelRunner,
     PagedCache,
     TensorSplit,
@@ -83,7 +84,7 @@ class WorkerSettings(dict[str, Any]):
         return decoder, cache, split
 
 
-class _HiddenOwner:
+class _FeatureOwner:
     """Owner of outputs of layers in the KV pool: the pool keeps the outputs until this object is deleted."""
 
 
@@ -94,7 +95,7 @@ class WorkerLoop:
         self.peer = peer
         self.runner = runner
         self.cache = runner.cache
-        self._hidden_owner = _HiddenOwner()
+        self._feature_owner = _FeatureOwner()
         self._request_number = 0  # number of the last WORK request
         self._logits = list[Array]()  # logits of the last WORK request, per tree shard
 
@@ -148,10 +149,10 @@ class WorkerLoop:
 
     def _resize(self, num_blocks: int, layers: Sequence[int]) -> None:
         """Resize the KV pool, so that it stores the outputs of ``layers`` and of no other layers."""
-        self._hidden_owner = _HiddenOwner()
+        self._feature_owner = _FeatureOwner()
         for layer in layers:
-            self.cache.keep_hidden(layer, self._hidden_owner)
-        self.cache.drop_unused_hidden()
+            self.cache.save_feature(layer, self._feature_owner)
+        self.cache.drop_unused_features()
         self.cache.resize(num_blocks)
 
     def _run_request(self, request: WorkRequest) -> None:
@@ -161,13 +162,14 @@ class WorkerLoop:
         if request.kv_rows is not None:
             self.cache.import_slots(request.slots, request.kv_rows)
         self._logits.clear()  # free the memory before the forward pass allocates new logits
-        result = self.runner.forward([rows.job for rows in request.rows], request.collect)
+        batch = ForwardBatch([rows.entry for rows in request.rows])
+        result = self.runner.forward(batch, request.collect)
         self._request_number = request.number
         self._logits = [logits[:] for logits in result.logits]
         arrays = [
             logits
             for rows, logits in zip(request.rows, self._logits, strict=True)
-            if rows.job.all_logits
+            if rows.entry.all_logits
         ]
         for layer in sorted(request.collect):
             outputs = result.hidden[layer]
@@ -176,21 +178,21 @@ class WorkerLoop:
                 for shard_index, rows in enumerate(request.rows)
             ]
         sampled = chain.from_iterable(map(self._sample, request.rows, self._logits))
-        values = [request.number, round(1e9 * result.seconds), result.context, *sampled]
+        values = [request.number, round(1e9 * result.seconds), batch.num_committed, *sampled]
         data = np.concatenate([as_bytes(array) for array in arrays]) if arrays else b""
         self.peer.send(MessageKind.DONE, values, data)
 
     def _sample(self, rows: WorkRows, logits: Array) -> list[int]:
-        """Return a token for each logits row, or an empty list if the driver has to sample the job's tokens."""
-        job = rows.job
+        """Return a token for each logits row, or an empty list if the driver has to sample."""
+        entry = rows.entry
         kernels = self.runner.decoder.backend.kernels
-        if job.stateless_sampler is None or kernels is None:
+        if entry.stateless_sampler is None or kernels is None:
             return []
-        first = job.segment.block_table.length + 1
-        depths = job.segment.tree.depths
-        rows_and_nodes = zip(logits, job.logits_nodes, strict=True)
+        first = entry.block_table.length + 1
+        depths = entry.tree.depths
+        rows_and_nodes = zip(logits, entry.logits_nodes, strict=True)
         return [
-            job.stateless_sampler.choose(kernels, row, first + depths[node])
+            entry.stateless_sampler.choose(kernels, row, first + depths[node])
             for row, node in rows_and_nodes
         ]
 

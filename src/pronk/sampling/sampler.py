@@ -135,7 +135,7 @@ class Sampler:
         finally:
             self.rollback(len(self.context.tentative) - start)
 
-    def commit(self, count: int) -> None:
+    def commit_tokens(self, count: int) -> None:
         """Roll back all tentative tokens but the first ``count``, which the request has committed."""
         self.rollback(len(self.context.tentative) - count)
         self.context.tentative.clear()

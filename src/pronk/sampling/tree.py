@@ -20,7 +20,7 @@ the nodes have depths 0 1 2 1 2, and the attention mask (rows attend to columns)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
@@ -45,6 +45,10 @@ class TokenTree:
     the previous one; put the most likely path there. Its KV rows are already consecutive, so
     accepting them moves no rows.
 
+    A tree is not checked when it is made. The engine checks each proposal once, by :meth:`check`;
+    trees that are made of valid ones are valid. What is derived from the fields, such as depths and
+    children, is computed once, when it is first needed.
+
     Attributes:
         tokens: token ids; node 0 is the last committed token.
         parents: index of each node's parent: -1 for node 0, and ``0 <= parents[i] < i`` for every
@@ -62,12 +66,6 @@ class TokenTree:
             ``None`` if unknown.
         origin: for each node, the drafter that proposed it, as a key of acceptance statistics;
             ``None`` if unknown.
-        acceptable: for each node, whether the node and all its ancestors may be accepted; derived
-            from ``verify``.
-
-    Raises:
-        ValueError: the parents are not a tree in this order, lengths differ, or two acceptable
-            siblings carry the same token.
     """
 
     tokens: tuple[int, ...]
@@ -76,14 +74,16 @@ class TokenTree:
     probs: tuple[Array | None, ...] | None = None
     gain: tuple[float, ...] | None = None
     origin: tuple[Origin, ...] | None = None
-    acceptable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
-    _children: tuple[dict[int, int], ...] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        tokens = self.tokens
+    def check(self) -> None:
+        """Check a tree that a drafter proposes.
+
+        Raises:
+            ValueError: the parents are not a tree in this order, lengths differ, or two acceptable
+                siblings carry the same token.
+        """
+        size = len(self.tokens)
         parents = self.parents
-        verify = self.verify
-        size = len(tokens)
         if size == 0 or len(parents) != size or parents[0] != -1:
             msg = (
                 f"expected one parent per token, the first -1; found {size} tokens, "
@@ -95,18 +95,26 @@ class TokenTree:
             if values is not None and len(values) != size:
                 msg = f"expected {size} entries in {name}, found {len(values)}"
                 raise ValueError(msg)
-        children: list[dict[int, int]] = [{} for _ in tokens]
-        acceptable = [True] * size
-        for node in range(1, size):
-            parent = parents[node]
-            token = tokens[node]
+        self._links  # noqa: B018 - computed now, it raises the other errors
+
+    @cached_property
+    def _links(self) -> tuple[tuple[bool, ...], tuple[dict[int, int], ...]]:
+        """The values of :attr:`acceptable` and, for each node, of :meth:`children`.
+
+        Computing them finds parents after their children, and equal siblings.
+        """
+        children: list[dict[int, int]] = [{} for _ in self.tokens]
+        acceptable = [True] * len(self.tokens)
+        for node in range(1, len(self.tokens)):
+            parent = self.parents[node]
+            token = self.tokens[node]
             if not 0 <= parent < node:
                 msg = (
                     f"expected parents before their children, found node {node} with parent "
                     f"{parent}; reorder the nodes"
                 )
                 raise ValueError(msg)
-            if not acceptable[parent] or (verify is not None and not verify[node]):
+            if not acceptable[parent] or (self.verify is not None and not self.verify[node]):
                 acceptable[node] = False
             elif token in children[parent]:
                 msg = (
@@ -116,8 +124,18 @@ class TokenTree:
                 raise ValueError(msg)
             else:
                 children[parent][token] = node
-        object.__setattr__(self, "_children", tuple(children))
-        object.__setattr__(self, "acceptable", tuple(acceptable))
+        return tuple(acceptable), tuple(children)
+
+    @property
+    def acceptable(self) -> tuple[bool, ...]:
+        """For each node, whether the node and all its ancestors may be accepted, by ``verify``."""
+        acceptable, _ = self._links
+        return acceptable
+
+    @property
+    def _children(self) -> tuple[dict[int, int], ...]:
+        _, children = self._links
+        return children
 
     @classmethod
     def chain(
@@ -172,8 +190,8 @@ class TokenTree:
     def first_chain(self, node: int) -> tuple[int, ...]:
         """Return the nodes below ``node`` reached by taking the first acceptable child until there is none."""
         chain: list[int] = []
-        while self._children[node]:
-            node = next(iter(self._children[node].values()))
+        while children := self._children[node]:
+            node = next(iter(children.values()))
             chain.append(node)
         return tuple(chain)
 

@@ -20,20 +20,20 @@ from pronk import OptionError
 from pronk.backends import (
     ROWS,
     BlockTable,
-    Kept,
+    Feature,
+    ForwardBatch,
     ModelConfig,
     PagedCache,
     PoolLayout,
-    ProgramRows,
-    Projection,
+    SavedFeature,
 )
 from pronk.base.arrays import Array
-from pronk.checkpoint import RopeConfig
+from pronk.checkpoint import RopeTable
 from pronk.torch.convert import to_array, to_tensor, torch_dtype
 
 
 class TorchCache(PagedCache):
-    """A cache of tensors: ``[kv_heads, slots, head_dim]``, and ``[1, slots, hidden]`` for kept outputs.
+    """A cache of tensors: ``[kv_heads, slots, head_dim]``, and ``[1, slots, width]`` for features.
 
     A ``kv_dtype`` of int8, which only the kernels support, raises an OptionError.
     """
@@ -68,18 +68,19 @@ class TorchCache(PagedCache):
         for pool, rows in ((self.keys[layer], k), (self.values[layer], v)):
             pool[:, slots] = rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1)
 
-    def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+    def write_output(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store outputs ``[rows, hidden]`` of ``layer`` (from 1) at ``slots`` ``[rows]``."""
-        self.hidden[layer][:, slots] = rows.nan_to_num(0.0, 0.0, 0.0)[None]
+        self.features[layer][:, slots] = rows.nan_to_num(0.0, 0.0, 0.0)[None]
 
-    def read_hidden(self, kept: Kept, block_table: BlockTable, start: int, stop: int) -> Array:
-        return to_array(self.hidden[kept][0, self.to_index(self.slots(block_table, start, stop))])
+    def read_feature(
+        self, feature: SavedFeature, block_table: BlockTable, start: int, stop: int
+    ) -> Array:
+        slots = self.to_index(self.slots(block_table, start, stop))
+        return to_array(self.features[feature][0, slots])
 
-    def write_projection(
-        self, projection: Projection, slots: NDArray[np.int64], values: Array
-    ) -> None:
+    def write_feature(self, feature: Feature, slots: NDArray[np.int64], values: Array) -> None:
         rows = to_tensor(values).to(self.device).nan_to_num(0.0, 0.0, 0.0)
-        self.hidden[projection][0, self.to_index(slots)] = rows
+        self.features[feature][0, self.to_index(slots)] = rows
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         source_index = self.to_index(source)
@@ -89,7 +90,7 @@ class TorchCache(PagedCache):
 
 
 class VisibleKeys(NamedTuple):
-    """The keys that the rows of a segment see, the same for all layers with the same window."""
+    """The keys that the rows of an entry see, the same for all layers with the same window."""
 
     num_rows: int
     slots: Tensor  # int64 ``[keys]``
@@ -100,18 +101,21 @@ class VisibleKeys(NamedTuple):
 
 
 def visible_keys(
-    rows: ProgramRows, cache: TorchCache, number: int, window: int | None
+    batch: ForwardBatch, cache: TorchCache, number: int, window: int | None
 ) -> list[VisibleKeys]:
-    """Return the visible keys of each segment of ``rows``.
+    """Return the visible keys of each entry of a batch.
 
     The layers have a window of ``window`` tokens.
 
-    ``cache`` has this ``number`` in :class:`KVSource`. The keys of a segment are its cached tokens
+    ``cache`` has this ``number`` in :class:`KVSource`. The keys of an entry are its cached tokens
     from ``start`` on, then the nodes of its tree if the pass writes the cache.
     """
     found = []
-    for index, (table, tree, computed) in enumerate(rows.segments):
-        cached = rows.other_tables[number - 1][index] if number else table
+    for entry in batch.entries:
+        table = entry.block_table
+        tree = entry.tree
+        computed = entry.num_computed
+        cached = entry.other_tables[number - 1] if number else table
         node_positions = table.length + np.asarray(tree.depths)
         positions = node_positions[computed:, None]
         start = max(
@@ -134,14 +138,16 @@ def visible_keys(
     return found
 
 
-def path_slots(rows: ProgramRows, cache: TorchCache, count: int) -> tuple[Tensor, Tensor]:
+def path_slots(batch: ForwardBatch, cache: TorchCache, count: int) -> tuple[Tensor, Tensor]:
     """Return the slots of the last ``count`` tokens of each row's path, and which of them exist.
 
     Both are ``[rows, count]``. The row's own token is the last one. A token before the text has the
     slot 0.
     """
     found = []
-    for table, tree, computed in rows.segments:
+    for entry in batch.entries:
+        table = entry.block_table
+        tree = entry.tree
         first = max(0, table.length - count + 1)
         slots = cache.slots(table, first, table.length + len(tree))
         committed = slots[: table.length - first]
@@ -152,7 +158,7 @@ def path_slots(rows: ProgramRows, cache: TorchCache, count: int) -> tuple[Tensor
         for node, parent in enumerate(tree.parents):
             before = start if parent < 0 else paths[parent]
             paths[node] = *before[1:], own[node]
-        found.append(paths[computed:])
+        found.append(paths[entry.num_computed :])
     every = np.concatenate(found)
     return cache.to_index(np.maximum(every, 0)), torch.from_numpy(every >= 0).to(cache.device)
 
@@ -233,17 +239,20 @@ def capped_attention(
 
 
 class TorchPass:
-    """The buffers of one run of a program, by name, and its rows."""
+    """The buffers of one run of a program, by name, and its rows.
+
+    ``batch`` is ``None`` for a program that needs nothing but the rows of the stream.
+    """
 
     def __init__(
         self,
-        rows: ProgramRows,
+        batch: ForwardBatch | None,
         stream: Tensor,
         cache: PagedCache | None,
         collected: Array | None,
         device: str,
     ) -> None:
-        self.rows = rows
+        self._batch = batch
         self.cache = cache
         self.collected = collected
         self.device = device
@@ -251,12 +260,13 @@ class TorchPass:
         self.buffers: dict[str, Tensor] = {"stream": stream}
         self._parts: dict[int, Tensor] = {}  # parts of the rows of ``A``, until all are written
         self.pairs_per_expert: list[int] = []
-        # Text position of each row; the rows of a segment follow its committed tokens.
-        depths = [
-            np.asarray(tree.depths[first:], np.int64) + table.length
-            for table, tree, first in rows.segments
-        ]
-        self.positions = np.concatenate(depths) if depths else np.arange(rows.count)
+        self.num_experts_read = 0  # over all layers
+
+    @property
+    def batch(self) -> ForwardBatch:
+        """The batch of the rows."""
+        assert self._batch is not None, "expected a batch for tokens and attention, found none"
+        return self._batch
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:
         """Return ``make()``, called once in this pass for each ``key``."""
@@ -275,13 +285,16 @@ class TorchPass:
                 [self._parts.pop(index) for index in range(part[1])], dim=-1
             )
 
-    def rotate(self, x: Tensor, rope: RopeConfig) -> Tensor:
+    def rotate(self, x: Tensor, rope: RopeTable) -> Tensor:
         """Apply a rotation to ``x`` ``[rows, heads, head_dim]``."""
-        table, by_row = self.rows.rope_tables[rope]
-        places = np.arange(self.rows.count) if by_row else self.positions
-        entries = self.once(
-            ("rope", rope), lambda: to_tensor(table[places]).to(self.device, x.dtype)
-        )
+
+        def entries_of_rows() -> Tensor:
+            entries, by_row = self.batch.rope_entries(rope)
+            if not by_row:
+                entries = entries[self.batch.positions]
+            return to_tensor(entries).to(self.device, x.dtype)
+
+        entries = self.once(("rope", rope.config), entries_of_rows)
         cos, sin = entries.unsqueeze(2).unbind(1)
         half = cos.shape[-1]
         first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
@@ -290,19 +303,17 @@ class TorchPass:
     @cached_property
     def adapted_rows(self) -> list[tuple[int, Tensor]]:
         """The number of each adapter in this pass, and the indices of its rows."""
-        numbers = [
-            table.adapter
-            for table, tree, computed in self.rows.segments
-            for _ in tree.tokens[computed:]
-        ]
-        by_row = torch.tensor(numbers, device=self.device)
+        if self._batch is None:
+            return []
+        numbers = [entry.block_table.adapter for entry in self.batch.entries]
+        by_row = torch.from_numpy(np.repeat(numbers, self.batch.row_counts)).to(self.device)
         return [
             (number, (by_row == number).nonzero()[:, 0]) for number in sorted({*numbers} - {-1})
         ]
 
     def growth(self, growth: float, period: int) -> Tensor:
         """Return the factor of each row's queries, ``[rows, 1, 1]``: ``ModelConfig.query_growth``."""
-        factors = 1.0 + growth * np.log1p(self.positions // period)
+        factors = 1.0 + growth * np.log1p(self.batch.positions // period)
         return torch.from_numpy(factors).to(self.device, self.buffers["stream"].dtype)[
             :, None, None
         ]
@@ -311,8 +322,4 @@ class TorchPass:
     def slots(self) -> Tensor:
         """The slot of each row in the program's cache."""
         assert isinstance(self.cache, TorchCache)
-        slots = [
-            self.cache.slots(table, table.length + computed, table.length + len(tree))
-            for table, tree, computed in self.rows.segments
-        ]
-        return self.cache.to_index(np.concatenate(slots))
+        return self.cache.to_index(self.batch.slots(self.cache))

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from pronk.backends import (
     Experts,
+    ForwardBatch,
     KVSource,
     MixtureConfig,
     ModelConfig,
     OutputRange,
     PagedCache,
     Program,
-    ProgramRows,
     output_range,
 )
 from pronk.base.arrays import Array, DType
@@ -86,13 +86,13 @@ class TorchProgram(Program):
         normalize = self._norm(norm)
 
         def run(state: TorchPass) -> None:
-            x = to_tensor(decoder.embedding[np.asarray(state.rows.tokens)])
+            x = to_tensor(decoder.embedding[state.batch.tokens])
             x = x.to(self.device, state.buffers["stream"].dtype) * scale
             if decoder.positions is not None:
-                x = x + to_tensor(decoder.positions[state.positions]).to(self.device, x.dtype)
+                x = x + to_tensor(decoder.positions[state.batch.positions]).to(self.device, x.dtype)
             x = normalize(x)
             if zero_first:
-                x[torch.from_numpy(state.positions == 0).to(self.device)] = 0
+                x[torch.from_numpy(state.batch.positions == 0).to(self.device)] = 0
             state.store("stream", part, x)
 
         self._ops.append(run)
@@ -113,7 +113,8 @@ class TorchProgram(Program):
         cache = self.cache_of(kv)
         assert isinstance(cache, TorchCache)
         norms = [self._norm(each) for each in head_norms]
-        rope = cache.config.rope_of(kv.layer)
+        config_of_rope = cache.config.rope_of(kv.layer)
+        rope = None if config_of_rope is None else cache.rope_table(config_of_rope)
         sizes = config.qkv_sizes[: 1 if only_queries else 3]
         whole = config.whole_qk_norm
         growth = config.query_growth
@@ -146,7 +147,7 @@ class TorchProgram(Program):
 
         def run(state: TorchPass) -> None:
             keys = state.once(
-                (window, kv.cache), lambda: visible_keys(state.rows, cache, kv.cache, window)
+                (window, kv.cache), lambda: visible_keys(state.batch, cache, kv.cache, window)
             )
             state.buffers["A"] = attend_rows(
                 state.buffers["queries"], keys, cache, kv.layer, scale, cap, sinks=scores
@@ -164,7 +165,7 @@ class TorchProgram(Program):
         def run(state: TorchPass) -> None:
             b, c, x = state.buffers["B"].chunk(3, dim=-1)
             slots, exists = state.once(
-                ("path", len(taps)), lambda: path_slots(state.rows, cache, len(taps))
+                ("path", len(taps)), lambda: path_slots(state.batch, cache, len(taps))
             )
             states = cache.keys[layer][0]
             states[state.slots] = (b * x).to(states.dtype)
@@ -196,7 +197,7 @@ class TorchProgram(Program):
         def run(state: TorchPass) -> None:
             x = state.buffers[source]
             if only_logits_rows:
-                x = x[torch.tensor(list(state.rows.logits_rows), device=x.device)]
+                x = x[torch.tensor(list(state.batch.logits_rows), device=x.device)]
             x = normalize(x)
             y = multiply(linear, x.float() if to == "scores" else x, activate, state)
             y = y if factor == 1.0 else y * factor
@@ -236,15 +237,15 @@ class TorchProgram(Program):
             state.buffers["pair_rows"] = order // mixture.per_row
             state.buffers["pairs"] = order
             state.pairs_per_expert = torch.bincount(expert, minlength=mixture.experts).tolist()
-            state.rows.touched.value += sum(count > 0 for count in state.pairs_per_expert)
+            state.num_experts_read += sum(count > 0 for count in state.pairs_per_expert)
 
         self._ops.append(run)
 
-    def store_hidden(self, layer: int) -> None:
+    def store_feature(self, layer: int) -> None:
         cache = self.cache
         assert isinstance(cache, TorchCache)
         self._ops.append(
-            lambda state: cache.write_hidden(layer, state.slots, state.buffers["stream"])
+            lambda state: cache.write_output(layer, state.slots, state.buffers["stream"])
         )
 
     def collect_hidden(self, index: int) -> None:
@@ -257,20 +258,21 @@ class TorchProgram(Program):
     @torch.inference_mode()
     def run(
         self,
-        rows: ProgramRows,
+        batch: ForwardBatch | None,
         stream: Array,
         logits: Array | None = None,
         collected: Array | None = None,
-    ) -> None:
+    ) -> int:
         """Run the operations; the results are copied to the arrays; see :meth:`Program.run`."""
         state = TorchPass(
-            rows, to_tensor(stream).to(self.device), self.cache, collected, self.device
+            batch, to_tensor(stream).to(self.device), self.cache, collected, self.device
         )
         for operation in self._ops:
             operation(state)
         stream[...] = to_array(state.buffers["stream"])
         if logits is not None and "logits" in state.buffers:
             logits[...] = to_array(state.buffers["logits"].float())
+        return state.num_experts_read
 
     @staticmethod
     def _mix(

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from pronk import LLM, OptionError, TokenTree
-from pronk.backends import BlockTable, ForwardJob, Segment
+from pronk.backends import BatchEntry, BlockTable, ForwardBatch
 from pronk.base import convert_write_errors, replace_file, size_texts
 from pronk.checkpoint import Fingerprint, is_gguf, parse_dtype, resolve_model, tiny_model
 from pronk.drafting import Target
@@ -122,9 +122,9 @@ def target_states(
             chunk = ids[start : start + _CHUNK]
             cache.prepare(table, start + len(chunk))
             nodes = range(min(len(chunk), max(0, first - start)), len(chunk))
-            job = ForwardJob(Segment(table, TokenTree.chain(chunk)), nodes, len(ids))
-            result = target.runner.forward([job], frozenset((*layers, num_layers)))
-            cache.commit(table, range(len(chunk)))
+            entry = BatchEntry(table, TokenTree.chain(chunk), nodes, len(ids))
+            result = target.runner.forward(ForwardBatch([entry]), frozenset((*layers, num_layers)))
+            cache.commit_slots(table, range(len(chunk)))
             outputs = {layer: to_tensor(rows[0]).float() for layer, rows in result.hidden.items()}
             parts[0].append(torch.cat([outputs[layer] for layer in layers], dim=-1))
             parts[1].append(outputs[num_layers][nodes.start :])

@@ -337,7 +337,7 @@ def test_the_features_take_memory_while_the_head_exists() -> None:
     (model,) = proposer.models
     assert isinstance(model, EagleRunner)
     assert cache_.bytes_per_token == plain + 4 * decoder.config.hidden_size
-    assert cache_.projections == [model.feature]
+    assert cache_.computed_features == [model.feature]
     del proposer, model
     make_drafter(copying("mtp")).bind(engine.target)
     assert cache_.bytes_per_token == plain + 4 * decoder.config.hidden_size
@@ -347,7 +347,7 @@ def test_dtype_of_the_target_decides_the_features() -> None:
     dtype: DType = BFLOAT16
     engine, drafter = bound(copying("eagle3"), bigram_decoder(dtype))
     (model,) = drafter.models
-    assert engine.cache.hidden[model.feature].dtype == dtype  # type: ignore[attr-defined]
+    assert engine.cache.features[model.feature].dtype == dtype  # type: ignore[attr-defined]
 
 
 COMPANY = {

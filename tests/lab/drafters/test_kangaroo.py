@@ -1,6 +1,5 @@
 """Kangaroo's chains against a reference without caches, and the rows that are computed."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -134,9 +133,9 @@ def test_requests_share_forward_passes() -> None:
     begin = kangaroo_of(drafter).early_exit.runner.run_first_layers
     passes = list[int]()
 
-    def counted(jobs: Sequence[Any], layers: int) -> list[Array]:
-        passes.append(len(jobs))
-        return begin(jobs, layers)
+    def counted(batch: Any, layers: int) -> list[Array]:
+        passes.append(len(batch.entries))
+        return begin(batch, layers)
 
     kangaroo_of(drafter).early_exit.runner.run_first_layers = counted  # type: ignore[method-assign]
     requests = decode(engine, drafter, [text(2, 7), text(3, 30), text(4, 2)], max_tokens=20)

@@ -25,7 +25,7 @@ from parallel.dealt import partition_randomly, tree_parallel_engine
 from pronk.base.arrays import BFLOAT16, FLOAT32
 from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer, make_drafter
 from pronk.models.decoder import Decoder
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.parallel.runner import TreeRunner
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
@@ -39,7 +39,7 @@ def overwrite_rows(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
     block_table = context.block_table
     tree = TokenTree.chain([0] * (1 + context.max_nodes))
     kangaroo_of(drafter).early_exit.runner.forward(
-        [ForwardJob(Segment(block_table, tree), range(0), len(tree))]
+        ForwardBatch([BatchEntry(block_table, tree, range(0), len(tree))])
     )
 
 

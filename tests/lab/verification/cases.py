@@ -10,7 +10,7 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.drafting import Drafter
 from pronk.engine.engine import Engine
-from pronk.engine.request_step import RequestStep, verify
+from pronk.engine.request_step import RequestStep, verify_draft
 from pronk.lab.verification import (
     DrafterReport,
     NamedPrompt,
@@ -19,7 +19,7 @@ from pronk.lab.verification import (
     verify_steps,
 )
 from pronk.llm import LLM
-from pronk.models.model_runner import JobResult
+from pronk.sampling.stateless import Logits
 
 TEXTS = {
     "code": "def add(a, b):\n    return a + b\n\n\ndef mul(a, b):\n",
@@ -79,22 +79,21 @@ def is_json(value: Any) -> bool:
 
 
 def nudged(llm: LLM, ulps: float) -> Callable[..., Any]:
-    """Return a ``verify`` that adds ``ulps`` to each row's second largest logit if there is a
+    """Return a ``verify_draft`` that adds ``ulps`` to each row's second largest logit if there is a
     drafter.
 
     The unit of ``ulps`` is the last place of that logit in the model's dtype; logits may have a
     more precise dtype.
     """
 
-    def nudged_verify(step: RequestStep, result: JobResult) -> Any:
+    def nudged_verify(step: RequestStep, logits: Logits, sampled: Any) -> Any:
         proposer = step.request.speculation.proposer
         if proposer is not None and proposer.name != "autoregressive":
-            logits = result.logits[:].copy()
+            logits = logits[:].copy()
             second = np.argsort(-logits, axis=-1, kind="stable")[:, 1:2]
             values = np.take_along_axis(logits, second, -1)
             unit = float(ml_dtypes.finfo(llm.dtype).eps) * np.abs(values)
             np.put_along_axis(logits, second, values + ulps * unit, -1)
-            result = result._replace(logits=logits)
-        return verify(step, result)
+        return verify_draft(step, logits, sampled)
 
     return nudged_verify

@@ -256,7 +256,7 @@ def test_near_ties_are_allowed_where_equality_is_not_promised(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits that differ by a unit in the last place change some choices, all between near ties."""
-    monkeypatch.setattr("pronk.engine.request_step.verify", nudged(llm, 1.0))
+    monkeypatch.setattr("pronk.engine.request_step.verify_draft", nudged(llm, 1.0))
     exact = drafter_part(check(llm)).equality
     assert exact is not None
     assert exact.failed
@@ -274,7 +274,7 @@ def test_near_ties_are_allowed_where_equality_is_not_promised(
 
 
 def test_large_differences_are_no_near_ties(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.engine.request_step.verify", nudged(llm, 1000.0))
+    monkeypatch.setattr("pronk.engine.request_step.verify_draft", nudged(llm, 1000.0))
     monkeypatch.setattr(llm, "exact", False)
     report = check(llm)
     equality = drafter_part(report).equality

@@ -22,9 +22,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from pronk.base.arrays import FLOAT32, Array, split_rows
+from pronk.base.arrays import FLOAT32, Array
 from pronk.base.interrupts import uninterrupted
-from pronk.cache.blocks import BlockTable
 from pronk.drafting.from_target.modules.eagle import EagleHead, HeadFeature
 from pronk.drafting.proposer import DraftContext
 from pronk.drafting.shared.chain import Chain, draft_chains
@@ -33,16 +32,12 @@ from pronk.drafting.shared.module_runner import CHUNK, ModuleRunner
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import forward_weights
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.layer_executor import draft_chain
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.draft_token import DraftToken
 from pronk.sampling.tree import TokenTree
 
 Key = TypeVar("Key", bound=Hashable)
-
-# A request's KV slots, the tree of its rows after the cached ones, and the number of nodes that are
-# computed already.
-_Segment = tuple[BlockTable, TokenTree, int]
 
 _MAX_ROWS = 4  # rows per request, above which a pass is measured as one that reads a text
 
@@ -90,7 +85,7 @@ class EagleRunner:
             target, head.config, lambda part, program: head.compile_pass(program, logits=part == 1)
         )
         self.feature = HeadFeature(head, target.decoder, target.cache.dtype)
-        target.keep_hidden(self.feature, self)
+        target.save_feature(self.feature, self)
         self.cost_model = CostModel()
         self.relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
 
@@ -157,27 +152,26 @@ class EagleRunner:
 
     def extend(self, drafts: Sequence[HeadDraft]) -> None:
         """Run the new nodes of all drafts; each must have one."""
-        segments = list[_Segment]()
-        tokens = list[int]()
+        entries = list[BatchEntry]()
         features = list[Array]()
-        counts = list[int]()
         for draft in drafts:
             computed = len(draft.outputs)
             tree = TokenTree(tuple(draft.tokens), tuple(draft.parents))
-            segments.append((draft.context.state.block_table, tree, computed))
-            tokens += draft.tokens[computed:]
+            block_table = draft.context.state.block_table
+            new_nodes = range(computed, len(tree))
+            entries.append(BatchEntry(block_table, tree, new_nodes, num_computed=computed))
             features += [draft.outputs[parent] for parent in draft.parents[computed:]]
-            counts.append(len(tree) - computed)
-        outputs, logits = self._run(segments, tokens, np.stack(features), range(len(tokens)))
+        batch = ForwardBatch(entries)
+        outputs, logits = self._run(batch, np.stack(features))
         for draft, rows, scores in zip(
-            drafts, split_rows(outputs, counts), split_rows(logits, counts), strict=True
+            drafts, batch.split_rows(outputs), batch.split_logits(logits), strict=True
         ):
             draft.outputs += [*rows]
             draft.logits += [*scores]
 
     def supports_draft_chain(self, context: DraftContext[DraftCache]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        if not self.head.backend.drafts_chains or self.module.rope.dynamic:
+        if not self.head.backend.drafts_chains or self.module.cache.config.has_dynamic_rope:
             return False
         return (
             context.sampler.stateless_sampler is not None
@@ -196,11 +190,8 @@ class EagleRunner:
             self._read_rows(draft, CHUNK)
         start_time = clock()
         tokens, features = self._next_rows(draft, CHUNK)
-        packed = ProgramRows().set_segments(
-            [(cache.block_table, TokenTree.chain(tokens), 0)], tokens
-        )
-        packed.rotate(self.module.rope, num_extra=chain.max_tokens)
-        packed.select_logits_rows(range(len(tokens) - 1, len(tokens)))
+        last = range(len(tokens) - 1, len(tokens))
+        batch = ForwardBatch([BatchEntry(cache.block_table, TokenTree.chain(tokens), last)])
 
         def append(token: DraftToken) -> bool:
             if not chain.draft_tokens and len(tokens) > _MAX_ROWS:
@@ -210,7 +201,7 @@ class EagleRunner:
         with context.sampler.after(), uninterrupted():
             num_passes = draft_chain(
                 self.module.program(1),
-                packed,
+                batch,
                 features,
                 context.sampler,
                 vocab_size=self.head.head.out_features,
@@ -249,27 +240,28 @@ class EagleRunner:
             while draft.context.block_table.length - len(draft.context.state.tokens) > CHUNK:
                 self._read_rows(draft, CHUNK)
         new = [self._next_rows(draft, CHUNK) for draft in drafts]
-        tables = [draft.context.state.block_table for draft in drafts]
-        segments = [
-            (table, TokenTree.chain(tokens), 0)
-            for table, (tokens, _) in zip(tables, new, strict=True)
-        ]
-        last = [int(stop) - 1 for stop in np.cumsum([len(tokens) for tokens, _ in new])]
-        features = np.concatenate([rows for _, rows in new])
-        outputs, logits = self._run(
-            segments, [token for tokens, _ in new for token in tokens], features, last
-        )
-        for number, (draft, (tokens, _)) in enumerate(zip(drafts, new, strict=True)):
+        entries = list[BatchEntry]()
+        for draft, (tokens, _) in zip(drafts, new, strict=True):
+            block_table = draft.context.state.block_table
+            last = range(len(tokens) - 1, len(tokens))
+            entries.append(BatchEntry(block_table, TokenTree.chain(tokens), last))
+        batch = ForwardBatch(entries)
+        outputs, logits = self._run(batch, np.concatenate([rows for _, rows in new]))
+        for draft, (tokens, _), rows, scores in zip(
+            drafts, new, batch.split_rows(outputs), logits, strict=True
+        ):
             draft.context.state.append(tokens[:-1])
             draft.add(-1, tokens[-1])
-            draft.outputs.append(outputs[last[number]])
-            draft.logits.append(logits[number])
+            draft.outputs.append(rows[-1])
+            draft.logits.append(scores)
 
     def _read_rows(self, draft: HeadDraft, count: int, *, logits: bool = False) -> Array:
         """Run the next ``count`` rows of a text and keep them; return their logits if wanted."""
         tokens, features = self._next_rows(draft, count)
-        segment = draft.context.state.block_table, TokenTree.chain(tokens), 0
-        _, scores = self._run([segment], tokens, features, range(len(tokens)) if logits else ())
+        block_table = draft.context.state.block_table
+        nodes = range(len(tokens) if logits else 0)
+        entry = BatchEntry(block_table, TokenTree.chain(tokens), nodes)
+        _, scores = self._run(ForwardBatch([entry]), features)
         draft.context.state.append(tokens)
         return scores
 
@@ -281,31 +273,22 @@ class EagleRunner:
         block_table = draft.context.block_table
         start = len(draft.context.state.tokens)
         stop = min(block_table.length, start + count)
-        features = self.target.cache.read_hidden(self.feature, block_table, start, stop)
+        features = self.target.cache.read_feature(self.feature, block_table, start, stop)
         return list(draft.context.tokens[start + 1 : stop + 1]), features
 
-    def _run(
-        self,
-        segments: Sequence[_Segment],
-        tokens: list[int],
-        features: Array,
-        wanted: Sequence[int],
-    ) -> tuple[Array, Array]:
-        """Run rows of several requests, one segment per request.
+    def _run(self, batch: ForwardBatch, features: Array) -> tuple[Array, Array]:
+        """Run rows of several requests.
 
         Each row has the embedding of a token and a feature. ``features`` ``[rows, hidden]`` is
-        overwritten with the outputs. Returns the outputs, and the logits ``[wanted, draft vocab]``
-        of the rows with the indices ``wanted``.
+        overwritten with the outputs. Returns the outputs, and the logits ``[rows, draft vocab]`` of
+        the rows of ``batch.logits_rows``.
         """
         start_time = self.target.clock()
-        packed = ProgramRows().set_segments(segments, tokens)
-        packed.rotate(self.module.rope)
-        logits = np.empty((packed.select_logits_rows(wanted), self.head.head.out_features), FLOAT32)
-        self.module.program(int(len(logits) > 0)).run(packed, features, logits)
+        logits = np.empty((len(batch.logits_rows), self.head.head.out_features), FLOAT32)
+        self.module.program(int(len(logits) > 0)).run(batch, features, logits)
         seconds = self.target.clock() - start_time
-        context = sum(table.length for table, _, _ in segments)
-        if len(tokens) > _MAX_ROWS * len(segments):
-            self.cost_model.learn_prompt(len(tokens), seconds)
+        if batch.num_rows > _MAX_ROWS * len(batch.entries):
+            self.cost_model.learn_prompt(batch.num_rows, seconds)
         else:
-            self.cost_model.learn(len(tokens), context, seconds, plain=True)
+            self.cost_model.learn(batch.num_rows, batch.num_committed, seconds, plain=True)
         return features, logits

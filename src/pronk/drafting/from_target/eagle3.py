@@ -110,7 +110,7 @@ class Eagle3(Drafter):
                 "found none"
             )
             raise OptionError(msg)
-        if not target.cache.can_project:
+        if not target.cache.can_compute_features:
             msg = (
                 f"{self.name}: expected a target in one process, found one on several; load it "
                 "without workers"

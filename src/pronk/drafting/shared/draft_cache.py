@@ -106,7 +106,7 @@ class DraftCache:
         num_wanted = len(text) - 1 - start
         if self.tree is not None and num_kept == len(self.tokens) < num_wanted:
             path = _matching_path(self.tree, text[start + num_kept : -1])
-            self.pool.commit(self.block_table, path)
+            self.pool.commit_slots(self.block_table, path)
             self.append(text[start + num_kept : start + num_kept + len(path)])
         else:
             self.rollback(max(0, min(num_kept, num_wanted)))

@@ -24,7 +24,7 @@ from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.drafting.shared.module_runner import CHUNK
 from pronk.drafting.shared.vocabulary.translation import Translation
 from pronk.drafting.target import Target
-from pronk.models.forward_job import ForwardJob, Segment
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
 
@@ -34,19 +34,19 @@ from pronk.sampling.tree import TokenTree
 MAX_UNREAD = 64
 
 
-# Callback ``make_job(context, tree, logits_nodes, num_computed)``: returns the input to run the
-# nodes of ``tree`` after the first ``num_computed``, which are cached, below the cached tokens of
-# ``context.state``.
-MakeJob = Callable[[DraftContext[DraftCache], TokenTree, range, int], ForwardJob]
+# Callback ``make_entry(context, tree, logits_nodes, num_computed)``: returns the entry of a forward
+# pass that runs the nodes of ``tree`` after the first ``num_computed``, which are cached, below the
+# cached tokens of ``context.state``.
+MakeEntry = Callable[[DraftContext[DraftCache], TokenTree, range, int], BatchEntry]
 
 
-def make_draft_job(
+def make_draft_entry(
     context: DraftContext[DraftCache], tree: TokenTree, logits_nodes: range, num_computed: int
-) -> ForwardJob:
-    """Return the input of a model whose text begins with the first token that it reads."""
+) -> BatchEntry:
+    """Return the entry of a model whose text begins with the first token that it reads."""
     cache = context.state
-    segment = Segment(cache.block_table, tree, num_computed)
-    return ForwardJob(segment, logits_nodes, len(cache.tokens) or logits_nodes.start + 1)
+    prompt_length = len(cache.tokens) or logits_nodes.start + 1
+    return BatchEntry(cache.block_table, tree, logits_nodes, prompt_length, num_computed)
 
 
 class DraftRunner:
@@ -74,7 +74,7 @@ class DraftRunner:
         *,
         max_unread: int | None = MAX_UNREAD,
         keeps_drafts: bool = True,
-        make_job: MakeJob = make_draft_job,
+        make_entry: MakeEntry = make_draft_entry,
     ) -> None:
         self.runner = runner
         self.target = target
@@ -84,7 +84,7 @@ class DraftRunner:
         self.context_length = runner.decoder.config.context
         self.max_unread = max_unread
         self.keeps_drafts = keeps_drafts
-        self._make_job = make_job
+        self._make_entry = make_entry
 
     def make_cache(self) -> DraftCache:
         """Return the empty cache of a new request."""
@@ -196,10 +196,10 @@ class DraftRunner:
         """
         if not contexts:
             return []
-        jobs = [
-            self._chain_job(context, new) for context, new in zip(contexts, tokens, strict=True)
+        entries = [
+            self._chain_entry(context, new) for context, new in zip(contexts, tokens, strict=True)
         ]
-        rows = self._run(jobs)
+        rows = self._run(entries)
         for context, new in zip(contexts, tokens, strict=True):
             context.state.append(new)
         return [row[0] for row in rows]
@@ -217,10 +217,10 @@ class DraftRunner:
         if new is None:
             return
         max_steps = min(chain.max_tokens, 1 + self.num_free_positions(cache) - len(new))
-        job = self._chain_job(context, new)
+        entry = self._chain_entry(context, new)
         with context.sampler.after(), uninterrupted():
             num_passes = self.runner.draft_chain(
-                job, context.sampler, max_steps, chain.append_and_go_on
+                entry, context.sampler, max_steps, chain.append_and_go_on
             )
             cache.append([*new, *chain.tokens[: num_passes - 1]])
 
@@ -238,13 +238,13 @@ class DraftRunner:
         begins with the nodes of the tree in the request's cache. Without those,
         ``pending_texts[i]``, the uncached tokens before the root, are run first.
         """
-        jobs = []
+        entries = list[BatchEntry]()
         for context, tree, pending in zip(contexts, trees, pending_texts, strict=True):
             num_computed = len(context.state.tree or ())
             full_tree = tree.hang_below(pending)
             new_nodes = range(num_computed or len(pending), len(full_tree))
-            jobs.append(self._make_job(context, full_tree, new_nodes, num_computed))
-        rows = self._run(jobs)
+            entries.append(self._make_entry(context, full_tree, new_nodes, num_computed))
+        rows = self._run(entries)
         with uninterrupted():
             for context, tree, pending in zip(contexts, trees, pending_texts, strict=True):
                 context.state.append(pending)
@@ -260,17 +260,18 @@ class DraftRunner:
         ids = [self.translation.to_draft(token) for token in tokens]
         return [token for token in ids if token is not None]
 
-    def _chain_job(self, context: DraftContext[DraftCache], new: Sequence[int]) -> ForwardJob:
-        return self._make_job(context, TokenTree.chain(new), range(len(new) - 1, len(new)), 0)
+    def _chain_entry(self, context: DraftContext[DraftCache], new: Sequence[int]) -> BatchEntry:
+        return self._make_entry(context, TokenTree.chain(new), range(len(new) - 1, len(new)), 0)
 
-    def _run(self, jobs: Sequence[ForwardJob]) -> list[Array]:
+    def _run(self, entries: Sequence[BatchEntry]) -> list[Array]:
         """Run one forward pass.
 
-        Return each job's float32 logits ``[nodes, vocab]``, by the target's ids.
+        Return each entry's float32 logits ``[nodes, vocab]``, by the target's ids.
         """
-        result = self.runner.forward(jobs)
+        batch = ForwardBatch(entries)
+        result = self.runner.forward(batch)
         self.runner.record_duration(
-            jobs, result.context, result.seconds, plain=True, touched=result.touched
+            batch, result.seconds, plain=True, experts_read=result.experts_read
         )
         return [self.translation.to_target(logits[:]) for logits in result.logits]
 

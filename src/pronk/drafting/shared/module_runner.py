@@ -21,13 +21,12 @@ from pronk.base.arrays import Array
 from pronk.base.errors import CacheFullError
 from pronk.base.interrupts import uninterrupted
 from pronk.checkpoint.config import ModelConfig
-from pronk.checkpoint.rope import RopeTable
 from pronk.drafting.proposer import DraftContext
 from pronk.drafting.shared.common_prefix import common_prefix_length
 from pronk.drafting.shared.draft_cache import DraftCache, open_pool
 from pronk.drafting.target import Target
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 
 # Maximum number of rows per forward pass over a long text; bounds the memory for activations.
@@ -56,13 +55,11 @@ class ModuleRunner:
     Attributes:
         target: the model whose hidden states the module reads.
         cache: the module's KV pool.
-        rope: the rotary embedding of the module's positions.
     """
 
     def __init__(self, target: Target, config: ModelConfig, compile_part: CompilePart) -> None:
         self.target = target
         self.cache = open_pool(target, config)
-        self.rope = RopeTable(config.rope)
         self._compile_part = compile_part
         self._programs: dict[tuple[int, int], Program] = {}  # by part, and version of the KV pool
 
@@ -186,21 +183,21 @@ class ModuleRunner:
         for context, cache, new in zip(contexts, caches, tokens, strict=True):
             start = len(cache.tokens)
             hidden.append(
-                self.target.cache.read_hidden(layer, context.block_table, start, start + len(new))
+                self.target.cache.read_feature(layer, context.block_table, start, start + len(new))
             )
-        segments = [
-            (cache.block_table, TokenTree.chain(new), 0)
-            for cache, new in zip(caches, tokens, strict=True)
-        ]
-        packed = ProgramRows().set_segments(segments)
-        packed.rotate(self.rope)
+        batch = ForwardBatch(
+            [
+                BatchEntry(cache.block_table, TokenTree.chain(new))
+                for cache, new in zip(caches, tokens, strict=True)
+            ]
+        )
 
         def apply(index: int, x: Array) -> Array:
             out = x.copy()
-            self.program(index).run(packed, out)
+            self.program(index).run(batch, out)
             return out
 
         outputs = forward(np.concatenate(hidden), apply)
         for cache, new in zip(caches, tokens, strict=True):
             cache.append(new)
-        return outputs[np.cumsum([len(new) for new in tokens]) - 1]
+        return outputs[np.cumsum(batch.row_counts) - 1]

@@ -169,7 +169,7 @@ typedef struct {
   float* logits;             // [num_wanted, N], or [rows, N] if `wanted` of the LM head's operation is 0
   void* collected;           // [layers, rows, hidden] rows of the stream's type: copies by PRONK_STORE, or inputs of
                              // PRONK_NORM
-  int64_t* touched;          // null, or a counter: every PRONK_ROUTE adds the number of experts that have rows
+  int64_t* experts_read;     // null, or a counter: every PRONK_ROUTE adds the number of experts that have rows
 } pronk_pass;
 
 // A chain of tokens from a draft model: each token is sampled from one forward pass and is the only row of the next.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pronk import OptionError, TokenTree
-from pronk.backends import ForwardJob, ModelRunner, Segment
+from pronk.backends import BatchEntry, ModelRunner
 from pronk.base import known_keywords
 from pronk.drafting import (
     DraftCache,
@@ -26,16 +26,20 @@ from pronk.lab.drafters.modules.files import read_trained_drafter
 from pronk.lab.drafters.modules.glide import GlideDecoder, GlideShape
 
 
-def make_glide_job(
+def make_glide_entry(
     context: DraftContext[DraftCache], tree: TokenTree, logits_nodes: range, num_computed: int
-) -> ForwardJob:
-    """Return the input of a forward pass: the positions are the target's, and so is the second KV cache.
+) -> BatchEntry:
+    """Return the entry of a forward pass: the positions are the target's, and so is the second KV cache.
 
     The target's cache must not change until the request's proposal is complete.
     """
-    segment = Segment(context.state.block_table, tree, num_computed)
-    return ForwardJob(
-        segment, logits_nodes, context.sampler.context.num_prompt, (context.block_table,)
+    return BatchEntry(
+        context.state.block_table,
+        tree,
+        logits_nodes,
+        context.sampler.context.num_prompt,
+        num_computed,
+        other_tables=(context.block_table,),
     )
 
 
@@ -97,7 +101,7 @@ def open_glide(options: ModelDrafter, default_folder: str, target: Target) -> Dr
             relative_size,
             max_unread=None,
             keeps_drafts=len(module.layers) == 1,
-            make_job=make_glide_job,
+            make_entry=make_glide_entry,
         )
 
     return target.load_shared(trained.folder, options.name, load=load_runner)

@@ -25,7 +25,7 @@ from typing import Self
 import numpy as np
 
 from pronk import Drafter, Proposer, TokenTree
-from pronk.backends import BlockTable, ForwardJob, ModelRunner, Program, ProgramRows, Segment
+from pronk.backends import BatchEntry, BlockTable, ForwardBatch, ModelRunner, Program
 from pronk.base import known_keywords
 from pronk.base.arrays import Array
 from pronk.base.checks import check_integer, check_number, check_path
@@ -86,7 +86,7 @@ class EarlyExit:
         self.module = (
             ModuleRunner(target, adapter.config, adapter.compile_part) if has_attention else None
         )
-        target.keep_hidden(self.exit_layer, self)
+        target.save_feature(self.exit_layer, self)
         self.cost_model = CostModel()
         self.relative_size = self.exit_layer / len(target.decoder.layers)
         self._program: Program | None = None
@@ -131,17 +131,21 @@ class EarlyExit:
         Return the logits ``[drafts, vocab]`` of its next draft token.
         """
         start_time = self.target.clock()
-        jobs = list[ForwardJob]()
+        entries = list[BatchEntry]()
         # rows for the tokens that are not in the target's cache: the text's end, then the drafts
         for draft in drafts:
             new = TokenTree.chain(draft.text[draft.block_table.length :])
-            segment = Segment(draft.block_table, new, draft.num_computed)
-            jobs.append(
-                ForwardJob(segment, range(0), draft.chain.context.sampler.context.num_prompt)
+            entry = BatchEntry(
+                draft.block_table,
+                new,
+                prompt_length=draft.chain.context.sampler.context.num_prompt,
+                num_computed=draft.num_computed,
             )
-        outputs = self.runner.run_first_layers(jobs, self.exit_layer)
-        for draft, job in zip(drafts, jobs, strict=True):
-            draft.num_computed = len(job.segment.tree)
+            entries.append(entry)
+        batch = ForwardBatch(entries)
+        outputs = self.runner.run_first_layers(batch, self.exit_layer)
+        for draft, entry in zip(drafts, entries, strict=True):
+            draft.num_computed = len(entry.tree)
         if self.module is None:
             hidden = self._run_mlp_adapter(np.stack([rows[-1] for rows in outputs]))
         else:
@@ -152,10 +156,8 @@ class EarlyExit:
                 contexts, texts, stops, self.exit_layer, lambda x, apply: apply(0, x)
             )
         logits = (self.adapter.head or self.target.decoder.head).logits(hidden)
-        context = sum(draft.block_table.length for draft in drafts)
-        self.cost_model.learn(
-            sum(map(len, outputs)), context, self.target.clock() - start_time, plain=True
-        )
+        seconds = self.target.clock() - start_time
+        self.cost_model.learn(batch.num_rows, batch.num_committed, seconds, plain=True)
         return logits
 
     def _run_mlp_adapter(self, rows: Array) -> Array:
@@ -165,7 +167,7 @@ class EarlyExit:
             self.adapter.compile_part(0, program)
             self._program = program
         out = rows.copy()
-        self._program.run(ProgramRows.without_segments(len(rows)), out)
+        self._program.run(None, out)
         return out
 
 

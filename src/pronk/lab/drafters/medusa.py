@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pronk import Drafter, Proposer, TokenTree
-from pronk.backends import Program, ProgramRows
+from pronk.backends import Program
 from pronk.base import known_keywords
 from pronk.base.arrays import Array
 from pronk.base.checks import check_integer, check_path
@@ -156,7 +156,7 @@ class MedusaProposer(Proposer[MedusaState]):
             self._programs = programs
         states = [rows.copy() for _ in self._programs]
         for program, state in zip(self._programs, states, strict=True):
-            program.run(ProgramRows.without_segments(len(rows)), state)
+            program.run(None, state)
         unembeddings = self.heads.unembeddings  # empty if all heads use the target's unembedding
         if unembeddings:
             by_head = [

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from pronk import Drafter, OptionError, Proposer, TokenTree
-from pronk.backends import Program, ProgramRows
+from pronk.backends import Program
 from pronk.base import known_keywords
 from pronk.base.arrays import Array
 from pronk.base.checks import check_integer, check_path
@@ -54,7 +54,7 @@ class _HeadsRunner:
         self.layer = heads.shape.layer
         # by head: the program of its norm and unembedding
         self._unembeddings: dict[int, Program] = {}
-        target.keep_hidden(self.layer, self)
+        target.save_feature(self.layer, self)
 
     def next_logits(self, contexts: Sequence[DraftContext[DraftCache]], count: int) -> Array:
         """Run ``count`` heads on all tokens not yet cached.
@@ -81,9 +81,7 @@ class _HeadsRunner:
             program.linear(own, norm=self.heads.norms[head], to="logits")
             self._unembeddings[head] = program
         logits = np.empty((len(rows), decoder.config.vocab_size), np.float32)
-        self._unembeddings[head].run(
-            ProgramRows.without_segments(len(rows)), np.ascontiguousarray(rows), logits
-        )
+        self._unembeddings[head].run(None, np.ascontiguousarray(rows), logits)
         return logits
 
 

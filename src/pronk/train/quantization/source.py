@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from pronk import ConfigError, TokenTree
-from pronk.backends import Backend, BlockTable, Layer, Linear, Norm, ProgramRows, WeightLayout
+from pronk.backends import (
+    Backend,
+    BatchEntry,
+    BlockTable,
+    ForwardBatch,
+    Layer,
+    Linear,
+    Norm,
+    WeightLayout,
+)
 from pronk.base import refuse
 from pronk.base.arrays import FLOAT32, Array
 from pronk.checkpoint import (
@@ -17,7 +26,6 @@ from pronk.checkpoint import (
     CheckpointTensor,
     Inventory,
     QuantizedMatrix,
-    RopeTable,
     get_family,
     is_gguf,
     parse_dtype,
@@ -152,7 +160,6 @@ class LayerStream:
         for table in self._tables:
             self._cache.prepare(table, self.length)
         self._tree = TokenTree.chain([0] * self.length)
-        self._rope = RopeTable(source.config.rope)
 
     def run_layer(self, layer: Layer) -> None:
         """Replace :attr:`rows` by the output of a layer that :func:`build_layer` returned."""
@@ -163,11 +170,8 @@ class LayerStream:
             rows = self.rows[start : start + step]
             # Every sequence begins in an empty cache, since no table has committed tokens.
             count = len(rows) // self.length
-            packed = ProgramRows().set_segments(
-                [(table, self._tree, 0) for table in self._tables[:count]]
-            )
-            packed.rotate(self._rope)
-            program.run(packed, rows)
+            batch = ForwardBatch([BatchEntry(table, self._tree) for table in self._tables[:count]])
+            program.run(batch, rows)
 
     def perplexity(self) -> float:
         """Return the perplexity, without the first token of each sequence.
@@ -194,7 +198,7 @@ class LayerStream:
         for start in range(0, len(rows), step):
             chunk = rows[start : start + step]
             logits = np.empty((len(chunk), config.vocab_size), np.float32)
-            program.run(ProgramRows.without_segments(len(chunk)), chunk, logits)
+            program.run(None, chunk, logits)
             total += _cross_entropy(logits, labels[start : start + step])
         self.source.checkpoint.release()
         mean = total / len(rows)

@@ -22,8 +22,7 @@ from pronk.drafting.from_target.modules.eagle import load_head
 from pronk.drafting.proposer import DraftContext
 from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.engine.engine import Engine
-from pronk.models.forward_job import Segment
-from pronk.models.model_runner import ForwardJob
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -96,8 +95,8 @@ class Stage:
         while (start := table.length) < len(text) - 1:
             size = chunks[0] if chunks else len(text)
             tree = TokenTree.chain(text[start : min(start + size, len(text) - 1)])
-            self.engine.runner.forward([ForwardJob(Segment(table, tree), range(0), len(text))])
-            cache.commit(table, range(len(tree)))
+            self.engine.runner.forward(ForwardBatch([BatchEntry(table, tree, range(0), len(text))]))
+            cache.commit_slots(table, range(len(tree)))
         return table
 
     def make_cache(self) -> DraftCache:

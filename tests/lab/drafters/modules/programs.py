@@ -11,12 +11,11 @@ from torch import nn
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ModelConfig
-from pronk.checkpoint.rope import RopeTable
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.lab.drafters.modules.files import DrafterWeights
 from pronk.models.backend import Backend
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.program import Program
-from pronk.models.program_rows import ProgramRows
 from pronk.sampling.tree import TokenTree
 from pronk.train.export import export_drafter
 from tiny_models import make_backend, make_cache
@@ -49,9 +48,8 @@ def run_program(
     program = by.program(x.shape[1], FLOAT32, cache)
     compile_into(program)
     tokens = [0] * len(x)
-    rows = ProgramRows().set_segments([(block_table, TokenTree.chain(tokens), 0)], tokens)
+    batch = ForwardBatch([BatchEntry(block_table, TokenTree.chain(tokens))])
     stream = x.copy()
-    rows.rotate(RopeTable(config.rope))
-    program.run(rows, stream)
+    program.run(batch, stream)
     assert np.isfinite(stream).all()
     return stream

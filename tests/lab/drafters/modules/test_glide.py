@@ -15,8 +15,8 @@ from pronk.base.arrays import FLOAT32
 from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
 from pronk.lab.drafters.modules.glide import GlideDecoder, GlideShape
-from pronk.models.forward_job import Segment
-from pronk.models.model_runner import ForwardJob, ModelRunner
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
 from pronk.train.attention import DenseAttention, Features, compute_features, dense_hidden
 from pronk.train.modules.decoder import DecoderModule
@@ -178,13 +178,14 @@ def test_logits_of_the_core_equal_the_formulas(
     tables = BlockTable(), BlockTable()
     for pool, table in zip(pools, tables, strict=True):
         pool.prepare(table, LENGTH)
-    job = ForwardJob(Segment(tables[0], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH)
-    ModelRunner(source, pools[0]).forward([job])
-    pools[0].commit(tables[0], range(5))
-    job = ForwardJob(
-        Segment(tables[1], TokenTree.chain(TOKENS)), range(LENGTH), LENGTH, (tables[0],)
+    entry = BatchEntry(tables[0], TokenTree.chain(TOKENS), range(LENGTH), LENGTH)
+    ModelRunner(source, pools[0]).forward(ForwardBatch([entry]))
+    pools[0].commit_slots(tables[0], range(5))
+    entry = BatchEntry(
+        tables[1], TokenTree.chain(TOKENS), range(LENGTH), LENGTH, other_tables=(tables[0],)
     )
-    found = ModelRunner(decoder, pools[1], pools[:1] if cross else ()).forward([job]).logits[0][:]
+    runner = ModelRunner(decoder, pools[1], pools[:1] if cross else ())
+    found = runner.forward(ForwardBatch([entry])).logits[0][:]
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)
     tokens = torch.tensor(TOKENS)
     seen[:, 5:] = False

@@ -36,7 +36,6 @@ from pronk.models.linear import Linear, Norm, choose_linear
 from pronk.models.loader import parse_dtype
 from pronk.models.placer import WeightPlacer
 from pronk.models.program import KVSource, Program
-from pronk.models.program_rows import ProgramRows
 from pronk.models.tensor_plan import (
     CheckpointTensor,
     DecoderPart,
@@ -174,19 +173,18 @@ class HeadFeature:
             digest.update(fc.packed.unpack().tobytes())
         return digest.hexdigest()
 
-    def project(self, outputs: Sequence[Array]) -> Array:
+    def compute(self, outputs: Sequence[Array]) -> Array:
         """Return features ``[rows, width]`` of the layers' outputs, ``[rows, hidden]`` each."""
-        rows = ProgramRows.without_segments(len(outputs[0]))
         if self._weights[0].kind == "mtp":
             features = np.array(outputs[0])
-            self._program.run(rows, features)
+            self._program.run(None, features)
             return features
-        features = np.empty((rows.count, self.width), FLOAT32)
+        features = np.empty((len(outputs[0]), self.width), FLOAT32)
         if self._separate:
             collected = np.stack(outputs)
-            self._program.run(rows, collected[0], features, collected)
+            self._program.run(None, collected[0], features, collected)
         else:
-            self._program.run(rows, np.concatenate(outputs, axis=1), features)
+            self._program.run(None, np.concatenate(outputs, axis=1), features)
         return features.astype(self._dtype, copy=False)
 
 

@@ -12,7 +12,7 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.base.errors import CacheFullError, OptionError
 from pronk.cache.budget import KVBudget
 from pronk.cache.layout import kv_bytes_per_token
-from pronk.cache.paged import Kept
+from pronk.cache.paged import SavedFeature
 from pronk.drafting import Drafter, PromptLookup
 from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
@@ -29,7 +29,7 @@ class Part:
     width = 10
     identity = "part of the embedding and of layer 2"
 
-    def project(self, outputs: Sequence[Array]) -> Array:
+    def compute(self, outputs: Sequence[Array]) -> Array:
         embedding, output = outputs
         return np.concatenate((embedding[:, :4], 2 * output[:, :6]), axis=1)
 
@@ -37,19 +37,19 @@ class Part:
 PART = Part()
 
 
-def dense(module: DenseModel, tokens: Sequence[int], kept: Kept) -> Array:
+def dense(module: DenseModel, tokens: Sequence[int], feature: SavedFeature) -> Array:
     """Return the outputs of a layer, or a projection, computed in one pass without a KV cache."""
-    if not isinstance(kept, int):
-        return kept.project([dense(module, tokens, layer) for layer in kept.layers])
-    if kept == 0:
+    if not isinstance(feature, int):
+        return feature.compute([dense(module, tokens, layer) for layer in feature.layers])
+    if feature == 0:
         return to_array(module.embedding[list(tokens)].float())
-    return to_array(module.states(tokens)[kept])
+    return to_array(module.states(tokens)[feature])
 
 
 def check(
-    engine: Engine, module: DenseModel, requests: Sequence[Request], layers: Sequence[Kept]
+    engine: Engine, module: DenseModel, requests: Sequence[Request], layers: Sequence[SavedFeature]
 ) -> int:
-    """Compare kept outputs of running requests with dense passes of ``module``; return the number
+    """Compare saved features of running requests with dense passes of ``module``; return the number
     of rows.
     """
     rows = 0
@@ -61,14 +61,14 @@ def check(
         rows += block_table.length - first
         for layer in layers:
             want = dense(module, request.tokens[: block_table.length], layer)[first:]
-            kept = engine.cache.read_hidden(layer, block_table, first, block_table.length)
-            np.testing.assert_allclose(kept, want, atol=3e-4, rtol=1e-3)
+            found = engine.cache.read_feature(layer, block_table, first, block_table.length)
+            np.testing.assert_allclose(found, want, atol=3e-4, rtol=1e-3)
     return rows
 
 
 @pytest.mark.parametrize("packed", [True], ids=["kernels"])
 @pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
-def test_kept_outputs_equal_those_of_a_dense_pass(
+def test_saved_features_equal_those_of_a_dense_pass(
     windows: tuple[int | None, ...], *, packed: bool
 ) -> None:
     decoder = tiny_decoder(windows=windows, packed=packed)
@@ -80,8 +80,8 @@ def test_kept_outputs_equal_those_of_a_dense_pass(
     oracle = TreeDrafter(oracle_trees(0.8), texts(known), stop_token_ids=ENDS)
     drafters: list[Drafter] = [oracle, TreeDrafter(random_trees), PromptLookup()]
     engine = make_engine(decoder, prefill_chunk=32)
-    for kept in (1, 2, PART):
-        engine.target.keep_hidden(kept, engine)
+    for feature in (1, 2, PART):
+        engine.target.save_feature(feature, engine)
     requests = [
         make_request(PROMPTS[i], params[i], drafters[i % 3], stop_token_ids=ENDS) for i in range(4)
     ]
@@ -102,10 +102,10 @@ def test_kept_outputs_equal_those_of_a_dense_pass(
     assert total(requests, "moved") > 0
 
 
-def test_samples_share_the_kept_outputs_of_their_prompt() -> None:
+def test_samples_share_the_saved_features_of_their_prompt() -> None:
     engine = make_engine(tiny_decoder())
-    for kept in (1, PART):
-        engine.target.keep_hidden(kept, engine)
+    for feature in (1, PART):
+        engine.target.save_feature(feature, engine)
     first = make_request(
         PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=1), stop_token_ids=()
     )
@@ -126,25 +126,25 @@ def test_samples_share_the_kept_outputs_of_their_prompt() -> None:
     assert first.output != second.output
 
 
-def test_kept_outputs_count_in_the_memory_budget() -> None:
+def test_saved_features_count_in_the_memory_budget() -> None:
     config = tiny_decoder().config
     make_pool = tiny_decoder().backend.make_cache
     budget = KVBudget("1MB", 4)
     pool = budget.add(config, FLOAT32, make_pool)
     before = pool.allocator.num_blocks
-    budget.keep_hidden(pool, 2, budget)
-    assert pool.hidden.keys() == {2}
+    budget.save_feature(pool, 2, budget)
+    assert pool.features.keys() == {2}
     own = kv_bytes_per_token(config, FLOAT32)
     wanted = own / (own + config.hidden_size * 4)
     assert pool.allocator.num_blocks == pytest.approx(before * wanted, abs=1)
     after = pool.allocator.num_blocks
-    budget.keep_hidden(pool, 2, budget)
+    budget.save_feature(pool, 2, budget)
     assert pool.allocator.num_blocks == after
     block_table = make_request(PROMPTS[0], SamplingParams()).block_table
     pool.prepare(block_table, 20)
     with pytest.raises(OptionError, match="finish or abort them first"):
-        budget.keep_hidden(pool, 1, budget)
-    assert pool.hidden.keys() == {2}
+        budget.save_feature(pool, 1, budget)
+    assert pool.features.keys() == {2}
 
 
 def test_outputs_without_a_reader_are_not_kept() -> None:
@@ -158,17 +158,17 @@ def test_outputs_without_a_reader_are_not_kept() -> None:
 
     first = Reader()
     second = Reader()
-    budget.keep_hidden(pool, 1, first)
+    budget.save_feature(pool, 1, first)
     blocks = pool.allocator.num_blocks
-    budget.keep_hidden(pool, 1, second)
+    budget.save_feature(pool, 1, second)
     del first
-    budget.keep_hidden(pool, 2, second)
-    assert pool.hidden.keys() == {1, 2}
+    budget.save_feature(pool, 2, second)
+    assert pool.features.keys() == {1, 2}
     del second
     third = Reader()
-    budget.keep_hidden(pool, 2, third)
+    budget.save_feature(pool, 2, third)
     budget.add(config, FLOAT32, make_pool)
-    assert pool.hidden.keys() == {2}
+    assert pool.features.keys() == {2}
     assert pool.allocator.num_blocks < blocks
 
 
@@ -180,7 +180,7 @@ def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
     num_slots = pool.allocator.num_blocks * pool.block_size
     request = make_request(PROMPTS[0], SamplingParams(max_tokens=num_slots - 40), stop_token_ids=())
     engine.add(request)
-    engine.target.keep_hidden(2, engine)
+    engine.target.save_feature(2, engine)
     engine.step()
     assert isinstance(request.result.error, CacheFullError)
     engine.step()
@@ -190,14 +190,14 @@ def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
     assert small.result.error is None
 
 
-def test_prefix_hits_have_kept_outputs() -> None:
-    """Blocks written before a layer's outputs were kept give no prefix hits."""
+def test_prefix_hits_have_saved_features() -> None:
+    """Blocks written before a layer's outputs were saved give no prefix hits."""
     engine = make_engine(tiny_decoder(), share_prefixes=True)
     module = tiny_module()
     prompt = PROMPTS[2]
     for kept in ((), (1,), (1, 2), (1, PART)):
         for layer in kept:
-            engine.target.keep_hidden(layer, engine)
+            engine.target.save_feature(layer, engine)
         for seed in range(2):
             request = make_request(
                 prompt, SamplingParams(max_tokens=20, temperature=0.9, seed=seed)

@@ -1,0 +1,160 @@
+"""The input of a forward pass: a batch with one entry per request, and its rows.
+
+An entry has a request's KV slots and a token tree; each node of the tree that no earlier pass has
+computed is a *row*. Rows of all entries follow each other, without padding::
+
+    entry   tokens of the tree   computed   rows
+      0     a ─ b ─ c                0       0 1 2
+      1     d ┬ e                    1           3 4       e and f; an earlier pass computed d
+              └ f
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.base.arrays import Array, split_rows
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
+from pronk.checkpoint.rope import RopeConfig, RopeTable
+from pronk.models.kernel_batch import KernelBatch
+from pronk.sampling.stateless import StatelessSampler
+from pronk.sampling.tree import TokenTree
+
+
+class BatchEntry(NamedTuple):
+    """One request's part of a forward pass: nodes of a tree after the committed tokens.
+
+    A row sees the committed tokens of its request, its ancestors in the tree, and itself.
+    """
+
+    block_table: BlockTable  # KV slots of the committed tokens, then of the nodes in order
+    tree: TokenTree
+    logits_nodes: range = range(0)  # indices of the nodes whose logits are needed
+    # Number of tokens of the prompt. Dynamic RoPE rotates all of them for a text of this length;
+    # with 0, each row is rotated for the text up to this row.
+    prompt_length: int = 0
+    # Number of leading nodes that earlier passes have computed, as when a drafter adds one depth
+    # per pass. They get no rows; the other nodes see their keys and values.
+    num_computed: int = 0
+    # the request's tokens in each of the other models' caches that the program reads
+    other_tables: tuple[BlockTable, ...] = ()
+    # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are
+    # sent when it is read.
+    all_logits: bool = True
+    # if set, workers sample tokens and send these, not logits
+    stateless_sampler: StatelessSampler | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of nodes that the forward pass computes."""
+        return len(self.tree) - self.num_computed
+
+    @property
+    def logits_rows(self) -> range:
+        """Indices of the rows of ``logits_nodes``, counted from the entry's first row."""
+        nodes = self.logits_nodes
+        first = self.num_computed
+        return range(nodes.start - first, nodes.stop - first, nodes.step)
+
+
+class ForwardBatch:
+    """The rows of one forward pass, entry after entry.
+
+    One object goes from the engine's step to the kernels. What is derived from its entries is
+    computed once, when a model first needs it. Block tables must not change before the pass is
+    over.
+
+    Attributes:
+        entries: one entry per request, at least one.
+        row_counts: number of rows of each entry.
+        num_rows: number of rows of all entries.
+        num_committed: number of committed tokens in the cache before the pass, over all entries.
+    """
+
+    def __init__(self, entries: Sequence[BatchEntry]) -> None:
+        self.entries = entries
+        self.row_counts = [entry.num_rows for entry in entries]
+        self.num_rows = sum(self.row_counts)
+        self.num_committed = sum([entry.block_table.length for entry in entries])
+        # rotations of the rows under dynamic RoPE
+        self._rope_entries: dict[RopeConfig, Array] = {}
+
+    @cached_property
+    def logits_counts(self) -> list[int]:
+        """Number of rows of each entry whose logits are needed."""
+        return [len(entry.logits_nodes) for entry in self.entries]
+
+    @cached_property
+    def logits_rows(self) -> Sequence[int]:
+        """Indices of the rows whose logits are needed, in the order of the entries."""
+        if len(self.entries) == 1:
+            return self.entries[0].logits_rows
+        rows = list[int]()
+        first = 0
+        for entry, count in zip(self.entries, self.row_counts, strict=True):
+            rows.extend(first + row for row in entry.logits_rows)
+            first += count
+        return rows
+
+    @cached_property
+    def num_positions(self) -> int:
+        """Upper bound of the positions of all rows, at least 1 more than each of them."""
+        return max([entry.block_table.length + len(entry.tree) for entry in self.entries])
+
+    @cached_property
+    def positions(self) -> NDArray[np.int64]:
+        """Position of each row in its text."""
+        parts = list[NDArray[np.int64]]()
+        for entry in self.entries:
+            depths = np.asarray(entry.tree.depths[entry.num_computed :], np.int64)
+            parts.append(entry.block_table.length + depths)
+        return np.concatenate(parts)
+
+    @cached_property
+    def tokens(self) -> NDArray[np.int32]:
+        """Token id of each row."""
+        return np.frombuffer(self.for_kernels.tokens, np.int32)
+
+    @cached_property
+    def for_kernels(self) -> KernelBatch:
+        """The entries as C structures."""
+        return KernelBatch(self.entries, self.logits_rows)
+
+    def slots(self, cache: PagedCache) -> NDArray[np.int64]:
+        """Return the KV slot of each row."""
+        parts = list[NDArray[np.int64]]()
+        for entry in self.entries:
+            table = entry.block_table
+            first = table.length + entry.num_computed
+            parts.append(cache.slots(table, first, table.length + len(entry.tree)))
+        return np.concatenate(parts)
+
+    def rope_entries(self, rope: RopeTable, extra_positions: int = 0) -> tuple[Array, bool]:
+        """Return cosines and sines of a rotation, and whether each row has an entry of its own.
+
+        The entries are float32 ``[entries, 2, dim / 2]``. Without dynamic scaling there is one per
+        position, for the positions of all rows and ``extra_positions`` after them.
+        """
+        if not rope.dynamic:
+            return rope.up_to(self.num_positions + extra_positions), False
+        assert rope.config is not None
+        if rope.config not in self._rope_entries:
+            prompt_lengths = [entry.prompt_length for entry in self.entries]
+            spans = np.maximum(self.positions + 1, np.repeat(prompt_lengths, self.row_counts))
+            entries = rope.compute_entries(self.positions.tolist(), spans.tolist())
+            self._rope_entries[rope.config] = entries
+        return self._rope_entries[rope.config], True
+
+    def split_rows(self, rows: Array) -> list[Array]:
+        """Split an array with one row per row of the batch into views, one per entry."""
+        return split_rows(rows, self.row_counts)
+
+    def split_logits(self, logits: Array) -> list[Array]:
+        """Split the logits ``[len(logits_rows), vocab]`` into views, one per entry."""
+        return split_rows(logits, self.logits_counts)

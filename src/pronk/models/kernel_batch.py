@@ -1,0 +1,86 @@
+"""A forward batch as the kernels read it: C structures and arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pronk.cache.blocks import BlockTable
+from pronk.kernels.structures import CSegment
+from pronk.sampling.tree import TokenTree
+
+if TYPE_CHECKING:
+    from pronk.models.forward_batch import BatchEntry
+
+# Row numbers 0, 1, 2, …: a range of rows (the usual case for logits) is passed as a pointer into
+# this array.
+_NUM_CONSECUTIVE = 1 << 14
+_CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
+
+
+class KernelBatch:
+    """The entries of a batch as arrays of ``pronk.h``, whose memory this object keeps.
+
+    Attributes:
+        segments: ``pronk_segment`` of each entry.
+        tokens: token id of each row, int32.
+        others: for each of the other models' caches, the segments of all entries, without nodes.
+        num_others: number of the other models' caches.
+        logits_rows: address of the indices of the rows whose logits are needed, int32.
+    """
+
+    def __init__(self, entries: Sequence[BatchEntry], logits_rows: Sequence[int]) -> None:
+        self._kept_alive = list[object]()
+        segments = [
+            self._make_segment(entry.block_table, entry.tree, entry.num_computed)
+            for entry in entries
+        ]
+        self.segments = (CSegment * len(segments))(*segments)
+        self.tokens = array("i")
+        for entry in entries:
+            self.tokens.extend(entry.tree.tokens[entry.num_computed :])
+        self.others: ctypes.Array[CSegment] | None = None
+        self.num_others = len(entries[0].other_tables)
+        if self.num_others:
+            others = list[CSegment]()
+            for tables in zip(*[entry.other_tables for entry in entries], strict=True):
+                others += [self._make_segment(table) for table in tables]
+            self.others = (CSegment * len(others))(*others)
+        self.logits_rows = self._address_of_rows(logits_rows)
+
+    def _make_segment(
+        self, table: BlockTable, tree: TokenTree | None = None, num_computed: int = 0
+    ) -> CSegment:
+        """Return the structure of the committed tokens of a table, and of the nodes of a tree."""
+        blocks = table.c_blocks
+        self._kept_alive.append(blocks)
+        num_nodes = 0
+        parents = None
+        if tree is not None:
+            num_nodes = len(tree)
+            if tree.main_chain < num_nodes:  # without parents, the tree is a chain
+                parents = self._int32_array(tree.parents)
+        return CSegment(
+            ctypes.addressof(blocks),
+            parents,
+            table.num_released,
+            table.length,
+            num_nodes,
+            num_computed,
+            len(blocks),
+            table.adapter,
+        )
+
+    def _address_of_rows(self, rows: Sequence[int]) -> int:
+        if isinstance(rows, range) and rows.step == 1 and rows.stop <= _NUM_CONSECUTIVE:
+            return ctypes.addressof(_CONSECUTIVE) + 4 * rows.start
+        return self._int32_array(rows)
+
+    def _int32_array(self, values: Sequence[int]) -> int:
+        """Copy ``values`` to an array that this object keeps, and return the array's address."""
+        numbers = array("i", values)
+        self._kept_alive.append(numbers)
+        address, _ = numbers.buffer_info()
+        return address
