@@ -1,4 +1,4 @@
-"""Logits processor of a guide, which parses the text and masks the tokens that the guide forbids."""
+"""Logits processor of a guide: parse the text, and mask the tokens that the guide forbids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 300  # maximum characters of an error message of llguidance
 _EXPECTED = "expected a grammar that can be followed to the end"
 
-# Maximum number of matchers of earlier texts per request. A matcher takes up to 150 bytes per token.
+# Maximum number of matchers of earlier texts per request. A matcher takes up to 150 bytes per token
+# of its text.
 _MAX_KEPT = 16
 
 T = TypeVar("T")
@@ -92,7 +93,10 @@ class GrammarProcessor:
             self._restore()
 
     def allows(self, token: int) -> bool:
-        """Return whether ``token`` is allowed next; True after a stop token or a forbidden token."""
+        """Return whether ``token`` is allowed next.
+
+        Any token is allowed after a stop token or a forbidden token.
+        """
         if self._num_unconsumed:
             return True
         if token in self._stop_token_ids:
@@ -125,9 +129,9 @@ class GrammarProcessor:
         return self._stop_token_ids
 
     def _result_or_restore(self, result: T) -> T | None:
-        """Return the ``result`` of a matcher call; after a failed call, restore the matcher instead.
+        """Return the ``result`` of a call of the matcher.
 
-        A failed call gives ``None``.
+        After a failed call, restore the matcher and return ``None``.
         """
         if not self._matcher.is_error():
             return result
@@ -135,7 +139,10 @@ class GrammarProcessor:
         return None
 
     def _restore(self) -> None:
-        """Replace the matcher, which has failed or is ahead, by one of the consumed context tokens."""
+        """Replace the matcher by one that has consumed exactly the tokens ``_consumed``.
+
+        The present matcher has failed, or has consumed tokens that were rolled back.
+        """
         size = len(self._consumed)
         while self._kept and self._kept[-1][0] > size:
             self._kept.pop()

@@ -201,7 +201,7 @@ def _to_grammar(guide: Guide) -> str:
 
 @contextmanager
 def _kind_in_errors(kind: str) -> Iterator[None]:
-    """Insert ``kind`` into the message of a GuideError of the ``with`` block: ``guide: json: …``."""
+    """Insert ``kind`` into the message of a GuideError raised in the block: ``guide: json: …``."""
     try:
         yield
     except GuideError as error:

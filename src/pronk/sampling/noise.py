@@ -34,7 +34,7 @@ def random_seed() -> int:
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """Return the seed of sample number ``sample`` of a request; sample 0 keeps the request's seed."""
+    """Return the seed of a sample of a request; sample number 0 keeps the request's seed."""
     return seed if sample == 0 else _mix(_mix(seed) + sample) & 0xFFFFFFFF
 
 

@@ -142,7 +142,10 @@ class Sampler:
             self.rollback(len(self.context.tentative) - start)
 
     def commit(self, count: int) -> None:
-        """Roll back the tentative tokens after the first ``count``, which the request has committed."""
+        """Drop all tentative tokens, of which the request has committed the first ``count``.
+
+        Logits processors keep the committed tokens and are rolled back over the others.
+        """
         self.rollback(len(self.context.tentative) - count)
         self.context.tentative.clear()
 
@@ -313,7 +316,7 @@ class Sampler:
         return DraftToken(int(kept_ids[chosen]), float(probs[best]), scores, q=q)
 
     def distribution(self, logits: Array) -> NDArray[np.float64]:
-        """Return the float64 distribution ``[vocab]`` of the next token, for a temperature above 0."""
+        """Return the distribution of the next token, ``[vocab]`` float64; temperature above 0."""
         processed = self._process(np.asarray(logits, np.float32))
         scores, ids = truncate(processed / self._stateless.temperature, self.params)
         return _scatter(_softmax(scores.astype(np.float64)), ids, len(logits), 0.0)

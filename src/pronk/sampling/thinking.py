@@ -107,7 +107,7 @@ class ThinkingBudget:
         return _State("thinking", prefix_at_end(seen, self._markers.end), count, forced)
 
     def _before(self, state: _State, seen: Symbols) -> _State:
-        """Return the state after a token before thoughts; ``seen`` ends with the token's symbols."""
+        """Return the state after a token outside thoughts; ``seen`` ends with its symbols."""
         begin = self._markers.begin
         count = state.num_thoughts
         if self._markers.repeats:

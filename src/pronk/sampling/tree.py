@@ -145,7 +145,7 @@ class TokenTree:
         return len(self.tokens) - 1
 
     def num_matched(self, tokens: Sequence[int]) -> int:
-        """Return the number of ``tokens``, counted from the first one, on one path from the root."""
+        """Return the number of first ``tokens`` that form a path down from the root."""
         node = 0
         for count, token in enumerate(tokens):
             child = self.child(node, token)
@@ -163,15 +163,18 @@ class TokenTree:
         return self._children[node]
 
     def draft_sample(self, node: int) -> DraftSample:
-        """Return the token of ``node``, and the distribution from which it was drawn or ``None``."""
+        """Return the token of ``node`` and its distribution, see :data:`DraftSample`."""
         return self.tokens[node], None if self.probs is None else self.probs[node]
 
     def draft_samples(self, node: int) -> tuple[DraftSample, ...]:
-        """Return the draft sample of each acceptable child of ``node``, in the order of the nodes."""
+        """Return the draft sample of each acceptable child of ``node``, in node order."""
         return tuple(self.draft_sample(child) for child in self._children[node].values())
 
     def first_chain(self, node: int) -> tuple[int, ...]:
-        """Return the chain of first acceptable children below ``node``, down to a node without any."""
+        """Return the chain below ``node``: its first acceptable child, that child's first, ….
+
+        The chain ends at a node without acceptable children.
+        """
         chain: list[int] = []
         while self._children[node]:
             node = next(iter(self._children[node].values()))
@@ -217,7 +220,10 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """Return a tree of the tokens ``chain`` with this tree below, without ``gain`` and ``origin``."""
+        """Return a tree of the tokens ``chain`` with this tree below.
+
+        The result has no ``gain`` and no ``origin``.
+        """
         num_above = len(chain)
         if not num_above:
             return self
@@ -274,7 +280,7 @@ class TokenTree:
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
-        """Return this tree's first ``max_nodes`` draft tokens that are at most ``max_depth`` deep."""
+        """Return the tree of the first ``max_nodes`` draft tokens within depth ``max_depth``."""
         if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]

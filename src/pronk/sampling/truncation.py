@@ -40,7 +40,10 @@ def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids]:
 
 
 def likeliest(scores: Floats, count: int) -> Ids:
-    """Return the ids of the ``count`` highest scores, highest first; equal scores by ascending id."""
+    """Return the ids of the ``count`` highest scores, highest first.
+
+    Ids of equal scores are in ascending order.
+    """
     ids = np.arange(len(scores)) if count >= len(scores) else _highest(scores, count)
     return ids[np.argsort(-scores[ids], kind="stable")]
 
@@ -54,7 +57,10 @@ def _highest(scores: Floats, count: int) -> Ids:
 
 
 def _above(scores: Floats, lowest: np.float32, count: int) -> Ids:
-    """Return ``count`` ids, ascending: all scores above ``lowest``, and the first ones equal to it."""
+    """Return ``count`` ids, ascending: those of scores above ``lowest``, then the first equal ones.
+
+    The scores of at least ``lowest`` must be ``count`` or more.
+    """
     ids = np.flatnonzero(scores >= lowest)
     excess = len(ids) - count
     if not excess:

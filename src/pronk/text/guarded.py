@@ -27,7 +27,8 @@ from pronk.text.known import decodes_as_known, is_known
 from pronk.text.limited_process import LimitedProcess
 
 # Limits of processor time in seconds: of loading a tokenizer or of all texts of a request, and what
-# each text and each character adds. An ordinary tokenizer takes a microsecond per character at most.
+# each text and each character adds. An ordinary tokenizer takes at most a microsecond per
+# character.
 SECONDS = 4.0
 _SECONDS_PER_TEXT = 2.0**-10
 _SECONDS_PER_CHARACTER = 2.0**-19
@@ -126,7 +127,10 @@ class GuardedTokenizer:
     def encode_batch(
         self, sequences: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[GuardedEncoding]:
-        """Return the tokens of each text, with offsets and masks; the texts share one time limit."""
+        """Return the tokens of each text, with offsets and masks.
+
+        The texts share one time limit.
+        """
         with shared_time():
             return [
                 self._encode(sequence, add_special_tokens, has_offsets=True)

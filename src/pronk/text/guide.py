@@ -19,8 +19,8 @@ GuideKind = Literal["json", "regex", "choice", "grammar"]
 # Values of ``SamplingParams.guide_mode``, which explains them.
 GuideMode = Literal["forced", "plain", "jump"]
 
-# Options of llguidance for JSON schemas. The first have white space as in ``json.dumps``, the second
-# white space wherever JSON allows it. Unsupported keywords of a schema are errors (not lenient).
+# Options of llguidance for JSON schemas: white space as in ``json.dumps``, or wherever JSON allows
+# white space. Unsupported keywords of a schema are errors (not lenient).
 JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",

@@ -176,7 +176,7 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the tokenizer, its special tokens and its chat templates, 16 hexadecimal digits."""
+        """Hash of tokenizer, special tokens and chat templates, 16 hexadecimal digits."""
         templates = [self.chat_template, self._tool_template]
         rest = json.dumps([self._special_tokens, templates], sort_keys=True)
         return hashlib.sha256(f"{self.backend.to_str()}{rest}".encode()).hexdigest()[:16]
@@ -383,7 +383,7 @@ class Tokenizer:
         return self._encode_revealed(hidden["text"], placeholders)
 
     def _encode_revealed(self, text: str, placeholders: Mapping[str, str]) -> list[int]:
-        """Return the token ids of a text in which private characters stand for special tokens' names.
+        """Return the token ids of a text in which private characters hide names of special tokens.
 
         :func:`disguise` puts these ``placeholders`` into messages. Each hidden name becomes
         ordinary tokens, even where it spells a special token.

@@ -67,7 +67,7 @@ class _PublicNamespace(Namespace):
 
 
 class _Generation(Extension):
-    """The tag ``{% generation %}``, which marks text for training; its block is rendered as usual."""
+    """The tag ``{% generation %}``, which marks text for training and renders it unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 

@@ -330,7 +330,7 @@ def _names_by_schema(schemas: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _spaced(text: str) -> str:
-    """Return a regular expression for JSON text with white space before each string or character."""
+    """Return a regular expression for a JSON text with any white space between its parts."""
     parts = re.findall('"[^"]*"|.', text)
     return "".join(f"{_SPACES}{re.escape(part)}" for part in parts)
 

@@ -170,7 +170,7 @@ class CallReader:
         return [part for part in parts if part != ""]
 
     def _read_text(self, text: str, at: int) -> int:
-        """Read text up to the next character with which the begin marker of calls begins (``<``)."""
+        """Read text up to the next character that may begin the begin marker, such as ``<``."""
         stop = text.find(self._trigger[0], at) if self._trigger else -1
         stop = len(text) if stop < 0 else stop
         self._emit_text(text[at:stop])
@@ -302,11 +302,12 @@ SPACE = " \t\r\n"  # characters of white space in JSON
 
 
 class BareCallReader:
-    """Streaming reader that withholds an answer while the whole answer may be a call without markers.
+    """Streaming reader of an answer that may be, as a whole, a call without markers.
 
     Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer,
     alone or as a block of code between three backticks. Such an answer is a call if ``f`` is one of
-    ``names``. Only the end of the answer tells whether anything follows the object.
+    ``names``. Only the end of the answer tells whether anything follows the object; until then, the
+    reader withholds the answer.
     """
 
     def __init__(self, names: Collection[str]) -> None:

@@ -37,9 +37,10 @@ from pronk.text.tokenizer import Tokenizer
 # Markers of all formats that may be special tokens. The symbol of marker number i, counted from 0,
 # is the lone surrogate U+D800 + i.
 _MARKERS = (
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>",
-    "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>",
-    "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>",
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>",
+    "</think>", "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>",
+    "<|end|>", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|tool_call_start|>",
+    "<|tool_call_end|>",
 )  # fmt: skip
 _FIRST = 0xD800  # first lone surrogate
 OTHER_SYMBOL = "\udfff"  # symbol of every special token that is not in _MARKERS

@@ -202,7 +202,7 @@ def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) 
 
 
 def not_followed(schema: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the keywords of a translated schema that :func:`keyword_rules` leaves out.
+    """Return the paths of the keywords that :func:`keyword_rules` leaves out of a schema.
 
     For example, properties whose names are not identifiers have no place in Python's syntax.
     """

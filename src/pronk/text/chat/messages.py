@@ -190,7 +190,7 @@ def _check_role(message: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return ``{"tool_calls": …}`` with all arguments parsed, or ``{}`` for a message without calls."""
+    """Return ``{"tool_calls": …}`` with all arguments parsed; ``{}`` without calls."""
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return {}
@@ -379,7 +379,11 @@ def plain_ids(
 
 @lru_cache(8)
 def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """Return a pattern for any of the names, their proper prefixes, and the longest prefix's length."""
+    """Return what :func:`disguise` needs of the names of special tokens.
+
+    Returns:
+        A pattern for any of the names; their proper prefixes; the length of the longest prefix.
+    """
     longest_first = sorted(names, key=lambda name: (-len(name), name))  # names may begin with names
     alternatives = "|".join(map(re.escape, longest_first))
     prefixes = frozenset(name[:stop] for name in names for stop in range(1, len(name)))

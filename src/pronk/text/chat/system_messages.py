@@ -99,7 +99,7 @@ def _add_to_user(placed: list[Mapping[str, Any]], contents: Sequence[Any]) -> No
 
 
 def _joined(contents: Sequence[str | Sequence[Mapping[str, Any]]]) -> str | list[Mapping[str, Any]]:
-    """Return one content for several: a list of parts if one of them is such a list, else a text."""
+    """Return several contents as one: a list of parts if one of them is a list, else a text."""
     if all(isinstance(content, str) for content in contents):
         return "\n\n".join(map(str, contents))
     parts = list[Mapping[str, Any]]()

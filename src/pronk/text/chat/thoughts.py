@@ -127,7 +127,8 @@ class ChannelReader:
     for a call, the tool::
 
         <|channel|>analysis<|message|>thoughts<|end|>
-        <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
+        <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
+            <|message|>{…}<|call|>
         <|start|>assistant<|channel|>final<|message|>text<|return|>
 
     ``<|call|>`` and ``<|return|>`` end the answer, so the parser does not read these two tokens.

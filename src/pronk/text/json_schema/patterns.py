@@ -172,7 +172,7 @@ class _Translation:
         return _CONTROLS.get(name, name)
 
     def _coded_character(self, match: re.Match[str]) -> str:
-        r"""Return the character of an escape such as ``\u0041``, or of two halves of a character."""
+        r"""Return the character of an escape such as ``\u0041``, or of a pair of surrogates."""
         code = int(match[1] or match[2] or match[3], 16)
         self._at = match.end()
         if 0xD800 <= code <= 0xDBFF:

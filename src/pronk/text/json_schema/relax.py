@@ -141,7 +141,7 @@ def _failing_part(references: References, left_out: set[Path]) -> set[Path]:
 
 
 def _failing_properties(references: References, left_out: set[Path]) -> set[Path]:
-    """Return the paths of the root's properties that llguidance refuses, or else of long properties.
+    """Return the paths of the root's properties that llguidance refuses, or else of the long ones.
 
     The trial of a schema of more than ``MAX_UNTRIED_CHARS`` characters needs another process and
     may take seconds, so such long properties are not tried.

@@ -273,7 +273,7 @@ class _Translator:
     def _plain(
         self, schema: Given, given: Given, types: Sequence[str], path: Path, base: str
     ) -> tuple[dict[str, Any], list[Schema]]:
-        """Return the keywords for values of one type, and further schemas that values must match."""
+        """Return the keywords for single types of values, and further schemas to match."""
         plain = dict[str, Any]()
         patterns = list[str]()
         if types != TYPES:
@@ -368,7 +368,7 @@ class _Translator:
         return found
 
     def _patterns(self, given: Given, path: Path) -> list[str]:
-        """Return the expressions of ``pattern`` and ``format``, all of which a string must match."""
+        """Return the expressions of ``pattern`` and ``format``; a string must match all of them."""
         found = list[str]()
         if "pattern" in given:
             pattern = self._pattern(given["pattern"], (*path, "pattern"))
@@ -468,7 +468,10 @@ class _Translator:
     def _schemas(
         self, given: Given, keyword: str, path: Path, base: str
     ) -> dict[str, Schema] | None:
-        """Return the translated value of a keyword that maps names to schemas; ``None`` for others."""
+        """Return the translated value of a keyword that maps names to schemas.
+
+        ``None`` stands for a value that is no such map.
+        """
         value = given.get(keyword, {})
         if not isinstance(value, Mapping):
             self._fault((*path, keyword), "an object whose values are schemas", value)

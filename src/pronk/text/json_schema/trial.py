@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 # Limits of llguidance, stricter than its defaults, which suit trusted grammars. max_lexer_states
-# limits memory: a state takes up to 2 KB. step_max_items, step_lexer_fuel and max_items_in_row limit
-# the work per token: a mask takes at most about 40 ms on a slow machine.
+# limits memory: a state takes up to 2 KB. step_max_items, step_lexer_fuel and max_items_in_row
+# limit the work per token: a mask takes at most about 40 ms on a slow machine.
 LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,

@@ -1,4 +1,4 @@
-"""Numbers and other values in schemas. llguidance reads numbers as 64-bit floating-point numbers."""
+"""Values in schemas, as llguidance reads them: numbers are 64-bit floating-point numbers."""
 
 from __future__ import annotations
 
