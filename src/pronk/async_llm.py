@@ -167,7 +167,7 @@ class AdmissionLimit:
         samples are in progress until these jobs have ended.
 
         Raises:
-            OptionError: so many samples of one request are never admitted.
+            OptionError: ``count`` exceeds :attr:`max_per_request`.
             OverloadedError: the samples are not admitted now.
         """
         self._admit(count, tenant)
@@ -178,6 +178,7 @@ class AdmissionLimit:
             admission.leave()
 
     def _admit(self, count: int, tenant: str) -> None:
+        """Add samples of a tenant to those in progress, or raise an error if they are too many."""
         if count > self.max_per_request:
             most = count_text(self.max_per_request, "sample")
             msg = f"n: expected at most {most} at a time, found {count}; ask for fewer"
@@ -219,14 +220,17 @@ class Admission:
         self._lock = threading.Lock()
 
     def until(self, job: Future[T]) -> Future[T]:
-        """Keep the samples until a job has ended; return the job."""
+        """Return a job, until whose end the samples stay admitted."""
         with self._lock:
             self._num_users += 1
         job.add_done_callback(lambda _: self.leave())
         return job
 
     def leave(self) -> None:
-        """End one use of the samples, and release the samples after the last one."""
+        """Record that the request has left or a job has ended.
+
+        After the last one, the samples are released.
+        """
         with self._lock:
             self._num_users -= 1
             is_last = not self._num_users

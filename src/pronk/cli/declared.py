@@ -165,10 +165,12 @@ class CommandLineOptions:
 
     def __init__(self, owner: type, without: Collection[str], defaults: Mapping[str, Any]) -> None:
         options = [each for each in declared_options(owner).values() if each.name not in without]
-        self._forms = {each.name: _FORMS.get(each.name, _Form()) for each in options}
-        self.parameters = [
-            _parameter(each, defaults.get(each.name, each.default)) for each in options
-        ]
+        self._forms = dict[str, _Form]()
+        self.parameters = list[inspect.Parameter]()
+        for each in options:
+            default = defaults.get(each.name, each.default)
+            self._forms[each.name] = _FORMS.get(each.name, _Form())
+            self.parameters.append(_parameter(each, default))
 
     def parse(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of all options: the parsed given values, or else the defaults.

@@ -55,7 +55,10 @@ def _all_commands() -> dict[str, Command]:
 
 
 class _LazyCommand(TyperCommand):
-    """A command whose module is imported when the command runs; its summary is known before."""
+    """A command whose module is imported when the command runs.
+
+    The summary of the command, for ``--help``, is known before.
+    """
 
     def __init__(self, name: str, command: Command) -> None:
         super().__init__(name, help=command.summary)
@@ -83,7 +86,7 @@ class _CommandError(Exception):
 
 
 class _Commands(PlainGroup):
-    """The commands of the engine and of its guests."""
+    """Group of all commands: those of the engine, and those of guest packages."""
 
     def __init__(self, **settings: Any) -> None:
         commands = {name: _LazyCommand(name, command) for name, command in _all_commands().items()}

@@ -116,18 +116,21 @@ def _known_rows() -> "list[dict[str, str]]":
     from pronk.checkpoint.hub.cache import find_cached
     from pronk.checkpoint.hub.names import known_models
 
-    return [
-        {
-            "name": known.name,
-            "parameters": known.parameters,
-            "weights": known.model.quantization or known.model.file.split(".")[-2],
-            "license": known.license,
-            "here": "yes" if find_cached(known.model) else "",
-            "source": str(known.model),
-            "repository": known.model.repo,
-        }
-        for known in known_models().values()
-    ]
+    rows = []
+    for known in known_models().values():
+        model = known.model
+        rows.append(
+            {
+                "name": known.name,
+                "parameters": known.parameters,
+                "weights": model.quantization or model.file.split(".")[-2],
+                "license": known.license,
+                "here": "yes" if find_cached(model) else "",
+                "source": str(model),
+                "repository": model.repo,
+            }
+        )
+    return rows
 
 
 def _cached_rows() -> "list[dict[str, str]]":

@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 def given_options(context: typer.Context) -> list[str]:
-    """Return the names of the options that the user has typed, with or without another value."""
+    """Return the names of the options that the user has typed, also those with a default value."""
     names = list[str]()
     for name in context.params:
         source = context.get_parameter_source(name)

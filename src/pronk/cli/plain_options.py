@@ -17,14 +17,17 @@ _NUMBERS = {int: re.compile(r"-?[0-9]{1,18}"), float: re.compile(r"-?[0-9]{1,18}
 
 
 class _PlainParameter:
-    """Mixin of an option or argument that converts plain values itself."""
+    """Mixin of an option or argument that converts ordinary numbers and texts without pydantic."""
 
     def __init__(self, parameter: Any) -> None:
         """Copy all attributes of ``parameter``."""
         vars(self).update(vars(parameter))
 
     def process_value(self, ctx: Any, value: Any) -> Any:
-        """Return the value as the parameter's type; typer converts a value that is not plain."""
+        """Return the value as the parameter's type.
+
+        Ordinary numbers and texts are converted here, and typer converts other values.
+        """
         parameter: Any = self
         converted = self._convert(value)
         if converted is None and (value is not None or parameter.required):
@@ -34,7 +37,10 @@ class _PlainParameter:
         return parameter.callback(ctx, self, converted)
 
     def _convert(self, value: Any) -> Any:
-        """Return a plain value as the parameter's type; ``None`` for other values and no value."""
+        """Return an ordinary number or text, or a list of these, as the parameter's type.
+
+        ``None`` stands for another value, which typer has to convert, and for no value.
+        """
         parameter: Any = self
         kind = parameter.type_descriptor.annotation
         if get_origin(kind) is not list:
@@ -45,15 +51,15 @@ class _PlainParameter:
 
 
 class _PlainOption(_PlainParameter, TyperOption):
-    """An option that converts plain values itself."""
+    """An option that converts ordinary numbers and texts without pydantic."""
 
 
 class _PlainArgument(_PlainParameter, TyperArgument):
-    """An argument that converts plain values itself."""
+    """An argument that converts ordinary numbers and texts without pydantic."""
 
 
 def _plain(parameter: Any) -> Any:
-    """Return an option or argument that converts plain values itself."""
+    """Return an option or argument that converts ordinary numbers and texts without pydantic."""
     if isinstance(parameter, TyperOption):
         return _PlainOption(parameter)
     if isinstance(parameter, TyperArgument):
@@ -62,7 +68,7 @@ def _plain(parameter: Any) -> Any:
 
 
 class _PlainParams:
-    """Mixin of a command that converts plain values of its options itself."""
+    """Mixin of a command whose options convert ordinary numbers and texts without pydantic."""
 
     def __init__(
         self, *arguments: Any, params: Sequence[Any] | None = None, **settings: Any
@@ -79,11 +85,11 @@ class _PlainParams:
 
 
 class PlainCommand(_PlainParams, TyperCommand):
-    """A command that converts plain values of its options itself."""
+    """A command whose options convert ordinary numbers and texts without pydantic."""
 
 
 class PlainGroup(_PlainParams, TyperGroup):
-    """A group of commands that converts plain values of its options itself."""
+    """A group of commands whose own options convert ordinary numbers and texts without pydantic."""
 
 
 def _convert(kind: Any, value: Any, low: float | None, high: float | None) -> Any:

@@ -85,7 +85,7 @@ class ChatSession:
             "/load": ("FILE: continue a saved conversation", self._load),
             "/stats": ("statistics of all answers so far", self._show_stats),
             "/colors": ("turn the colour of draft tokens on or off", self._switch_colors),
-            # run() ends at this line, so that the function is never called.
+            # The method run() ends at this line, so that the function is never called.
             "/exit": ("leave; so does Ctrl-D", lambda _: None),
         }
 
@@ -161,14 +161,16 @@ class ChatSession:
     def _run_line(self, line: str) -> None:
         """Run a command or answer a message; print errors."""
         name, _, argument = line.partition(" ")
+        message = line.removeprefix(_QUOTES).removesuffix(_QUOTES).strip()
         try:
             if name in self._commands:
-                self._commands[name][1](argument.strip())
+                _, run = self._commands[name]
+                run(argument.strip())
             elif line.startswith("/"):
                 near = close_choices(name, self._commands)
                 remedy = f"did you mean {near}?" if near else "/help lists the commands"
                 self._screen.note(f"{name}: expected a command, found an unknown one; {remedy}")
-            elif message := line.removeprefix(_QUOTES).removesuffix(_QUOTES).strip():
+            elif message:
                 self._answer(message)
         except PronkError as error:
             self._screen.note(f"error: {error}")

@@ -35,7 +35,7 @@ def acceptance_rule(
 ) -> ChooseToken:
     """Return a function from a node to the target's token after that node.
 
-    The function follows the request's acceptance rule. It must be called from the root down, along
+    The function follows the request's acceptance rule. The caller goes from the root down, along
     accepted nodes.
 
     Args:

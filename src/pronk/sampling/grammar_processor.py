@@ -146,7 +146,8 @@ class GrammarProcessor:
         size = len(self._consumed)
         while self._kept and self._kept[-1][0] > size:
             self._kept.pop()
-        position, matcher = self._kept[-1] if self._kept else (0, self._start)
+        nearest = self._kept[-1] if self._kept else (0, self._start)
+        position, matcher = nearest
         self._matcher = matcher.deep_copy()
         self._matcher.try_consume_tokens(self._consumed[position:])
         if position < size and not self._matcher.is_error():

@@ -100,7 +100,7 @@ class GuideProcessor(LogitsProcessor, Protocol):
     """
 
     def allows(self, token: int) -> bool:
-        """Return whether the mask allows ``token`` after the current context."""
+        """Return whether the guide allows ``token`` after the current context."""
 
     def forced(self) -> list[int]:
         """Return the tokens that the guide forces, up to the first position with a choice.

@@ -88,7 +88,7 @@ class Sampler:
             kernels: kernel library, which samples if no processor and no truncation applies;
                 otherwise, and for ``None``, numpy samples.
             processors: custom logits processors; applied after those of ``params`` and ``banned``.
-            guide: processor of the guide, which is applied last. It has already consumed the
+            guide: processor of the guide, which is applied last, and which has already consumed the
                 committed tokens.
         """
         self.params = params
@@ -207,7 +207,10 @@ class Sampler:
         return _scatter(scores, ids, len(logits), -math.inf)
 
     def _kept_scores(self, logits: Array) -> tuple[NDArray[np.float64], Ids]:
-        """Return the noisy float64 scores and the ids of the tokens that truncation keeps."""
+        """Return scores with Gumbel noise, and ids, of the tokens that top-k, top-p and min-p keep.
+
+        The scores are float64, and the ids are in ascending order.
+        """
         kept, ids = truncate(self._process(logits) / self._stateless.temperature, self.params)
         scores = gumbel_noise(self.seed, len(self.context), ids)
         scores += kept
@@ -293,8 +296,8 @@ class Sampler:
         try:
             processed = self._process(logits, allow_none=True)
         except GuideError:
-            # An exception would discard the whole proposal, but whether a proposal is discarded
-            # must not depend on randomly drawn tokens.
+            # Only this token is given up. An exception would discard the whole proposal, and
+            # whether a proposal is discarded must not depend on randomly drawn tokens.
             return None
         if not math.isfinite(float(processed.max())):
             return None

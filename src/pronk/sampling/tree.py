@@ -1,8 +1,8 @@
 """The token tree: one request's draft tokens for one forward pass.
 
 The root is the last committed token; the other nodes are draft tokens. Each node attends to the
-committed tokens, its ancestors and itself. Its position is the root's position plus its depth. For
-the tree ::
+committed tokens, its ancestors and itself. The position of a node is the root's position plus the
+node's depth. For the tree ::
 
     0 ─ 1 ─ 2          tokens   [the, cat, sat, dog, ran]
     └── 3 ─ 4          parents  [ -1,   0,   1,   0,   3]
@@ -42,8 +42,8 @@ class TokenTree:
     """Draft tokens of one request for one forward pass, parents before children.
 
     The *main chain* is the longest run of nodes ``0, 1, 2, …`` in which each node is the child of
-    the previous one. It should be the most likely path: its rows of keys and values are already
-    consecutive in the cache, so that accepting its nodes moves no rows.
+    the previous one. The most likely path should be the main chain: its rows of keys and values are
+    already consecutive in the cache, so that accepting its nodes moves no rows.
 
     Attributes:
         tokens: token ids; node 0 is the last committed token.

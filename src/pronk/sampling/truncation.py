@@ -1,4 +1,4 @@
-"""Truncation by top-k, top-p and min-p."""
+"""Truncation of a distribution to the tokens that top-k, top-p and min-p keep."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Loop of a limited child process: it reads a line for each request, and writes a line in reply.
 
-:mod:`pronk.text.limited_process` starts this program. Its arguments are a Python file with a
-function ``answer``; the maximum time of a request in seconds, waiting included; and the maximum
-size of the address space in bytes. The first line of the output is ``ready``. A request begins with
-its number and its maximum processor time in seconds. A reply begins with the same number and the
-processor time that the request took in seconds::
+:mod:`pronk.text.limited_process` starts this program. The arguments of the program are a Python
+file with a function ``answer``; the maximum time of a request in seconds, waiting included; and the
+maximum size of the address space in bytes. The first line of the output is ``ready``. A request
+begins with its number and its maximum processor time in seconds. A reply begins with the same
+number and the processor time that the request took in seconds::
 
     7 4.0 {"x": 1}  ->  7 0.002 {"y": 2}
 

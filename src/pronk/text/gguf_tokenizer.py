@@ -138,6 +138,7 @@ def _chat_templates(file: GgufFile) -> dict[str, str]:
 
 
 def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """Return a byte-level BPE tokenizer, with the pre-tokenizer that the file names."""
     name = file.get("tokenizer.ggml.pre")
     settings = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if settings is None:
@@ -161,6 +162,7 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
 
 
 def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """Return a SentencePiece BPE tokenizer; its merges are computed from the tokens' scores."""
     vocab = vocabulary.ids_by_text
     count = len(vocabulary.tokens)
     scores = read_array(file, "scores", float, count)

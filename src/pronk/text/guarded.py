@@ -110,7 +110,7 @@ class GuardedTokenizer:
         self.backend = load_here(text)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the tokenizer in this process."""
+        """Return an attribute of ``backend``, the copy of the tokenizer in this process."""
         if name == "backend":  # asked of a copy that has no attributes yet
             raise AttributeError(name)
         return getattr(self.backend, name)
@@ -176,6 +176,7 @@ class GuardedTokenizer:
             return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
 
     def _encode(self, text: str, add_special_tokens: bool, *, has_offsets: bool) -> GuardedEncoding:
+        """Return the tokens of a text from the child process; raise a PromptError at a limit."""
         request = {
             "encode": text,
             "special": add_special_tokens,

@@ -82,9 +82,11 @@ class Guide:
             object.__setattr__(self, "json", _checked_schema(self.json))
         elif self.choice is not None:
             object.__setattr__(self, "choice", check_texts("guide: choice", self.choice))
-        elif not isinstance(text := getattr(self, given[0]), str) or not text:
-            msg = f"guide: {given[0]}: expected a text that is not empty, found {text!r:.60}"
-            raise GuideError(msg)
+        else:
+            text = getattr(self, given[0])
+            if not isinstance(text, str) or not text:
+                msg = f"guide: {given[0]}: expected a text that is not empty, found {text!r:.60}"
+                raise GuideError(msg)
         try:
             self.source.encode()
         except UnicodeEncodeError as error:

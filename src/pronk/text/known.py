@@ -133,7 +133,7 @@ def _strips_left(part: Component) -> bool:
 def _is_known_template(part: Component) -> bool:
     """Return whether a post-processor adds only a few special tokens to each text.
 
-    The post-processor must define these tokens. Its template for pairs of texts may be empty, as
+    The post-processor must define these tokens. The template for pairs of texts may be empty, as
     prompts are single texts.
     """
     special_tokens = part.get("special_tokens")

@@ -54,7 +54,7 @@ class LimitedProcess:
         purpose: name of the process in error messages.
         needs: package that the program imports, for the message if the process does not start.
         seconds: limit of the processor time of a request.
-        memory: maximum size of the child's address space in bytes. It is enforced on Linux only;
+        memory: maximum size of the child's address space in bytes. Only Linux enforces this limit;
             on other systems, the limit of time bounds the memory.
         setup: first request to each new child process; its reply is dropped. Empty for none.
     """
@@ -147,6 +147,10 @@ class LimitedProcess:
         self._end()
 
     def _ask(self, request: bytes, seconds: float, num_stops: int) -> ChildReply | None:
+        """Return the reply to a request, from a new child process if there is none.
+
+        ``num_stops`` is the number of calls of :meth:`stop` before the request.
+        """
         for _ in range(_TRIES):
             is_set_up = self._child is not None and self._child.poll() is None
             if not is_set_up:

@@ -83,8 +83,8 @@ def _stated_offsets(
     """Return the positions that a tokenizer itself states for the tokens of a prompt.
 
     A tokenizer that changes the text, for example to Unicode NFC, decodes tokens to another text
-    than the prompt. Its own offsets count characters of the prompt, but leave out the space at the
-    beginning of a token; here, the space belongs to the token.
+    than the prompt. The tokenizer's own offsets count characters of the prompt, but leave out the
+    space at the beginning of a token; here, the space belongs to the token.
     """
     positions = list[int]()
     end = 0

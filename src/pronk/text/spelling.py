@@ -86,7 +86,7 @@ def _sentencepiece_texts(tokens: Mapping[int, str], *, has_byte_tokens: bool) ->
 
 
 def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy of a tokenizer that encodes a text as it is.
+    """Return a copy of a tokenizer that encodes a text without any additions.
 
     The copy adds no space before a text, and encodes names of special tokens as ordinary text.
     """

@@ -160,8 +160,8 @@ class StopScanner:
 
     Stop strings may contain names of special tokens, such as ``<|im_end|>``. These tokens have no
     text, so the scanner searches a *scanned text*, in which their names stand between the texts of
-    the other tokens. The output lacks them. A name counts as a whole: a stop string does not begin
-    or end inside it, so ``<`` does not stop at ``<|im_end|>``.
+    the other tokens. The output lacks these names. A name counts as a whole: a stop string does not
+    begin or end inside a name, so ``<`` does not stop at ``<|im_end|>``.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -213,7 +213,10 @@ class StopScanner:
         return self._take(cut), self._stop
 
     def _find(self, stop: str) -> int | None:
-        """Return the first offset of ``stop`` in the held text at which it splits no name."""
+        """Return the first offset of a stop string in the withheld text.
+
+        Offsets at which the stop string would begin or end within a name do not count.
+        """
         at = self._held.find(stop)
         while at >= 0 and (self._splits_name(at) or self._splits_name(at + len(stop))):
             at = self._held.find(stop, at + 1)
@@ -223,7 +226,10 @@ class StopScanner:
         return any(begin < at < end for begin, end in self._names)
 
     def _take(self, cut: int) -> str:
-        """Remove the first ``cut`` characters of the held text; return them without names."""
+        """Remove the first ``cut`` characters of the scanned text, and return them without names.
+
+        The names are those of special tokens.
+        """
         parts = list[str]()
         start = 0
         for begin, end in self._names:

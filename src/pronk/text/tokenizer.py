@@ -229,8 +229,8 @@ class Tokenizer:
     def joins_texts(self) -> bool:
         """Whether tokens of whole characters have the same text alone and among other tokens.
 
-        Their joined texts are then the text of the sequence. This holds for byte-level tokenizers;
-        SentencePiece drops the space at the beginning of a text.
+        If so, the text of a sequence of such tokens is the joined text of each. Byte-level
+        tokenizers have this property; SentencePiece drops the space at the beginning of a text.
         """
         return isinstance(self.backend.decoder, decoders.ByteLevel)
 
@@ -435,6 +435,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the special tokens in ``tokenizer_config.json``, by their names."""
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, Mapping) else value

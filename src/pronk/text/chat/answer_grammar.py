@@ -1,10 +1,10 @@
 r"""Grammar of an answer: thoughts, then tool calls, text or a required form such as JSON.
 
-The grammar is written in llguidance's dialect of Lark. It fixes every character of a call except
-the name of the tool and the arguments, which fit the tool's schema. If calls are optional, the
-grammar allows any text up to the beginning of a call, but then requires the call. Tools with equal
-schemas (below, ``f`` and ``g``) share their rules, so that a grammar of a thousand tools stays
-small.
+The grammar is written in llguidance's dialect of Lark. The rules fix every character of a call
+except the name of the tool and the arguments, which fit the tool's schema. If calls are optional,
+the grammar allows any text up to the beginning of a call, but then requires the call. Tools with
+equal schemas (below, ``f`` and ``g``) share their rules, so that a grammar of a thousand tools
+stays small.
 
 Example: optional calls of Qwen3. The added tokens ``<tool_call>``, ``<think>`` and ``</think>``,
 with the ids 7, 8 and 9, are not special. Token 5 is another added token that llguidance matches
@@ -151,7 +151,10 @@ class AnswerGrammar:
 
     @property
     def _first_others(self) -> str:
-        """Expression for the beginning of an answer up to an id-only token, at least one."""
+        """Expression for the beginning of an answer up to its last id-only token.
+
+        The answer has at least one such token, and does not begin like a call without markers.
+        """
         return f"PLAIN? {self._other_ids} {self._others}"
 
     def _first_text(self) -> list[str]:

@@ -33,7 +33,7 @@ class AnswerFormat:
 
     @cached_property
     def symbols(self) -> TokenSymbols:
-        """Symbols of the model's tokens."""
+        """Symbols of the model's tokens: texts, and a lone surrogate for each special token."""
         return TokenSymbols(self.tokenizer)
 
     @cached_property
@@ -149,8 +149,8 @@ class AnswerReader:
     def push(self, text: str, token: int | None = None) -> list[Part]:
         """Parse the next token of the answer; return parts that later tokens cannot change.
 
-        ``text`` is the decoded text that becomes final with the token ``token``. It is empty for a
-        special token and for a token that completes no character.
+        ``text`` is the decoded text that becomes final with the token ``token``: empty for a
+        special token, and for a token that completes no character.
         """
         symbols = text + self._symbols.of_special(token)
         if self._channels is not None:
@@ -168,13 +168,14 @@ class AnswerReader:
         if self._calls is None:
             return parts
         if self._bare is not None:
-            if call := self._bare.flush():
+            call = self._bare.flush()
+            if call:
                 return [*parts, *call]
             parts += self._calls.push(self._bare.held)
         return _join([*parts, *self._calls.flush()])
 
     def _read_calls(self, parts: Sequence[Thought | str]) -> list[Part]:
-        """Split the symbols among ``parts`` into text and calls."""
+        """Split the texts among ``parts`` into text and calls; thoughts stay as they are."""
         read: list[Part] = []
         for part in parts:
             if isinstance(part, Thought):

@@ -145,7 +145,7 @@ class CallReader:
             self._expect_call("")
 
     def push(self, symbols: str) -> list[str | CallPart]:
-        """Parse the next symbols; return texts and call parts that later symbols cannot change."""
+        """Parse the next piece of the answer; return the parts that later pieces cannot change."""
         at = 0
         while at < len(symbols):
             at = self._read(symbols, at)
@@ -192,7 +192,10 @@ class CallReader:
             self._output.append(symbols)
 
     def _expect(self, expected: Mapping[str, Callable[[], None]], before: str = "") -> None:
-        """Begin to read one of several expected texts, each with the method to call after it."""
+        """Begin to read one of several expected texts, each with the method to call after it.
+
+        ``before`` is the begin marker before the text, if it was read but is not emitted yet.
+        """
         self._expected = expected
         self._seen = ""
         self._before = before
@@ -326,11 +329,11 @@ class BareCallReader:
 
     @property
     def held(self) -> str:
-        """The withheld symbols: all of the answer so far."""
+        """The withheld answer so far, with a lone surrogate for each special token."""
         return "".join(self._symbols)
 
     def push(self, symbols: str) -> bool:
-        """Read the next symbols; return whether the whole answer may still be a call."""
+        """Read the next piece of the answer; return whether all of it may still be a call."""
         self._symbols.append(symbols)
         at = 0
         while at < len(symbols):
@@ -346,7 +349,7 @@ class BareCallReader:
             elif not self._end.found:
                 at = self._read_arguments(symbols, at)
             else:
-                # plain_text() removes the token that ends the answer.
+                # Remove the special token that ends the answer, and white space.
                 self._tail += plain_text(symbols[at]).strip(SPACE)
                 if not self._heads[self._head][1].startswith(self._tail):
                     return False

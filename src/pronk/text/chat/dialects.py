@@ -76,17 +76,23 @@ class TokenSymbols:
         }
 
     def of_token(self, token: int) -> str:
-        """Return the symbols of a token; undefined for a token that is a part of a character."""
+        """Return the text of a token, or a lone surrogate for a special token.
+
+        The result for a token that is a part of a character is undefined.
+        """
         return self.of_special(token) or self._tokenizer.token_text(token) or ""
 
     def of_special(self, token: int | None) -> str:
-        """Return the symbol of a special token; ``""`` for another token."""
+        """Return the lone surrogate of a special token; ``""`` for another token."""
         if token in self._symbols:
             return self._symbols[token]
         return OTHER_SYMBOL if token in self._tokenizer.special_ids else ""
 
     def of_text(self, text: str) -> str:
-        """Return the symbols of a text with markers, such as ``[TOOL_CALLS]add[ARGS]``."""
+        """Return a text with a lone surrogate for each marker that is a special token.
+
+        Examples of markers are ``[TOOL_CALLS]`` and ``[ARGS]`` in ``[TOOL_CALLS]add[ARGS]``.
+        """
         for name, symbol in self.of_marker.items():
             text = text.replace(name, symbol)
         return text
@@ -101,10 +107,10 @@ class TokenSymbols:
         names = [re.escape(name) for name in _MARKERS if name in self.id_only]
         parts = re.split(f"({'|'.join(names)})", text) if names else [text]
         terms = list[str]()
-        for part in parts:
+        for part in filter(None, parts):
             if part in self.id_only:
                 terms.append(f"<[{self.id_only[part]}]>")
-            elif part:
+            else:
                 terms.append(json.dumps(part, ensure_ascii=False))
         return " ".join(terms)
 
@@ -124,7 +130,7 @@ class TokenSymbols:
 
 
 def plain_text(symbols: str) -> str:
-    """Return the text of symbols: without the lone surrogates of special tokens."""
+    """Return a text without the lone surrogates that stand for special tokens."""
     return _SURROGATES.sub("", symbols)
 
 

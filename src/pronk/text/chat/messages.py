@@ -306,8 +306,12 @@ def disguise(
     name_pattern, prefixes, longest = _patterns(frozenset(names))
     texts = list[str]()
     _map_texts(messages, texts.append, texts.append)
-    used_names = sorted({name for text in texts for name in name_pattern.findall(text)})
-    taken = {character for text in texts for character in text if ord(character) in _PRIVATE}
+    used = set[str]()  # names in the messages
+    taken = set[str]()  # private characters in the messages
+    for text in texts:
+        used.update(name_pattern.findall(text))
+        taken.update(character for character in text if ord(character) in _PRIVATE)
+    used_names = sorted(used)
     free = (chr(code) for code in _PRIVATE if chr(code) not in taken)
     characters = dict(zip(["", *used_names], free, strict=False))
     if len(characters) <= len(used_names):

@@ -1,9 +1,10 @@
 """Chat templates: Jinja sources in checkpoints that convert a conversation to a prompt.
 
-A template comes with the model and is not trusted. It receives the messages, the tools and the
-special tokens as plain data. Jinja's sandbox keeps it from files and from Python's internals, but
-not from running forever. One child process with limits renders all templates of this process,
-because starting it takes longer (0.1 s) than rendering (1 ms).
+A template comes with the model and is not trusted. The messages, the tools and the special tokens
+are given to the template as plain data. Jinja's sandbox keeps a template from files and from
+Python's internals, but not from running forever. One child process with limits renders all
+templates of this process, because starting a child process takes longer (0.1 s) than rendering
+(1 ms).
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ def in_channels(source: str) -> bool:
 def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with at most one call each, and the result of a call right after it.
 
-    The template of gpt-oss writes one call per message. It fails if a message with a call has both
-    thoughts and text; therefore, the text is appended to the thoughts. Source: OpenAI's cookbook,
-    ``openai-harmony.md``.
+    The template of gpt-oss writes one call per message, and fails if a message with a call has both
+    thoughts and text. Therefore, such a text is appended to the thoughts. Source: OpenAI's
+    cookbook, ``openai-harmony.md``.
     """
     separated = list[dict[str, Any]]()
     at = 0

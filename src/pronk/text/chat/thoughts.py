@@ -51,7 +51,7 @@ class ThoughtReader:
         self._num_lines = 0
 
     def push(self, symbols: str) -> list[Thought | str]:
-        """Parse the next symbols; return parts that later symbols cannot change."""
+        """Parse the next piece of the answer; return the parts that later pieces cannot change."""
         if self._may_begin:
             if not self._held:
                 stripped = symbols.lstrip()
@@ -109,7 +109,7 @@ class ThoughtReader:
         return [Thought("\n" * lines + stripped)]
 
     def _after(self, symbols: str) -> list[Thought | str]:
-        """Return symbols after the thoughts, without the line breaks at their beginning."""
+        """Return text after the thoughts, without the line breaks at its beginning."""
         if self._at_start:
             symbols = symbols.lstrip("\n")
             self._at_start = not symbols
@@ -154,18 +154,18 @@ class ChannelReader:
 
     @property
     def in_call(self) -> bool:
-        """Whether the symbols read last are within the arguments of a call."""
+        """Whether the text read last is within the arguments of a call."""
         return self._kind == "call" and not (self._is_object and self._arguments.found)
 
     @property
     def in_thought(self) -> bool:
-        """Whether the symbols read last are within thoughts or their header."""
+        """Whether the text read last is within thoughts or their header."""
         if self._kind == "header":
             return self._held.startswith(self._analysis)
         return self._kind == "thought"
 
     def push(self, symbols: str) -> list[str | Thought | CallPart]:
-        """Parse the next symbols; return parts that later symbols cannot change."""
+        """Parse the next piece of the answer; return the parts that later pieces cannot change."""
         self._held += symbols
         output: list[str | Thought | CallPart] = []
         may_go_on = True
@@ -183,7 +183,7 @@ class ChannelReader:
         return [self._part(text)] if text else []
 
     def _read_header(self, output: list[str | Thought | CallPart]) -> bool:
-        """Read the header of a message; return False if the parser needs more symbols."""
+        """Read the header of a message; return False if the header is not complete yet."""
         starts = (*self._ends[1:], " to=", "assistant")
         held = self._held
         if not any(held.startswith(start) or start.startswith(held) for start in starts):
@@ -208,11 +208,14 @@ class ChannelReader:
         return True
 
     def _read_body(self, output: list[str | Thought | CallPart]) -> bool:
-        """Read the body of a message; return False if the parser needs more symbols."""
-        stops = [at for end in self._ends if (at := self._held.find(end)) >= 0]
-        stop = min(stops, default=len(self._held))
-        if not stops:
-            stop -= max(len(prefix_at_end(self._held, end)) for end in self._ends)
+        """Read the body of a message; return False if the body may go on."""
+        found = [self._held.find(end) for end in self._ends]
+        stops = [at for at in found if at >= 0]
+        if stops:
+            stop = min(stops)
+        else:
+            beginnings = [prefix_at_end(self._held, end) for end in self._ends]
+            stop = len(self._held) - max(map(len, beginnings))
         body = plain_text(self._held[:stop])
         self._held = self._held[stop:]
         if body and self._kind == "call":

@@ -49,7 +49,10 @@ def other_than(names: Iterable[str]) -> str:
 
 
 def _other_than(names: list[str]) -> str:
-    """Return an expression of all texts except ``names``, without anchors, by first character."""
+    """Return an expression without anchors for all texts except ``names``.
+
+    The expression branches at the first character, and within each branch at the next one.
+    """
     if not names:
         return "(?s:.*)"
     rests: dict[str, list[str]] = {}
@@ -68,7 +71,7 @@ def _refuse(expected: str) -> NoReturn:
 
 
 def _literal(character: str) -> str:
-    """Return an expression for one character, which is also valid in a set."""
+    """Return a regular expression for one character, valid alone and within a set (``[…]``)."""
     if character.isascii() and character.isalnum():
         return character
     return rf"\x{{{ord(character):x}}}"
@@ -121,7 +124,7 @@ class _Translation:
         return match[0].removesuffix("?") or "?"
 
     def _atom(self, character: str) -> str:
-        """Return a character, a set or an escape, without its quantifier."""
+        """Translate a character, a set or an escape, without its quantifier."""
         if character == "[":
             return self._set()
         if character == "\\":
@@ -185,7 +188,7 @@ class _Translation:
         return chr(code)
 
     def _set(self) -> str:
-        """Return a set in brackets, such as ``[^a-z]``."""
+        """Translate a set in brackets, such as ``[^a-z]``."""
         self._at += 1
         negated = self._pattern.startswith("^", self._at)
         self._at += negated
@@ -200,7 +203,7 @@ class _Translation:
         return f"[^{written}{_NUL}]" if negated else f"[{written}]"
 
     def _range(self) -> str:
-        r"""Return an element of a set: a character, a range or a set such as ``\d``."""
+        r"""Translate an element of a set: a character, a range or a set such as ``\d``."""
         first = self._element()
         if not self._pattern.startswith("-", self._at) or self._pattern.startswith("-]", self._at):
             return first if len(first) > 1 else _literal(first)
@@ -217,7 +220,7 @@ class _Translation:
         return f"{_literal(first)}-{_literal(last)}"
 
     def _element(self) -> str:
-        """Return one character, or the text of a nested set."""
+        r"""Return one character of a set, or the translation of a set within it, such as ``\d``."""
         name = self._pattern[self._at : self._at + 2]
         if name in {"\\d", "\\w", "\\s", "\\D", "\\W", "\\S", "\\p", "\\P"}:
             return self._escape()

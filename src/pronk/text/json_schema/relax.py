@@ -164,6 +164,7 @@ def _is_accepted(target: SchemaPart, references: References, left_out: set[Path]
 
 
 def _can_be_followed(found: TranslatedSchema) -> bool:
+    """Return whether llguidance accepts a translated schema, after a trial if need be."""
     if not found.is_risky and _size(found) <= _MAX_SAFE_SIZE:
         return True
     return is_finite(found.schema) and accepts(_with_options(found))

@@ -227,6 +227,10 @@ class _Translator:
         self._faults[Fault(path, expected, shown, is_annotation)] = None
 
     def _translate(self, schema: Any, path: Path, base: str) -> Schema:
+        """Return the translation of a schema; True, with a fault, for one that is left out.
+
+        ``base`` is the URI against which relative references in the schema are resolved.
+        """
         if path in self._left_out:
             self._fault(path, _SMALLER, schema)
             return True
@@ -241,6 +245,13 @@ class _Translator:
             return True
         return self._translate_object(schema, path, base_within(schema, base))
 
+    def _translate_all(self, schemas: Sequence[Any], path: Path, base: str) -> list[Schema]:
+        """Return the translations of a list of schemas at a path."""
+        translated = list[Schema]()
+        for place, schema in enumerate(schemas):
+            translated.append(self._translate(schema, (*path, str(place)), base))
+        return translated
+
     def _translate_object(self, schema: Given, path: Path, base: str) -> Schema:
         given = {key: value for key, value in schema.items() if (*path, key) not in self._left_out}
         for key in schema:
@@ -249,7 +260,8 @@ class _Translator:
         types = self._types(given, path)
         self._leave_out_not_checkable(given, types, path)
         plain, further = self._plain(schema, given, types, path, base)
-        # llguidance's order of properties is that of the keywords.
+        # In llguidance's grammar, the properties of an object have the order of the keywords that
+        # name them: ``properties``, ``allOf``, ``$ref``. Therefore the keywords keep their order.
         result = {} if "properties" in given else plain.copy()
         in_place = dict[str, Any]()
         for key in given:
@@ -260,7 +272,8 @@ class _Translator:
                     if keyword in in_place:
                         further.append({keyword: value})
                     else:
-                        in_place[keyword] = result[keyword] = value
+                        in_place[keyword] = value
+                        result[keyword] = value
         if further:
             result["allOf"] = [*result.get("allOf", []), *further]
         self._is_risky |= "allOf" in result or (bool(in_place) and len(in_place) + len(plain) > 1)
@@ -273,7 +286,11 @@ class _Translator:
     def _plain(
         self, schema: Given, given: Given, types: Sequence[str], path: Path, base: str
     ) -> tuple[dict[str, Any], list[Schema]]:
-        """Return the keywords for single types of values, and further schemas to match."""
+        """Return the keywords that constrain values of one type, such as ``maxLength``.
+
+        The second result are further schemas that a value must match: a schema allows only one
+        regular expression.
+        """
         plain = dict[str, Any]()
         patterns = list[str]()
         if types != TYPES:
@@ -353,7 +370,7 @@ class _Translator:
         return {"multipleOf": value}
 
     def _counts(self, given: Given, path: Path, least: str, most: str) -> dict[str, Any]:
-        """Return the valid values of ``minLength`` and ``maxLength``, or of similar keywords."""
+        """Return the values of two keywords, such as ``minLength`` and ``maxLength``, if valid."""
         found = dict[str, Any]()
         for key in (least, most):
             if key not in given:
@@ -406,11 +423,9 @@ class _Translator:
         prefix = given.get(first, [])
         is_complete = isinstance(prefix, list) and (first in given or first not in schema)
         if isinstance(prefix, list):
-            items = [
-                self._translate(item, (*path, first, str(place)), base)
-                for place, item in enumerate(prefix)
-            ]
-            found |= {"prefixItems": items} if items else {}
+            items = self._translate_all(prefix, (*path, first), base)
+            if items:
+                found["prefixItems"] = items
         else:
             self._fault((*path, first), "a list of schemas", prefix)
         if rest in given and is_complete:
@@ -489,6 +504,7 @@ class _Translator:
         return []
 
     def _number_of_properties(self, given: Given, path: Path, required: int) -> dict[str, Any]:
+        """Return ``minProperties`` and ``maxProperties`` of an object with ``required`` names."""
         found = self._counts(given, path, "minProperties", "maxProperties")
         self._is_risky |= bool(found)
         if found.get("minProperties", 0) <= required:
@@ -510,7 +526,7 @@ class _Translator:
         others: Schema,
         required: Sequence[str],
     ) -> dict[str, Any]:
-        """Return the keywords for properties: named, matching a pattern, and all others."""
+        """Return ``properties``, ``patternProperties``, ``additionalProperties`` of an object."""
         self._is_risky |= bool(patterned)
         names = {*named, *required}
         if others is not False and (names or patterned):
@@ -533,7 +549,10 @@ class _Translator:
     def _in_place(
         self, given: Given, keyword: str, types: Collection[str], path: Path, base: str
     ) -> dict[str, Any]:
-        """Return the translation of one of the keywords of ``_IN_PLACE``."""
+        """Return the translation of a keyword whose schemas concern the same value as the schema.
+
+        These are ``allOf``, ``anyOf``, ``oneOf``, ``$ref``, ``const`` and ``enum``.
+        """
         value = given[keyword]
         path = (*path, keyword)
         if keyword == "$ref":
@@ -543,14 +562,13 @@ class _Translator:
         if not isinstance(value, list) or not value:
             self._fault(path, "a list of schemas that is not empty", value)
             return {}
-        options = [
-            self._translate(inner, (*path, str(place)), base) for place, inner in enumerate(value)
-        ]
+        options = self._translate_all(value, path, base)
         if keyword == "oneOf":
             self._alternatives.append((path, options))
         return {"allOf" if keyword == "allOf" else "anyOf": options}
 
     def _reference(self, reference: Any, path: Path, base: str) -> dict[str, Any]:
+        """Return ``$ref`` to a definition, which is added for a new target of references."""
         target = self._references.resolve(reference, base) if isinstance(reference, str) else None
         if target is None or not isinstance(target.schema, (Mapping, bool)):
             self._fault(path, "a reference to a schema within the schema", reference)
@@ -566,6 +584,7 @@ class _Translator:
     def _values(
         self, value: Any, keyword: str, types: Collection[str], path: Path
     ) -> dict[str, Any]:
+        """Return ``const`` or ``enum`` without the values that the allowed types exclude."""
         values = [value] if keyword == "const" else value
         if not isinstance(values, list) or not values:
             self._fault(path, "a list of values that is not empty", value)

@@ -61,7 +61,7 @@ def is_exact(value: float, limit: int) -> bool:
     """
     if abs(value) > limit:
         return False
-    # llguidance's conversion to an integer of 64 bits saturates.
+    # The conversion to an integer of 64 bits saturates in llguidance.
     return isinstance(value, float) or min(int(float(value)), MAX_INTEGER) == value
 
 
