@@ -220,7 +220,7 @@ class Admission:
         self._lock = threading.Lock()
 
     def until(self, job: Future[T]) -> Future[T]:
-        """Return a job, until whose end the samples stay admitted."""
+        """Keep the samples admitted until a job has ended; return the job."""
         with self._lock:
             self._num_users += 1
         job.add_done_callback(lambda _: self.leave())

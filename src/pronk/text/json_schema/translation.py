@@ -415,7 +415,7 @@ class _Translator:
             return None
 
     def _array(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
-        """Return the keywords for arrays; ``given`` are the keywords of ``schema`` that stay."""
+        """Return the keywords for arrays; ``given`` is ``schema`` without left-out keywords."""
         found = self._counts(given, path, "minItems", "maxItems")
         in_list = isinstance(schema.get("items"), list)  # before draft 2020-12
         first = "items" if in_list else "prefixItems"
@@ -435,7 +435,7 @@ class _Translator:
         return found
 
     def _object(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
-        """Return the keywords for objects; ``given`` are the keywords of ``schema`` that stay."""
+        """Return the keywords for objects; ``given`` is ``schema`` without left-out keywords."""
         properties = self._schemas(given, "properties", path, base)
         by_pattern = self._schemas(given, "patternProperties", path, base)
         patterns = {
