@@ -1,4 +1,4 @@
-"""The asyncio API: an engine thread decodes, and coroutines await its tokens.
+"""The asyncio API: a thread runs the engine, and coroutines await the tokens.
 
 ::
 
@@ -7,8 +7,8 @@
             print(piece.text, end="")
 
 Requests join and leave the batch between steps. Other threads may use the same
-:class:`~pronk.llm.LLM` concurrently. Methods of :class:`~pronk.llm.LLM` that have no coroutine here
-do not wait for the model: they are those of ``llm``.
+:class:`~pronk.llm.LLM` concurrently. Methods of :class:`~pronk.llm.LLM` without a coroutine here do
+not wait for the model; they are called on :attr:`AsyncLLM.llm`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Self, TypeVar, Unpack
@@ -49,29 +50,42 @@ from pronk.text.chat.messages import Messages, TemplateOptions
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# Threads for what depends on the size of a request: reading its body and prompts, and writing its
-# reply. Their Python code runs while no other code does, the event loop's included, so that the
-# loop waits for each busy thread in turn.
+# Number of threads for work that grows with the size of a request: reading its body and prompts,
+# and writing its reply. There are few, as Python's lock makes the event loop wait for each busy
+# thread in turn.
 REQUEST_THREADS = 2
-# Texts of one request for embeddings that run at the same time. The others wait, so that the
-# request holds no more places than that.
+# Maximum number of texts of one request for embeddings that run at the same time. The other texts
+# wait, so that one request takes no more places in the batch.
 MAX_EMBEDDED = 64
-# Prompts of one request, and their characters or token ids, that are read by one job. Between two
-# jobs, other requests have their turns, and a request that has ended has no further jobs.
+# Maximum number of prompts, and of their characters or token ids, that one job reads. Between two
+# jobs, other requests have their turns. A request that has ended has no further jobs.
 _PROMPTS_AT_ONCE = 64
 _SIZE_AT_ONCE = 2**16
 
 
 class EngineLoad(NamedTuple):
-    """Current load of an engine."""
+    """Current load of an engine.
 
-    running: int = 0  # number of running requests
-    waiting: int = 0  # number of queued requests
-    kv_used: float = 0.0  # fraction of the KV blocks in use, 0..1
-    kv_idle: int = 0  # number of KV blocks that the prefix cache holds and no request uses
-    resumed: int = 0  # number of times, so far, that a request was continued on another replica
-    # Counts of the prompt cache on disk so far: texts of which blocks were read; blocks and bytes
-    # read and written; blocks deleted because of the size limit, or because they were damaged.
+    Attributes:
+        running: number of running requests.
+        waiting: number of queued requests.
+        kv_used: fraction of the KV blocks in use, 0..1.
+        kv_idle: number of KV blocks that the prefix cache holds and no request uses.
+        resumed: number of requests so far that continued on another replica.
+        disk_hits: number of texts so far of which the prompt cache on disk had blocks.
+        disk_blocks_read: number of blocks read from disk so far.
+        disk_bytes_read: number of bytes read from disk so far.
+        disk_blocks_written: number of blocks written to disk so far.
+        disk_bytes_written: number of bytes written to disk so far.
+        disk_blocks_evicted: number of blocks on disk deleted so far because of the size limit.
+        disk_blocks_damaged: number of blocks on disk deleted so far because they were damaged.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_used: float = 0.0
+    kv_idle: int = 0
+    resumed: int = 0
     disk_hits: int = 0
     disk_blocks_read: int = 0
     disk_bytes_read: int = 0
@@ -82,7 +96,10 @@ class EngineLoad(NamedTuple):
 
 
 def split_prompts(prompts: Sequence[Prompt]) -> Generator[Sequence[Prompt]]:
-    """Yield prompts in groups that are short enough for one job each; a long prompt has its own."""
+    """Yield the prompts of a request in groups, each short enough for one job.
+
+    A prompt that is longer than the limit is a group of its own.
+    """
     first = 0
     size = 0
     for number, prompt in enumerate(prompts):
@@ -96,29 +113,38 @@ def split_prompts(prompts: Sequence[Prompt]) -> Generator[Sequence[Prompt]]:
 
 
 def _length(prompt: Prompt) -> int:
-    """Return the number of characters or token ids; 0 of another value, which is refused later."""
+    """Return the number of characters or token ids of a prompt.
+
+    The result for a value that is no prompt, which is refused later, is 0.
+    """
     return len(prompt) if isinstance(prompt, Sized) else 0
 
 
 def _conversation_size(messages: Messages) -> int:
-    """Return the number of characters.
+    """Return the number of characters of a conversation.
 
-    Of contents that are not texts, more than a small job has.
+    A conversation with contents that are not texts counts as larger than a small job.
     """
     if not isinstance(messages, Sequence):
-        return 0  # a value that is refused later
+        return 0  # the value is refused later
     contents = [each.get("content") if isinstance(each, Mapping) else None for each in messages]
     texts = [content for content in contents if isinstance(content, str)]
-    return sum(map(len, texts)) if len(texts) == len(contents) else SMALL_JOB + 1
+    if len(texts) < len(contents):
+        return SMALL_JOB + 1
+    return sum(map(len, texts))
 
 
 class AdmissionLimit:
-    """Thread-safe counter of samples (outputs of requests) in progress; it never exceeds ``limit``.
+    """Thread-safe limit of the number of samples (outputs of requests) in progress.
 
-    If it is ``shared``, a tenant may have at most as many samples as are free afterwards, so that
-    some are left for other tenants whatever one of them does: half of ``limit`` for one tenant, and
-    a third each for two that take turns (Choudhury and Hahne 1998, *Dynamic queue length thresholds
-    for shared-memory packet switches*). A tenant without samples gets one while one is free.
+    If tenants share the limit, a tenant may have at most as many samples as are free afterwards, so
+    that some are always left for other tenants: half of ``limit`` for one tenant, and a third each
+    for two tenants (Choudhury and Hahne 1998, *Dynamic queue length thresholds for shared-memory
+    packet switches*). A tenant without samples gets one while one is free.
+
+    Args:
+        limit: maximum number of samples in progress.
+        shared: whether tenants share the limit.
     """
 
     def __init__(self, limit: int, *, shared: bool = False) -> None:
@@ -130,17 +156,19 @@ class AdmissionLimit:
 
     @property
     def max_per_request(self) -> int:
-        """Number of samples beyond which a single request is never admitted."""
+        """Maximum number of samples of one request; a request with more is never admitted."""
         return max(1, self.limit // 2) if self._shared else self.limit
 
     @contextmanager
     def hold(self, count: int, tenant: str = "") -> Generator[Admission]:
-        """Add ``count`` samples of a tenant to the samples in progress for the duration of a ``with`` block.
+        """Count ``count`` samples of a tenant as in progress during a ``with`` block.
 
-        The block may attach jobs that go on after its end, see :meth:`Admission.until`.
+        The block may attach jobs that go on after its end (:meth:`Admission.until`); then the
+        samples are in progress until these jobs have ended.
 
-        Raises ``OptionError`` if ``count`` samples are never admitted, ``OverloadedError`` if they
-        are not now.
+        Raises:
+            OptionError: ``count`` exceeds :attr:`max_per_request`.
+            OverloadedError: the samples are not admitted now.
         """
         self._admit(count, tenant)
         admission = Admission(partial(self._release, count, tenant))
@@ -150,6 +178,7 @@ class AdmissionLimit:
             admission.leave()
 
     def _admit(self, count: int, tenant: str) -> None:
+        """Add samples of a tenant to those in progress, or raise an error if they are too many."""
         if count > self.max_per_request:
             most = count_text(self.max_per_request, "sample")
             msg = f"n: expected at most {most} at a time, found {count}; ask for fewer"
@@ -175,14 +204,14 @@ class AdmissionLimit:
         with self._lock:
             self.num_admitted -= count
             self._by_tenant[tenant] -= count
-            self._by_tenant += Counter()  # forget tenants without samples
+            self._by_tenant += Counter()  # removes tenants without samples
 
 
 class Admission:
     """Admitted samples of one request.
 
-    They are released when the request has left and its jobs have ended: a job that runs in a thread
-    goes on when the request is cancelled or its time is over.
+    The samples are released when the request has left and all its jobs have ended: a job in a
+    thread goes on after the request is cancelled or its deadline has passed.
     """
 
     def __init__(self, release: Callable[[], None]) -> None:
@@ -191,14 +220,17 @@ class Admission:
         self._lock = threading.Lock()
 
     def until(self, job: Future[T]) -> Future[T]:
-        """Add a job to the users, until the job has ended; return the job."""
+        """Keep the samples admitted until a job has ended; return the job."""
         with self._lock:
             self._num_users += 1
         job.add_done_callback(lambda _: self.leave())
         return job
 
     def leave(self) -> None:
-        """Subtract one from the number of users; release the samples if none is left."""
+        """Record that the request has left or a job has ended.
+
+        After the last one, the samples are released.
+        """
         with self._lock:
             self._num_users -= 1
             is_last = not self._num_users
@@ -208,26 +240,30 @@ class Admission:
 
 _LLM_OPTIONS = tuple(inspect.signature(LLM).parameters)
 
-# Options of the scheduler that all requests of a call have: priority, deadline (``perf_counter``),
-# salt and tenant.
+# Options for the scheduler that all requests of a call have: priority, deadline (a time of
+# ``perf_counter``), salt and tenant.
 _Schedule = tuple[int, float | None, bytes, str]
 
 
 def _schedule(
     *, priority: int = 0, deadline: float | None = None, salt: bytes = b"", tenant: str = ""
 ) -> _Schedule:
-    """Check the options of a call that begins now; ``deadline`` is in seconds from now."""
+    """Return the options of a call for the scheduler; raise an OptionError for invalid values.
+
+    ``deadline`` is in seconds from now; the result has the time of ``perf_counter``.
+    """
     check_integer("priority", priority, -(2**31), 2**31)
     if deadline is not None:
         check_number("deadline", deadline, 0.0, 1e9)
     if not isinstance(salt, bytes):
         msg = f"salt: expected bytes, found {salt!r}; encode the text"
         raise OptionError(msg)
-    return priority, None if deadline is None else perf_counter() + deadline, salt, tenant
+    ends_at = None if deadline is None else perf_counter() + deadline
+    return priority, ends_at, salt, tenant
 
 
 def _scheduled(method: Method) -> Method:
-    """Show the keywords of :func:`_schedule`, which a method takes as ``**schedule``, in its signature."""
+    """Show the keywords of :func:`_schedule` in the signature of a method with ``**schedule``."""
     *parameters, _ = inspect.signature(method).parameters.values()
     keywords = inspect.signature(_schedule).parameters.values()
     method.__signature__ = inspect.Signature([*parameters, *keywords])  # type: ignore[attr-defined]
@@ -236,7 +272,10 @@ def _scheduled(method: Method) -> Method:
 
 @asynccontextmanager
 async def time_limit(deadline: float | None) -> AsyncGenerator[None]:
-    """Cancel what runs within the block after ``deadline`` seconds, with a ``DeadlineError``."""
+    """Cancel the block after ``deadline`` seconds and raise a DeadlineError.
+
+    ``None`` sets no limit.
+    """
     try:
         async with asyncio.timeout(deadline) as limit:
             yield
@@ -249,11 +288,11 @@ async def time_limit(deadline: float | None) -> AsyncGenerator[None]:
 
 @known_keywords
 class AsyncLLM:
-    """Asynchronous interface of an :class:`~pronk.llm.LLM`, whose engine runs in a thread of its own.
+    """Asynchronous interface of an :class:`~pronk.llm.LLM`, whose engine runs in a separate thread.
 
     Attributes:
         llm: the model.
-        executor: threads for what depends on the size of a request.
+        executor: threads for work that grows with the size of a request, such as tokenization.
     """
 
     def __init__(
@@ -265,25 +304,26 @@ class AsyncLLM:
         executor: FairExecutor | None = None,
         **options: Any,
     ) -> None:
-        """Start the engine thread, after loading the model if it is not loaded.
+        """Load the model if it is not loaded, and start the engine thread.
 
-        Loading blocks the event loop: call this before the loop starts, or in a thread
+        Loading blocks the event loop: call the constructor before the loop starts, or in a thread
         (``asyncio.to_thread``).
 
         Args:
-            llm: a loaded model, or what :class:`~pronk.llm.LLM` takes to load one: folder, GGUF
-                file, name, ``None``. :meth:`close` closes a model that is loaded here, and no
-                other.
+            llm: a loaded model; or the model to load, as for :class:`~pronk.llm.LLM`: folder, GGUF
+                file, name or ``None``. :meth:`close` closes only a model that the constructor has
+                loaded.
             max_requests: maximum number of samples in progress, queued ones included.
-            shared: whether tenants share these samples, so that no tenant has more of them than are
-                free.
-            executor: runs what depends on the size of a request; ``None``: two threads that end
-                with :meth:`stop`.
+            shared: whether tenants share this number: a tenant may then have at most as many
+                samples as are free.
+            executor: threads for work that grows with the size of a request; by default, two
+                threads that end with :meth:`stop`.
             options: keyword arguments of :class:`~pronk.llm.LLM`, ``model`` included, for a model
-                that is loaded here.
+                that the constructor loads.
 
-        Raises ``OptionError`` if a loaded model is given with options; other errors are those of
-        :class:`~pronk.llm.LLM`.
+        Raises:
+            OptionError: a loaded model is given with options.
+            PronkError: see :class:`~pronk.llm.LLM`.
         """
         check_integer("max_requests", max_requests, 1)
         if isinstance(llm, LLM) and options:
@@ -306,8 +346,7 @@ class AsyncLLM:
         self._owns_executor = executor is None
         self.executor = executor or FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._thread = EngineThread(llm.engine)
-        # If an AsyncLLM is dropped without close(), stop the thread, which would keep the model in
-        # memory.
+        # The thread keeps the model in memory. Stop it when an AsyncLLM is dropped without close().
         weakref.finalize(self, self._thread.stop)
 
     @property
@@ -316,12 +355,15 @@ class AsyncLLM:
         return self._thread.thread.is_alive() and self.llm.engine.runner.is_usable
 
     async def is_ready(self) -> bool:
-        """Return :attr:`alive`; a coroutine, because replicas have to be asked."""
+        """Return :attr:`alive`.
+
+        A group of replicas has a coroutine of this name, too, which has to ask each replica.
+        """
         return self.alive
 
     @property
     def num_requests(self) -> int:
-        """Number of samples in progress; it includes samples whose prompt is being tokenized."""
+        """Number of samples in progress, samples whose prompt is being tokenized included."""
         return self._admission.num_admitted
 
     @property
@@ -330,9 +372,11 @@ class AsyncLLM:
         engine = self.llm.engine
         scheduler = engine.scheduler
         blocks = engine.cache.allocator
-        used = 1.0 - blocks.num_free / max(1, blocks.num_blocks)
         load = EngineLoad(
-            len(scheduler.running), len(scheduler.waiting), used, len(blocks.evictable)
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_used=1.0 - blocks.num_free / max(1, blocks.num_blocks),
+            kv_idle=len(blocks.evictable),
         )
         prompts = engine.cache.prompt_cache
         if prompts is None:
@@ -356,15 +400,17 @@ class AsyncLLM:
 
         Args:
             prompt: text or token ids.
-            params: sampling options.
-            drafter: drafter of this request; ``None`` is the default of the model.
-            adapter: name of the adapter that computes this request; ``None``: the model alone.
+            params: sampling parameters.
+            drafter: drafter of this request; by default, that of the model.
+            adapter: name of the adapter that computes this request; by default, the model without
+                an adapter.
             priority: scheduling priority; higher values are scheduled first.
-            deadline: time limit in seconds, queueing included; ``None`` sets no limit.
+            deadline: time limit in seconds, queueing included; by default, none.
             salt: part of the prefix cache's key; only requests with equal salts share cached
                 blocks.
-            tenant: client name for fair scheduling: whatever others do, a tenant waits at most
-                ``max_wait`` of the LLM until one of its requests is in a forward pass.
+            tenant: client name for fair scheduling: a tenant waits at most ``max_wait`` of the LLM,
+                however many requests other tenants have, until one of its requests is in a forward
+                pass.
 
         Raises:
             OptionError: an option is out of range.
@@ -409,14 +455,13 @@ class AsyncLLM:
 
         Arguments and errors are those of :meth:`~pronk.llm.LLM.chat` and :meth:`stream`.
         """
-        _schedule(**schedule)  # raises errors before the conversation is rendered
+        _schedule(**schedule)  # raises errors of these options before the conversation is rendered
         deadline = schedule.get("deadline")
         start = perf_counter()
         render = partial(self.llm.chat_ids, messages, template_options=template_options)
+        size = _conversation_size(messages)
         async with time_limit(deadline):
-            job = self.executor.submit(
-                schedule.get("tenant", ""), render, size=_conversation_size(messages)
-            )
+            job = self.executor.submit(schedule.get("tenant", ""), render, size=size)
             ids = await asyncio.wrap_future(job)
         if deadline is not None:
             schedule["deadline"] = max(0.0, deadline - (perf_counter() - start))
@@ -451,7 +496,10 @@ class AsyncLLM:
     async def choose(
         self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None
     ) -> Choice:
-        """Return the log-probabilities of given continuations, like :meth:`~pronk.llm.LLM.choose`."""
+        """Return the log-probabilities of given continuations of a prompt.
+
+        Arguments and errors are those of :meth:`~pronk.llm.LLM.choose`.
+        """
         return await asyncio.to_thread(self.llm.choose, prompt, options, adapter=adapter)
 
     @_scheduled
@@ -466,18 +514,16 @@ class AsyncLLM:
         calls: AnswerCalls | None = None,
         **schedule: Unpack[ScheduleOptions],
     ) -> AsyncGenerator[list[Piece]]:
-        """Continue several prompts.
-
-        Yield one list per decoding step, with the new tokens of all samples.
+        """Continue several prompts; yield a list per step with the new tokens of all samples.
 
         Sample ``s`` of prompt ``p`` has the index ``p * n + s``. An error of one prompt ends all
-        prompts. Arguments and errors are those of :meth:`stream`.
+        prompts. The other arguments and the errors are those of :meth:`stream`.
 
-        ``given`` maps the index of a sample to the pieces of it that another replica has already
-        delivered. Decoding resumes after these pieces, with the same result for the same seed.
-        Samples that are complete are skipped.
+        ``given`` has the pieces of samples that another replica has already delivered, by the
+        samples' indices. Decoding resumes after these pieces, with the same result for the same
+        seed. Complete samples are skipped.
 
-        ``calls`` are the calls of tools that the texts may have: a text ends with the first one
+        ``calls`` are the calls of tools that the texts may have. A text ends with the first call
         that repeats an earlier one, whatever the drafter.
         """
         (params,) = params_per_prompt(params, 1)
@@ -494,11 +540,12 @@ class AsyncLLM:
             create = partial(
                 self._create_requests, prompts, params, drafter, adapter, given or {}, calls
             )
+            size = sum(map(_length, prompts))
             async with time_limit(deadline):
                 if params.guide is not None:
                     compiling = self.llm.request_factory.grammars.submit(params.guide, tenant)
                     await asyncio.wrap_future(admission.until(compiling))
-                job = self.executor.submit(tenant, create, size=sum(map(_length, prompts)))
+                job = self.executor.submit(tenant, create, size=size)
                 requests = await asyncio.wrap_future(admission.until(job))
             async with aclosing(self._run(requests, scheduling)) as steps:
                 async for pieces in steps:
@@ -515,10 +562,10 @@ class AsyncLLM:
         adapter: str | None = None,
         **schedule: Unpack[ScheduleOptions],
     ) -> Array:
-        """Return an embedding per text, with options of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`.
+        """Return the embeddings of texts, ``[texts, dimensions]`` float32.
 
-        A text counts as a sample. Of many texts, ``MAX_EMBEDDED`` run at a time, and the others
-        wait for them.
+        The arguments are those of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`. A text counts as
+        a sample. At most ``MAX_EMBEDDED`` texts run at a time, and the other texts wait.
         """
         options = EmbeddingOptions(pooling, dimensions, normalize)
         scheduling = _schedule(**schedule)
@@ -549,9 +596,9 @@ class AsyncLLM:
         self._thread.stop()
 
     async def close(self) -> None:
-        """Stop and wait for the engine thread to end.
+        """Stop, and wait for the end of the engine thread.
 
-        Close the model if the constructor has loaded it.
+        A model that the constructor has loaded is closed as well.
         """
         self.stop()
         await asyncio.to_thread(self._thread.thread.join)
@@ -567,16 +614,19 @@ class AsyncLLM:
     async def _run(
         self, requests: Mapping[int, Request], schedule: _Schedule
     ) -> AsyncGenerator[list[Piece]]:
-        """Run requests on the engine thread.
+        """Run requests on the engine thread; yield a list of new tokens per step.
 
-        Yield one list per step with the new tokens of all samples.
+        The keys of ``requests`` are the indices of the samples.
         """
         for request in requests.values():
             request.priority, request.deadline, request.salt, request.tenant = schedule
         call = PendingRequests(requests, asyncio.get_running_loop())
         try:
             self._thread.add(call)
-            while requests and (item := await call.queue.get()) is not None:
+            while requests:
+                item = await call.queue.get()
+                if item is None:
+                    break
                 if isinstance(item, BaseException):
                     raise item
                 yield item
@@ -589,7 +639,7 @@ class AsyncLLM:
     def _create_embeddings(
         self, texts: Sequence[Prompt], options: EmbeddingOptions, adapter: str | None
     ) -> list[Request]:
-        """Create one request per text that computes an embedding."""
+        """Return a request for the embedding of each text."""
         llm = self.llm
         create = llm.request_factory.create_embeddings
         return create(texts, options, llm.engine.runner, llm.adapters.find(adapter))
@@ -603,11 +653,12 @@ class AsyncLLM:
         given: Mapping[int, Sequence[Piece]],
         calls: AnswerCalls | None,
     ) -> dict[int, Request]:
+        """Return a request for each sample that is not complete, by the sample's index."""
         options = params_per_prompt(params, len(prompts))
         found = self.llm.adapters.find(adapter)
         proposer = self.llm.get_proposer(drafter, adapter)
         groups = self.llm.request_factory.create_batch(prompts, options, proposer, found)
-        requests = dict(enumerate(request for group in groups for request in group))
+        requests = dict(enumerate(chain.from_iterable(groups)))
         if calls is not None:
             self.llm.request_factory.watch_calls(requests.values(), calls)
         for index, pieces in given.items():
@@ -621,10 +672,11 @@ class AsyncLLM:
 
 
 async def _collect(pieces: AsyncGenerator[Piece]) -> Completion:
-    """Return the completion of the first sample, with the others in it."""
+    """Return the completion of the first sample, with those of the other samples in ``others``."""
+    completions = dict[int, Completion]()
     async with aclosing(pieces):
-        completions = {
-            piece.index: piece.completion async for piece in pieces if piece.completion is not None
-        }
-    first, *others = (completions[index] for index in sorted(completions))
+        async for piece in pieces:
+            if piece.completion is not None:
+                completions[piece.index] = piece.completion
+    first, *others = [completions[index] for index in sorted(completions)]
     return replace(first, others=tuple(others))

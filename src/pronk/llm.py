@@ -1,4 +1,4 @@
-"""The synchronous API: load a model, generate or stream text, chat, and choose between given texts."""
+"""The synchronous API: load a model, generate and stream text, chat, score given texts, embed."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ class LLM:
         dtype: data type of the weights, as a NumPy dtype.
         workers: number of processes that compute the model.
         adapters: the adapters, by name.
-        calibration: measured acceptance rates; ``save()`` writes them to a file.
-        exact: whether equal seeds give equal texts with any drafter and batch, if acceptance is
-            ``coupled``.
+        calibration: measured acceptance rates of drafters; ``calibration.save()`` writes them to a
+            file.
+        exact: whether equal seeds give equal texts with any drafter and in any batch, under the
+            acceptance rule ``coupled``.
         device: device that computes the model.
         kernels: instruction set of pronk's kernels in use, or ``"torch"``.
-        target: target to bind a drafter to; ``Suffix().bind(llm.target)`` creates a new
+        target: the model as the target of drafters; ``Suffix().bind(llm.target)`` creates a new
             :class:`Proposer`.
     """
 
@@ -69,8 +70,9 @@ class LLM:
     def __init__(self, options: LLMOptions) -> None:
         """Load a model.
 
-        Raises ``CheckpointError`` if the model cannot be loaded, ``OptionError`` if an option is
-        out of range.
+        Raises:
+            CheckpointError: the model cannot be loaded.
+            OptionError: an option is out of range.
         """
         workers = options.workers
         set_threads(options.threads, workers, divide=not is_launched(workers))
@@ -115,11 +117,12 @@ class LLM:
             )
             self.adapters.attach(decoder)
             make_cache = backend.make_cache
-            pool = self._team.pool
+            if self._team.pool is not None:
+                make_cache = partial(make_cache, cache_class=self._team.pool)
             cache = kv_budget.add(
                 self._team.shard_config,
                 backend.compute_dtype(self.dtype),
-                make_cache if pool is None else partial(make_cache, cache_class=pool),
+                make_cache,
                 INT8 if options.kv_dtype == "int8" else None,
                 share_prefixes=options.prefix_cache or self._prompt_cache is not None,
             )
@@ -143,12 +146,13 @@ class LLM:
             self.target = self.engine.target
             self.exact = self.engine.exact
             self._proposers = ProposerCache(self.target, self.drafter)
-            on_error.pop_all()  # no error: keep the workers running
+            on_error.pop_all()  # without an error, the workers keep running
 
     def close(self) -> None:
-        """Stop the workers, finish the prompt cache.
+        """Stop the worker processes, and finish writing the prompt cache.
 
-        Decoding here can go on, unless ``parallel="tensor"``.
+        Without worker processes that split the weights (``parallel="tensor"``), this process can
+        still decode.
         """
         self._team.end()
         if self._prompt_cache is not None:
@@ -188,35 +192,34 @@ class LLM:
         Args:
             prompts: a prompt (text or token ids), or a list of prompts to decode as a batch.
             params: sampling parameters for all prompts, or a list with one per prompt.
-            drafter: drafter of this call instead of the default.
-            adapter: name of the adapter that computes the texts; ``None``: the model alone.
-            progress: receives the number of finished requests, and the total.
+            drafter: drafter of this call; by default, that of the model.
+            adapter: name of the adapter that computes the texts; by default, the model without an
+                adapter.
+            progress: called with the number of finished requests and the number of all requests.
 
         Returns:
             A :class:`Completion`, or for a list of prompts a list of completions.
 
         Raises:
-            PromptError, OptionError: a prompt is empty or too long, or it or an option does not fit
-                the model.
+            PromptError: a prompt is empty, too long, or not made of the model's tokens.
+            OptionError: an option does not fit the model.
             CacheFullError: a request does not fit into the KV cache.
             PronkError: a request failed; the other requests of this call are aborted.
         """
-        single = not isinstance(prompts, (list, tuple)) or (
-            len(prompts) > 0 and isinstance(prompts[0], (int, float))
-        )
+        is_list = isinstance(prompts, (list, tuple))
+        single = not is_list or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
         options = params_per_prompt(params, len(batch))
         found = self.adapters.find(adapter)
         proposer = self.get_proposer(drafter, adapter)
         groups = self.request_factory.create_batch(batch, options, proposer, found)
         requests = [request for group in groups for request in group]
-        self.engine.run(
-            requests,
-            None if progress is None else lambda finished: progress(finished, len(requests)),
-        )
-        completions = [
-            Completion.of(first, tuple(map(Completion.of, others))) for first, *others in groups
-        ]
+        report = None if progress is None else lambda finished: progress(finished, len(requests))
+        self.engine.run(requests, report)
+        completions = list[Completion]()
+        for first, *others in groups:
+            samples = tuple(map(Completion.of, others))
+            completions.append(Completion.of(first, samples))
         return completions[0] if single else completions
 
     def stream(
@@ -227,12 +230,14 @@ class LLM:
         drafter: str | Drafter | None = None,
         adapter: str | None = None,
     ) -> Generator[Piece]:
-        """Continue one prompt and yield the new tokens; closing the iterator aborts the request."""
+        """Continue one prompt and yield the new tokens.
+
+        Closing the iterator aborts the request. Arguments and errors are those of :meth:`generate`.
+        """
         options = params_per_prompt(params, 1)
         found = self.adapters.find(adapter)
-        (requests,) = self.request_factory.create_batch(
-            [prompt], options, self.get_proposer(drafter, adapter), found
-        )
+        proposer = self.get_proposer(drafter, adapter)
+        (requests,) = self.request_factory.create_batch([prompt], options, proposer, found)
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(
@@ -246,14 +251,20 @@ class LLM:
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template.
 
-        Messages are those of :mod:`pronk.text.chat.messages`: ``{"role": "user", "content": "…"}``.
-        Without ``params``, they are those of :meth:`get_default_sampling_params`.
-        ``template_options`` are variables of the template: ``{"enable_thinking": False}``.
+        Args:
+            messages: conversation in OpenAI's format (:mod:`pronk.text.chat.messages`), such as
+                ``[{"role": "user", "content": "…"}]``.
+            params: sampling parameters; by default, those of :meth:`get_default_sampling_params`.
+            drafter: drafter of this call; by default, that of the model.
+            adapter: name of the adapter that computes the answer; by default, the model without an
+                adapter.
+            template_options: variables of the template, such as ``{"enable_thinking": False}``.
 
         Raises:
             PromptError: messages are malformed, or the template refuses them, times out or renders
                 nothing.
             TokenizerError: the chat template is missing or damaged.
+            PronkError: see :meth:`generate`.
         """
         ids = self.chat_ids(messages, template_options=template_options)
         params = self.get_default_sampling_params() if params is None else params
@@ -268,24 +279,27 @@ class LLM:
         adapter: str | None = None,
         template_options: TemplateOptions | None = None,
     ) -> Generator[Piece]:
-        """Answer a conversation and yield the tokens; see :meth:`chat`."""
+        """Answer a conversation and yield the new tokens.
+
+        Closing the iterator aborts the request. Arguments and errors are those of :meth:`chat`.
+        """
         ids = self.chat_ids(messages, template_options=template_options)
         params = self.get_default_sampling_params() if params is None else params
         return self.stream(ids, params, drafter=drafter, adapter=adapter)
 
     def get_default_sampling_params(self, **options: Any) -> SamplingParams:
-        """Return the parameters of :meth:`chat` without ``params``: those recommended for the model.
+        """Return the default sampling parameters of :meth:`chat`: those that the model recommends.
 
-        An option is that of the model's files, or else that of the model's row in the table of
-        short names, or else that of ``SamplingParams()``, which is greedy. ``options`` replace
-        them: ``max_tokens=64``.
+        The value of an option is that of the model's files, or else that of the model's row in the
+        table of short names, or else the default of ``SamplingParams``. ``options`` override these
+        values: ``max_tokens=64``.
         """
         return recommended_params(self.config, **options)
 
     def choose(
         self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None
     ) -> Choice:
-        """Return the log-probabilities of given continuations of a prompt, computed in one token tree.
+        """Return the log-probabilities of given continuations of a prompt, from one token tree.
 
         ::
 
@@ -298,10 +312,12 @@ class LLM:
         Args:
             prompt: text or token ids, at least two tokens.
             options: 1..1024 distinct, non-empty texts.
-            adapter: see :meth:`generate`.
+            adapter: name of the adapter that computes the log-probabilities; by default, the model
+                without an adapter.
 
-        Raises ``OptionError`` if an option is empty, repeated or has no tokens; other errors:
-        :meth:`generate`.
+        Raises:
+            OptionError: an option is empty, repeated or has no tokens.
+            PronkError: see :meth:`generate`.
         """
         texts = check_texts("options", options)
         ids = self.request_factory.encode_prompt(prompt)
@@ -318,9 +334,10 @@ class LLM:
         normalize: bool = True,
         adapter: str | None = None,
     ) -> Array:
-        """Return float32 ``[texts, dimensions]``.
+        """Return the embeddings of texts, ``[texts, dimensions]`` float32.
 
-        See :class:`~pronk.engine.pooling.EmbeddingOptions`.
+        ``pooling``, ``dimensions`` and ``normalize`` are the fields of
+        :class:`~pronk.engine.pooling.EmbeddingOptions`. Errors are those of :meth:`generate`.
         """
         options = EmbeddingOptions(pooling, dimensions, normalize)
         found = self.adapters.find(adapter)
@@ -334,21 +351,29 @@ class LLM:
         tools: Tools | None = None,
         template_options: TemplateOptions | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation, with tools in OpenAI's format.
+        """Return the token ids of a conversation, with ``tools`` in OpenAI's format.
 
-        Errors: :meth:`chat`.
+        The other arguments and the errors are those of :meth:`chat`.
         """
         return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
     def get_proposer(
         self, spec: str | Drafter | None = None, adapter: str | None = None
     ) -> Proposer[Any]:
-        """Return the proposer for a drafter; ``None`` is the default drafter.
+        """Return the proposer of a drafter: the drafter bound to this model.
 
-        Calling this before :meth:`generate` loads the draft model and reports errors early. Equal
-        drafters share one proposer until its model's files change. Besides the default, the 64 most
-        recently used without a draft model and the 4 most recently used with one are kept. Drafters
-        that keep texts have a proposer for each adapter. Raises ``OptionError`` or
-        ``CheckpointError``.
+        A call before :meth:`generate` loads the draft model and reports errors early. Equal
+        drafters share one proposer until the files of their model change. Besides the default
+        proposer, the 64 most recently used ones without a draft model are kept, and the 4 most
+        recently used ones with a draft model. Drafters that keep texts have a proposer for each
+        adapter.
+
+        Args:
+            spec: drafter, or its name with options; by default, the drafter of the model.
+            adapter: name of the adapter of the requests.
+
+        Raises:
+            OptionError: the drafter is unknown, or does not fit the model.
+            CheckpointError: the draft model cannot be loaded.
         """
         return self._proposers.get_proposer(spec, adapter)

@@ -1,8 +1,8 @@
-"""Terminal output of the commands: generated text, statistics, notes, a loading bar.
+"""Terminal output of the commands: generated text, statistics, notes, progress bars.
 
 Standard output receives the generated text only; statistics, notes and bars go to standard error.
-Colours, bars and statistics appear on a terminal only, where control characters in generated text
-are replaced by U+FFFD.
+Colours, bars and statistics appear on a terminal only. On a terminal, U+FFFD replaces control
+characters in generated text.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ if TYPE_CHECKING:
 _DRAFTED = Style(color="green")
 _DIM = Style(dim=True)
 _PLAIN = Style()
-_UNLIMITED = 4096  # characters of a line of a table that is not wrapped
-# For str.translate: every control character except tab and newline becomes U+FFFD.
+_UNLIMITED = 4096  # width, in characters, of a table whose lines are not wrapped
+# Table for str.translate: every control character except tab and newline becomes U+FFFD.
 _CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
 class TerminalOutput:
-    """Standard output and error of a command.
+    """Standard output and standard error of a command.
 
-    ``stats``: show statistics (``None``: only on a terminal).
+    Args:
+        stats: whether to show statistics; by default, only on a terminal.
+        color_drafts: whether accepted draft tokens are green on a terminal.
     """
 
     def __init__(self, *, stats: bool | None = None, color_drafts: bool = False) -> None:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # print ? for characters that its encoding lacks
-                stream.reconfigure(errors="replace")
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")  # "?" for characters that the encoding lacks
         self._out = Console(highlight=False, soft_wrap=True)
         self._err = Console(highlight=False, soft_wrap=True, stderr=True)
         self._stats = self._err.is_terminal if stats is None else stats
@@ -62,7 +64,7 @@ class TerminalOutput:
     def write(self, text: str, *, drafted: bool = False, is_thought: bool = False) -> None:
         """Print a piece of generated text.
 
-        Thoughts are dimmed on a terminal, elsewhere between two tags.
+        Thoughts are dimmed on a terminal, and stand between two tags elsewhere.
         """
         if is_thought != self._in_thoughts:
             tags = ("", "\n\n") if self.interactive else ("<think>\n", "\n</think>\n\n")
@@ -76,9 +78,9 @@ class TerminalOutput:
         self._write(prompt, _DIM)
 
     def end_line(self) -> None:
-        """Start a new line unless the cursor is at the start of one.
+        """Start a new line, unless the cursor is at the beginning of a line.
 
-        End thoughts that were cut off.
+        Thoughts that were cut off are ended before.
         """
         if self._in_thoughts and not self.interactive:
             self._write("\n</think>", _PLAIN)
@@ -89,7 +91,7 @@ class TerminalOutput:
     def say(self, text: str) -> None:
         """Print a message of the program, dimmed, on standard error.
 
-        A terminal's lines end between two words.
+        On a terminal, long messages are wrapped between words.
         """
         self._err.print(Text(text, style=_DIM), soft_wrap=not self._err.is_terminal)
 
@@ -98,21 +100,17 @@ class TerminalOutput:
         self._err.print(Text(text, style="yellow"), soft_wrap=not self._err.is_terminal)
 
     def fits(self, table: Table) -> bool:
-        """Return whether every cell of a table has a single line.
-
-        Only the lines of a terminal have an end.
-        """
+        """Return whether a table is not wider than the terminal; True without a terminal."""
+        if not self.interactive:
+            return True
         unlimited = self._out.options.update(width=_UNLIMITED)
-        return (
-            not self.interactive
-            or self._out.measure(table, options=unlimited).maximum <= self._out.width
-        )
+        return self._out.measure(table, options=unlimited).maximum <= self._out.width
 
     def result(self, part: Table | Text, *, one_line_rows: bool = False) -> None:
         """Print a table or text of the command's result on standard output.
 
-        With ``one_line_rows``, cells are not wrapped outside a terminal: the rows of a list are
-        searched.
+        With ``one_line_rows``, each row of a table is one line without a terminal, so that programs
+        such as ``grep`` find whole rows.
         """
         if one_line_rows and not self.interactive:
             self._out.width = _UNLIMITED
@@ -125,15 +123,15 @@ class TerminalOutput:
 
     def legend(self) -> None:
         """Print the meaning of the colour of draft tokens."""
-        self._err.print(
-            Text.assemble(("Green", _DRAFTED), (" tokens are accepted draft tokens.", _DIM))
-        )
+        legend = Text.assemble(("Green", _DRAFTED), (" tokens are accepted draft tokens.", _DIM))
+        self._err.print(legend)
 
     @contextmanager
     def transfer(self, label: str) -> Iterator[Progress]:
-        """Show a progress bar of bytes, or one line without a terminal.
+        """Show the progress of a download within the block, and yield its update function.
 
-        Yield its update function.
+        A terminal shows a bar; otherwise, one line is printed. The function takes the number of
+        bytes so far and in all.
         """
         if not self._err.is_terminal:
             said: list[int] = []
@@ -150,9 +148,9 @@ class TerminalOutput:
 
     @contextmanager
     def loading(self) -> Iterator[Progress | None]:
-        """Show a progress bar while the model loads.
+        """Show a progress bar within the block, while the model loads.
 
-        Yield its update function, ``None`` without a terminal.
+        Yield the update function of the bar, or ``None`` without a terminal.
         """
         with status_bar(self._err, "DownloadColumn") as bar:
             yield partial(bar, "loading") if self._err.is_terminal else None
@@ -174,17 +172,31 @@ def prepare(
     screen: TerminalOutput,
     prompt: str | None = None,
 ) -> tuple[LLM, SamplingParams]:
-    """Build the sampling parameters, then load the model with a progress bar.
+    """Build the sampling parameters of a command, then load the model with a progress bar.
 
-    Errors of the parameters and of ``prompt`` are raised before the weights are loaded.
+    Errors of the parameters and of the prompt are raised before the weights are loaded.
+
+    Args:
+        load: function that loads the model; it takes the update function of the bar, and
+            ``check``, as :class:`pronk.llm.LLM` does.
+        request: function that builds the sampling parameters from the user's options.
+        screen: output of the command.
+        prompt: prompt of the command, if it has one.
     """
     with screen.loading() as progress:
         params = request()
-        return load(progress, check=lambda factory: factory.check(prompt, params)), params
+        llm = load(progress, check=lambda factory: factory.check(prompt, params))
+        return llm, params
 
 
 def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:
-    """Return one line of statistics; ``kernels`` is the name of the kernels in use."""
+    """Return a line of statistics.
+
+    Args:
+        stats: statistics of one request, or of several.
+        kernels: name of the kernels in use.
+        seed: seed of the request, if it sampled.
+    """
     parts = [
         f"{stats.generated_tokens} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",
@@ -192,11 +204,10 @@ def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:
         f"{stats.accepted} of {stats.drafted} draft tokens accepted",
     ]
     if len(stats.sources) > 1:
-        parts.append(
-            ", ".join(
-                f"{name} {stat.accepted} of {stat.drafted}" for name, stat in stats.sources.items()
-            )
-        )
+        by_drafter = [
+            f"{name} {stat.accepted} of {stat.drafted}" for name, stat in stats.sources.items()
+        ]
+        parts.append(", ".join(by_drafter))
     if stats.jumped:
         parts.append(f"{stats.jumped} tokens forced by the guide")
     if stats.compile_seconds:

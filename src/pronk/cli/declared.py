@@ -1,7 +1,7 @@
-"""The options that :mod:`pronk.base.options` declares, as options of the command line.
+"""Options of dataclasses as options of the command line.
 
-Type, default and help come from the declaration; ``_FORMS`` has those that are written in another
-way on the command line.
+Type, default and help of an option come from its declaration (:mod:`pronk.base.options`). The table
+``_FORMS`` has the options that are written in another way on the command line.
 """
 
 import inspect
@@ -26,14 +26,15 @@ class _Form:
     """Form of an option on the command line, as far as it differs from the declaration.
 
     Attributes:
-        kind: type for typer; ``None``: the declared one.
-        parse: converts the command line's value to the option's.
+        kind: type for typer; ``None`` for the declared type.
+        parse: function that converts a value of the command line to a value of the option.
         default: default on the command line, before ``parse``.
-        name: name on the command line.
+        name: name on the command line, with underscores; empty for the declared name.
         metavar: name of the value in the help.
         note: sentence that is added to the help.
-        panel: panel of the help.
-        flags: names on the command line, instead of the one that typer makes of ``name``.
+        panel: panel of the help; empty for the panel of the dataclass.
+        flags: names on the command line, such as ``--ignore-eos``; by default, typer makes
+            ``--name`` and ``--no-name`` of the name of a flag.
     """
 
     kind: Any = None
@@ -49,14 +50,18 @@ class _Form:
 def _repeatable(
     kind: type, metavar: str, parse: Callable[[Any], Any] = tuple, **more: Any
 ) -> _Form:
-    """Return the form of an option that is given several times, with a value of type ``kind`` each."""
+    """Return the form of an option that may be given several times.
+
+    ``kind`` is the type of each value, ``parse`` takes the list of values, and ``more`` are further
+    attributes of the form.
+    """
     return _Form(kind=list[kind], parse=parse, metavar=metavar, **{"note": "Repeatable."} | more)  # type: ignore[valid-type]
 
 
 def one_model(values: list[str], remedy: str = "give one") -> str | None:
-    """Return the only value of ``--model``, or ``None`` without one.
+    """Return the only value of ``--model``, or ``None`` without a value.
 
-    Raise OptionError if there are more.
+    Several values raise an OptionError, whose message ends with ``remedy``.
     """
     if len(values) > 1:
         refuse("model", f"expected one, found {' and '.join(values)}; {remedy}", OptionError)
@@ -104,12 +109,12 @@ _PANELS = {
 
 
 def _parameter(declared: DeclaredOption, default: Any) -> inspect.Parameter:
-    """Return the parameter that typer makes an option of."""
+    """Return the function parameter from which typer makes the command-line option."""
     form = _FORMS.get(declared.name, _Form())
     option_kind = form.kind or declared.kind
     help_text = declared.option.help
     if get_origin(option_kind) is Literal:
-        option_kind = str  # check_options() names the closest choice
+        option_kind = str  # check_options() refuses other texts and names the closest choice
     is_list = get_origin(option_kind) is list
     settings: dict[str, Any] = {"metavar": form.metavar}
     if form.parse is None:
@@ -131,7 +136,10 @@ def _parameter(declared: DeclaredOption, default: Any) -> inspect.Parameter:
 
 
 def _checked(declared: DeclaredOption) -> Callable[[Any], Any]:
-    """Return a function that returns a valid value of an option, and raises a usage error for others."""
+    """Return a function that returns a valid value of an option, and refuses an invalid value.
+
+    The error is typer's BadParameter, so that the message names the command-line option.
+    """
 
     def check(value: Any) -> Any:
         try:
@@ -144,22 +152,30 @@ def _checked(declared: DeclaredOption) -> Callable[[Any], Any]:
 
 
 class CommandLineOptions:
-    """Options that a dataclass declares, as parameters for typer and back.
+    """Options of a dataclass on the command line.
 
-    ``without`` are options that are not on the command line. ``defaults`` replace declared ones.
+    Args:
+        owner: the dataclass.
+        without: names of options that are not on the command line.
+        defaults: defaults on the command line that differ from the declared ones.
+
+    Attributes:
+        parameters: function parameters from which typer makes the command-line options.
     """
 
     def __init__(self, owner: type, without: Collection[str], defaults: Mapping[str, Any]) -> None:
         options = [each for each in declared_options(owner).values() if each.name not in without]
-        self._forms = {each.name: _FORMS.get(each.name, _Form()) for each in options}
-        self.parameters = [
-            _parameter(each, defaults.get(each.name, each.default)) for each in options
-        ]
+        self._forms = dict[str, _Form]()
+        self.parameters = list[inspect.Parameter]()
+        for each in options:
+            default = defaults.get(each.name, each.default)
+            self._forms[each.name] = _FORMS.get(each.name, _Form())
+            self.parameters.append(_parameter(each, default))
 
     def parse(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of all options: those given, parsed, or the defaults.
+        """Return the values of all options: the parsed given values, or else the defaults.
 
-        A name that is not on the command line keeps its value.
+        ``given`` are the values of typer. Names that are not on the command line keep their values.
         """
         values = {each.name: each.default for each in self.parameters} | {**given}
         for name, form in self._forms.items():

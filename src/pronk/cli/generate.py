@@ -1,4 +1,4 @@
-"""``pronk generate`` and ``pronk chat``."""
+"""The commands ``pronk generate`` and ``pronk chat``."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -66,11 +66,8 @@ def generate(
         params = replace(params, max_tokens=room, min_tokens=min(room, params.min_tokens))
     with interruptible("interrupted"):
         if as_json:
-            typer.echo(
-                json.dumps(
-                    llm.generate(prompt, params, adapter=adapter).to_dict(), ensure_ascii=False
-                )
-            )
+            completion = llm.generate(prompt, params, adapter=adapter)
+            typer.echo(json.dumps(completion.to_dict(), ensure_ascii=False))
             return
         if echo:
             screen.echo(text)
@@ -123,7 +120,7 @@ def chat(
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
     llm, params = prepare(load, request, screen)
     options = thinking_options(None, thinking)
-    # raises if there is no chat template
+    # Raise an error at once if the model has no chat template.
     llm.chat_ids([{"role": "user", "content": "?"}], template_options=options)
     session = ChatSession(
         llm, params, screen, system=system, given=given_options(command), template_options=options
@@ -134,7 +131,10 @@ def chat(
 def _show_samples(
     pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str
 ) -> None:
-    """Stream the first sample, then print the other samples and the statistics of all finished samples."""
+    """Stream the first sample, then print the other samples.
+
+    The statistics of all finished samples follow. After Ctrl-C, the texts so far are printed.
+    """
     from pronk.cli.console import stats_line
 
     other_pieces: dict[int, list[Piece]] = {index: [] for index in range(1, params.n)}
@@ -147,7 +147,7 @@ def _show_samples(
                 screen.write(piece.text, drafted=piece.guessed)
             if piece.completion is not None:
                 completions[piece.index] = piece.completion
-    finally:  # after Ctrl-C, too, show the text so far
+    finally:
         screen.end_line()
         for index, pieces_of_sample in other_pieces.items():
             screen.write(f"--- sample {index + 1} of {params.n} ---\n")
@@ -155,6 +155,5 @@ def _show_samples(
                 screen.write(piece.text, drafted=piece.guessed)
             screen.end_line()
         for _, completion in sorted(completions.items()):
-            screen.figures(
-                stats_line(completion.stats, kernels, None if params.greedy else completion.seed)
-            )
+            seed = None if params.greedy else completion.seed
+            screen.figures(stats_line(completion.stats, kernels, seed))

@@ -1,8 +1,8 @@
-"""Command line of pronk: ``generate``, ``chat``, ``serve``, ``batch``, ``bench``, ``verify`` and more.
+"""Entry point of the command line: commands of the engine and of guest packages.
 
 The module of a command is imported when the command runs, and NumPy only when a model is loaded, so
-``--help`` answers at once. A mistake in the options prints one line on standard error and exits
-with code 2; Ctrl-C exits with code 130.
+that ``--help`` answers at once. A mistake in the options prints one line on standard error and
+exits with code 2. Ctrl-C exits with code 130.
 """
 
 import sys
@@ -34,17 +34,16 @@ _COMMANDS = {
     ),
     "list": Command(
         "pronk.cli.models:list_models",
-        "List the models on this machine, and the drafters that make them faster; "
-        "--json also has the paths.",
+        "List the models on this machine, and their drafters; --json also has the paths.",
     ),
     "rm": Command("pronk.cli.models:remove", "Remove a model from this machine."),
 }
 
 
 def _all_commands() -> dict[str, Command]:
-    """Return the commands by name.
+    """Return all commands by name, those of the engine and of guests.
 
-    A guest that cannot be imported has one whose only effect is the error.
+    For a guest that cannot be imported, the command raises the error of the import.
     """
     found = dict(_COMMANDS)
     for name in guests("pronk.commands"):
@@ -56,7 +55,10 @@ def _all_commands() -> dict[str, Command]:
 
 
 class _LazyCommand(TyperCommand):
-    """A command of which only the summary is known until the command runs."""
+    """A command whose module is imported when the command runs.
+
+    The summary of the command, for ``--help``, is known before.
+    """
 
     def __init__(self, name: str, command: Command) -> None:
         super().__init__(name, help=command.summary)
@@ -77,24 +79,21 @@ class _LazyCommand(TyperCommand):
 
 
 class _CommandError(Exception):
-    """An exception of a command that typer would turn into a silent exit.
+    """Wrapper of an exception that typer would turn into a silent exit.
 
-    It is the cause of this one.
+    The exception is the cause (``__cause__``) of the wrapper.
     """
 
 
 class _Commands(PlainGroup):
-    """The commands of the engine and of its guests."""
+    """Group of all commands: those of the engine, and those of guest packages."""
 
     def __init__(self, **settings: Any) -> None:
         commands = {name: _LazyCommand(name, command) for name, command in _all_commands().items()}
         super().__init__(**settings | {"commands": commands})
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command.
-
-        Errors of files and connections are raised as the cause of a _CommandError.
-        """
+        """Run the command; errors of files and connections become the cause of a _CommandError."""
         try:
             return super().invoke(ctx)
         except PronkError:
@@ -127,7 +126,7 @@ def _pronk(
         typer.Option(_TRACEBACK, metavar="", help="Show the traceback of an unexpected error."),
     ] = False,
 ) -> None:
-    """Run language models with lossless speculative decoding: the same text in fewer forward passes."""
+    """Run language models with lossless speculative decoding: same text, fewer forward passes."""
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -144,20 +143,23 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
             code = INTERRUPTED
         except PronkError as error:
             code = _fail(str(error), 2)
-        except Exception as error:  # noqa: BLE001 - becomes one line, or is raised again with --traceback
+        except Exception as error:  # noqa: BLE001 - becomes one line, or is raised with --traceback
             if output.finish() is None:
                 code = _unexpected(error, arguments)
-        if (failure := output.finish()) is not None:
+        failure = output.finish()
+        if failure is not None:
             code = _output_failed(failure)
     raise SystemExit(code or 0)
 
 
 def _unexpected(error: Exception, arguments: Sequence[str]) -> int:
-    """Print an unexpected error as one line, or with ``--traceback`` raise it.
+    """Print an unexpected error as one line, and return the exit code.
 
-    Return the exit code.
+    With ``--traceback``, raise the error instead.
     """
-    cause = error.__cause__ if isinstance(error, _CommandError) and error.__cause__ else error
+    cause = error
+    if isinstance(error, _CommandError) and isinstance(error.__cause__, Exception):
+        cause = error.__cause__
     if arguments[0] == _TRACEBACK:
         raise cause
     names = {*_COMMANDS, *guests("pronk.commands")}
@@ -169,10 +171,9 @@ def _unexpected(error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _output_failed(error: OSError) -> int:
-    """Report that standard output cannot be written, and return the exit code.
+    """Print that standard output cannot be written, and return the exit code.
 
-    A reader that has read enough, such as ``head``, gets no message, as usual for programs in a
-    pipe.
+    As usual for programs in a pipe, nothing is printed if the reader (``head``) has read enough.
     """
     if isinstance(error, BrokenPipeError):
         return 1
@@ -188,6 +189,7 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _fail(message: str, code: int) -> int:
+    """Print an error as one line, unless the message is empty, and return the exit code."""
     if message:
         sys.stderr.write(f"pronk: error: {' '.join(message.split())}\n")
     return code

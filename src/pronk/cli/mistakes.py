@@ -1,4 +1,4 @@
-"""Messages of mistakes on the command line, in the form of all messages: expected, found, do this."""
+"""Messages of mistakes on the command line: what was expected, what was found, what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS: dict[Any, str] = {
     Path: "a path",
 }
 
-# Messages of the parser, and what is shown instead of them.
+# Patterns of the parser's messages, and the messages that are shown instead.
 _MESSAGES = (
     (r"No such command '(?P<name>.*?)'\.", "{name}: expected a command, found none of this name"),
     (
@@ -46,16 +46,18 @@ _MESSAGES = (
 
 
 def usage_message(error: typer.TyperException) -> str:
-    """Return the message of a parser's error, with a hint at ``--help``.
+    """Return the message of an error of the parser, with a hint at ``--help``.
 
-    Empty if the help was printed.
+    The message is empty if the parser has printed the help instead.
     """
     message = error.format_message()
     context = getattr(error, "ctx", None)
     if not message:
         return ""
     explained = _explain_value(error) or _explain_message(message, context)
-    return explained if context is None else f"{explained} (try '{context.command_path} --help')"
+    if context is None:
+        return explained
+    return f"{explained} (try '{context.command_path} --help')"
 
 
 def _explain_value(error: typer.TyperException) -> str:
@@ -64,10 +66,11 @@ def _explain_value(error: typer.TyperException) -> str:
     if parameter is None:
         return ""
     name = max(parameter.opts, key=len)
-    # of a declared option: its name and what was expected
+    # The message of a declared option begins with the option's name in Python.
     if isinstance(error.__cause__, OptionError):
-        return f"{name}:{str(error.__cause__).partition(':')[2]}"
-    # pydantic's, with the rejected values
+        _, _, problem = str(error.__cause__).partition(":")
+        return f"{name}:{problem}"
+    # An error of pydantic has a list of problems, each with the rejected value.
     problems: list[Any] = getattr(error.__cause__, "errors", list)()
     if not problems:
         return ""
@@ -75,37 +78,43 @@ def _explain_value(error: typer.TyperException) -> str:
 
 
 def _expected(parameter: Any) -> str:
+    """Return the type and range of an option's values: ``an integer of at least 1``."""
     kind = parameter.type_descriptor.annotation
     if get_origin(kind) is list:
         (kind,) = get_args(kind)
     noun = _KINDS.get(kind, "another value")
     low = parameter.min
     high = parameter.max
-    if low is None:
-        return noun if high is None else f"{noun} of at most {high}"
-    return f"{noun} of at least {low}" if high is None else f"{noun} in {low}..{high}"
+    if low is not None and high is not None:
+        return f"{noun} in {low}..{high}"
+    if low is not None:
+        return f"{noun} of at least {low}"
+    return noun if high is None else f"{noun} of at most {high}"
 
 
 def _explain_message(message: str, context: Any) -> str:
+    """Return the message that is shown instead of a parser's message."""
     for pattern, form in _MESSAGES:
         found = re.match(pattern, message)
         if found is not None:
             name = found["name"]
             near = close_choices(name, _known_names(context, name))
-            return form.format(name=name) + (f"; did you mean {near}?" if near else "")
+            hint = f"; did you mean {near}?" if near else ""
+            return form.format(name=name) + hint
     return message
 
 
 def _known_names(context: Any, name: str) -> Sequence[str]:
-    """Return the options of the command if ``name`` is that of an option, otherwise its commands."""
+    """Return the names among which the user may have meant ``name``.
+
+    These are the options of the command if ``name`` begins with ``-``, and else its subcommands.
+    """
     if context is None:
         return []
     command = context.command
     if not name.startswith("-"):
         return list(getattr(command, "commands", ()))
-    parameters = command.get_params(context)
-    return [
-        option
-        for parameter in parameters
-        for option in (*parameter.opts, *parameter.secondary_opts)
-    ]
+    options = list[str]()
+    for parameter in command.get_params(context):
+        options += [*parameter.opts, *parameter.secondary_opts]
+    return options

@@ -62,9 +62,8 @@ def pull(
 
             pairs = find_pairs(path, read_config(path))
             for pair in pairs:
-                typer.echo(
-                    _download(screen, pair.source, pair.model, known_models().get(pair.source))
-                )
+                known_drafter = known_models().get(pair.source)
+                typer.echo(_download(screen, pair.source, pair.model, known_drafter))
             if not pairs:
                 screen.note(
                     f"no trained drafter or draft model is listed for {name}; "
@@ -86,7 +85,7 @@ def list_models(
     known: Annotated[bool, option("List the short names instead.", "--known", metavar="")] = False,
     as_json: Annotated[bool, option("Print one JSON document.", "--json", metavar="")] = False,
 ) -> None:
-    """List the models on this machine, and the drafters that make them faster; --json also has the paths.
+    """List the models on this machine, and their drafters; --json also has the paths.
 
     [bold]Examples[/]
 
@@ -102,7 +101,7 @@ def list_models(
         typer.echo(json.dumps(rows, ensure_ascii=False))
     elif rows:
         table = _table(rows, "path", "source")
-        if not screen.fits(table):  # --json has the repositories, too
+        if not screen.fits(table):
             table = _table(rows, "path", "source", "repository")
         screen.result(table, one_line_rows=True)
     else:
@@ -113,24 +112,29 @@ def list_models(
 
 
 def _known_rows() -> "list[dict[str, str]]":
+    """Return a row of columns for each short name."""
     from pronk.checkpoint.hub.cache import find_cached
     from pronk.checkpoint.hub.names import known_models
 
-    return [
-        {
-            "name": known.name,
-            "parameters": known.parameters,
-            "weights": known.model.quantization or known.model.file.split(".")[-2],
-            "license": known.license,
-            "here": "yes" if find_cached(known.model) else "",
-            "source": str(known.model),
-            "repository": known.model.repo,
-        }
-        for known in known_models().values()
-    ]
+    rows = []
+    for known in known_models().values():
+        model = known.model
+        rows.append(
+            {
+                "name": known.name,
+                "parameters": known.parameters,
+                "weights": model.quantization or model.file.split(".")[-2],
+                "license": known.license,
+                "here": "yes" if find_cached(model) else "",
+                "source": str(model),
+                "repository": model.repo,
+            }
+        )
+    return rows
 
 
 def _cached_rows() -> "list[dict[str, str]]":
+    """Return a row of columns for each model on this machine."""
     from pronk.checkpoint.hub.cache import cached_models, model_label
     from pronk.models.loader import read_config
     from pronk.models.resolve import all_pairs, find_pairs
@@ -138,20 +142,22 @@ def _cached_rows() -> "list[dict[str, str]]":
     rows = []
     for cached in cached_models():
         pairs: list[Pair] = []
-        with suppress(PronkError):  # a model that pronk does not support
+        with suppress(PronkError):  # raised for a model that pronk does not support
             pairs = find_pairs(cached.path, read_config(cached.path)) if all_pairs() else []
-        row = {
-            "name": model_label(cached.path),
-            "size": size_texts(cached.num_bytes)[0],
-            "path": str(cached.path),
-        }
+        drafters = [f"{pair.drafter}: {pair.source}" for pair in pairs]
         rows.append(
-            row | {"drafters": ", ".join(f"{pair.drafter}: {pair.source}" for pair in pairs)}
+            {
+                "name": model_label(cached.path),
+                "size": size_texts(cached.num_bytes)[0],
+                "path": str(cached.path),
+                "drafters": ", ".join(drafters),
+            }
         )
     return rows
 
 
 def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
+    """Return a table of rows, without the ``omitted`` columns and columns without any value."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -183,6 +189,7 @@ def remove(name: Annotated[str, _NAME]) -> None:
 
 
 def _parse(name: str, revision: str | None) -> "HubModel":
+    """Return the model of a short name or of ``owner/name``; refuse other names."""
     from pronk.checkpoint.hub.names import close_names, parse_name
 
     model = parse_name(name, revision)

@@ -1,11 +1,11 @@
 """Options that several commands share: those of the model and those of a request.
 
-They are made from the declarations of :class:`~pronk.engine.options.LLMOptions` and
-:class:`~pronk.sampling.params.SamplingParams` (:mod:`pronk.cli.declared`).
+:mod:`pronk.cli.declared` makes them from the declarations of
+:class:`~pronk.engine.options.LLMOptions` and :class:`~pronk.sampling.params.SamplingParams`.
 
-A *builder* is a function whose keyword parameters are options and which builds an object from their
-values. The decorator :func:`shares` adds a builder's options to a command. The command receives the
-builder as a function with the user's values already bound.
+A *builder* is a function whose keyword parameters are options, and which builds an object from
+their values. The decorator :func:`shares` adds a builder's options to a command. The command
+receives the builder as a function with the user's values already bound.
 """
 
 import functools
@@ -33,9 +33,13 @@ Progress = Callable[[int, int], None]
 
 
 def given_options(context: typer.Context) -> list[str]:
-    """Return the names of all options on the command line, even of those given with their default value."""
-    sources = ((name, context.get_parameter_source(name)) for name in context.params)
-    return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
+    """Return the names of the options that the user has typed, also those with a default value."""
+    names = list[str]()
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            names.append(name)
+    return names
 
 
 def shares(
@@ -51,13 +55,19 @@ def shares(
 
 
         @shares(dough=bread, heat=oven, without=("grams",))
-        def bake(loaves: int, dough: Callable[[], Bread], heat: Callable[[], Oven], *, degrees: int = 250) -> None:
+        def bake(
+            loaves: int,
+            dough: Callable[[], Bread],
+            heat: Callable[[], Oven],
+            *,
+            degrees: int = 250,
+        ) -> None:
             heat().bake(dough() for _ in range(loaves))
 
     has the signature ``bake(loaves: int, *, flour: str = "rye", degrees: int = 250)``. Options of
     the same name in the command and in builders are one option, whose value the command and these
-    builders receive. The first definition gives the type, default and help, and the last one the
-    position; the command comes before the builders.
+    builders receive. The first definition gives the type, default and help, and the last definition
+    gives the position; the command comes before the builders.
 
     Args:
         without: names of options that no builder receives; the command may define an option of that
@@ -65,10 +75,7 @@ def shares(
         builders: functions that build a value, by the name of the command's parameter that receives
             it.
     """
-    groups = {
-        key: [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        for key, build in builders.items()
-    }
+    groups = {key: _keyword_parameters(build) for key, build in builders.items()}
     received = {
         key: [p.name for p in group if p.name not in without] for key, group in groups.items()
     }
@@ -85,12 +92,13 @@ def shares(
 
         @functools.wraps(command)
         def call(**values: Any) -> None:
-            built = {
-                key: functools.partial(build, **{name: values[name] for name in received[key]})
-                for key, build in builders.items()
-            }
+            built = dict[str, functools.partial[Any]]()
+            for key, build in builders.items():
+                arguments = {name: values[name] for name in received[key]}
+                built[key] = functools.partial(build, **arguments)
             with ExitStack() as stack:
-                if "load" in built:  # model_options, which only returns the arguments of LLM
+                # The builder "load" only returns the arguments of LLM, which _load() creates.
+                if "load" in built:
                     load = built["load"]
                     built["load"] = functools.partial(_load, stack, load.func, **load.keywords)
                 command(**{name: values[name] for name in command_parameters}, **built)
@@ -102,6 +110,12 @@ def shares(
     return decorate
 
 
+def _keyword_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the keyword-only parameters of a function."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each for each in parameters if each.kind is each.KEYWORD_ONLY]
+
+
 def _load(
     stack: ExitStack,
     options: Callable[..., dict[str, Any]],
@@ -111,7 +125,15 @@ def _load(
     check: Callable[["RequestFactory"], None] | None = None,
     **changed: Any,
 ) -> "LLM":
-    """Load the model; ``stack`` saves its acceptance statistics when the command ends or fails."""
+    """Load the model of a command.
+
+    Args:
+        stack: saves the model's acceptance statistics when the command ends or fails.
+        options: function that returns the arguments of :class:`pronk.LLM`.
+        progress: update function of a progress bar; it takes the bytes read so far and in all.
+        check: function that checks the command's requests before the weights are loaded.
+        changed: options that replace the user's values.
+    """
     from pronk.engine.workers import check_launched
     from pronk.llm import LLM
 
@@ -123,7 +145,10 @@ def _load(
 
 
 def _with_parameters(parameters: Iterable[inspect.Parameter]) -> Callable[[Function], Function]:
-    """Give a builder with ``**given`` these parameters, which :func:`shares` reads."""
+    """Return a decorator that gives a builder with ``**given`` the signature of ``parameters``.
+
+    :func:`shares` reads a builder's options from its signature.
+    """
 
     def decorate(builder: Function) -> Function:
         builder.__signature__ = inspect.Signature([*parameters])  # type: ignore[attr-defined]
@@ -138,7 +163,7 @@ NOT_ON_THE_COMMAND_LINE = {
     "progress": "a function; commands show the progress",
     "check": "a function; commands check their requests",
 }
-# Options of pronk.LLM that only commands for many requests have, with the defaults of these.
+# Options of pronk.LLM that only commands for many requests have, with their defaults there.
 _FOR_MANY_REQUESTS: dict[str, Any] = {
     "max_batch": 32,
     "max_wait": BatchOptions.max_wait,
@@ -152,20 +177,21 @@ _REQUEST = CommandLineOptions(SamplingParams, {"guide"}, {})
 
 @_with_parameters(_MODEL.parameters)
 def model_options(**given: Any) -> dict[str, Any]:
-    """Return the keyword arguments of :class:`pronk.LLM`.
+    """Return the keyword arguments of :class:`pronk.LLM` for the user's options.
 
-    A command's parameter ``load`` receives ``load(progress)``, which loads the model. The callback
-    ``progress`` gets the bytes read so far and in all; ``check=`` is that of ``LLM``, and other
-    keywords replace the user's values.
+    With the decorator ``shares(load=model_options)``, a command's parameter ``load`` is a function
+    ``load(progress)`` that loads the model. The callback ``progress`` takes the bytes read so far
+    and in all. ``check=`` is that of ``LLM``, and other keywords replace the user's values.
     """
     return _MODEL.parse(given)
 
 
 @_with_parameters(_SERVING.parameters)
 def serving_options(**given: Any) -> dict[str, Any]:
-    """Return the keyword arguments of :class:`pronk.LLM`, for a command with many requests at a time.
+    """Return the keyword arguments of :class:`pronk.LLM` for a command with many requests.
 
-    The user sets the size of the batch and the cache of prefixes, too; see :func:`model_options`.
+    In addition to the options of :func:`model_options`, the user sets the batch size and the prefix
+    cache.
     """
     return _SERVING.parse(given)
 
@@ -192,7 +218,7 @@ def _guide_options(
         str | None, _guide("The text fits the Lark grammar in this file.", metavar="FILE")
     ] = None,
 ) -> "Guide | None":
-    """Return the guide of a request, the one option that needs several on the command line."""
+    """Return the guide of a request, which has several options on the command line."""
     return read_guide(json_schema, regex, choice, grammar)
 
 
@@ -200,7 +226,7 @@ _GUIDE = inspect.signature(_guide_options).parameters
 
 
 def _request_parameters() -> Iterator[inspect.Parameter]:
-    """Yield the parameters of a request, those of the guide before its mode."""
+    """Yield the parameters of a request; the options of the guide precede ``guide_mode``."""
     for parameter in _REQUEST.parameters:
         if parameter.name == "guide_mode":
             yield from _GUIDE.values()
@@ -209,9 +235,9 @@ def _request_parameters() -> Iterator[inspect.Parameter]:
 
 @_with_parameters(_request_parameters())
 def sampling_params(**given: Any) -> SamplingParams:
-    """Build the sampling parameters.
+    """Return the sampling parameters for the user's options.
 
-    Raise OptionError for a value out of its range or an unreadable file.
+    A value out of its range, or a file that cannot be read, raises an OptionError.
     """
     of_guide = {name: given.pop(name) for name in _GUIDE if name in given}
     return SamplingParams(**_REQUEST.parse(given), guide=_guide_options(**of_guide))

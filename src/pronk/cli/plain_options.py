@@ -1,9 +1,9 @@
 """Conversion of option values without pydantic.
 
 typer 0.29 converts all values of a command, defaults included, with pydantic. The import of
-pydantic and a schema for each option take 0.2 s, a quarter of the time to the first token. Numbers
-and texts that need no judgement are converted here; typer converts all other values and reports
-mistakes.
+pydantic and a schema for each option take 0.2 s, a quarter of the time to the first token.
+Therefore this module converts *plain* values: ordinary numbers within their range, and texts. typer
+converts all other values and reports mistakes.
 """
 
 import re
@@ -12,32 +12,34 @@ from typing import Any, get_args, get_origin
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-# Texts that are converted here; typer also accepts 1_000, 1e3 or nan.
+# Texts of plain numbers. typer also accepts 1_000, 1e3 or nan.
 _NUMBERS = {int: re.compile(r"-?[0-9]{1,18}"), float: re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")}
 
 
 class _PlainParameter:
-    """Mixin of an option or argument that converts plain values itself."""
+    """Mixin of an option or argument that converts ordinary numbers and texts without pydantic."""
 
     def __init__(self, parameter: Any) -> None:
-        """Make a parameter that is ``parameter`` but for the conversion of its values."""
+        """Copy all attributes of ``parameter``."""
         vars(self).update(vars(parameter))
 
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Return the value as the parameter's type.
 
-        Typer converts other values, and its errors are raised.
+        Ordinary numbers and texts are converted here, and typer converts other values.
         """
         parameter: Any = self
         converted = self._convert(value)
         if converted is None and (value is not None or parameter.required):
             return super().process_value(ctx, value)  # type: ignore[misc]
-        return converted if parameter.callback is None else parameter.callback(ctx, self, converted)
+        if parameter.callback is None:
+            return converted
+        return parameter.callback(ctx, self, converted)
 
     def _convert(self, value: Any) -> Any:
-        """Return a plain value as the parameter's type.
+        """Return an ordinary number or text, or a list of these, as the parameter's type.
 
-        ``None`` if typer has to judge it, or there is none.
+        ``None`` stands for another value, which typer has to convert, and for no value.
         """
         parameter: Any = self
         kind = parameter.type_descriptor.annotation
@@ -49,22 +51,24 @@ class _PlainParameter:
 
 
 class _PlainOption(_PlainParameter, TyperOption):
-    """An option that converts plain values itself."""
+    """An option that converts ordinary numbers and texts without pydantic."""
 
 
 class _PlainArgument(_PlainParameter, TyperArgument):
-    """An argument that converts plain values itself."""
+    """An argument that converts ordinary numbers and texts without pydantic."""
 
 
 def _plain(parameter: Any) -> Any:
-    """Return the parameter with a conversion of its own, if typer converts it."""
+    """Return an option or argument that converts ordinary numbers and texts without pydantic."""
     if isinstance(parameter, TyperOption):
         return _PlainOption(parameter)
-    return _PlainArgument(parameter) if isinstance(parameter, TyperArgument) else parameter
+    if isinstance(parameter, TyperArgument):
+        return _PlainArgument(parameter)
+    return parameter
 
 
 class _PlainParams:
-    """Mixin of a command that converts plain values of its options itself."""
+    """Mixin of a command whose options convert ordinary numbers and texts without pydantic."""
 
     def __init__(
         self, *arguments: Any, params: Sequence[Any] | None = None, **settings: Any
@@ -73,32 +77,29 @@ class _PlainParams:
         self._help: Any = None
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Return the option ``--help``, always the same object, without the type that typer shows."""
+        """Return the option ``--help``, the same object at each call."""
         if self._help is None:
             self._help = _plain(super().get_help_option(ctx))  # type: ignore[misc]
-            self._help.metavar = ""  # typer shows <bool>
+            self._help.metavar = ""  # otherwise, the help would show the type <bool>
         return self._help
 
 
 class PlainCommand(_PlainParams, TyperCommand):
-    """A command that converts plain values of its options itself."""
+    """A command whose options convert ordinary numbers and texts without pydantic."""
 
 
 class PlainGroup(_PlainParams, TyperGroup):
-    """A group of commands that converts plain values of its options itself."""
+    """A group of commands whose own options convert ordinary numbers and texts without pydantic."""
 
 
 def _convert(kind: Any, value: Any, low: float | None, high: float | None) -> Any:
-    """Return a number or text in its range as ``kind``.
-
-    ``None`` if typer has to judge the value.
-    """
+    """Return a text, or a number in ``low..high``, as ``kind``; ``None`` for other values."""
     pattern = _NUMBERS.get(kind)
     if pattern is None:
         return value if kind is str and isinstance(value, str) else None
     if isinstance(value, str) and pattern.fullmatch(value):
         value = kind(value)
-    plain = (
-        type(value) is kind and (low is None or low <= value) and (high is None or value <= high)
-    )
-    return value if plain else None
+    if type(value) is not kind:
+        return None
+    is_in_range = (low is None or low <= value) and (high is None or value <= high)
+    return value if is_in_range else None

@@ -1,4 +1,4 @@
-"""Progress bar, expected duration, and handling of Ctrl-C."""
+"""Progress bar, expected duration of a command, and handling of Ctrl-C."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -39,16 +39,18 @@ def announce(
     shorter: str,
     clock: Callable[[], float] = time.monotonic,
 ) -> Status:
-    """Return ``status``, which also prints the expected duration of the work, after its first part.
+    """Return a function that calls ``status`` and prints the expected duration of the work once.
 
-    Parts that are called loading do not count. ``work``, ``shorter`` and ``clock`` are those of
-    :class:`TimeEstimate`.
+    The duration is printed after the first part of the work; parts whose label begins with
+    ``loading`` do not count. ``work``, ``shorter`` and ``clock`` are the arguments of
+    :class:`~pronk.base.estimate.TimeEstimate`.
     """
     from rich.text import Text
 
-    estimate = TimeEstimate(
-        lambda line: screen.print(Text(line, style="dim"), soft_wrap=True), work, shorter, clock
-    )
+    def say(line: str) -> None:
+        screen.print(Text(line, style="dim"), soft_wrap=True)
+
+    estimate = TimeEstimate(say, work, shorter, clock)
 
     def update(label: str, done: int, total: int) -> None:
         status(label, done, total)
@@ -60,10 +62,10 @@ def announce(
 
 @contextmanager
 def status_bar(screen: "Console", amount: str = "TaskProgressColumn") -> Iterator[Status]:
-    """Show a progress bar and yield its update function, which does nothing without a terminal.
+    """Show a progress bar within the block, and yield its update function.
 
-    ``amount`` is the column of :mod:`rich.progress` that shows the work done: a percentage by
-    default.
+    Without a terminal, the function does nothing. ``amount`` is the name of the column class of
+    :mod:`rich.progress` that shows the finished work: a percentage by default.
     """
     if not screen.is_terminal:
         yield lambda _label, _done, _total: None
@@ -84,8 +86,7 @@ def status_bar(screen: "Console", amount: str = "TaskProgressColumn") -> Iterato
 
         def update(label: str, done: int, total: int) -> None:
             nonlocal shown
-            # Draw a new label at once, because the work that it names may end before the next
-            # periodic refresh.
+            # Draw a new label at once: its part of the work may end before the next refresh.
             bar.update(
                 task, description=label, completed=done, total=total or None, refresh=label != shown
             )

@@ -1,4 +1,4 @@
-"""Conversation of ``pronk chat``: read a message, stream the answer, run the ``/`` commands."""
+"""Conversation of ``pronk chat``: messages of the user, streamed answers, and ``/`` commands."""
 
 from __future__ import annotations
 
@@ -32,15 +32,21 @@ Message = dict[str, str]
 
 _ROLES = ("system", "user", "assistant")
 _QUOTES = '"""'  # begins and ends a message of several lines
-_MAX_LINE = 2**24  # characters of a line of a file or pipe
-_MAX_TOKENS = 1024  # default of an answer, at most half the context
+_MAX_LINE = 2**24  # maximum characters of a line of a file or pipe
+_MAX_TOKENS = 1024  # default maximum of an answer, unless half the context is less
 
 
 class ChatSession:
     """One conversation, read from a terminal or a pipe.
 
-    Sampling options that are not in ``given``, the names of those that the user has set, are
-    replaced by those that are recommended for the model.
+    Args:
+        llm: the model.
+        params: sampling parameters of the answers.
+        screen: output of the command.
+        system: system message; empty for none.
+        given: names of the sampling options that the user has set. The model's recommendations
+            replace all other options.
+        template_options: variables of the chat template.
     """
 
     def __init__(
@@ -60,7 +66,7 @@ class ChatSession:
         context = llm.config.context
         self._adapter = only_adapter(llm.adapters)
         recommended: dict[str, Any] = {
-            name: v for name, v in llm.config.sampling.items() if name not in given
+            name: value for name, value in llm.config.sampling.items() if name not in given
         }
         limit = params.max_tokens if "max_tokens" in given else min(_MAX_TOKENS, context // 2)
         self._params = replace(params, **recommended, max_tokens=min(limit, context - 1))
@@ -79,7 +85,7 @@ class ChatSession:
             "/load": ("FILE: continue a saved conversation", self._load),
             "/stats": ("statistics of all answers so far", self._show_stats),
             "/colors": ("turn the colour of draft tokens on or off", self._switch_colors),
-            # never called: run() ends at this line
+            # The method run() ends at this line, so that the function is never called.
             "/exit": ("leave; so does Ctrl-D", lambda _: None),
         }
 
@@ -90,12 +96,13 @@ class ChatSession:
                 import readline  # noqa: F401 - gives input() editing and history
             self._screen.say(
                 f"Ctrl-C stops an answer, Ctrl-D ends the chat, {_QUOTES} begins and ends a "
-                "message of several lines, "
-                "/help lists the commands."
+                "message of several lines, /help lists the commands."
             )
             self._show_legend()
-        while (line := self._read()) is not None and line != "/exit":
+        line = self._read()
+        while line is not None and line != "/exit":
             self._run_line(line)
+            line = self._read()
 
     @property
     def _interactive(self) -> bool:
@@ -106,11 +113,10 @@ class ChatSession:
         return [{"role": "system", "content": self._system}] if self._system else []
 
     def _read(self) -> str | None:
-        """Return the next message or command, ``None`` at the end of the input.
+        """Return the next message or command; ``None`` at the end of the input.
 
-        Ctrl-C discards a line.
-
-        A message of several lines keeps its first quotes, so that it is not a command.
+        A message of several lines keeps its first quotes, so that it is not taken for a command. On
+        a terminal, Ctrl-C discards the lines typed so far.
         """
         lines: list[str] = []
         while True:
@@ -134,9 +140,9 @@ class ChatSession:
                 return text
 
     def _read_line(self, prompt: str) -> str:
-        """Return a line of the terminal, after ``prompt``, or of a file or pipe.
+        """Return a line of standard input; raise an EOFError at its end.
 
-        Raise EOFError at the end.
+        On a terminal, ``prompt`` is printed before the line.
         """
         if self._interactive:
             return input(prompt)
@@ -153,21 +159,27 @@ class ChatSession:
         return line.removesuffix("\n")
 
     def _run_line(self, line: str) -> None:
+        """Run a command or answer a message; print errors."""
         name, _, argument = line.partition(" ")
+        message = line.removeprefix(_QUOTES).removesuffix(_QUOTES).strip()
         try:
             if name in self._commands:
-                self._commands[name][1](argument.strip())
+                _, run = self._commands[name]
+                run(argument.strip())
             elif line.startswith("/"):
                 near = close_choices(name, self._commands)
                 remedy = f"did you mean {near}?" if near else "/help lists the commands"
                 self._screen.note(f"{name}: expected a command, found an unknown one; {remedy}")
-            elif message := line.removeprefix(_QUOTES).removesuffix(_QUOTES).strip():
+            elif message:
                 self._answer(message)
         except PronkError as error:
             self._screen.note(f"error: {error}")
 
     def _answer(self, line: str) -> None:
-        """Stream the answer and append its shown text to the conversation, even if it was interrupted."""
+        """Stream the answer to a message, and append both to the conversation.
+
+        After Ctrl-C, the answer is the text that was shown.
+        """
         conversation = self._messages
         shown = list[str]()
         try:
@@ -180,7 +192,9 @@ class ChatSession:
                 messages, self._params, adapter=self._adapter, template_options=options
             ):
                 parts = reader.push(piece.text, piece.token_id)
-                for part in [*parts, *reader.flush()] if piece.completion is not None else parts:
+                if piece.completion is not None:
+                    parts += reader.flush()
+                for part in parts:
                     shown.append(self._show(part, drafted=piece.guessed))
                 if piece.completion is not None:
                     self._finish(piece.completion)
@@ -193,9 +207,9 @@ class ChatSession:
             self._messages = [*conversation, {"role": "assistant", "content": "".join(shown)}]
 
     def _show(self, part: Part, *, drafted: bool) -> str:
-        """Print a part of the answer.
+        """Print a part of the answer, and return its text for later prompts.
 
-        Return its text, which is empty for thoughts: later prompts lack them.
+        The text of thoughts is empty, as later prompts lack earlier thoughts.
         """
         assert not isinstance(part, CallPart)  # no tools
         if isinstance(part, Thought):
@@ -205,7 +219,10 @@ class ChatSession:
         return part
 
     def _fit(self, conversation: list[Message]) -> list[Message]:
-        """Drop the oldest turns until the rest and an answer of ``max_tokens`` fit into the model's context."""
+        """Return the conversation without the oldest turns, as far as the context is too short.
+
+        An answer of ``max_tokens`` tokens fits into the model's context after the rest.
+        """
         limit = self._llm.config.context - self._params.max_tokens
         forgotten = 0
         while len(conversation) > 1 and len(self._chat_ids(conversation)) > limit:
@@ -223,6 +240,7 @@ class ChatSession:
         return self._llm.chat_ids(messages, template_options=self._template_options)
 
     def _finish(self, completion: Completion) -> None:
+        """Print notes and statistics of a complete answer."""
         self._screen.end_line()
         seed = None if self._params.greedy else completion.seed
         if completion.finish_reason == "length":
@@ -250,7 +268,7 @@ class ChatSession:
     def _save(self, file: str) -> None:
         path = _path("/save", file)
         if path.exists():
-            _read_messages(path)  # raises unless it is a saved conversation, which may be replaced
+            _read_messages(path)  # raises an error for a file that is no saved conversation
         write_json(path, {"messages": [*self._system_message, *self._messages]}, indent=1)
         self._screen.say(f"saved {len(self._messages) // 2} turns in {path}")
 
@@ -277,6 +295,7 @@ class ChatSession:
 
 
 def _path(command: str, file: str) -> Path:
+    """Return the path that the user has given after ``/save`` or ``/load``."""
     if not file:
         refuse(command, "expected a file name after it, found none", OptionError)
     try:
@@ -291,7 +310,10 @@ def _path(command: str, file: str) -> Path:
 
 
 def _read_messages(path: Path) -> list[Message]:
-    """Read messages with a role and a text: a system message or none, then pairs of question and answer."""
+    """Return the messages of a file that ``/save`` wrote.
+
+    A system message, if any, is the first one. Pairs of a user message and an answer follow.
+    """
     try:
         document = json.loads(read_input(path))
     except OSError as error:

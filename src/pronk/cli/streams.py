@@ -1,7 +1,7 @@
-"""Standard streams of the process: closed from the beginning, full, or without a reader.
+"""Standard streams of the process that are closed, full, or without a reader.
 
-Standard output has the result of a command, so an error of it ends the command. Standard error has
-progress and notes besides the result, so an error of it changes nothing.
+The result of a command goes to standard output, so an error of this stream ends the command.
+Progress and notes go to standard error, so an error of that stream changes nothing.
 """
 
 import os
@@ -13,7 +13,10 @@ from typing import Any, TextIO, cast
 
 
 class WatchedOutput:
-    """Standard output that remembers its first error, so that it is not mistaken for one of another file."""
+    """Standard output that keeps its first error.
+
+    The error is thus not mistaken for an error of another file.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -36,9 +39,9 @@ class WatchedOutput:
             raise
 
     def finish(self) -> OSError | None:
-        """Flush the stream.
+        """Flush the stream and return its first error, or ``None``.
 
-        Return its first error, after which the rest of the output is discarded.
+        After an error, the rest of the output is discarded.
         """
         with suppress(OSError):
             self.flush()
@@ -51,7 +54,7 @@ class WatchedOutput:
 
 
 class Notes:
-    """Standard error, of which the rest is discarded after its first error."""
+    """Standard error that discards all output after its first error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -76,12 +79,12 @@ class Notes:
 
 
 def _discard(stream: TextIO) -> None:
-    """Let the file descriptor of a stream write to nowhere, with what is in its buffer.
+    """Redirect a stream, its buffered output included, to the null device.
 
     Otherwise the interpreter would try to write the buffer when it ends, and print a traceback or
     fail.
     """
-    with suppress(OSError):  # no file descriptor: not the stream of a process
+    with suppress(OSError):  # raised for a stream without a file descriptor, as in tests
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
@@ -91,12 +94,13 @@ def _discard(stream: TextIO) -> None:
 def watch_streams() -> Iterator[WatchedOutput]:
     """Replace standard output by a :class:`WatchedOutput`, and standard error by :class:`Notes`.
 
-    They are restored after the block. A stream that was closed when the process began (``>&-``) is
-    replaced by the null device: what is written is discarded, and standard input is empty.
+    Both are restored after the block. The null device replaces a stream that was closed when the
+    process began (``>&-``): output is discarded, and standard input is empty.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open until the end
+            null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - open until exit
+            setattr(sys, name, null)
     stdout = sys.stdout
     stderr = sys.stderr
     output = WatchedOutput(stdout)

@@ -1,4 +1,4 @@
-"""Values of options: guides, prompts and other texts of files, and pairs of the form ``NAME=VALUE``."""
+"""Conversion of the values of options: guides, prompts, and pairs such as ``NAME=VALUE``."""
 
 import sys
 from collections.abc import Collection
@@ -21,11 +21,18 @@ def read_guide(
     choice: list[str] | None = None,
     grammar: str | None = None,
 ) -> "Guide | None":
-    """Build the guide from the one option that is set; return ``None`` if no option is set.
+    """Return the guide of the one option that is set; ``None`` if no option is set.
 
-    ``json_schema`` and ``grammar`` are paths; ``json_schema="object"`` allows any JSON object
-    unless a file has that name. Raises OptionError if several options are set, a file cannot be
-    read, or its content is not a valid guide.
+    Args:
+        json_schema: path of a JSON schema; ``"object"`` allows any JSON object, unless a file has
+            this name.
+        regex: regular expression.
+        choice: allowed texts.
+        grammar: path of a Lark grammar.
+
+    Raises:
+        OptionError: several options are set, a file cannot be read, or its content is not a valid
+            guide.
     """
     from pronk.text.guide import MAX_SIZE, Guide
 
@@ -42,15 +49,13 @@ def read_guide(
             "give one"
         )
         raise OptionError(msg)
-    # Bytes to read. A longer file is too long in any case: UTF-8 has at most 4 bytes per character.
+    # Number of bytes to read. A longer file has too many characters: UTF-8 takes at most 4 bytes
+    # for each.
     size = 4 * MAX_SIZE + 1
+    if json_schema == "object" and not Path(json_schema).exists():
+        return Guide(json={"type": "object"})
     if json_schema is not None:
-        anything = json_schema == "object" and not Path(json_schema).exists()
-        return Guide(
-            json={"type": "object"}
-            if anything
-            else read_text(Path(json_schema), "json-schema", max_bytes=size)
-        )
+        return Guide(json=read_text(Path(json_schema), "json-schema", max_bytes=size))
     if grammar is not None:
         return Guide(grammar=read_text(Path(grammar), "grammar", max_bytes=size))
     if regex is not None:
@@ -71,10 +76,11 @@ def read_prompt(
         typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False),
     ] = None,
 ) -> str:
-    """Read the prompt from the argument, a file or standard input.
+    """Return the prompt from the argument, a file or standard input.
 
-    Raises PromptError if PROMPT and --prompt-file are both given or both missing, OptionError if
-    the file cannot be read, or the text is not UTF-8.
+    Raises:
+        PromptError: PROMPT and --prompt-file are both given or both missing.
+        OptionError: the file cannot be read, or the text is not UTF-8.
     """
     if (prompt is None) == (prompt_file is None):
         msg = (
@@ -99,14 +105,14 @@ def read_prompt(
 
 
 def parse_switch(value: str) -> bool | str:
-    """Return a flag for ``on`` and ``off``, and any other text, a path, as it is."""
+    """Return True for ``on``, False for ``off``, and any other text, a path, as it is."""
     return {"on": True, "off": False}.get(value, value)
 
 
 def parse_adapters(pairs: list[str]) -> dict[str, str]:
-    """Parse ``["sql=./sql-lora"]`` into ``{"sql": "./sql-lora"}``.
+    """Return adapters by name: ``{"sql": "./sql-lora"}`` for ``["sql=./sql-lora"]``.
 
-    Raise an OptionError if a name repeats.
+    A repeated name, or a pair without a name or a folder, raises an OptionError.
     """
     adapters: dict[str, str] = {}
     for pair in pairs:
@@ -122,9 +128,9 @@ def parse_adapters(pairs: list[str]) -> dict[str, str]:
 
 
 def only_adapter(names: Collection[str]) -> str | None:
-    """Return the name of the only adapter.
+    """Return the name of the only adapter, or ``None`` without adapters.
 
-    ``None``: there is none; several raise an OptionError.
+    Several adapters raise an OptionError.
     """
     if len(names) > 1:
         refuse(
@@ -134,7 +140,7 @@ def only_adapter(names: Collection[str]) -> str | None:
 
 
 def parse_bias(pairs: list[str]) -> dict[int, float] | None:
-    """Parse ``["7=1.5"]`` into ``{7: 1.5}``; an empty list gives ``None``."""
+    """Return biases by token id: ``{7: 1.5}`` for ``["7=1.5"]``; ``None`` for an empty list."""
     bias: dict[int, float] = {}
     for pair in pairs:
         token, _, value = pair.partition("=")

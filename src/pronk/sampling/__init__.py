@@ -1,1 +1,1 @@
-"""Sampling of the next token: options, logits processors, noise, verification of draft tokens."""
+"""Sampling of the next token, and verification of draft tokens."""

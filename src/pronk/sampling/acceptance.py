@@ -1,17 +1,20 @@
 """Acceptance rules: how the target's token after a node of the draft tree is chosen.
 
-If a child of the node has this token, the child is accepted.
+If a child of the node has this token, the child is accepted. The modules in brackets have the
+proofs that the text is a sample of the target.
 
-========== ====================================================== ==============================================
-rule       a draft token is accepted                              proof
-========== ====================================================== ==============================================
-coupled    if it equals the token that the target samples         :mod:`pronk.sampling.noise`
-rejection  with probability min(1, p / q); siblings one by one    :func:`pronk.sampling.verify.rejection_sample`
-block      first children as a chain; others as in rejection      :func:`pronk.sampling.verify.block_verify`
-========== ====================================================== ==============================================
+coupled
+    A draft token is accepted if it equals the token that the target samples
+    (:mod:`pronk.sampling.noise`).
+rejection
+    A draft token is accepted with probability min(1, p / q); siblings are tried one by one
+    (:func:`pronk.sampling.verify.rejection_sample`).
+block
+    The chain of first children is tried as a whole; further siblings are tried as by the rule
+    rejection (:func:`pronk.sampling.verify.block_verify`).
 
-p and q are the target's and the drafter's probability of the draft token. Greedy decoding always
-takes the argmax.
+p and q are the target's and the drafter's probability of the draft token. Greedy decoding takes the
+argmax under every rule.
 """
 
 from __future__ import annotations
@@ -30,15 +33,18 @@ ChooseToken = Callable[[int], int]
 def acceptance_rule(
     sampler: Sampler, tree: TokenTree, logits: Logits, sampled: Mapping[int, int] | None = None
 ) -> ChooseToken:
-    """Return a function from a node to the target's token after it, by the request's acceptance rule.
+    """Return a function from a node to the target's token after that node.
+
+    The function follows the request's acceptance rule. The caller goes from the root down, along
+    accepted nodes.
 
     Args:
-        sampler: request's sampler, positioned after the root; each call of the function appends the
-            chosen token.
-        tree: draft tokens; the function is called from the root down, along accepted nodes.
-        logits: target's logits after each node, ``[nodes, vocab]``.
-        sampled: node to the target's token after it, if the executor has already sampled it;
-            coupled rule only.
+        sampler: sampler of the request, positioned after the root. Each call of the returned
+            function appends the chosen token to the sampler's context.
+        tree: draft tokens.
+        logits: the target's logits after each node, ``[nodes, vocab]``.
+        sampled: the target's tokens after nodes, by node, as far as the executor has already
+            sampled them; coupled rule only.
     """
     rule = sampler.params.rule if sampler.params.rejects else "coupled"
     sampled = sampled or {}
@@ -48,13 +54,11 @@ def acceptance_rule(
         if rule == "coupled":
             token = sampled[node] if node in sampled else sampler.choose(logits[node])
         elif rule == "rejection":
-            token = sampler.rejection_sample(
-                sampler.distribution(logits[node]), tree.draft_samples(node)
-            )
+            p = sampler.distribution(logits[node])
+            token = sampler.rejection_sample(p, tree.draft_samples(node))
         else:
-            decided_tokens.extend(
-                [] if decided_tokens else _verify_chain(sampler, tree, logits, node)
-            )
+            if not decided_tokens:
+                decided_tokens.extend(_verify_chain(sampler, tree, logits, node))
             token = decided_tokens.pop()
         sampler.advance(token)
         return token
@@ -63,21 +67,22 @@ def acceptance_rule(
 
 
 def _verify_chain(sampler: Sampler, tree: TokenTree, logits: Logits, node: int) -> list[int]:
-    """Verify the chain of first children below ``node``.
+    """Verify the chain of first children below ``node``; return the decided tokens, last one first.
 
-    Return the decided tokens in reverse order.
-
-    The final token is chosen among the other children of the node where the chain stops.
+    The decided tokens are the accepted tokens of the chain and the token after them, which is
+    chosen among the further children of the node at which the chain stops.
     """
     chain = tree.first_chain(node)
+    nodes = (node, *chain)
     draft_tokens = [tree.draft_sample(child) for child in chain]
 
     def distribution(i: int) -> Array:
         with sampler.after([token for token, _ in draft_tokens[:i]]):
-            return sampler.distribution(logits[(node, *chain)[i]])
+            return sampler.distribution(logits[nodes[i]])
 
     accepted, p = sampler.block_verify(distribution, draft_tokens)
     tokens = [token for token, _ in draft_tokens[:accepted]]
+    siblings = tree.draft_samples(nodes[accepted])[1:]
     with sampler.after(tokens):
-        tokens.append(sampler.rejection_sample(p, tree.draft_samples((node, *chain)[accepted])[1:]))
+        tokens.append(sampler.rejection_sample(p, siblings))
     return tokens[::-1]

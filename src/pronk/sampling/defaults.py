@@ -1,8 +1,11 @@
-"""Sampling options that are recommended for a model: the defaults of conversations and of the server.
+"""Sampling options that a model recommends: the defaults of conversations and of the server.
 
-An option is that of the call, or else that of the model's files (:func:`recommended_sampling`), or
-else that of the model's row in the table of short names
-(:mod:`pronk.checkpoint.hub.recommendations`), or else that of ``SamplingParams()``.
+The value of an option is the first one that is given in
+
+1. the call,
+2. the model's files (:func:`recommended_sampling`),
+3. the model's row in the table of short names (:mod:`pronk.checkpoint.hub.recommendations`),
+4. the defaults of :class:`~pronk.sampling.params.SamplingParams`.
 """
 
 from __future__ import annotations
@@ -29,11 +32,16 @@ RECOMMENDABLE = (*GGUF_KEYS.values(), "presence_penalty")
 
 
 def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, float]:
-    """Return the options among the values of ``generation_config.json`` or of :data:`GGUF_KEYS`.
+    """Return the sampling options that the files of a model recommend.
 
-    ``do_sample: false`` means greedy decoding, ``true`` without a temperature the temperature 1;
-    ``top_k`` below 0 means all tokens. If an option is out of its range, all are ignored with a
-    warning, which names ``file``.
+    ``do_sample: false`` means greedy decoding, and ``do_sample: true`` without a temperature the
+    temperature 1. A ``top_k`` below 0 means all tokens. If an option is out of its range, all
+    options are ignored with a warning.
+
+    Args:
+        values: values of ``generation_config.json``, or of a GGUF file's :data:`GGUF_KEYS` by their
+            option names.
+        file: name of the file, for the warning.
     """
     options = {name: values[name] for name in RECOMMENDABLE if values.get(name) is not None}
     if values.get("do_sample") is not None:
@@ -49,13 +57,10 @@ def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, floa
 
 
 def recommended_params(config: ModelConfig, **options: Any) -> SamplingParams:
-    """Return the parameters recommended for conversations with a model.
-
-    ``options`` override them.
-    """
+    """Return the sampling parameters that a model recommends, overridden by ``options``."""
     return SamplingParams(**{**config.sampling, **options})
 
 
 def sampling_values(params: SamplingParams) -> dict[str, float]:
-    """Return the values of all options that can be recommended."""
+    """Return the values of the options that a model can recommend, by their names."""
     return {name: getattr(params, name) for name in RECOMMENDABLE}

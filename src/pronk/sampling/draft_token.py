@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-DraftIds = NDArray[np.int32]  # the target's token of each logit of a draft vocabulary
+DraftIds = NDArray[np.int32]  # ``[draft vocab]``: the target's token id of each draft logit
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class DraftToken:
         scores: ``[draft vocab]``: log p up to a constant, plus the target's Gumbel noise if the
             temperature is above 0 and the rule is coupled. Higher is likelier to be the target's
             token. ``-inf`` excludes a token.
-        ids: the target's token of each score; ``None``: 0, 1, ….
+        ids: the target's token id of each score; ``None`` for 0, 1, ….
         q: ``[vocab]`` float64 distribution from which ``token`` was drawn; ``None`` if ``token`` is
             the argmax of ``scores``.
     """
@@ -37,7 +37,10 @@ class DraftToken:
     q: NDArray[np.float64] | None = None
 
     def top_tokens(self, count: int) -> list[tuple[int, float]]:
-        """Return (token, softmax(``scores``)) of the ``count`` best tokens, best first, without probability 0."""
+        """Return the ``count`` best tokens with their probabilities, best first.
+
+        The probabilities are those of softmax(``scores``); tokens of probability 0 are left out.
+        """
         remaining = self.scores.copy()
         best = list[tuple[int, float]]()
         # Repeated argmax is faster than a partition for up to about a dozen tokens.
@@ -45,15 +48,15 @@ class DraftToken:
             index = int(remaining.argmax())
             if remaining[index] == -math.inf:
                 break
-            best.append(
-                (index if self.ids is None else int(self.ids[index]), float(remaining[index]))
-            )
+            token = index if self.ids is None else int(self.ids[index])
+            best.append((token, float(remaining[index])))
             remaining[index] = -math.inf
         probs = [self.confidence * math.exp(score - best[0][1]) for _, score in best]
         return [(token, prob) for (token, _), prob in zip(best, probs, strict=True) if prob > 0.0]
 
 
 def argmax_token(scores: NDArray[np.floating[Any]]) -> DraftToken:
-    """Return the argmax of ``scores`` as a draft token."""
+    """Return the argmax of ``scores`` (``[vocab]``) as a draft token."""
     token = int(scores.argmax())
-    return DraftToken(token, float(1.0 / np.exp(scores - scores[token]).sum()), scores)
+    weights = np.exp(scores - scores[token])
+    return DraftToken(token, float(1.0 / weights.sum()), scores)

@@ -1,4 +1,7 @@
-"""Prune draft tokens that the guide forbids: the target would compute their rows only to reject them."""
+"""Removal of draft tokens that the guide forbids.
+
+The target would compute the rows of such draft tokens only to reject them.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ def visit(
     guide: GuideProcessor,
     on_node: Callable[[int], bool],
 ) -> None:
-    """Visit a draft tree depth-first, and advance a guide's processor to the parent of each visited node.
+    """Visit a draft tree depth-first, with a guide's processor at the parent of each visited node.
 
-    ``guide``, which has consumed the text, is rolled back to the text at the end. ``on_node`` is
-    called with each node but the root, whose token in ``tokens`` is the last of the text, and
-    returns whether to visit the node's children.
+    Args:
+        tokens: token id of each node; the root's token is the last token of the text.
+        children: children of each node.
+        guide: processor that has consumed the text, and is rolled back to the text at the end.
+        on_node: called with each visited node except the root; returns whether to visit the node's
+            children.
     """
     depth = 0
     stack = [(child, 0) for child in reversed(children[0])]
@@ -36,12 +42,13 @@ def visit(
 
 
 def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
-    """Return the tree without draft tokens that the guide forbids.
+    """Return the tree without the draft tokens that the guide forbids.
 
-    Keep nodes that cannot be accepted.
+    Nodes that are computed but never accepted stay.
     """
     children = [[*tree.children(node).values()] for node in range(len(tree))]
-    kept = {0, *(node for node, acceptable in enumerate(tree.acceptable) if not acceptable)}
+    kept = {node for node, acceptable in enumerate(tree.acceptable) if not acceptable}
+    kept.add(0)
 
     def keep_if_allowed(node: int) -> bool:
         if not guide.allows(tree.tokens[node]):

@@ -1,20 +1,21 @@
 """Guides compiled for one model by llguidance.
 
 A grammar constrains bytes. llguidance computes the allowed tokens for the whole vocabulary at once,
-with a derivative-based lexer, an Earley parser and a trie of the vocabulary. It supports no
+with a derivative-based lexer, an Earley parser and a trie of the vocabulary. llguidance supports no
 expression that needs backtracking, and limits its work in compilation and in each step.
 
 **JSON schemas** may be of any draft from 4 to 2020-12. Each text of the grammar fits the schema:
 keywords that cannot be checked from left to right (``not``, ``uniqueItems``, ``if``) are refused
 with an error that names path and keyword, and so are invalid keywords and a ``$ref`` that leaves
 the schema. (Schemas of tools are relaxed instead, before they become part of a grammar: see
-:mod:`pronk.text.json_schema`.) ``format`` is enforced where a regular expression describes it, and
-an annotation otherwise. Properties are written in the order of the schema. White space is that of
+:mod:`pronk.text.json_schema`.) ``format`` is enforced if a regular expression describes the format,
+and ignored otherwise. Properties are written in the order of the schema. White space is that of
 Python's ``json.dumps``, unless the guide allows more.
 
-**Regular expressions** have Rust's syntax, and match the whole text. **Grammars** use llguidance's
-  dialect of Lark:
-rules ``a: b "x" c*``, terminals ``A: /[a-z]+/``, ``%json {…}`` for an embedded schema.
+**Regular expressions** have Rust's syntax, and match the whole text.
+
+**Grammars** use llguidance's dialect of Lark: rules ``a: b "x" c*``, terminals ``A: /[a-z]+/``,
+``%json {…}`` for an embedded schema.
 """
 
 from __future__ import annotations
@@ -46,41 +47,47 @@ from pronk.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# maximum number of cached guides; one usually takes a few MB of memory, and at most 40 MB
+# Maximum number of cached guides. A guide usually takes a few MB of memory, and at most 40 MB.
 _CACHE_SIZE = 64
 
-# Finds the value of multipleOf in a schema within a grammar, for example "0.25" in '"multipleOf":
-# 0.25'.
+# Pattern of multipleOf in a schema within a grammar: its group is 0.25 in '"multipleOf": 0.25'.
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """A compiled guide; ``seconds`` is the duration of the compilation."""
+    """A compiled guide; ``seconds`` is the time that the compilation took."""
 
     seconds: float
     _matcher: LLMatcher = field(repr=False)
     _stop_token_ids: tuple[int, ...]
 
     def new_processor(self, text: Sequence[int] = (), *, one_end: bool = False) -> GrammarProcessor:
-        """Return a logits processor for a new request that has generated the token ids ``text``.
+        """Return a logits processor for a request that has generated the token ids ``text``.
 
-        ``one_end`` is that of :class:`GrammarProcessor`.
+        ``one_end`` is that of
+        :class:`~pronk.sampling.grammar_processor.GrammarProcessor`.
         """
         return GrammarProcessor(self._matcher, self._stop_token_ids, text, one_end=one_end)
 
 
 class Grammars:
-    """Compile and cache guides for one model with ``vocab_size`` logits; thread-safe."""
+    """Compiler and cache of the guides for one model; thread-safe.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        vocab_size: number of the model's logits.
+        stop_token_ids: tokens that end a text.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]
     ) -> None:
         self._model_tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._stop_token_ids = tuple(
-            sorted(end for end in stop_token_ids if tokenizer.backend.id_to_token(end) is not None)
-        )
+        id_to_token = tokenizer.backend.id_to_token
+        known_ends = [end for end in stop_token_ids if id_to_token(end) is not None]
+        self._stop_token_ids = tuple(sorted(known_ends))
         self._cache: OrderedDict[Guide, CompiledGrammar] = OrderedDict()
         self._cache_lock = Lock()
         self._compile_lock = Lock()
@@ -89,8 +96,9 @@ class Grammars:
     def compile(self, guide: Guide) -> CompiledGrammar:
         """Return the compiled guide, from the cache if possible.
 
-        Raises ``GuideError`` if llguidance is missing or does not support the tokenizer; the model
-        has no stop token; or the guide is invalid, uses an unsupported feature, or allows no text.
+        Raises:
+            GuideError: llguidance is missing or does not support the tokenizer; the model has no
+                stop token; or the guide is invalid, uses an unsupported feature, or allows no text.
         """
         compiled = self._find(guide)
         if compiled is not None:
@@ -108,9 +116,10 @@ class Grammars:
         return compiled
 
     def submit(self, guide: Guide, tenant: str = "") -> Future[CompiledGrammar]:
-        """Return a future of :meth:`compile`, called in a background thread if the guide is not cached.
+        """Return a future of the compiled guide.
 
-        Guides of several tenants are compiled in turns.
+        A guide that is not cached is compiled in a background thread, the guides of several tenants
+        in turns. Errors are those of :meth:`compile`.
         """
         compiled = self._find(guide)
         future = Future[CompiledGrammar]()
@@ -138,13 +147,12 @@ class Grammars:
                 try_in_child(grammar, serialized, self._vocab_size, self._stop_token_ids)
             matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
             if matcher.is_error():
-                # llguidance's message about a schema would show parts of its translation.
-                found = (
-                    "one that is too complex" if guide.kind == "json" else error_message(matcher)
-                )
+                found = error_message(matcher)
+                if guide.kind == "json":  # the message would show parts of the translated schema
+                    found = "one that is too complex"
                 msg = f"guide: expected one that can be followed, found: {found}"
                 raise GuideError(msg)
-            # raises for a grammar that allows no text
+            # Raise a GuideError for a grammar that allows no text.
             GrammarProcessor(matcher, self._stop_token_ids).allowed_tokens()
         return matcher
 
@@ -177,6 +185,7 @@ class Grammars:
 
 
 def _to_grammar(guide: Guide) -> str:
+    """Return a guide as a grammar in llguidance's format."""
     from llguidance import LLMatcher  # noqa: PLC0415 - an extra
 
     if guide.choice is not None:
@@ -186,14 +195,13 @@ def _to_grammar(guide: Guide) -> str:
         return LLMatcher.grammar_from_regex(guide.regex)
     if guide.grammar is not None:
         return LLMatcher.grammar_from_lark(guide.grammar)
-    return LLMatcher.grammar_from_json_schema(
-        json.dumps(check(json.loads(guide.source), whitespace=guide.whitespace))
-    )
+    schema = check(json.loads(guide.source), whitespace=guide.whitespace)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema))
 
 
 @contextmanager
 def _kind_in_errors(kind: str) -> Iterator[None]:
-    """Insert ``kind`` into the message of a ``GuideError`` raised in the ``with`` block: "guide: json: …"."""
+    """Insert ``kind`` into the message of a GuideError raised in the block: ``guide: json: …``."""
     try:
         yield
     except GuideError as error:
@@ -201,7 +209,10 @@ def _kind_in_errors(kind: str) -> Iterator[None]:
 
 
 def _check_multiples(guide: Guide) -> None:
-    """Raise a ``GuideError`` if the common multiple of a grammar's ``multipleOf`` is too large."""
+    """Raise a GuideError if the values of ``multipleOf`` in a grammar have too large a multiple.
+
+    llguidance would need as many states as the common multiple of their digits.
+    """
     common_multiple = lcm(*_multiples(guide.source)) if guide.kind == "grammar" else 1
     if common_multiple > MAX_MULTIPLE:
         msg = (
@@ -212,11 +223,12 @@ def _check_multiples(guide: Guide) -> None:
 
 
 def _multiples(grammar: str) -> Iterator[int]:
-    """Yield each value of ``multipleOf`` in a grammar without its decimal point, for example 25 for 0.25."""
+    """Yield the digits of each value of ``multipleOf`` in a grammar: 25 for 0.25."""
     # Decode escapes, which may occur in the key: "\u006d" is "m".
     source = re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), grammar)
     for number in _MULTIPLE.findall(source):
         try:
-            yield abs(int("".join(map(str, Decimal(number).as_tuple().digits)))) or 1
+            digits = Decimal(number).as_tuple().digits
+            yield abs(int("".join(map(str, digits)))) or 1
         except (InvalidOperation, ValueError):
-            continue  # not a number, which llguidance will report
+            continue  # llguidance reports a value that is no number

@@ -1,7 +1,8 @@
 """Logits processors: changes that a request's options make to the target's logits before sampling.
 
-A processor follows the context: it is advanced over every tentative token and rolled back over
-rejected ones, so that at every node of a tree it sees the true context of that node.
+A processor follows the context: the sampler advances the processor over every tentative token and
+rolls it back over rejected tokens. At each node of a draft tree, the processor's state is therefore
+that of the text up to the node.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.sampling.params import SamplingParams
 
-# Largest absolute value of a logit after penalties: divided by the lowest temperature, it does not
-# overflow float32.
+# Largest absolute value of a logit after penalties. Divided by the lowest temperature, such a logit
+# does not overflow float32.
 _MAX_LOGIT = 1e8
 
 
 class BannedTokens(NamedTuple):
-    """Token ids that a request's options ban."""
+    """Token ids that a request's options ban.
 
-    stop_token_ids: Sequence[int] = ()  # end the text; banned until ``min_tokens``
-    bad_words: Sequence[Sequence[int]] = ()  # sequences that are never completed
+    Attributes:
+        stop_token_ids: tokens that end the text; banned until the output has ``min_tokens`` tokens.
+        bad_words: token sequences of which none is ever completed.
+    """
+
+    stop_token_ids: Sequence[int] = ()
+    bad_words: Sequence[Sequence[int]] = ()
 
 
 NOTHING_BANNED = BannedTokens()
@@ -33,16 +39,20 @@ NOTHING_BANNED = BannedTokens()
 class TokenContext:
     """A request's committed tokens, followed by tentative tokens.
 
-    ``committed`` is the request's own list, not a copy, so tokens that the request appends are
-    visible here at once. The first ``num_prompt`` committed tokens are the prompt, by default all.
+    Attributes:
+        committed: the request's own list, not a copy, so that tokens that the request appends are
+            visible at once. The context does not modify the list.
+        tentative: tokens appended during verification or drafting.
+        num_prompt: number of committed tokens that are the prompt; by default, all.
     """
 
     def __init__(self, committed: Sequence[int], num_prompt: int | None = None) -> None:
-        self.committed = committed  # owned by the request and not modified here
-        self.tentative: list[int] = []  # tokens appended during verification or drafting
+        self.committed = committed
+        self.tentative: list[int] = []
         self.num_prompt = len(committed) if num_prompt is None else num_prompt
 
     def __len__(self) -> int:
+        """Return the number of all tokens: the position of the next token."""
         return len(self.committed) + len(self.tentative)
 
     @property
@@ -51,18 +61,16 @@ class TokenContext:
         return len(self) - self.num_prompt
 
     def last_tokens(self, count: int) -> list[int]:
-        """Return the last ``count`` tokens, or all if there are fewer; ``count`` is at least 1."""
+        """Return the last ``count`` tokens, at least 1, or all tokens if there are fewer."""
         num_committed = max(0, count - len(self.tentative))
-        return [
-            *self.committed[max(0, len(self.committed) - num_committed) :],
-            *self.tentative[-count:],
-        ]
+        start = max(0, len(self.committed) - num_committed)
+        return [*self.committed[start:], *self.tentative[-count:]]
 
 
 class LogitsProcessor(Protocol):
-    """Change the logits of the next token depending on the tokens so far.
+    """Change of the logits of the next token that depends on the tokens so far.
 
-    A subclass that reads the tokens from the sampler's context needs neither ``advance`` nor
+    A subclass that reads the tokens from the sampler's context overrides neither ``advance`` nor
     ``rollback``.
     """
 
@@ -72,40 +80,40 @@ class LogitsProcessor(Protocol):
     def advance(self, token: int) -> None:  # noqa: ARG002 - for overrides
         """Append ``token`` to the context.
 
-        ``token`` may be one that the mask bans, because drafters need not apply the mask. Draft
-        tokens may also follow a stop token, so the mask must allow at least one token after a stop
-        token.
+        The mask may ban ``token``, because drafters need not apply the mask. Draft tokens may also
+        follow a stop token, so the mask must allow at least one token after a stop token.
         """
         return
 
     def rollback(self, count: int) -> None:  # noqa: ARG002 - for overrides
-        """Remove the last ``count`` tentative tokens, which the sampler's ``context`` still has in this call."""
+        """Remove the last ``count`` tentative tokens from the processor's state.
+
+        During the call, the sampler's ``context`` still has these tokens.
+        """
         return
 
 
 class GuideProcessor(LogitsProcessor, Protocol):
     """Logits processor of a guide, with queries for drafters.
 
-    Implemented in :mod:`pronk.structured`.
+    :class:`pronk.sampling.grammar_processor.GrammarProcessor` implements this protocol.
     """
 
     def allows(self, token: int) -> bool:
-        """Return whether the mask allows ``token`` after the current context."""
+        """Return whether the guide allows ``token`` after the current context."""
 
     def forced(self) -> list[int]:
-        """Return the next tokens up to the first position at which the guide allows several.
+        """Return the tokens that the guide forces, up to the first position with a choice.
 
-        May be empty.
+        The list is empty if the guide allows several next tokens.
         """
 
 
 class Penalties(LogitsProcessor):
-    """Repetition penalty (Keskar et al. 2019, section 4.1).
+    """Repetition, presence and frequency penalties of a request.
 
-    Presence and frequency penalties (OpenAI API).
-
-    The repetition penalty applies to tokens of prompt and output, the other two penalties to tokens
-    of the output.
+    The repetition penalty (Keskar et al. 2019, section 4.1) applies to tokens of the prompt and the
+    output. Presence and frequency penalty (OpenAI's API) apply to tokens of the output.
     """
 
     def __init__(self, params: SamplingParams, context: TokenContext, vocab_size: int) -> None:
@@ -117,18 +125,19 @@ class Penalties(LogitsProcessor):
         np.add.at(self.counts, np.array(context.committed[context.num_prompt :], np.intp), 1)
 
     def mask(self, logits: Array) -> Array:
-        p = self.params
+        params = self.params
         logits = logits.copy()
         in_output = self.counts > 0
-        if p.repetition_penalty != 1.0:
+        if params.repetition_penalty != 1.0:
             ids = np.flatnonzero(self.in_prompt | in_output)
             x = logits[ids]
-            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # by a tiny penalty
-                x = np.where(x > 0, x / p.repetition_penalty, x * p.repetition_penalty)
+            # The division by a tiny penalty may overflow.
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                x = np.where(x > 0, x / params.repetition_penalty, x * params.repetition_penalty)
             logits[ids] = np.clip(x, -_MAX_LOGIT, _MAX_LOGIT)
         ids = np.flatnonzero(in_output)
-        logits[ids] -= p.frequency_penalty * self.counts[ids].astype(np.float32)
-        logits[ids] -= p.presence_penalty
+        logits[ids] -= params.frequency_penalty * self.counts[ids].astype(np.float32)
+        logits[ids] -= params.presence_penalty
         return logits
 
     def advance(self, token: int) -> None:
@@ -197,13 +206,10 @@ def make_processors(
     vocab_size: int,
     banned: BannedTokens = NOTHING_BANNED,
 ) -> list[LogitsProcessor]:
-    """Return the processors for a request's options, in order of application."""
+    """Return the logits processors for a request's options, in order of application."""
     processors: list[LogitsProcessor] = []
-    if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (
-        1.0,
-        0.0,
-        0.0,
-    ):
+    adds_penalties = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+    if params.repetition_penalty != 1.0 or adds_penalties:
         processors.append(Penalties(params, context, vocab_size))
     if params.logit_bias:
         processors.append(LogitBias(params.logit_bias))

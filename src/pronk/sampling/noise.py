@@ -5,9 +5,9 @@ By the *coupled* rule, the target's token at a position is ::
     argmax over tokens v of  log p(v) + Gumbel noise(seed, position, v)
 
 with p the target's distribution after logits processors, temperature and truncation. This token is
-a sample of p (Gumbel 1954; Maddison et al. 2014). Greedy decoding is the same without noise. The
-noise is a hash of ``(seed, position, v)``, so the token depends on the logits, the seed and the
-position alone: not on the drafter, the batch, or earlier computations.
+a sample of p (Gumbel 1954; Maddison et al. 2014). Greedy decoding is the same formula without
+noise. The noise is a hash of ``(seed, position, v)``, so the token depends on the logits, the seed
+and the position alone: not on the drafter, the batch, or earlier computations.
 
 Proof that the argmax is a sample: with ``u`` uniform, Gumbel noise is ``-log(-log u)``, so the
 argmax of ``log p(v) + noise(v)`` is the argmin of ``-log u(v) / p(v)``. These are exponential
@@ -29,15 +29,12 @@ from pronk.sampling.params import MAX_SEED
 
 
 def random_seed() -> int:
-    """Return a random 32-bit seed; short, so that a user can type it to repeat a result."""
+    """Return a random seed of 32 bits, which a user can type to repeat a result."""
     return secrets.randbits(32)
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """Return the seed of sample number ``sample`` of a request.
-
-    Sample 0 keeps the request's seed.
-    """
+    """Return the seed of a sample of a request; sample number 0 keeps the request's seed."""
     return seed if sample == 0 else _mix(_mix(seed) + sample) & 0xFFFFFFFF
 
 
@@ -49,6 +46,7 @@ _MASK = 2**64 - 1
 
 
 def _mix(x: int) -> int:
+    """Return the SplitMix64 hash of an integer, in [0, 2**64)."""
     x &= _MASK
     x = (x ^ (x >> 30)) * _MULTIPLIER_1 & _MASK
     x = (x ^ (x >> 27)) * _MULTIPLIER_2 & _MASK
@@ -61,14 +59,22 @@ def seed_key(seed: int) -> int:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the hash of seed and position, in [0, 2**64), to hash it with token ids."""
+    """Return the hash of seed and position, in [0, 2**64), to be hashed with token ids."""
     return _mix(seed_key(seed) + position * _INCREMENT)
 
 
 def gumbel_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]:
-    """Return standard Gumbel noise for ``tokens`` (int64, any shape) at a position: float64, same shape.
+    """Return standard Gumbel noise for tokens at a position.
 
     Equal arguments give equal noise on every processor, up to the last bit of the logarithm.
+
+    Args:
+        seed: seed of the request.
+        position: index of the token in the text.
+        tokens: token ids, int64 of any shape.
+
+    Returns:
+        Noise, float64 of the same shape.
     """
     x = tokens.astype(np.uint64)  # in arrays of uint64, sums and products are modulo 2**64
     x *= _INCREMENT
@@ -88,8 +94,9 @@ def gumbel_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]
     return noise
 
 
-# Added to the trial seed for the random numbers of the rejection and block rules. No request has a seed above MAX_SEED,
-# so no drafter uses these numbers. The hash contains, in place of a token id:
+# Added to the trial seed for the random numbers of the rejection and block rules. No request has a
+# seed above MAX_SEED, so no drafter uses these numbers. Three kinds of numbers share a position.
+# They differ in the third argument of the hash, which is a token id in other noise:
 #   the token id, at least 0, for the draw after the last rejection;
 #   -1 - trial for trial number ``trial`` of the draft tokens at a position (rejection rule);
 #   -1 - 2**32 - index for the trial of a chain's first ``index`` draft tokens (block rule).
@@ -98,35 +105,41 @@ _CHAINS = 2**32
 
 
 def trial_seed(seed: int, prompt: Sequence[int]) -> int:
-    """Return the seed of the trials of one request under the rejection and block rules, in [0, 2**63).
+    """Return the seed, in [0, 2**63), of a request's trials under the rejection and block rules.
 
-    The seed depends on the prompt, so that requests with equal seeds and different prompts have
-    different random numbers. Otherwise two such requests would use the same numbers, and the
-    acceptance in one request, which affects the draft length of the other, would reveal numbers
-    that the other has yet to use.
+    The seed depends on the prompt (token ids), so that requests with equal seeds and different
+    prompts have different random numbers. Otherwise two such requests would use the same numbers,
+    and the acceptance in one request, which affects the draft length of the other, would reveal
+    numbers that the other request has yet to use.
     """
     digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8).digest()
     return _mix(_mix(seed) ^ int.from_bytes(digest, "little")) & MAX_SEED
 
 
 def rejection_uniform(seed: int, position: int, trial: int) -> float:
-    """Return the uniform random number in [0, 1) of trial number ``trial``, from 0, at a position."""
+    """Return the random number of a trial of the rejection rule, uniform in [0, 1).
+
+    ``trial`` is the number of the trial at the position, from 0.
+    """
     key = noise_key(seed + _REJECTION, position)
     return (_mix(key - (trial + 1) * _INCREMENT) >> 11) * 2.0**-53
 
 
 def rejection_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]:
-    """Return :func:`gumbel_noise` for the draw after all draft tokens at a position were rejected."""
+    """Return Gumbel noise for the draw after all draft tokens at a position were rejected.
+
+    Shapes and dtypes are those of :func:`gumbel_noise`.
+    """
     return gumbel_noise(seed + _REJECTION, position, tokens)
 
 
 def block_uniform(seed: int, position: int, index: int) -> float:
-    """Return the uniform number in [0, 1) for the trial of a chain's first ``index`` draft tokens.
+    """Return the random number, uniform in [0, 1), for the trial of a chain's first draft tokens.
 
-    ``position`` is the position of the chain's first token. Chains of one request never begin at
-    the same position, so no number is used twice. With each draft token's own position, numbers
-    would be used twice: the third token of a chain from position 5 has position 7, where the next
-    chain may begin.
+    ``position`` is the position of the chain's first token, and ``index`` the number of tokens.
+    Chains of one request never begin at the same position, so no number is used twice. With each
+    draft token's own position, numbers would be used twice: the third token of a chain from
+    position 5 has position 7, where the next chain may begin.
     """
     return rejection_uniform(seed, position, _CHAINS + index)
 
@@ -137,9 +150,9 @@ _DRAFT = 3 * 2**62
 
 
 def draft_noise(seed: int, root: int, position: int, tokens: Array) -> NDArray[np.float64]:
-    """Return :func:`gumbel_noise` for a drafter's own draw under the rejection and block rules.
+    """Return Gumbel noise for a drafter's draw of a token under the rejection and block rules.
 
     ``root``, the position of the last committed token, differs between steps, so each step has its
-    own noise.
+    own noise. Shapes and dtypes are those of :func:`gumbel_noise`.
     """
     return gumbel_noise(_mix(seed + _DRAFT) + root * _INCREMENT, position, tokens)

@@ -12,9 +12,10 @@ from pronk.text.guide import Guide, GuideMode
 
 Rule = Literal["coupled", "rejection", "block"]
 
-# Largest seed of a request; larger seeds are for the trials of draft tokens
+# Largest seed of a request. Larger seeds are reserved for the trials of draft tokens
 # (:mod:`pronk.sampling.noise`).
 MAX_SEED = 2**63 - 1
+# Maximum number of likeliest tokens whose log-probabilities are reported.
 _MAX_LOGPROBS = 64
 
 
@@ -219,17 +220,15 @@ class SamplingParams:
             raise OptionError(msg)
         _check_guide(self)
         _check_list("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
-        for name, texts in (
-            ("stop", self.stops),
-            ("bad_words", _check_list("bad_words", self.bad_words)),
-        ):
+        bad_words = _check_list("bad_words", self.bad_words)
+        for name, texts in (("stop", self.stops), ("bad_words", bad_words)):
             if not all(isinstance(text, str) and text for text in texts):
                 msg = f"{name}: expected texts that are not empty, found {getattr(self, name)!r}"
                 raise OptionError(msg)
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """All texts of ``stop``, which may be a single text."""
+        """The texts of ``stop`` as a tuple, also of a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
@@ -253,7 +252,7 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as JSON values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["guide"] = None if self.guide is None else self.guide.to_dict()
         values["bad_words"] = list(self.bad_words)
         values["stop"] = list(self.stops)

@@ -1,10 +1,15 @@
-"""Sample one request's tokens, for the target model and for draft models.
+"""Sampling of one request's tokens, for the target model and for draft models.
 
-The steps from logits to token are, in this order: logits processors
-(:mod:`pronk.sampling.logits_processors`: penalties; logit bias; bad words; ``min_tokens``; custom
-processors; the guide's mask), temperature, top-k, top-p, min-p, Gumbel noise, argmax. This is the
-*coupled* rule (:mod:`pronk.sampling.noise`). The *rejection* and *block* rules replace the last two
-steps by random trials of the draft tokens (:mod:`pronk.sampling.verify`).
+The steps from logits to a token are, in this order:
+
+1. logits processors (:mod:`pronk.sampling.logits_processors`): penalties, logit bias, bad words,
+   ``min_tokens``, custom processors, the guide's mask
+2. temperature
+3. top-k, top-p, min-p
+4. Gumbel noise, argmax
+
+This is the *coupled* rule (:mod:`pronk.sampling.noise`). The *rejection* and *block* rules replace
+step 4 by random trials of the draft tokens (:mod:`pronk.sampling.verify`).
 """
 
 from __future__ import annotations
@@ -53,11 +58,11 @@ class NotFiniteError(ArithmeticError):
 
 
 class Sampler:
-    """Sample one request's next token after the context: the committed tokens, then tentative tokens.
+    """Sampler of one request's next token.
 
-    Verification advances the sampler along the target's tokens. Drafters advance it along their
-    draft tokens and roll it back. Logits processors therefore always see the true context of a
-    node.
+    The token follows the context: the committed tokens, then tentative tokens. Verification
+    advances the sampler along the target's tokens. Drafters advance the sampler along their draft
+    tokens and roll it back. Logits processors therefore always have the true context of a node.
     """
 
     def __init__(
@@ -74,31 +79,35 @@ class Sampler:
     ) -> None:
         """Create a sampler for the token after the committed tokens of ``context``.
 
-        Logits processors apply in this order: those made from ``params`` and ``banned``,
-        ``processors``, ``guide``. ``guide`` has already consumed the committed tokens. If no
-        processor or truncation applies, ``kernels`` sample the tokens.
+        Args:
+            params: options of the request.
+            seed: seed of the request.
+            context: tokens of the request.
+            vocab_size: number of logits of the target.
+            banned: token ids that the options ban.
+            kernels: kernel library, which samples if no processor and no truncation applies;
+                otherwise, and for ``None``, numpy samples.
+            processors: custom logits processors; applied after those of ``params`` and ``banned``.
+            guide: processor of the guide, which is applied last, and which has already consumed the
+                committed tokens.
         """
         self.params = params
         self.seed = seed
         self._vocab_size = vocab_size
         self.context = context
         made = make_processors(params, context, vocab_size, banned)
+        guides = () if guide is None else (guide,)
         self.guide = guide
-        self.processors: tuple[LogitsProcessor, ...] = (
-            *made,
-            *processors,
-            *([] if guide is None else [guide]),
-        )
+        self.processors: tuple[LogitsProcessor, ...] = (*made, *processors, *guides)
         self.kernels = None if self.processors or params.truncates else kernels
-        self._stateless = StatelessSampler(
-            0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE), seed
-        )
+        temperature = 0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE)
+        self._stateless = StatelessSampler(temperature, seed)
         # The equivalent stateless sampler; ``None`` if sampling needs more than logits, seed and
         # position.
         self.stateless_sampler = None if self.kernels is None or params.rejects else self._stateless
-        self.trial_seed = (
-            trial_seed(seed, context.committed[: context.num_prompt]) if params.rejects else seed
-        )
+        self.trial_seed = seed
+        if params.rejects:
+            self.trial_seed = trial_seed(seed, context.committed[: context.num_prompt])
         self._failure: Exception | None = None
 
     def advance(self, token: int) -> None:
@@ -123,10 +132,7 @@ class Sampler:
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Append ``tokens`` to the context.
-
-        At the end of the ``with`` block, restore the present context.
-        """
+        """Append ``tokens`` to the context until the end of the ``with`` block."""
         start = len(self.context.tentative)
         try:
             for token in tokens:
@@ -136,37 +142,45 @@ class Sampler:
             self.rollback(len(self.context.tentative) - start)
 
     def commit_tokens(self, count: int) -> None:
-        """Roll back all tentative tokens but the first ``count``, which the request has committed."""
+        """Drop all tentative tokens, of which the request has committed the first ``count``.
+
+        Logits processors keep the committed tokens and are rolled back over the others.
+        """
         self.rollback(len(self.context.tentative) - count)
         self.context.tentative.clear()
 
     def recover(self) -> None:
         """Roll back all tentative tokens after an exception.
 
-        Later sampling raises an error of a processor.
+        If a logits processor fails meanwhile, the next attempt to sample raises its error.
         """
         if self.context.tentative:
             with suppress(Exception):
                 self.rollback(len(self.context.tentative))
 
     def _update_processors(self, update: Callable[[LogitsProcessor], None]) -> None:
-        """Call ``update`` with each processor.
+        """Call ``update`` with each logits processor.
 
-        After an error, all later sampling raises this error.
+        After an error of a processor, every later attempt to sample raises this error, as the
+        contexts of the processors may differ.
         """
         if self._failure is None:
             try:
                 for processor in self.processors:
                     update(processor)
             except Exception as error:
-                self._failure = error  # the contexts of the processors may differ now
+                self._failure = error
                 raise
 
     def choose(self, logits: Array) -> int:
-        """Return the target's next token: argmax of processed ``logits`` ``[vocab]`` plus the seed's noise.
+        """Return the target's next token: the argmax of processed logits plus the seed's noise.
 
-        Raises ``NotFiniteError`` if a logit is not finite, ``OptionError`` if every token is
-        banned.
+        Args:
+            logits: ``[vocab]``, the target's logits, of any float dtype.
+
+        Raises:
+            NotFiniteError: a logit is not finite.
+            OptionError: every token is banned.
         """
         logits = np.asarray(logits, np.float32)
         if self.kernels is not None:
@@ -182,9 +196,9 @@ class Sampler:
         return int(ids[scores.argmax()])
 
     def scores(self, logits: Array) -> NDArray[np.float64]:
-        """Return float64 scores ``[vocab]`` whose argmax :meth:`choose` returns.
+        """Return float64 scores ``[vocab]`` whose argmax is the token of :meth:`choose`.
 
-        ``-inf`` excludes a token.
+        Excluded tokens have the score ``-inf``.
         """
         logits = np.asarray(logits, np.float32)
         if self.params.greedy:
@@ -193,7 +207,10 @@ class Sampler:
         return _scatter(scores, ids, len(logits), -math.inf)
 
     def _kept_scores(self, logits: Array) -> tuple[NDArray[np.float64], Ids]:
-        """Return the noisy float64 scores and the ids of the tokens that truncation keeps."""
+        """Return scores with Gumbel noise, and ids, of the tokens that top-k, top-p and min-p keep.
+
+        The scores are float64, and the ids are in ascending order.
+        """
         kept, ids = truncate(self._process(logits) / self._stateless.temperature, self.params)
         scores = gumbel_noise(self.seed, len(self.context), ids)
         scores += kept
@@ -202,48 +219,59 @@ class Sampler:
     def draft_token_at(
         self, logits: Array, position: int, ids: DraftIds | None = None
     ) -> DraftToken | None:
-        """Return :meth:`draft_token` for another index of the text, if draft tokens are drawn statelessly."""
+        """Return the result of :meth:`draft_token` for another position than that of the context.
+
+        The sampler must have kernels and follow the coupled rule, so that a draft token depends on
+        logits, seed and position alone.
+        """
         assert self.kernels is not None, "expected a sampler that drafts statelessly"
         return self._stateless.draft(self.kernels, np.asarray(logits, np.float32), position, ids)
 
     def rejection_sample(self, p: Array, draft_tokens: Sequence[DraftSample]) -> int:
         """Return the next token by the rejection rule.
 
-        See :func:`pronk.sampling.verify.rejection_sample`.
+        The arguments are those of :func:`pronk.sampling.verify.rejection_sample`; the trials use
+        the request's own random numbers.
         """
         seed = self.trial_seed
         position = len(self.context)
 
+        def accepts(index: int, chance: float) -> bool:
+            return rejection_uniform(seed, position, index) < chance
+
         def draw(p: Array) -> int:
             ids = np.flatnonzero(p)
-            return int(ids[(np.log(p[ids]) + rejection_noise(seed, position, ids)).argmax()])
+            scores = np.log(p[ids]) + rejection_noise(seed, position, ids)
+            return int(ids[scores.argmax()])
 
-        return rejection_sample(
-            p, draft_tokens, lambda i, chance: rejection_uniform(seed, position, i) < chance, draw
-        )
+        return rejection_sample(p, draft_tokens, accepts, draw)
 
     def block_verify(
         self, p: Callable[[int], Array], chain: Sequence[DraftSample]
     ) -> tuple[int, Array]:
-        """Return the number of accepted draft tokens of ``chain`` and the distribution of the next token.
+        """Return the number of accepted tokens of a chain, and the distribution of the next token.
 
-        ``p(i)`` is the target's distribution after ``i`` draft tokens; see
-        :func:`pronk.sampling.verify.block_verify`.
+        The arguments are those of :func:`pronk.sampling.verify.block_verify`; the trials use the
+        request's own random numbers.
         """
+        seed = self.trial_seed
         position = len(self.context)
-        return block_verify(
-            p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance
-        )
+
+        def accepts(index: int, chance: float) -> bool:
+            return block_uniform(seed, position, index) < chance
+
+        return block_verify(p, chain, accepts)
 
     def draft_token(
         self, logits: Array, root: int, *, draw: bool = True, ids: DraftIds | None = None
     ) -> DraftToken | None:
         """Return the draft token that a draft model with these logits proposes after the context.
 
-        Under the coupled rule this is :meth:`choose` on the draft's logits, with the target's own
-        noise: if draft and target have the same distribution, they pick the same token. Under the
-        other rules it is a draw with separate noise. Each step has new noise, because the accepted
-        tokens may depend on all draft tokens of their step.
+        Under the coupled rule, the draft token is the result of :meth:`choose` for the draft
+        model's logits, with the target's own noise: if draft model and target have the same
+        distribution, they pick the same token. Under the other rules, the draft token is drawn with
+        separate noise. Each step has new noise, because the accepted tokens may depend on all draft
+        tokens of their step.
 
         Args:
             logits: ``[draft vocab]``, any float dtype, not modified; ``-inf`` marks a token that
@@ -251,23 +279,25 @@ class Sampler:
             root: position of the last committed token; selects the noise of this step.
             draw: under the rejection and block rules, whether to draw the token at random instead
                 of the argmax.
-            ids: the target's token of each logit; ``None``: 0, 1, ….
+            ids: the target's token id of each logit; ``None`` for 0, 1, ….
 
-        ``None`` is returned if all tokens are banned, logits overflow, or the guide exceeds its
-        work limit.
+        Returns:
+            The draft token; ``None`` if all tokens are banned, logits overflow, or the guide
+            exceeds its work limit.
         """
         logits = np.asarray(logits, np.float32)
         position = len(self.context)
         if self.kernels is not None and not self.params.rejects:
             return self._stateless.draft(self.kernels, logits, position, ids)
-        if ids is not None:  # processors and distributions are those of the whole vocabulary
-            logits, known = np.full(self._vocab_size, -math.inf, np.float32), logits
-            logits[ids] = known
+        if ids is not None:  # processors and distributions need the whole vocabulary
+            draft_logits = logits
+            logits = np.full(self._vocab_size, -math.inf, np.float32)
+            logits[ids] = draft_logits
         try:
             processed = self._process(logits, allow_none=True)
         except GuideError:
-            # An exception would discard the whole proposal, but whether a proposal is discarded
-            # must not depend on randomly drawn tokens.
+            # Only this token is given up. An exception would discard the whole proposal, and
+            # whether a proposal is discarded must not depend on randomly drawn tokens.
             return None
         if not math.isfinite(float(processed.max())):
             return None
@@ -279,24 +309,26 @@ class Sampler:
             noisy += gumbel_noise(self.seed, position, kept_ids)
         probs = _softmax(noisy)
         best = noisy.argmax()
-        token = int(kept_ids[best])
+        chosen = best
         q = None
         if self.params.rejects and draw:
-            token = int(
-                kept_ids[(noisy + draft_noise(self.trial_seed, root, position, kept_ids)).argmax()]
-            )
+            noise = draft_noise(self.trial_seed, root, position, kept_ids)
+            chosen = (noisy + noise).argmax()
             q = _scatter(probs, kept_ids, len(logits), 0.0)
-        return DraftToken(
-            token, float(probs[best]), _scatter(noisy, kept_ids, len(logits), -math.inf), q=q
-        )
+        scores = _scatter(noisy, kept_ids, len(logits), -math.inf)
+        return DraftToken(int(kept_ids[chosen]), float(probs[best]), scores, q=q)
 
     def distribution(self, logits: Array) -> NDArray[np.float64]:
-        """Return the float64 distribution ``[vocab]`` of the next token, for a temperature above 0."""
+        """Return the distribution of the next token, ``[vocab]`` float64; temperature above 0."""
         processed = self._process(np.asarray(logits, np.float32))
         scores, ids = truncate(processed / self._stateless.temperature, self.params)
         return _scatter(_softmax(scores.astype(np.float64)), ids, len(logits), 0.0)
 
     def _process(self, logits: Array, *, allow_none: bool = False) -> NDArray[np.float32]:
+        """Return the logits ``[vocab]`` after all processors; the input is not modified.
+
+        If all tokens are banned, raise an OptionError unless ``allow_none``.
+        """
         if self._failure is not None:
             raise self._failure
         if not self.processors:
@@ -308,15 +340,13 @@ class Sampler:
         return logits
 
     def _all_banned_error(self) -> OptionError:
-        """Return the error for a context in which the options of the request leave no token to choose."""
-        by = "min_tokens, stop_token_ids or bad_words" + (
-            "" if self.guide is None else " together with the guide"
-        )
+        """Return the error for a context in which the options of the request allow no token."""
+        by = "min_tokens, stop_token_ids or bad_words"
+        if self.guide is not None:
+            by += " together with the guide"
         for processor in self.processors:
-            if (
-                isinstance(processor, ThinkingBudget)
-                and (token := processor.forced_token) is not None
-            ):
+            token = processor.forced_token if isinstance(processor, ThinkingBudget) else None
+            if token is not None:
                 expected = (
                     "expected the end marker of thoughts to be allowed when the budget is used up"
                 )
@@ -345,7 +375,10 @@ def _scatter(
 
 
 def log_probs(logits: Array, tokens: list[int]) -> list[float]:
-    """Return log-probabilities of some tokens by unprocessed ``logits`` ``[vocab]``, rounded to float32."""
+    """Return the log-probabilities of some tokens, rounded to float32.
+
+    ``logits`` is ``[vocab]`` float32: the model's logits before logits processors.
+    """
     largest = logits.max()
     total = float(largest) + math.log(np.exp(logits - largest).sum(dtype=np.float64))
     rounded: list[float] = (logits[tokens].astype(np.float64) - total).astype(np.float32).tolist()
@@ -355,14 +388,16 @@ def log_probs(logits: Array, tokens: list[int]) -> list[float]:
 def token_logprobs(
     logits: Array, tokens: Sequence[int], top: int, extra_ids: Sequence[int] = ()
 ) -> list[dict[int, float]]:
-    """Return one ``{token id: log-probability}`` per row of unprocessed ``logits`` ``[rows, vocab]``.
+    """Return ``{token id: log-probability}`` for each row of logits.
 
-    The dict of row ``i`` has ``tokens[i]`` first, then the ``top`` likeliest tokens, then the ids
-    in ``extra_ids``. Of equally likely tokens, the smallest ids come first. A row's
-    log-probabilities do not depend on other rows.
+    The dictionary of row ``i`` has ``tokens[i]`` first, then the ``top`` likeliest tokens, then the
+    ids in ``extra_ids``. Of equally likely tokens, the smallest ids come first. A row's
+    log-probabilities do not depend on other rows. Rows after the last token are left out.
+
+    ``logits`` is ``[rows, vocab]`` float32: the model's logits before logits processors.
     """
     reports = []
-    for row, token in zip(logits, tokens, strict=False):  # rows without a token have no report
+    for row, token in zip(logits, tokens, strict=False):
         ids = [token, *likeliest(row, top).tolist(), *extra_ids]
         reports.append(dict(zip(ids, log_probs(row, ids), strict=True)))
     return reports

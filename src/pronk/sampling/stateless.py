@@ -1,4 +1,7 @@
-"""Sampling from logits, seed and position alone, so that any process with the logits can sample."""
+"""Sampling from logits, seed and position alone.
+
+A process that computes logits can thus sample without the state of the request.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,34 @@ from pronk.sampling.noise import noise_key
 
 
 class StatelessSampler(NamedTuple):
-    """Sampler of the coupled rule without processors or truncation; ``temperature`` 0 is greedy."""
+    """Sampler of the coupled rule for requests without logits processors and truncation.
+
+    A ``temperature`` of 0 means greedy decoding.
+    """
 
     temperature: float
     seed: int
 
     def choose(self, kernels: Kernels, logits: Array, position: int) -> int:
-        """Return the token at text index ``position`` for float32 logits ``[vocab]``; -1 if one is not finite."""
+        """Return the token at text index ``position``; -1 if a logit is not finite.
+
+        ``logits`` is ``[vocab]`` float32.
+        """
         key = 0 if self.temperature == 0.0 else noise_key(self.seed, position)
         return kernels.choose(np.ascontiguousarray(logits), self.temperature, key)
 
     def draft(
         self, kernels: Kernels, logits: Array, position: int, ids: DraftIds | None = None
     ) -> DraftToken | None:
-        """Return the token that a draft model with these logits proposes for text index ``position``.
+        """Return the token that a draft model proposes for text index ``position``.
 
-        ``ids`` has the token of each logit; ``None``: 0, 1, ….
+        The result is ``None`` if a logit is not finite.
+
+        Args:
+            kernels: the kernel library.
+            logits: ``[draft vocab]`` float32, logits of the draft model.
+            position: index of the token in the text.
+            ids: the target's token id of each logit; ``None`` for 0, 1, ….
         """
         key = None if self.temperature == 0.0 else noise_key(self.seed, position)
         token, confidence, scores = kernels.draft_token(

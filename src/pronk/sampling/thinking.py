@@ -14,25 +14,36 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pronk.base.arrays import Array
+from pronk.text.stream import prefix_at_end
 from pronk.text.thinking import Symbols, ThinkingMarkers
 
 
 class _State(NamedTuple):
-    """State after a token of the context."""
+    """State of the budget after a token of the context.
 
-    # before thoughts; in them; or in text that has no more thoughts
+    Attributes:
+        phase: before thoughts, within thoughts, or in text after which no thoughts can follow.
+        tail: last symbols of the text: a proper prefix of the marker that may come next, or empty.
+        num_thoughts: number of tokens of all thoughts so far, at most the budget.
+        num_forced: number of tokens of the present thoughts beyond the budget.
+    """
+
     phase: Literal["before", "thinking", "after"]
-    # last symbols: a proper prefix of the marker that is expected next, perhaps empty
     tail: Symbols
-    num_thoughts: int  # number of tokens of all thoughts so far, at most the budget
-    num_forced: int  # number of tokens of these thoughts beyond the budget
+    num_thoughts: int
+    num_forced: int
 
 
 class ThinkingBudget:
-    """Allow only the end marker once a text has ``budget`` tokens of thoughts.
+    """Logits processor that allows only the end marker once a text has enough tokens of thoughts.
 
-    The state is a function of the tokens so far. The states of all generated tokens are kept for
-    rollbacks. ``output`` are the tokens generated before.
+    The state after each token of the context is kept for rollbacks.
+
+    Args:
+        budget: maximum number of tokens of thoughts.
+        markers: the model's markers before and after thoughts.
+        prompt: token ids of the prompt.
+        output: token ids generated so far.
     """
 
     def __init__(
@@ -50,22 +61,19 @@ class ThinkingBudget:
 
     @property
     def forced_token(self) -> int | None:
-        """Next token of the end marker if the budget is used up within thoughts.
-
-        Otherwise ``None``.
-        """
+        """Next token of the end marker if the budget is used up within thoughts, else ``None``."""
         state = self._states[-1]
         if state.phase != "thinking" or state.num_thoughts < self._budget:
             return None
         forced = self._markers.forced
-        # After all forced tokens, the context has a draft token that was banned: its logits are
-        # never used.
+        # The number of forced tokens exceeds the marker only after a banned draft token, whose
+        # logits are never used.
         return forced[min(state.num_forced, len(forced) - 1)]
 
     def mask(self, logits: Array) -> Array:
-        """Return the logits.
+        """Return logits ``[vocab]`` that ban all tokens but the end marker's beyond the budget.
 
-        Beyond the budget, ``-inf`` for all tokens but the next one of the end marker.
+        Banned tokens have ``-inf``. Within the budget, the result is ``logits`` itself.
         """
         token = self.forced_token
         if token is None:
@@ -76,49 +84,43 @@ class ThinkingBudget:
 
     def advance(self, token: int) -> None:
         """Append ``token`` to the context."""
-        phase, tail, count, forced = self._states[-1]
-        # A token completes at most one marker: the symbols after the marker within the token are
-        # not searched.
-        seen = "" if phase == "after" else tail + self._markers.symbols(token)
-        if phase == "thinking":
-            count, forced = (count, forced + 1) if count == self._budget else (count + 1, forced)
-            if self._markers.end in seen:
-                self._states.append(
-                    _State("before" if self._markers.repeats else "after", "", count, 0)
-                )
-            else:
-                self._states.append(
-                    _State(phase, _prefix_at_end(seen, self._markers.end), count, forced)
-                )
-        elif phase == "before":
-            self._states.append(self._before(seen, count))
-        else:
-            self._states.append(self._states[-1])
+        state = self._states[-1]
+        # A token completes at most one marker: symbols after a marker within the token are not
+        # searched.
+        seen = "" if state.phase == "after" else state.tail + self._markers.symbols(token)
+        if state.phase == "thinking":
+            state = self._thinking(state, seen)
+        elif state.phase == "before":
+            state = self._before(state, seen)
+        self._states.append(state)
 
-    def _before(self, seen: Symbols, count: int) -> _State:
-        """Return the state after the symbols ``seen`` outside of thoughts."""
+    def _thinking(self, state: _State, seen: Symbols) -> _State:
+        """Return the state after a token of thoughts; ``seen`` ends with the token's symbols."""
+        count = state.num_thoughts
+        forced = state.num_forced
+        if count == self._budget:
+            forced += 1
+        else:
+            count += 1
+        if self._markers.end in seen:
+            return _State("before" if self._markers.repeats else "after", "", count, 0)
+        return _State("thinking", prefix_at_end(seen, self._markers.end), count, forced)
+
+    def _before(self, state: _State, seen: Symbols) -> _State:
+        """Return the state after a token outside thoughts; ``seen`` ends with its symbols."""
         begin = self._markers.begin
+        count = state.num_thoughts
         if self._markers.repeats:
-            found = begin in seen
-            tail = _prefix_at_end(seen, begin)
-            return _State("thinking" if found else "before", "" if found else tail, count, 0)
+            if begin in seen:
+                return _State("thinking", "", count, 0)
+            return _State("before", prefix_at_end(seen, begin), count, 0)
         start = seen.lstrip()
         if start.startswith(begin):
             return _State("thinking", "", count, 0)
-        return (
-            _State("before", start, count, 0)
-            if begin.startswith(start)
-            else _State("after", "", count, 0)
-        )
+        if begin.startswith(start):
+            return _State("before", start, count, 0)
+        return _State("after", "", count, 0)
 
     def rollback(self, count: int) -> None:
         """Remove the last ``count`` tokens from the context."""
         del self._states[len(self._states) - count :]
-
-
-def _prefix_at_end(text: Symbols, marker: Symbols) -> Symbols:
-    """Return the longest proper prefix of ``marker`` at the end of ``text``."""
-    return next(
-        (marker[:size] for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])),
-        "",
-    )

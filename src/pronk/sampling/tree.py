@@ -1,8 +1,8 @@
 """The token tree: one request's draft tokens for one forward pass.
 
 The root is the last committed token; the other nodes are draft tokens. Each node attends to the
-committed tokens, its ancestors and itself. Its position is the root's position plus its depth. For
-the tree ::
+committed tokens, its ancestors and itself. The position of a node is the root's position plus the
+node's depth. For the tree ::
 
     0 ─ 1 ─ 2          tokens   [the, cat, sat, dog, ran]
     └── 3 ─ 4          parents  [ -1,   0,   1,   0,   3]
@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 from pronk.base.arrays import Array
 
-# Source of a draft token: drafter name, and a number with a drafter-specific meaning.
+# Origin of a draft token: the drafter's name, and a number whose meaning depends on the drafter.
 Origin = tuple[str, int]
 
-# Token id of a node, and the distribution that it was drawn from; ``None`` if it was not drawn at
-# random.
+# Token id of a node, and the distribution ``[vocab]`` from which the token was drawn; ``None`` if
+# the token was not drawn at random.
 DraftSample = tuple[int, Array | None]
 
 
@@ -42,8 +42,8 @@ class TokenTree:
     """Draft tokens of one request for one forward pass, parents before children.
 
     The *main chain* is the longest run of nodes ``0, 1, 2, …`` in which each node is the child of
-    the previous one; put the most likely path there. Its KV rows are already consecutive, so
-    accepting them moves no rows.
+    the previous one. The most likely path should be the main chain: its rows of keys and values are
+    already consecutive in the cache, so that accepting its nodes moves no rows.
 
     A tree is not checked when it is made. The engine checks each proposal once, by :meth:`check`;
     trees that are made of valid ones are valid. What is derived from the fields, such as depths and
@@ -53,19 +53,19 @@ class TokenTree:
         tokens: token ids; node 0 is the last committed token.
         parents: index of each node's parent: -1 for node 0, and ``0 <= parents[i] < i`` for every
             other node.
-        verify: for each node, whether it may be accepted; ``None`` means all. False marks nodes
-            that are computed but never accepted, like the window of the drafter ``lookahead``;
-            their descendants are not accepted either.
-        probs: for each node, the distribution ``[vocab]`` (float64, target's vocabulary) that its
-            token was drawn from, given all earlier nodes. Of siblings drawn without replacement,
+        verify: for each node, whether the node may be accepted; ``None`` if all nodes may be.
+            False marks nodes that are computed but never accepted, like the window of the drafter
+            ``lookahead``; their descendants are not accepted either.
+        probs: for each node, the distribution ``[vocab]`` (float64, target's vocabulary) from which
+            its token was drawn, given all earlier nodes. Of siblings drawn without replacement,
             the earlier ones have probability 0 and the other probabilities sum to 1. An entry is
-            ``None`` if the token was not drawn at random; ``None`` instead of the tuple means that
-            no token was. A node must not be dropped because of the token drawn for it: the
-            remaining tokens would not be distributed as ``probs``.
-        gain: for each node, the estimated probability of acceptance, at most that of its parent;
-            ``None`` if unknown.
-        origin: for each node, the drafter that proposed it, as a key of acceptance statistics;
-            ``None`` if unknown.
+            ``None`` if the token was not drawn at random, and ``probs`` is ``None`` if no token
+            was. A node must not be dropped because of its token: the remaining tokens would not be
+            distributed as ``probs``.
+        gain: for each node, the estimated probability of its acceptance, at most that of its
+            parent; ``None`` if unknown.
+        origin: for each node, the drafter that proposed the node, as a key of acceptance
+            statistics; ``None`` if unknown.
     """
 
     tokens: tuple[int, ...]
@@ -154,6 +154,7 @@ class TokenTree:
         )
 
     def __len__(self) -> int:
+        """Return the number of nodes, the root included."""
         return len(self.tokens)
 
     @property
@@ -162,7 +163,7 @@ class TokenTree:
         return len(self.tokens) - 1
 
     def num_matched(self, tokens: Sequence[int]) -> int:
-        """Return how many of ``tokens``, from the first one on, are on a path from the root."""
+        """Return the number of first ``tokens`` that form a path down from the root."""
         node = 0
         for count, token in enumerate(tokens):
             child = self.child(node, token)
@@ -172,23 +173,26 @@ class TokenTree:
         return len(tokens)
 
     def child(self, node: int, token: int) -> int | None:
-        """Return the acceptable child of ``node`` with ``token``, or ``None``."""
+        """Return the acceptable child of ``node`` with the token ``token``, or ``None``."""
         return self._children[node].get(token)
 
     def children(self, node: int) -> Mapping[int, int]:
-        """Return the acceptable children of ``node`` by token, in node order."""
+        """Return the acceptable children of ``node`` by their tokens, in the order of the nodes."""
         return self._children[node]
 
     def draft_sample(self, node: int) -> DraftSample:
-        """Return the token of ``node`` and its distribution; see :data:`DraftSample`."""
+        """Return the token of ``node`` and its distribution, see :data:`DraftSample`."""
         return self.tokens[node], None if self.probs is None else self.probs[node]
 
     def draft_samples(self, node: int) -> tuple[DraftSample, ...]:
-        """Return token and distribution of each acceptable child of ``node``, in node order."""
+        """Return the draft sample of each acceptable child of ``node``, in node order."""
         return tuple(self.draft_sample(child) for child in self._children[node].values())
 
     def first_chain(self, node: int) -> tuple[int, ...]:
-        """Return the nodes below ``node`` reached by taking the first acceptable child until there is none."""
+        """Return the chain below ``node``: its first acceptable child, that child's first, ….
+
+        The chain ends at a node without acceptable children.
+        """
         chain: list[int] = []
         while children := self._children[node]:
             node = next(iter(children.values()))
@@ -205,14 +209,17 @@ class TokenTree:
 
     @cached_property
     def main_chain(self) -> int:
-        """Number of nodes of the main chain (see the class), the root included."""
+        """Number of nodes of the main chain (see :class:`TokenTree`), the root included."""
         return next(
             (node for node, parent in enumerate(self.parents) if parent != node - 1), len(self)
         )
 
     @cached_property
     def visible(self) -> NDArray[np.bool_]:
-        """Attention mask ``[nodes, nodes]``: ``[i, j]`` is True if ``j`` is ``i`` or an ancestor of ``i``."""
+        """Attention mask ``[nodes, nodes]``.
+
+        Entry ``[i, j]`` is True if ``j`` is ``i`` or an ancestor of ``i``.
+        """
         size = len(self)
         main = self.main_chain
         seen = np.zeros((size, size), dtype=np.bool_)
@@ -231,9 +238,9 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """Return a tree of the tokens ``chain``, with this tree below.
+        """Return a tree of the tokens ``chain`` with this tree below.
 
-        Drop ``gain`` and ``origin``.
+        The result has no ``gain`` and no ``origin``.
         """
         num_above = len(chain)
         if not num_above:
@@ -247,11 +254,11 @@ class TokenTree:
         )
 
     def with_unacceptable(self, other: TokenTree) -> TokenTree:
-        """Return this tree with unacceptable nodes of ``other`` added.
+        """Return this tree with the unacceptable nodes of ``other`` added.
 
         A node of ``other`` is added if the node and all its ancestors below the root are
-        unacceptable. Children of the other root become children of this root. Neither tree may have
-        ``probs``.
+        unacceptable. Children of the root of ``other`` become children of this tree's root. Neither
+        tree may have ``probs``.
         """
         new_index = {0: 0}
         for node, parent in enumerate(other.parents):
@@ -271,7 +278,10 @@ class TokenTree:
         )
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:
-        """Return a tree of the root and those of ``nodes`` whose ancestors are all in ``nodes``, too."""
+        """Return a tree of the root and the given nodes.
+
+        A node is left out if one of its ancestors is not among ``nodes``.
+        """
         kept_nodes = set(nodes) | {0}
         new_index: dict[int, int] = {-1: -1}
         for node, parent in enumerate(self.parents):
@@ -288,10 +298,7 @@ class TokenTree:
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
-        """Return this tree without nodes deeper than ``max_depth``.
-
-        Keep the first ``max_nodes`` draft tokens.
-        """
+        """Return the tree of the first ``max_nodes`` draft tokens within depth ``max_depth``."""
         if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
@@ -299,9 +306,10 @@ class TokenTree:
 
 
 class TokenView(Sequence[int]):
-    """A text and draft tokens after it as one sequence, without a copy of the text, which may be long.
+    """A text and draft tokens after the text as one sequence.
 
-    ``more`` must not change. A slice is a list.
+    The text, which may be long, is not copied. Tokens that are appended to ``text`` later do not
+    count, and ``more`` must not change. A slice of the sequence is a list.
     """
 
     def __init__(self, text: Sequence[int], more: Sequence[int]) -> None:

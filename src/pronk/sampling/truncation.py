@@ -1,4 +1,4 @@
-"""Truncation by top-k, top-p and min-p."""
+"""Truncation of a distribution to the tokens that top-k, top-p and min-p keep."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pronk.sampling.params import SamplingParams
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-# Number of likeliest tokens that top-p sorts first: faster than a sort of the vocabulary, and
-# nearly always enough.
+# Number of likeliest tokens that top-p sorts first. They nearly always suffice, and sorting the
+# whole vocabulary would take longer.
 _NUM_CANDIDATES = 512
 
 
 def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids]:
-    """Return scores and ids, by ascending id, of the tokens that top-k, top-p and min-p keep.
+    """Return the scores and ids of the tokens that top-k, top-p and min-p keep, by ascending id.
 
-    Of equal scores, the smallest ids are kept.
+    ``scores`` is ``[vocab]`` float32: logits divided by the temperature. Of equal scores, those of
+    the smallest ids are kept.
     """
     kept = scores
     ids = np.arange(len(scores))
@@ -39,27 +40,40 @@ def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids]:
 
 
 def likeliest(scores: Floats, count: int) -> Ids:
-    """Return the ids of the ``count`` highest scores, highest first, equal ones by ascending id."""
+    """Return the ids of the ``count`` highest scores, highest first.
+
+    Ids of equal scores are in ascending order.
+    """
     ids = np.arange(len(scores)) if count >= len(scores) else _highest(scores, count)
     return ids[np.argsort(-scores[ids], kind="stable")]
 
 
 def _highest(scores: Floats, count: int) -> Ids:
-    """Return the ids of the ``count`` highest scores, fewer than all, by ascending id."""
+    """Return the ids of the ``count`` highest scores, fewer than all scores, by ascending id."""
     if count == 0:
         return np.arange(0)
-    return _above(scores, np.partition(scores, len(scores) - count)[len(scores) - count], count)
+    rank = len(scores) - count
+    return _above(scores, np.partition(scores, rank)[rank], count)
 
 
 def _above(scores: Floats, lowest: np.float32, count: int) -> Ids:
-    """Return the first ids of scores of at least ``lowest``: all above it, and ``count`` in all."""
+    """Return ``count`` ids, ascending: those of scores above ``lowest``, then the first equal ones.
+
+    The scores of at least ``lowest`` must be ``count`` or more.
+    """
     ids = np.flatnonzero(scores >= lowest)
     excess = len(ids) - count
-    return np.delete(ids, np.flatnonzero(scores[ids] == lowest)[-excess:]) if excess else ids
+    if not excess:
+        return ids
+    equal = np.flatnonzero(scores[ids] == lowest)
+    return np.delete(ids, equal[-excess:])
 
 
 def _reach_top_p(scores: Floats, top_p: float) -> Ids:
-    """Return the ids, ascending, of the likeliest tokens whose probabilities together reach ``top_p``."""
+    """Return the ids of the likeliest tokens whose probabilities together reach ``top_p``.
+
+    The ids are in ascending order.
+    """
     largest = scores.max()
     size = len(scores)
     total = float(np.exp(scores - largest).sum(dtype=np.float64))
@@ -70,6 +84,6 @@ def _reach_top_p(scores: Floats, top_p: float) -> Ids:
         sums = probs.astype(np.float64).cumsum().astype(np.float32)
         if sums[-1] > top_p:
             break
-    # top_p may round to 0 in float32
+    # At least 1, as a small top_p rounds to 0 in float32.
     num_kept = max(1, int(np.count_nonzero(sums - probs < top_p)))
     return _above(scores, top[num_kept - 1], num_kept)

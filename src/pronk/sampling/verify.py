@@ -1,9 +1,9 @@
 """Verification: follow the target's tokens down the draft tree.
 
-A *draft token* is a node of the tree. It is *accepted* if the target's token at its place is the
-same. The *bonus* token is the target's token after the last accepted one; the forward pass yields
-it for free. A step returns the accepted tokens and the bonus token, so it yields at least one
-token.
+A *draft token* is a node of the tree. A draft token is *accepted* if it equals the target's token
+at its position. The *bonus* token is the target's token after the last accepted draft token; the
+forward pass yields it for free. A step returns the accepted tokens and the bonus token: at least
+one token.
 
 :mod:`pronk.sampling.acceptance` has the rules by which the target's tokens are chosen; under each
 rule the text is a sample of the target. The random numbers of the rejection and block rules are
@@ -25,23 +25,28 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.sampling.tree import DraftSample, TokenTree
 
-# ``accepts(index, chance)`` draws random number ``index`` and returns True with probability
+# ``accepts(index, chance)`` is the decision of trial number ``index``: True with probability
 # ``chance``.
 AcceptTrial = Callable[[int, float], bool]
 
 
 class VerifiedPath(NamedTuple):
-    """Result of verifying one tree."""
+    """Result of verifying one tree.
 
-    path: tuple[int, ...]  # accepted nodes from the child of the root down
-    tokens: tuple[int, ...]  # tokens of ``path``, then the bonus token
+    Attributes:
+        path: accepted nodes, from a child of the root down.
+        tokens: tokens of ``path``, then the bonus token.
+    """
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
 
 
 def verify_tree(tree: TokenTree, choose: Callable[[int], int]) -> VerifiedPath:
-    """Follow the target's tokens from the root down, as long as they are nodes of the tree.
+    """Follow the target's tokens from the root down, as long as nodes of the tree have them.
 
-    ``choose(node)`` returns the target's token after ``node``, see
-    :mod:`pronk.sampling.acceptance`.
+    ``choose(node)`` returns the target's token after ``node``
+    (:func:`pronk.sampling.acceptance.acceptance_rule`).
     """
     node = 0
     path = list[int]()
@@ -72,8 +77,8 @@ def rejection_sample(
     *The token has distribution p*. Proof by induction from the last draft token back. With no draft
     token left, the token is drawn from p. Otherwise let p' be p after the rejection of x; by
     induction the token is a sample of p' if x is rejected. x = v is drawn and accepted with
-    probability min(q(v), p(v)),
-    so x is rejected with probability 1 - Σ min(p, q) = Σ max(0, p - q), and ::
+    probability min(q(v), p(v)), so x is rejected with probability
+    1 - Σ min(p, q) = Σ max(0, p - q), and ::
 
         P(token = v) = min(p(v), q(v)) + Σ max(0, p - q) × p'(v)
                      = min(p(v), q(v)) + max(0, p(v) - q(v)) = p(v)
@@ -90,16 +95,15 @@ def rejection_sample(
     earlier for the same position, and tokens learnt from a text with the same seed.
 
     *Sources*. For one draft token: speculative sampling (Leviathan et al. 2023, Chen et al. 2023).
-    For several: its recursive form (Miao et al. 2024). For point masses: algorithm 4 of lookahead
-    decoding (Fu et
-    al. 2024), which loops over n-grams instead of the nodes of their trie. The result is the same:
-    n-grams that continue with a rejected token have p(x) = 0, and after an accepted token only the
-    n-grams below its node are left.
+    For several draft tokens: its recursive form (Miao et al. 2024). For point masses: algorithm 4
+    of lookahead decoding (Fu et al. 2024), which loops over n-grams instead of the nodes of their
+    trie. The result is the same: n-grams that continue with a rejected token have p(x) = 0, and
+    after an accepted token only the n-grams below its node are left.
 
     Args:
-        p: ``[vocab]`` float64; not modified.
+        p: target's distribution after the node, ``[vocab]`` float64; not modified.
         draft_tokens: children of the node in the order in which they are tried.
-        accepts: called with the index of the child in ``draft_tokens`` as the number.
+        accepts: decides a trial; the index of the child in ``draft_tokens`` is the trial's number.
         draw: ``draw(p)`` returns a sample of ``p``.
     """
     for j, draft_sample in enumerate(draft_tokens):
@@ -112,23 +116,23 @@ def rejection_sample(
 def block_verify(
     p: Callable[[int], Array], chain: Sequence[DraftSample], accepts: AcceptTrial
 ) -> tuple[int, Array]:
-    """Return the number of accepted draft tokens of a chain, and the distribution of the token after them.
+    """Return the number of accepted tokens of a chain, and the distribution of the next token.
 
     The chain x_1 .. x_g is tried as a whole: block verification (Sun et al. 2024). After x_1 .. x_i
     the target's distribution is p_i, and x_(i+1) was drawn from q_i. Trial i succeeds with
     probability h_i::
 
-        w_0 = 1,  w_i = min(1, w_(i-1) p_(i-1)(x_i) / q_(i-1)(x_i))     S_i = Σ max(0, w_i p_i - q_i)
+        w_0 = 1,  w_i = min(1, w_(i-1) p_(i-1)(x_i) / q_(i-1)(x_i))
+        S_i = Σ max(0, w_i p_i - q_i)
         h_i = S_i / (S_i + 1 - w_i) for i < g,  h_g = w_g
 
     The number τ of accepted tokens is the largest i whose trial succeeds, or 0 if no trial
-    succeeds. The next token is drawn from p_g if τ = g, and otherwise from norm(max(0, w_τ p_τ -
-    q_τ)).
+    succeeds. The next token is drawn from p_g if τ = g, and otherwise from
+    norm(max(0, w_τ p_τ - q_τ)).
 
     *P(τ ≥ i | x_1 .. x_i) = w_i*. Proof by induction from the end of the chain, where w_g is the
-      probability of the
-    trial. Before the end, x_(i+1) is v with probability q_i(v), and then τ > i with probability
-    min(1, w_i p_i(v) / q_i(v)), so ::
+    probability of the trial. Before the end, x_(i+1) is v with probability q_i(v), and then τ > i
+    with probability min(1, w_i p_i(v) / q_i(v)), so ::
 
         P(τ > i | x_1 .. x_i) = Σ min(q_i, w_i p_i) = w_i - S_i
         P(τ ≥ i | x_1 .. x_i) = w_i - S_i + (1 - w_i + S_i) h_i = w_i
@@ -140,11 +144,10 @@ def block_verify(
         (min(q_i(v), w_i p_i(v)) + S_i × max(0, w_i p_i(v) - q_i(v)) / S_i) / w_i = p_i(v)
 
     *Block never accepts fewer tokens than rejection in expectation*. With :func:`rejection_sample`,
-      τ ≥ i has
-    probability Π min(1, p(x) / q(x)) over the first i draft tokens. w_i is at least this product,
-    since min(1, w r) ≥ w min(1, r) for w ≤ 1. It is larger when a token that the target prefers
-    more than the drafter compensates for a token that the target prefers less. With point masses no
-    ratio exceeds 1, and nothing is gained.
+    τ ≥ i has probability Π min(1, p(x) / q(x)) over the first i draft tokens. w_i is at least this
+    product, since min(1, w r) ≥ w min(1, r) for w ≤ 1. w_i is larger when a token that the target
+    prefers more than the drafter compensates for a token that the target prefers less. With point
+    masses no ratio exceeds 1, and nothing is gained.
 
     *In a tree* the chain consists of first children. Given x_1 .. x_τ and τ, the token after x_τ
     has the distribution above, independent of the draft tokens below x_τ. The further children of
@@ -155,10 +158,10 @@ def block_verify(
     the siblings may fit the changed distribution after x_τ less well.
 
     Args:
-        p: ``p(i)`` returns p_i, ``[vocab]`` float64; called only if the result depends on it.
-        chain: x_1 to x_g, each with its q. The length g may depend on the tokens of the chain, not
-            on the token that would follow.
-        accepts: called with the number i, from 1 to g, for the trial with probability h_i.
+        p: ``p(i)`` returns p_i, ``[vocab]`` float64; called only if the result depends on p_i.
+        chain: x_1 to x_g, each with its q. The length g may depend on the tokens of the chain, but
+            not on the token that would follow.
+        accepts: decides trial i, from 1 to g, which succeeds with probability h_i.
     """
     target_probs: list[Array] = []
     w = [1.0]
@@ -178,6 +181,7 @@ def block_verify(
 
 
 def _ratio(p: Array, draft_sample: DraftSample) -> float:
+    """Return p(x) / q(x); p(x) if x is treated as a point mass."""
     x, q = draft_sample
     return float(p[x]) if q is None or q[x] <= 0.0 else float(p[x]) / float(q[x])
 
@@ -196,6 +200,9 @@ def _residual(p: Array, draft_sample: DraftSample, w: float = 1.0) -> Array:
 
 
 def _norm(residual: Array, p: Array) -> Array:
-    """Normalize ``residual``; if it is all zero, p equals q up to rounding, so return ``p``."""
+    """Return ``residual`` divided by its sum.
+
+    If the sum is 0, p equals q up to rounding, and the result is ``p``.
+    """
     total = residual.sum()
     return residual / total if total > 0.0 else p

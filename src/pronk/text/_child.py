@@ -1,18 +1,23 @@
 """Encoding and decoding of texts in a limited child process.
 
-This is the program of :mod:`pronk.text.guarded`. It imports no module of pronk. Requests and
-replies are lines of JSON::
+:mod:`pronk.text.guarded` starts this program, which imports no module of pronk. Requests (``>``)
+and replies (``<``) are lines of JSON::
 
-    {"load": "{…}"}                                                       ->  {}
-    {"encode": "ab", "special": true, "plain": false, "offsets": false}   ->  {"ids": [5], "offsets": [], "mask": []}
-    {"encode": "ab", "special": true, "plain": false, "offsets": true}    ->  {"ids": [5], "offsets": [[0, 2]], …}
-    {"decode": [5], "skip": true}                                         ->  {"text": "ab"}
-    {}                                                                    ->  {}
+    > {"load": "{…}"}
+    < {}
+    > {"encode": "ab", "special": true, "plain": false, "offsets": false}
+    < {"ids": [5], "offsets": [], "mask": []}
+    > {"encode": "ab", "special": true, "plain": false, "offsets": true}
+    < {"ids": [5], "offsets": [[0, 2]], "mask": [0]}
+    > {"decode": [5], "skip": true}
+    < {"text": "ab"}
+    > {}
+    < {}
 
-``load``, the first request, has the text of a ``tokenizer.json``, ``special`` stands for
-``add_special_tokens``, ``plain`` for ``encode_special_tokens`` and ``skip`` for
-``skip_special_tokens``. An error gives ``{"error": "…"}``; that of ``load`` is the reply to all
-later requests.
+The first request is ``load``, with the text of a ``tokenizer.json``. ``special`` stands for the
+argument ``add_special_tokens`` of the tokenizers package, ``plain`` for ``encode_special_tokens``,
+and ``skip`` for ``skip_special_tokens``. The reply to a request that fails is ``{"error": "…"}``.
+After an error of ``load``, this is the reply to all later requests.
 """
 
 from __future__ import annotations
@@ -25,13 +30,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_MAX_ERROR = 300  # characters of an error message
-_MAX_TRIED = 256  # ids that are decoded on trial
-# Limits of replies: more tokens than any context window, and their text.
+_MAX_ERROR = 300  # maximum characters of an error message
+_MAX_TRIED = 256  # number of token ids that are decoded on trial
+# Limits of replies: more tokens than any context window has, and the characters of their text.
 _MAX_IDS = 2**21
 _MAX_TEXT = 2**25
-# Most kinds of characters, alone and repeated: what fails or takes long for common texts is found
-# before a request.
+# Text of most kinds of characters, alone and repeated. A tokenizer that fails or is slow for common
+# texts fails with this one already when it is loaded.
 _TRIAL = "".join(map(chr, range(1, 256))) + "\n\n    \t" + "a" * 64 + "e\u0301 ﷺ 漢字 한글 🙂 ▁ <s>"
 
 _loaded: list[Tokenizer] = []  # the tokenizer, once it is loaded
@@ -39,7 +44,7 @@ _failure: list[dict[str, str]] = []  # the reply if it cannot be loaded
 
 
 def _load(text: str) -> dict[str, Any]:
-    """Load a tokenizer and try it."""
+    """Load a tokenizer from the text of its ``tokenizer.json``, and convert trial texts with it."""
     tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -54,11 +59,12 @@ def _load(text: str) -> dict[str, Any]:
 
 
 def _try(call: Callable[[], object]) -> None:
-    """Call a function.
+    """Call a function and suppress an Exception, which means that the tokenizer refuses a text.
 
-    An Exception means that the tokenizer refuses a text, other ones that it fails.
+    For example, the vocabulary may lack a token for unknown characters. A panic, which is a
+    BaseException, means that the tokenizer itself is broken, and is raised.
     """
-    with suppress(Exception):  # a tokenizer may lack a token for unknown characters
+    with suppress(Exception):
         call()
 
 
@@ -68,7 +74,7 @@ def _encode(request: dict[str, Any]) -> dict[str, Any]:
     encoding = tokenizer.encode(request["encode"], add_special_tokens=request["special"])
     if len(encoding.ids) > _MAX_IDS:
         raise MemoryError
-    if not request["offsets"]:  # they need much memory
+    if not request["offsets"]:  # left out, as offsets need much memory
         return {"ids": encoding.ids, "offsets": [], "mask": []}
     return {"ids": encoding.ids, "offsets": encoding.offsets, "mask": encoding.special_tokens_mask}
 
@@ -87,14 +93,14 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(line: bytes) -> bytes:
-    """Return the reply to a request."""
+    """Return the reply to a request; both are JSON in UTF-8."""
     request = json.loads(line.decode("utf-8", "surrogatepass"))
     reply: dict[str, Any]
     try:
         reply = _failure[0] if _failure else _answer(request)
     except MemoryError:
         raise  # ends the process
-    except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is a BaseException
+    except BaseException as error:  # noqa: BLE001 - panics of the tokenizers package are such
         reply = {"error": " ".join(str(error).split())[:_MAX_ERROR] or type(error).__name__}
         if "load" in request:
             _failure.append(reply)

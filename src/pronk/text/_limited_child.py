@@ -1,10 +1,10 @@
-"""Loop of a limited child process: a line for each request, and a line for its reply.
+"""Loop of a limited child process: it reads a line for each request, and writes a line in reply.
 
-:mod:`pronk.text.limited_process` starts it. The arguments are the file of a program, which has a
-function ``answer``; the maximum time of a request in seconds, waiting included; and the maximum
-size of the address space in bytes. The first line of the output is ``ready``. A request begins with
-its number and its maximum processor time in seconds, a reply with the same number and the processor
-time of the answer::
+:mod:`pronk.text.limited_process` starts this program. The arguments of the program are a Python
+file with a function ``answer``; the maximum time of a request in seconds, waiting included; and the
+maximum size of the address space in bytes. The first line of the output is ``ready``. A request
+begins with its number and its maximum processor time in seconds. A reply begins with the same
+number and the processor time that the request took in seconds::
 
     7 4.0 {"x": 1}  ->  7 0.002 {"y": 2}
 
@@ -24,13 +24,12 @@ from collections.abc import Callable
 
 def _main(program: str, time_limit: float, memory_limit: int) -> None:
     answer: Callable[[bytes], bytes] = runpy.run_path(program)["answer"]
-    # Limit the address space where the system enforces it (Linux). Without it, the time limit still
-    # holds.
+    # Only Linux enforces the limit of the address space. On other systems, the time limit remains.
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # noqa: PLC0415 - not on Windows
 
         resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C, and may go on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent process handles Ctrl-C
     reply = b"ready"
     while True:
         sys.stdout.buffer.write(reply + b"\n")
@@ -48,15 +47,17 @@ def _main(program: str, time_limit: float, memory_limit: int) -> None:
 
 
 def _limit_time(seconds: float, time_limit: float) -> None:
-    """End this process after seconds of processor time, even within one operation (``'x' * 10**10``).
+    """Let the system end this process after ``seconds`` of processor time, or after ``time_limit``.
 
-    Processor time does not depend on other programs. The system ends the process with ``SIGPROF``.
+    Both limits hold even within a single operation such as ``'x' * 10**10``. Processor time does
+    not depend on other programs; at its limit, the system sends ``SIGPROF``. ``time_limit`` counts
+    waiting, too. Windows has no timer of processor time, so that ``seconds`` count waiting there.
     """
     if sys.platform == "win32":
-        time_limit = seconds  # there is no timer of processor time
+        time_limit = seconds
     else:
         signal.setitimer(signal.ITIMER_PROF, seconds)
-    faulthandler.dump_traceback_later(time_limit, exit=True)  # by a thread in C
+    faulthandler.dump_traceback_later(time_limit, exit=True)  # its thread needs no lock of Python
 
 
 def _end_limits() -> None:

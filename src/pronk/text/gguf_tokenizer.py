@@ -1,9 +1,9 @@
-"""Conversion of a GGUF file's tokenizer to a tokenizer of the Hugging Face library ``tokenizers``.
+"""Conversion of a GGUF file's tokenizer to a tokenizer of Hugging Face's package ``tokenizers``.
 
-Two values of ``tokenizer.ggml.model`` are supported. ``gpt2`` is a byte-level BPE; the file gives
-only the name of its pre-tokenizer (``tokenizer.ggml.pre``). ``llama`` is a SentencePiece BPE; its
-merges are computed from the scores of the tokens. An unknown pre-tokenizer raises an error, since a
-wrong one would change token ids and degrade the output.
+Two values of ``tokenizer.ggml.model`` are supported. ``gpt2`` is a byte-level BPE, of whose
+pre-tokenizer the file gives only the name (``tokenizer.ggml.pre``). ``llama`` is a SentencePiece
+BPE, whose merges are computed from the scores of the tokens. An unknown pre-tokenizer raises an
+error, since a wrong one would change token ids and degrade the output.
 
 Sources: ``llama-vocab.cpp`` of llama.cpp for names and default settings; the ``tokenizer.json`` of
 the models for steps that llama.cpp omits (Unicode normalization NFC for Qwen).
@@ -33,25 +33,29 @@ from pronk.checkpoint.gguf.vocabulary import (
 )
 from pronk.text.patterns import PRE_TOKENIZERS
 
-# special tokens of Phi-3 after which white space is kept
+# Special tokens of Phi-3 after which white space is kept.
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
-# Metadata keys of the chat templates, by the names that they have in model folders.
+# Metadata keys of the chat templates, by the names of these templates in model folders.
 _TEMPLATE_KEYS = {
     "default": "tokenizer.chat_template",
     "tool_use": "tokenizer.chat_template.tool_use",
 }
-# Limits for the pairs of a vocabulary without merges. One of 262,144 tokens needs a tenth.
+# Limits of the computation of merges from scores: characters of all splits of all tokens, and pairs
+# of tokens that form a token. A vocabulary of 262,144 tokens needs a tenth of either.
 _MAX_SPLIT_CHARACTERS = 2**27
 _MAX_PAIRS = 2**22
-# Limit for the tokens that are found before a text is split: the automaton for them takes 4 µs a
-# character. Well-known models have up to 80,000 characters.
+# Limit of the characters of added tokens, which an automaton finds before a text is split. Building
+# the automaton takes 4 µs per character. Well-known models have up to 80,000 characters.
 _MAX_ADDED_CHARACTERS = 2**20
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Pause Python's garbage collector, which would scan hundreds of thousands of lists many times."""
+    """Pause Python's garbage collector within the block.
+
+    The collector would scan hundreds of thousands of lists of tokens and merges many times.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -65,14 +69,15 @@ def _no_garbage_collection() -> Iterator[None]:
 def read_tokenizer(
     checkpoint: GgufCheckpoint,
 ) -> tuple[tokenizers.Tokenizer, int, dict[str, str], dict[str, str]]:
-    """Convert the tokenizer of a file.
-
-    Raise a TokenizerError if it is absent, unsupported or damaged.
+    """Convert the tokenizer of a GGUF file.
 
     Returns:
-        The tokenizer; its largest id, -1 without tokens; the texts of special tokens, by their
-        names in chat templates, such as ``bos_token``; and the Jinja sources of the chat templates
-        ``default`` and ``tool_use``, if the file has them.
+        The tokenizer; its largest token id, or -1 without tokens; the texts of special tokens, by
+        their names in chat templates, such as ``bos_token``; and the Jinja sources of the chat
+        templates ``default`` and ``tool_use``, if the file has them.
+
+    Raises:
+        TokenizerError: the tokenizer is absent, unsupported or damaged.
     """
     file = checkpoint.header
     model = file.get("tokenizer.ggml.model")
@@ -87,8 +92,8 @@ def read_tokenizer(
     templates = _chat_templates(file)
     try:
         backend = _MODELS[model](file, vocabulary)
-        # Phi-3's SentencePiece tokenizers strip white space after special tokens; the file does not
-        # record that.
+        # Phi-3's SentencePiece tokenizers strip white space after special tokens, which GGUF files
+        # do not record.
         takes_space = model == "llama" and file.get("general.architecture") == "phi3"
         added = _special_tokens(vocabulary, takes_space=takes_space)
         if sum(len(token.content) for token in added) > _MAX_ADDED_CHARACTERS:
@@ -100,7 +105,7 @@ def read_tokenizer(
         backend.add_tokens(added)
     except TokenizerError:
         raise
-    except Exception as error:  # the library tokenizers raises Exception itself, no subclass
+    except Exception as error:  # the package tokenizers raises Exception itself
         reason = describe_error(error)[:200]
         msg = (
             f"{file.path}: expected merges that match the tokens, found a mismatch ({reason}); "
@@ -114,17 +119,14 @@ def read_tokenizer(
         "padding": "pad_token",
     }
     special = {key: vocabulary.special_text(name) for name, key in template_names.items()}
-    used = (i for i in reversed(range(len(vocabulary.tokens))) if vocabulary.tokens[i] is not None)
-    return (
-        backend,
-        next(used, -1),
-        {key: text for key, text in special.items() if text is not None},
-        templates,
-    )
+    given = {key: text for key, text in special.items() if text is not None}
+    ids = [token_id for token_id, text in enumerate(vocabulary.tokens) if text is not None]
+    largest_id = ids[-1] if ids else -1
+    return backend, largest_id, given, templates
 
 
 def _chat_templates(file: GgufFile) -> dict[str, str]:
-    """Return the sources of the chat templates; :data:`_TEMPLATE_KEYS` has their names."""
+    """Return the Jinja sources of the chat templates ``default`` and ``tool_use``, if present."""
     templates = {}
     for name, key in _TEMPLATE_KEYS.items():
         source = file.get(key)
@@ -136,6 +138,7 @@ def _chat_templates(file: GgufFile) -> dict[str, str]:
 
 
 def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """Return a byte-level BPE tokenizer, with the pre-tokenizer that the file names."""
     name = file.get("tokenizer.ggml.pre")
     settings = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if settings is None:
@@ -159,6 +162,7 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
 
 
 def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """Return a SentencePiece BPE tokenizer; its merges are computed from the tokens' scores."""
     vocab = vocabulary.ids_by_text
     count = len(vocabulary.tokens)
     scores = read_array(file, "scores", float, count)
@@ -168,28 +172,25 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
             f"tokenizer.ggml.scores: expected a finite number for each of {count} tokens, "
             "found others",
         )
-    # merges to tokens with higher scores are applied first
     merges = _merges_from_scores(file, vocab, scores)
     unknown = vocabulary.special_text("unknown")
     model = models.BPE(
         vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab
     )
     backend = tokenizers.Tokenizer(model)
-    # Whether a space is prepended to the text and, as in llama.cpp, to each part of it that follows
-    # a special token.
-    add_space = read_flag(file, "add_space_prefix", default=True)
-    spaces: list[Any] = [normalizers.Replace(" ", _VISIBLE_SPACE)]
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend(_VISIBLE_SPACE), *spaces] if add_space else spaces
-    )
-    steps: list[Any] = [
+    normalizing: list[Any] = [normalizers.Replace(" ", _VISIBLE_SPACE)]
+    decoding: list[Any] = [
         decoders.Replace(_VISIBLE_SPACE, " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
     ]
-    backend.decoder = decoders.Sequence(
-        [*steps, decoders.Strip(" ", left=1, right=0)] if add_space else steps
-    )
+    # As in llama.cpp, the space is prepended to the text, and to each part of the text that follows
+    # a special token.
+    if read_flag(file, "add_space_prefix", default=True):
+        normalizing.insert(0, normalizers.Prepend(_VISIBLE_SPACE))
+        decoding.append(decoders.Strip(" ", left=1, right=0))
+    backend.normalizer = normalizers.Sequence(normalizing)
+    backend.decoder = decoders.Sequence(decoding)
     _add_bos_eos(backend, file, vocabulary, add_bos=True)
     return backend
 
@@ -201,17 +202,24 @@ _MODELS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {
 
 
 def _parse_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """Split each merge by :func:`_parse_merge`; all at once if every merge has one space inside."""
+    """Return the two tokens of each merge, such as ``("th", "e")`` of ``"th e"``.
+
+    Files have 100,000 merges and more. If each merge has one space, and it is not at the beginning,
+    one split of the joined text replaces a call of :func:`_parse_merge` for each.
+    """
     text = "\n".join(merges)
-    one_space = text.count(" ") == len(merges) and all(" " in merge for merge in merges)
-    if one_space and text.count("\n") == len(merges) - 1 and "\n " not in f"\n{text}":
+    has_one_space = text.count(" ") == len(merges) and all(" " in merge for merge in merges)
+    if has_one_space and text.count("\n") == len(merges) - 1 and "\n " not in f"\n{text}":
         parts = text.replace(" ", "\n").split("\n")
         return list(zip(parts[::2], parts[1::2], strict=True))
     return [_parse_merge(merge) for merge in merges]
 
 
 def _parse_merge(merge: str) -> tuple[str, str]:
-    """Split a merge at the first space after its first character: ``"  a"`` gives ``(" ", "a")``."""
+    """Split a merge at the first space after its first character.
+
+    A token may begin with a space: ``"  a"`` gives ``(" ", "a")``.
+    """
     first, _, second = merge[1:].partition(" ")
     return merge[:1] + first, second
 
@@ -221,11 +229,11 @@ def _merges_from_scores(
 ) -> list[tuple[str, str]]:
     """Return all pairs of tokens whose concatenation is a token, by descending score of that token.
 
-    Equal scores are ordered as by ``generate_merges`` of transformers, which wrote these models'
-    ``tokenizer.json``.
+    Pairs of equal score have the order of ``generate_merges`` in transformers, which has written
+    the ``tokenizer.json`` of these models.
     """
-    work = sum(len(token) ** 2 for token in vocab)  # characters of all splits
-    if work > _MAX_SPLIT_CHARACTERS:
+    num_characters = sum(len(token) ** 2 for token in vocab)  # of all splits of all tokens
+    if num_characters > _MAX_SPLIT_CHARACTERS:
         refuse_tokens(
             file, "expected tokens that a second suffices to split, found too many long ones"
         )
@@ -248,42 +256,37 @@ def _merges_from_scores(
 def _add_bos_eos(
     backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabulary, *, add_bos: bool
 ) -> None:
-    """Make ``backend`` add BOS and EOS to texts, as the file says.
+    """Make ``backend`` add BOS and EOS to texts if the file says so.
 
-    ``add_bos`` is the default for BOS.
+    ``add_bos`` is the default for BOS; the default for EOS is False.
     """
-    defaults = {"bos": add_bos, "eos": False}
-    names = [
-        name
-        for name, default in defaults.items()
-        if read_flag(file, f"add_{name}_token", default=default)
-    ]
-    tokens = {name: vocabulary.special_text(name) for name in names}
-    missing = [name for name, token in tokens.items() if token is None]
-    if missing:
-        name = missing[0]
-        refuse_tokens(
-            file, f"tokenizer.ggml.add_{name}_token: expected {name}_token_id as well, found none"
-        )
-    if tokens:
-        template = [
-            *([tokens["bos"]] if "bos" in tokens else []),
-            "$A",
-            *([tokens["eos"]] if "eos" in tokens else []),
-        ]
-        special_tokens = [(token, vocabulary.special_ids[name]) for name, token in tokens.items()]
+    template = ["$A"]
+    special_tokens = list[tuple[str, int]]()
+    for name, default in (("bos", add_bos), ("eos", False)):
+        if not read_flag(file, f"add_{name}_token", default=default):
+            continue
+        token = vocabulary.special_text(name)
+        if token is None:
+            key = f"tokenizer.ggml.add_{name}_token"
+            refuse_tokens(file, f"{key}: expected {name}_token_id as well, found none")
+        template.insert(0 if name == "bos" else len(template), token)
+        special_tokens.append((token, vocabulary.special_ids[name]))
+    if special_tokens:
         backend.post_processor = processors.TemplateProcessing(
             single=template, special_tokens=special_tokens
         )
 
 
 def _special_tokens(vocabulary: Vocabulary, *, takes_space: bool) -> list[AddedToken]:
-    """Return the tokens to match before pre-tokenization.
+    """Return the tokens that are found in a text before the pre-tokenizer splits it.
 
-    Decoding skips CONTROL and UNKNOWN tokens.
+    These are the CONTROL, UNKNOWN and USER_DEFINED tokens; decoding skips the CONTROL and UNKNOWN
+    ones.
 
-    ``takes_space``: whether they include the white space after them, with the exceptions of
-    :data:`_KEEP_SPACE`.
+    Args:
+        vocabulary: tokens of the file.
+        takes_space: whether a token includes the white space after it, unless the token is one of
+            :data:`_KEEP_SPACE`.
     """
     return [
         AddedToken(

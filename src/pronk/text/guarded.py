@@ -1,10 +1,11 @@
 """Tokenizers of the tokenizers package, in this process or in a child process with limits.
 
-The components of a ``tokenizer.json`` run on every text, and a file may be hostile or odd. Where
-all components are known to be harmless (:mod:`pronk.text.known`), as in nearly all language
-models, the tokenizer runs in this process. Every other tokenizer encodes its texts in a child
-process, which is killed at a limit of processor time or memory. No trial could replace that: an
-expression may be fast for all texts but one.
+The components of a ``tokenizer.json`` run on every text, and a hostile file may contain components
+that take years or exhaust the memory. If all components are known to be harmless
+(:mod:`pronk.text.known`), as in nearly all language models, the tokenizer runs in this process.
+Every other tokenizer encodes its texts in a child process, which is killed at a limit of processor
+time or memory. A trial at loading could not replace the limits: a regular expression may be fast
+for all texts but one.
 
 The texts of one request share a limit of time (:func:`shared_time`).
 """
@@ -25,22 +26,28 @@ from pronk.base.errors import PromptError, TokenizerError, describe_error
 from pronk.text.known import decodes_as_known, is_known
 from pronk.text.limited_process import LimitedProcess
 
-# Limits of the processor time of loading, or of the texts of a request, in seconds. A known
-# tokenizer reads a million tokens in a second; the others read a character in a microsecond at
-# most, unless they are slow or hostile.
+# Limits of processor time in seconds: of loading a tokenizer or of all texts of a request, and what
+# each text and each character adds. An ordinary tokenizer takes at most a microsecond per
+# character.
 SECONDS = 4.0
 _SECONDS_PER_TEXT = 2.0**-10
 _SECONDS_PER_CHARACTER = 2.0**-19
 # Maximum size of the address space of a child process in bytes: for the interpreter and a text of a
-# million tokens (0.5 GiB), and for each byte of the file. A Unigram model takes up to 90 bytes for
-# each while it is loaded.
+# million tokens (0.5 GiB), and for each byte of the file. A Unigram model takes up to 90 bytes per
+# byte of its file while it is loaded.
 MEMORY = 2**30
 _MEMORY_PER_BYTE = 96
 _SLOW = "expected one that needs little time and memory, found one that exceeds a limit"
 
 
 class GuardedEncoding(NamedTuple):
-    """The fields of :class:`tokenizers.Encoding` that pronk uses."""
+    """Token ids of a text, with the fields of :class:`tokenizers.Encoding` that pronk uses.
+
+    Attributes:
+        ids: token ids.
+        offsets: begin and end of each token in the text, in characters; may be empty.
+        special_tokens_mask: 1 for tokens that the tokenizer has added, else 0; may be empty.
+    """
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -51,7 +58,8 @@ class GuardedEncoding(NamedTuple):
 class TimeLimit:
     """Processor time in seconds that the texts of a request may still take in a child process.
 
-    It grows a little with each text, so that many ordinary texts stay below it.
+    Each text and each of its characters add a little, so that many ordinary texts stay below the
+    limit.
     """
 
     left: float = field(default_factory=lambda: SECONDS)
@@ -62,10 +70,10 @@ _time_limit: ContextVar[TimeLimit | None] = ContextVar("time_limit", default=Non
 
 @contextmanager
 def shared_time(limit: TimeLimit | None = None) -> Iterator[None]:
-    """Let all texts and tokens that this thread converts in the block share one limit of time.
+    """Let all texts and tokens that this thread converts within the block share one time limit.
 
-    ``limit`` is that of a request with several blocks. By default, it is that of the block around
-    this one, or new.
+    ``limit`` is given for a request whose texts are converted in several blocks. By default, the
+    time limit is that of an enclosing block, or a new one.
     """
     if limit is None and _time_limit.get() is not None:
         yield
@@ -78,11 +86,11 @@ def shared_time(limit: TimeLimit | None = None) -> Iterator[None]:
 
 
 class GuardedTokenizer:
-    """A tokenizer that encodes texts in a child process, and decodes there unless its decoder is known.
+    """A tokenizer that converts texts in a child process, with limits of time and memory.
 
-    Its methods are those of :class:`tokenizers.Tokenizer`; the ones that read no text are those of
-    ``backend``. A text that exceeds the limits of time or memory raises a ``PromptError``, tokens
-    that do so a ``TokenizerError``.
+    The methods are those of :class:`tokenizers.Tokenizer`. A known decoder runs in this process, as
+    do methods that read no text: those of ``backend``. Encoding a text beyond the limits raises a
+    PromptError; decoding tokens beyond the limits raises a TokenizerError.
     """
 
     def __init__(self, text: str, *, decodes_here: bool) -> None:
@@ -95,31 +103,34 @@ class GuardedTokenizer:
         self.encode_special_tokens = False
         self._text = text
         self._decodes_here = decodes_here
-        # Texts are encoded before a request begins, and decoded while all requests wait.
+        # Two processes, so that decoding, for which all requests wait, never waits for an encoding.
         self._encoder = _new_process(text)
         self._decoder = _new_process(text)
         _ask(self._encoder, {}, 0)  # starts the process
         self.backend = load_here(text)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the tokenizer in this process."""
-        if name == "backend":  # in a copy that has no attributes yet
+        """Return an attribute of ``backend``, the copy of the tokenizer in this process."""
+        if name == "backend":  # asked of a copy that has no attributes yet
             raise AttributeError(name)
         return getattr(self.backend, name)
 
     def stop(self) -> None:
-        """End the child processes at once, as :meth:`pronk.text.tokenizer.Tokenizer.stop` says."""
+        """End the child processes at once; see :meth:`pronk.text.tokenizer.Tokenizer.stop`."""
         self._encoder.stop()
         self._decoder.stop()
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> GuardedEncoding:
-        """Return the tokens of a text."""
+        """Return the tokens of a text, with offsets and mask."""
         return self._encode(sequence, add_special_tokens, has_offsets=True)
 
     def encode_batch(
         self, sequences: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[GuardedEncoding]:
-        """Return the tokens of each text; the texts share one limit of time."""
+        """Return the tokens of each text, with offsets and masks.
+
+        The texts share one time limit.
+        """
         with shared_time():
             return [
                 self._encode(sequence, add_special_tokens, has_offsets=True)
@@ -129,9 +140,9 @@ class GuardedTokenizer:
     def encode_batch_fast(
         self, sequences: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[GuardedEncoding]:
-        """Return the tokens of each text without offsets and masks.
+        """Return the tokens of each text, without offsets and masks.
 
-        The texts share one limit of time.
+        The texts share one time limit.
         """
         with shared_time():
             return [
@@ -143,10 +154,9 @@ class GuardedTokenizer:
         """Return the text of token ids."""
         if self._decodes_here:
             return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        request = {"decode": list(ids), "skip": skip_special_tokens}
         try:
-            reply = _ask(
-                self._decoder, {"decode": list(ids), "skip": skip_special_tokens}, len(ids)
-            )
+            reply = _ask(self._decoder, request, len(ids))
         except RuntimeError as error:
             msg = (
                 "the model's tokenizer: expected one that decodes all tokens, "
@@ -161,11 +171,12 @@ class GuardedTokenizer:
     def decode_batch(
         self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
     ) -> list[str]:
-        """Return the text of each list of token ids; the lists share one limit of time."""
+        """Return the text of each list of token ids; the lists share one time limit."""
         with shared_time():
             return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
 
     def _encode(self, text: str, add_special_tokens: bool, *, has_offsets: bool) -> GuardedEncoding:
+        """Return the tokens of a text from the child process; raise a PromptError at a limit."""
         request = {
             "encode": text,
             "special": add_special_tokens,
@@ -187,9 +198,7 @@ class GuardedTokenizer:
 
 
 def load_backend(text: str) -> tokenizers.Tokenizer | GuardedTokenizer:
-    """Load the text of a ``tokenizer.json``.
-
-    In this process only if all of its components are known.
+    """Load the text of a ``tokenizer.json``, in this process only if all its components are known.
 
     Raises:
         TokenizerError: the child process does not load it within the limits.
@@ -211,12 +220,13 @@ def load_here(text: str) -> tokenizers.Tokenizer:
     with rust_panics_as_errors():
         backend = tokenizers.Tokenizer.from_str(text)
     if getattr(backend.model, "dropout", None):
-        backend.model.dropout = None  # for training: it would draw the tokens of a text at random
+        # Dropout is meant for training: merges are left out at random.
+        backend.model.dropout = None
     return backend
 
 
 def encoding_error(text: str, error: Exception) -> PromptError:
-    """Return the error for a text that a tokenizer cannot encode."""
+    """Return the PromptError for a text that a tokenizer cannot encode."""
     reason = describe_error(error)
     return PromptError(
         f"expected text that the tokenizer can encode, found {text[:40]!r} ({reason})"
@@ -225,7 +235,10 @@ def encoding_error(text: str, error: Exception) -> PromptError:
 
 @contextmanager
 def rust_panics_as_errors() -> Iterator[None]:
-    """Turn a panic of the tokenizers package, which is a BaseException, into a RuntimeError."""
+    """Turn a panic of the tokenizers package within the block into a RuntimeError.
+
+    The package raises panics of its Rust code as a BaseException.
+    """
     try:
         yield
     except BaseException as error:
@@ -249,9 +262,10 @@ def _new_process(text: str) -> LimitedProcess:
 
 
 def _ask(process: LimitedProcess, request: dict[str, Any], size: int) -> dict[str, Any] | None:
-    """Return the reply to a request about ``size`` characters or tokens, ``None`` beyond a limit.
+    """Return the child process's reply to a request about ``size`` characters or tokens.
 
-    An error of the tokenizers package raises a RuntimeError.
+    ``None`` stands for a request beyond the limits of time or memory. An error of the tokenizers
+    package raises a RuntimeError.
     """
     line = json.dumps(request).encode()
     with shared_time():

@@ -1,4 +1,7 @@
-"""Guide: JSON schema, regular expression, list of texts or grammar that the generated text must match."""
+"""Guides: required forms of the generated text.
+
+A guide is a JSON schema, a regular expression, a list of allowed texts, or a grammar.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ GuideKind = Literal["json", "regex", "choice", "grammar"]
 # Values of ``SamplingParams.guide_mode``, which explains them.
 GuideMode = Literal["forced", "plain", "jump"]
 
-# llguidance options: white space as in ``json.dumps``; unsupported keywords of a schema are errors
-# (not lenient).
+# Options of llguidance for JSON schemas: white space as in ``json.dumps``, or wherever JSON allows
+# white space. Unsupported keywords of a schema are errors (not lenient).
 JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -26,16 +29,17 @@ JSON_DUMPS_STYLE: Mapping[str, Any] = {
 }
 WHITESPACE_STYLE: Mapping[str, Any] = {"whitespace_flexible": True, "lenient": False}
 
-# maximum characters of a schema, expression or grammar, or of all texts of a choice together
+# Maximum number of characters of a schema, expression or grammar, or of all texts of a choice.
 MAX_SIZE = 2**18
 MAX_CHOICES = 1024
-_MAX_DEPTH = 64  # maximum number of nested levels of a schema
+# Maximum number of nested levels of a schema.
+_MAX_DEPTH = 64
 
 
 @known_keywords
 @dataclass(frozen=True)
 class Guide:
-    """Required form of the generated text, given by one of ``json``, ``regex``, ``choice``, ``grammar``.
+    """Required form of the generated text: one of ``json``, ``regex``, ``choice`` and ``grammar``.
 
     Equal guides are compiled once per model. :mod:`pronk.sampling.grammars` lists the supported
     JSON schemas and grammars.
@@ -78,9 +82,11 @@ class Guide:
             object.__setattr__(self, "json", _checked_schema(self.json))
         elif self.choice is not None:
             object.__setattr__(self, "choice", check_texts("guide: choice", self.choice))
-        elif not isinstance(text := getattr(self, given[0]), str) or not text:
-            msg = f"guide: {given[0]}: expected a text that is not empty, found {text!r:.60}"
-            raise GuideError(msg)
+        else:
+            text = getattr(self, given[0])
+            if not isinstance(text, str) or not text:
+                msg = f"guide: {given[0]}: expected a text that is not empty, found {text!r:.60}"
+                raise GuideError(msg)
         try:
             self.source.encode()
         except UnicodeEncodeError as error:
@@ -90,7 +96,7 @@ class Guide:
                 f"surrogate): {half!r}"
             )
             raise GuideError(msg) from error
-        size = sum(map(len, self.choice)) if self.choice is not None else len(self.source)
+        size = len(self.source) if self.choice is None else sum(map(len, self.choice))
         if size > MAX_SIZE:
             msg = (
                 f"guide: {given[0]}: expected at most {MAX_SIZE} characters, found {size}; "
@@ -112,19 +118,20 @@ class Guide:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the constructor as JSON values."""
-        values: dict[str, Any] = {
-            self.kind: list(self.choice) if self.choice is not None else self.source
-        }
-        return values | ({"whitespace": True} if self.whitespace else {})
+        value = self.source if self.choice is None else list(self.choice)
+        values: dict[str, Any] = {self.kind: value}
+        if self.whitespace:
+            values["whitespace"] = True
+        return values
 
 
 def _checked_schema(schema: object) -> str:
-    """Return a schema as JSON text.
+    """Return a schema as JSON text; raise a ``GuideError`` for a value that is no schema.
 
-    Keep the order of the properties, which is the order of generation.
+    Properties keep their order, which is the order of generation.
     """
     if isinstance(schema, str) and len(schema) > MAX_SIZE:
-        return schema  # refused by its size
+        return schema  # the caller refuses its size
     try:
         parsed = jsonlib.loads(schema) if isinstance(schema, str) else schema
         too_deep = _depth(parsed) > _MAX_DEPTH
@@ -148,7 +155,7 @@ def _checked_schema(schema: object) -> str:
 
 
 def schema_text(schema: Mapping[str, Any] | bool) -> str:
-    """Return a schema as JSON text; raise a ``GuideError`` if it has other values than JSON's."""
+    """Return a schema as JSON text; raise a ``GuideError`` if it has values that JSON lacks."""
     try:
         text = jsonlib.dumps(_to_json_values(schema), ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -169,20 +176,27 @@ def schema_text(schema: Mapping[str, Any] | bool) -> str:
 
 
 def _to_json_values(value: Any) -> Any:
+    """Return a value with dictionaries for mappings and lists for tuples, which ``json`` needs."""
     if isinstance(value, Mapping):
         return {key: _to_json_values(inner) for key, inner in value.items()}
-    return (
-        [_to_json_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-    )
+    if isinstance(value, (list, tuple)):
+        return [_to_json_values(inner) for inner in value]
+    return value
 
 
 def _depth(value: object) -> int:
+    """Return the number of nested levels of a JSON value: 1 for a number, 2 for ``[1]``."""
     elements = [*value.values()] if isinstance(value, Mapping) else value
-    return 1 + (max(map(_depth, elements), default=0) if isinstance(elements, (list, tuple)) else 0)
+    if not isinstance(elements, (list, tuple)):
+        return 1
+    return 1 + max(map(_depth, elements), default=0)
 
 
 def check_texts(name: str, texts: object) -> tuple[str, ...]:
-    """Return the texts of a choice; raise ``GuideError`` unless they are 1..1024 distinct texts."""
+    """Return the texts of a choice; raise a ``GuideError`` unless they are 1..1024 distinct texts.
+
+    ``name`` is the name of the option in error messages.
+    """
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         msg = f"{name}: expected a list of texts, found {texts!r:.60}"
         raise GuideError(msg)

@@ -1,13 +1,14 @@
 """Components of a ``tokenizer.json`` that are known to need little time and memory for any text.
 
-The tokenizers package limits nothing. A file may have an expression whose search takes years,
-normalizers that each make a text a hundred times longer, a table of bytes that is used without a
-check of its indices, or a model whose work grows with the square of a word. Known components, which
-nearly all language models use, do none of this: their work grows with the length of the text, which
-becomes at most a few times longer, and they do not fail.
+The tokenizers package limits nothing. A file may have a regular expression whose search takes
+years, normalizers that each make a text a hundred times longer, a table of bytes that is used
+without a check of its indices, or a model whose work grows with the square of a word's length.
+Nearly all language models use components without these dangers: the work of a known component is
+proportional to the length of the text, the text becomes at most a few times longer, and the
+component does not fail.
 
-Components are known by their values: their type, and each of their settings that matters. Regular
-expressions are known by their text.
+A component is recognized by its type and by each of its settings that matters. A regular expression
+is recognized by its text.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from pronk.text.patterns import PATTERNS
 
 Component = Mapping[str, Any]
 
-# components of a sequence, pieces of a template, ids of a special token in a template
+# Maximum number of components of a sequence, of pieces of a template, and of ids of a special token
+# in a template.
 _MAX_PARTS = 16
-# Limits of added tokens, for which an automaton is built; those of well-known models are 6,500 with
-# 60,000 characters.
+# Limits of added tokens, for which an automaton is built. Well-known models have up to 6,500 of
+# them, with 60,000 characters.
 _MAX_ADDED = 2**14
 _MAX_ADDED_CHARACTERS = 2**18
 
 
 def is_known(file: Component) -> bool:
-    """Return whether a ``tokenizer.json`` encodes and decodes texts with known components only."""
+    """Return whether a parsed ``tokenizer.json`` encodes and decodes with known components only."""
     return encodes_as_known(file) and decodes_as_known(file)
 
 
 def encodes_as_known(file: Component) -> bool:
-    """Return whether model, added tokens and the components for the encoding of texts are known."""
+    """Return whether the model, the added tokens and all components for encoding are known."""
     return (
         _has_usual_tokens(file.get("model"))
         and _is_known_model(file.get("model"))
@@ -48,15 +50,18 @@ def encodes_as_known(file: Component) -> bool:
 
 def decodes_as_known(file: Component) -> bool:
     """Return whether the decoder is known, and no token is very long."""
-    return _has_usual_tokens(file.get("model")) and _is_known(
-        file.get("decoder"), "decoders", _DECODERS
-    )
+    is_known_decoder = _is_known(file.get("decoder"), "decoders", _DECODERS)
+    return is_known_decoder and _has_usual_tokens(file.get("model"))
 
 
 def _is_known(
     component: object, members: str, known: Mapping[str, Callable[[Component], bool]]
 ) -> bool:
-    """Return whether a component is absent, known, or a sequence of known ones, which are no sequences."""
+    """Return whether a component is absent, known, or a sequence of known components.
+
+    ``members`` is the key under which a sequence has its components. Sequences of sequences are not
+    known.
+    """
     if component is None:
         return True
     parts = _parts(component, members)
@@ -64,9 +69,9 @@ def _is_known(
 
 
 def _parts(component: object, members: str) -> list[Any] | None:
-    """Return a component or the members of a sequence.
+    """Return a list of one component, or the components of a sequence.
 
-    ``None`` for other values and many members.
+    ``None`` stands for a value that is no component, and for a sequence of too many components.
     """
     if not isinstance(component, Mapping):
         return None
@@ -88,11 +93,12 @@ def _always(_: Component) -> bool:
 def _decomposes_once(normalizer: object) -> bool:
     """Return whether at most one of the known parts of a normalizer decomposes characters.
 
-    A decomposition may make 18 characters of one. After a replacement, a second decomposition may
-    make 18 of each of these.
+    A decomposition may turn one character into 18. After a replacement, a second decomposition may
+    turn each of the 18 into 18.
     """
     forms = ("NFC", "NFD", "NFKC", "NFKD")
-    return sum(part["type"] in forms for part in _parts(normalizer, "normalizers") or ()) <= 1
+    parts = _parts(normalizer, "normalizers") or ()
+    return sum(part["type"] in forms for part in parts) <= 1
 
 
 def _prepends_one(part: Component) -> bool:
@@ -100,7 +106,7 @@ def _prepends_one(part: Component) -> bool:
 
 
 def _replaces_text(part: Component) -> bool:
-    """Return whether a component replaces a text by one that is not longer."""
+    """Return whether a component replaces a fixed text by a text that is not longer."""
     pattern = part.get("pattern")
     content = part.get("content")
     text = pattern.get("String") if isinstance(pattern, Mapping) and len(pattern) == 1 else None
@@ -108,7 +114,7 @@ def _replaces_text(part: Component) -> bool:
 
 
 def _splits_at_known(part: Component) -> bool:
-    """Return whether a component splits a text at another text, or at matches of a known expression."""
+    """Return whether a component splits at a fixed text, or at matches of a known expression."""
     pattern = part.get("pattern")
     if not isinstance(pattern, Mapping) or len(pattern) != 1:
         return False
@@ -120,13 +126,15 @@ def _splits_at_known(part: Component) -> bool:
 
 
 def _strips_left(part: Component) -> bool:
-    return part.get("stop") == 0  # at the right end, the tokenizers package fails for short texts
+    # At the right end, the tokenizers package fails for texts shorter than the stripped part.
+    return part.get("stop") == 0
 
 
 def _is_known_template(part: Component) -> bool:
-    """Return whether a template adds a few special tokens, which it defines, to each text.
+    """Return whether a post-processor adds only a few special tokens to each text.
 
-    A template for pairs of texts may be empty: prompts are no pairs.
+    The post-processor must define these tokens. The template for pairs of texts may be empty, as
+    prompts are single texts.
     """
     special_tokens = part.get("special_tokens")
     if not isinstance(special_tokens, Mapping) or len(special_tokens) > _MAX_PARTS:
@@ -146,9 +154,10 @@ def _is_known_template(part: Component) -> bool:
 
 
 def _texts_of(pieces: object, special_tokens: Mapping[str, Any]) -> list[str] | None:
-    """Return the names of the texts in the pieces of a template.
+    """Return the names of the texts in a template, such as ``["A"]`` of ``<s> $A``.
 
-    ``None`` if a piece is not known.
+    ``None`` stands for a template with a piece that is neither a text nor one of
+    ``special_tokens``.
     """
     if not isinstance(pieces, list) or len(pieces) > _MAX_PARTS:
         return None
@@ -179,10 +188,10 @@ def _has_usual_tokens(model: object) -> bool:
 
 
 def _is_known_model(model: object) -> bool:
-    """Return whether a model is BPE without marks of subwords, or a list of words.
+    """Return whether a model is BPE without marks of subwords (``##ing``), or a list of words.
 
-    WordPiece needs time that grows with the square of a word's length, Unigram with the length of
-    the longest token.
+    The time of other models has no small bound per character: that of WordPiece grows with the
+    square of a word's length, and that of Unigram with the length of the longest token.
     """
     if not isinstance(model, Mapping):
         return False
@@ -207,18 +216,18 @@ _BPE_KEYS = {
 
 
 def _are_known_tokens(tokens: object) -> bool:
-    """Return whether few tokens are added, none of which depends on the text before it.
+    """Return whether few tokens are added, and none of them depends on the text before it.
 
-    Those that take white space before them, or that are found as whole words only, do.
+    Tokens with ``lstrip`` take the white space before them, and tokens with ``single_word`` must
+    follow the end of a word; both depend on the text before them.
     """
     if tokens is None:
         return True
     if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED:
         return False
-    if not all(
-        isinstance(token, Mapping) and isinstance(token.get("content"), str) for token in tokens
-    ):
-        return False
+    for token in tokens:
+        if not isinstance(token, Mapping) or not isinstance(token.get("content"), str):
+            return False
     characters = sum(len(token["content"]) for token in tokens)
     looks_back = any(token.get("lstrip") or token.get("single_word") for token in tokens)
     return characters <= _MAX_ADDED_CHARACTERS and not looks_back

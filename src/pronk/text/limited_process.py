@@ -1,8 +1,8 @@
 """A child process that answers requests about an untrusted file within limits of time and memory.
 
-Chat templates and tokenizers come with a model. Both are programs in effect: ``'x' * 10**10`` in a
-template or a regular expression with nested repetitions in a tokenizer is a single operation, which
-no thread can interrupt, and which may exhaust the memory. A process can be killed at any point.
+Chat templates and tokenizers come with a model, and both are programs in effect. ``'x' * 10**10``
+in a template, or a regular expression with nested repetitions in a tokenizer, is a single operation
+that no thread can interrupt and that may exhaust the memory. A process can be killed at any point.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from weakref import WeakSet
 
 from pronk.base.errors import ClosedError, TokenizerError, refuse
 
-# maximum seconds of a request, also on a machine that gives the child process little processor time
+# Maximum seconds of a request, waiting included, for a machine with little processor time to spare.
 _WAIT = 60.0
-_TRIES = 2  # child processes that get a request, if the first one is ended from outside
+# Number of child processes that get a request: another one if the first was ended from outside.
+_TRIES = 2
 # Values of ``Popen.returncode`` of a child process that ends at a limit: ``_WAIT`` or a MemoryError
 # (1), memory that native code cannot allocate (SIGABRT), a full stack (SIGSEGV), processor time
 # (SIGPROF).
@@ -31,26 +32,31 @@ _AT_LIMIT = {1, -6, -11, -27}
 
 
 class ChildReply(NamedTuple):
-    """The reply to a request."""
+    """Reply of a child process to a request.
 
-    line: bytes  # without a line break
-    seconds: float  # processor time of the answer
+    Attributes:
+        line: the reply, without a line break.
+        seconds: processor time that the request took.
+    """
+
+    line: bytes
+    seconds: float
 
 
 class LimitedProcess:
     """A child process that is started on demand and answers one request at a time, for any thread.
 
-    A copy has a child process of its own, also in another process.
+    A pickled copy has a child process of its own.
 
     Args:
-        program: file with a function ``answer`` from the bytes of a request to those of the reply;
-            both are one line. It imports nothing of pronk.
-        purpose: beginning of the message if the process does not start.
-        needs: package that the program imports, for the same message.
+        program: Python file with a function ``answer``, which takes the bytes of a request and
+            returns those of the reply; both are one line. The program imports nothing of pronk.
+        purpose: name of the process in error messages.
+        needs: package that the program imports, for the message if the process does not start.
         seconds: limit of the processor time of a request.
-        memory: maximum size of the child's address space in bytes, enforced on Linux only;
-            elsewhere, only the time bounds the memory.
-        setup: request that each new child process answers before others; its reply is dropped.
+        memory: maximum size of the child's address space in bytes. Only Linux enforces this limit;
+            on other systems, the limit of time bounds the memory.
+        setup: first request to each new child process; its reply is dropped. Empty for none.
     """
 
     _child: subprocess.Popen[bytes] | None = None
@@ -88,11 +94,11 @@ class LimitedProcess:
         return create, (self._program,)
 
     def ask(self, request: bytes, seconds: float | None = None) -> ChildReply | None:
-        """Return the reply to a request without a line break.
+        """Return the reply to a request, or ``None`` if the process ended at a limit.
 
-        ``None`` if the process ended at a limit.
-
-        ``seconds`` replaces the limit of the processor time.
+        Args:
+            request: one line, without a line break.
+            seconds: limit of the processor time, in place of that of the constructor.
 
         Raises:
             ClosedError: :meth:`stop` was called meanwhile.
@@ -100,9 +106,10 @@ class LimitedProcess:
                 from outside.
         """
         num_stops = self._num_stops
+        limit = self._seconds if seconds is None else seconds
         with self._lock:
             try:
-                return self._ask(request, self._seconds if seconds is None else seconds, num_stops)
+                return self._ask(request, limit, num_stops)
             except BaseException:
                 self._end()  # the next request must not get the reply to this one
                 raise
@@ -116,7 +123,7 @@ class LimitedProcess:
         child = self._child
         if child is not None:
             child.kill()
-        # otherwise, the thread with a request sees the end of its process
+        # If a request is in progress, its thread holds the lock and notices the end of the process.
         if self._lock.acquire(blocking=False):
             try:
                 self._end()
@@ -129,7 +136,10 @@ class LimitedProcess:
             self._end()
 
     def forget(self) -> None:
-        """Drop the child process without ending it: after a fork, it belongs to the original process."""
+        """Drop the child process without ending it.
+
+        After a fork, the child process belongs to the original process.
+        """
         self._lock = threading.Lock()
         self._child = None
 
@@ -137,6 +147,10 @@ class LimitedProcess:
         self._end()
 
     def _ask(self, request: bytes, seconds: float, num_stops: int) -> ChildReply | None:
+        """Return the reply to a request, from a new child process if there is none.
+
+        ``num_stops`` is the number of calls of :meth:`stop` before the request.
+        """
         for _ in range(_TRIES):
             is_set_up = self._child is not None and self._child.poll() is None
             if not is_set_up:
@@ -161,8 +175,7 @@ class LimitedProcess:
                 refuse(self._purpose, f"{problem} as it is loaded", TokenizerError)
         msg = (
             f"{self._purpose}: expected the child process to answer, found that it was ended with "
-            f"code {code}; "
-            "check that no other program ends it"
+            f"code {code}; check that no other program ends it"
         )
         raise TokenizerError(msg)
 
@@ -172,9 +185,9 @@ class LimitedProcess:
             raise ClosedError(msg)
 
     def _exchange(self, request: bytes, seconds: float) -> ChildReply | None:
-        """Send a request and return the reply.
+        """Send a request and return the reply; ``None`` if the child process has ended.
 
-        ``None`` if the child process has ended or sent another reply.
+        A line that is no reply to this request counts as the end of the child process, too.
         """
         child = self._child
         assert child is not None
@@ -208,23 +221,23 @@ class LimitedProcess:
             _kill(child)
             raise
         if not is_ready:
+            code = _kill(child)
             problem = (
                 f"expected the child process {sys.executable} {self._program.name} to start, found "
-                "that it ended "
-                f"with code {_kill(child)}; check that this Python has {self._needs}"
+                f"that it ended with code {code}; check that this Python has {self._needs}"
             )
             refuse(self._purpose, problem, TokenizerError)
         return child
 
     def _end(self) -> int | None:
-        """End the child process, and return its code if there is one."""
+        """End the child process and return its exit code; ``None`` without a child process."""
         child = self._child
         self._child = None
         return None if child is None else _kill(child)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> int:
-    """End a child process and return its code: that of its own end, if it has ended before."""
+    """End a child process, unless it has ended by itself, and return its exit code."""
     child.kill()
     child.communicate()
     return child.returncode

@@ -1,8 +1,8 @@
-"""Positions of tokens in a text: where the text of each token begins, in characters.
+"""Position of each token in a text: the character at which the token's text begins, from 0.
 
 A token without text, such as one that the tokenizer adds before a prompt, has the position at which
-the next text begins. Several tokens may make up one character: each of them has the position of
-this character.
+the next text begins. Each of several tokens that make up one character has the position of this
+character.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from pronk.text.guarded import GuardedEncoding
 from pronk.text.stream import IncrementalDecoder
 from pronk.text.tokenizer import Tokenizer
 
-Name = Callable[[int], str]  # text of a token by itself, with the space at its beginning
+Name = Callable[[int], str]  # returns the text of a token alone, with the space at its beginning
 
 
 class TokenOffsets:
-    """Positions of successive tokens in the text of ``decoder``, which begins at ``position``."""
+    """Counter of the positions of successive tokens.
+
+    Args:
+        decoder: decoder of the tokens.
+        name: function that returns the text of a token alone.
+        position: position at which the text of the first token begins.
+    """
 
     def __init__(self, decoder: IncrementalDecoder, name: Name, position: int = 0) -> None:
         self._decoder = decoder
         self._name = name
-        self.position = position  # after the text so far
+        self.position = position  # end of the text so far
 
     def push(self, token: int) -> int:
         """Return the position of the next token."""
@@ -32,20 +38,22 @@ class TokenOffsets:
         text = self._decoder.push(token)
         name = self._name(token)
         self.position += len(text)
-        # The text of earlier tokens, an incomplete character, may become final together with that
-        # of this token.
+        # ``text`` may begin with the text of earlier tokens, which were an incomplete character.
         return self.position - len(name) if text.endswith(name) else start
 
 
 def output_offsets(
     tokenizer: Tokenizer, name: Name, prompt: Sequence[int], position: int
 ) -> TokenOffsets:
-    """Return the counter of tokens that are generated after ``prompt``, whose text ends at ``position``."""
+    """Return a counter of the positions of generated tokens.
+
+    ``prompt`` are the token ids before them, and ``position`` is the end of the prompt's text.
+    """
     return TokenOffsets(IncrementalDecoder(tokenizer, prompt), name, position)
 
 
 def prompt_text(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> str:
-    """Return the text of a prompt: of token ids, as a stream shows it, with the names of special tokens."""
+    """Return the text of a prompt; that of token ids includes the names of special tokens."""
     if isinstance(prompt, str):
         return prompt
     decoder = IncrementalDecoder(tokenizer, shows_names=True)
@@ -72,10 +80,11 @@ def prompt_offsets(tokenizer: Tokenizer, name: Name, prompt: str | Sequence[int]
 def _stated_offsets(
     prompt: str, encoding: tokenizers.Encoding | GuardedEncoding, name: Name
 ) -> list[int]:
-    """Return positions as a tokenizer states them that changes the text, for example to NFC.
+    """Return the positions that a tokenizer itself states for the tokens of a prompt.
 
-    The position is that of the characters that a token stands for. A space that belongs to a token
-    is one of them.
+    A tokenizer that changes the text, for example to Unicode NFC, decodes tokens to another text
+    than the prompt. The tokenizer's own offsets count characters of the prompt, but leave out the
+    space at the beginning of a token; here, the space belongs to the token.
     """
     positions = list[int]()
     end = 0

@@ -1,14 +1,15 @@
 """Regular expressions with which the pre-tokenizers of well-known models split a text into words.
 
-The time of each grows with the length of a text, also of spaces, line breaks or digits only.
-Sources: llama-vocab.cpp of llama.cpp; the ``tokenizer.json`` of the models.
+The search of each expression takes time proportional to the length of the text, also for texts of
+spaces, line breaks or digits only. Sources: llama-vocab.cpp of llama.cpp; the ``tokenizer.json`` of
+the models.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Parts of several expressions.
+# Parts that several of the regular expressions share.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -30,17 +31,19 @@ class PreTokenizer(NamedTuple):
     # Regular expressions, applied in order: each splits every piece into its matches and the texts
     # between matches.
     patterns: tuple[str, ...]
-    # whether a word that is in the vocabulary becomes one token, without applying merges
+    # Whether a word that is in the vocabulary becomes one token, without applying merges.
     ignore_merges: bool = False
-    add_bos: bool = False  # whether BOS is added if the file lacks ``tokenizer.ggml.add_bos_token``
-    nfc: bool = False  # whether the text is first normalized to Unicode NFC
+    # Whether BOS is added to texts if the file lacks ``tokenizer.ggml.add_bos_token``.
+    add_bos: bool = False
+    # Whether the text is normalized to Unicode NFC before it is split.
+    nfc: bool = False
 
 
 _DBRX = PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",))
 _LLAMA3 = _DBRX._replace(ignore_merges=True, add_bos=True)
 _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_PATTERN))
 PRE_TOKENIZERS = {
-    # llama.cpp uses this one for models whose own pre-tokenizer is unknown to its converter
+    # The converter of llama.cpp writes "default" for models whose pre-tokenizer it does not know.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
     "dbrx": _DBRX,  # OLMo 2 and 3, Phi-4, Granite 4
     "gpt-2": PreTokenizer((_GPT2_PATTERN,)),
@@ -60,21 +63,20 @@ PRE_TOKENIZERS = {
 # Pattern of Qwen 3.5: that of Qwen 2, in which combining marks (``\p{M}``) belong to words like
 # letters.
 _QWEN35_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| "
-    r"?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DEEPSEEK3_PATTERN = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
-# cl100k of GPT-4 with possessive quantifiers, which give no characters back.
+# Pattern cl100k of GPT-4, with possessive quantifiers, which never backtrack.
 _POSSESSIVE_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-# Regular expressions of models whose pre-tokenizers no supported GGUF file names. The ``\s+$`` of
-# DeepSeek LLM is not among them: its time grows with the square of the number of spaces.
+# Regular expressions of models whose pre-tokenizers have no supported name in GGUF files. The
+# ``\s+$`` of DeepSeek LLM is left out: its time grows with the square of the number of spaces.
 _OTHER_PATTERNS = {
     _QWEN35_PATTERN,
     _DEEPSEEK3_PATTERN,

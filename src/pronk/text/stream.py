@@ -1,32 +1,36 @@
-"""The text of a request: whole characters only, cut at the first stop string.
+"""Conversion of a request's tokens to text: whole characters only, cut at the first stop string.
 
-The complete text is a function of the token sequence alone, however the sequence is divided into
-steps.
+The complete text depends on the token sequence alone: one token at a time or several per step give
+the same text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from pronk.base.errors import OptionError, refuse
-from pronk.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pronk.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# number of tokens at the prompt's end that are decoded together with the first output tokens
+# Number of tokens at the prompt's end that are decoded together with the first output tokens.
 _CONTEXT = 5
-_PATIENCE = 16  # number of tokens after which an incomplete character counts as invalid bytes
+# Number of tokens after which an incomplete character counts as invalid bytes.
+_PATIENCE = 16
 
 
 class IncrementalDecoder:
-    r"""Text of a growing token sequence, at a constant cost per token.
+    r"""Decoder of a growing token sequence, at a constant cost per token.
 
     The text of a token depends on its neighbours: a character may span tokens, and SentencePiece
     drops the space at the very start. Each new token is therefore decoded in a window: the tokens
     of the text returned last (at first, the end of the prompt) and all later tokens. The new text
     is the window's text without the part already returned, and without replacement characters at
-    the end, which may be an incomplete character. With byte-level tokens, a token of whole
-    characters after whole characters needs no window: its text is always the same.
+    the end, which may be an incomplete character. In a byte-level vocabulary, a token of whole
+    characters after whole characters needs no window: its text does not depend on its neighbours.
 
     Byte-level tokens ``F0 9F``, ``99``, ``82``, ``!`` after a prompt ``ab``::
 
@@ -40,30 +44,34 @@ class IncrementalDecoder:
     def __init__(
         self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, shows_names: bool = False
     ) -> None:
-        """Decode what follows ``prompt``.
+        """Prepare to decode the tokens that follow ``prompt``.
 
-        ``shows_names``: whether special tokens have their names as texts.
+        Args:
+            tokenizer: tokenizer of the sequence.
+            prompt: token ids before the decoded tokens.
+            shows_names: whether the text of a special token is its name (``<|im_end|>``);
+                otherwise, special tokens have no text.
         """
         self._tokenizer = tokenizer
         self._shows_names = shows_names
         with_text = (token for token in reversed(prompt) if self._text_of(token) is not None)
         self._window = [*islice(with_text, _CONTEXT)][::-1]
-        # beginning of the window's text that was returned already
+        # Beginning of the window's text that was returned already.
         self._returned = self._decode(self._window)
-        # number of tokens at the window's start whose whole text was returned
+        # Number of tokens at the window's start whose whole text was returned.
         self._num_done = len(self._window)
 
     def push(self, token_id: int) -> str:
-        """Return the text that becomes final with this token; unassigned ids have no text.
+        """Return the text that becomes final with this token.
 
-        Special tokens have none either, unless the decoder shows their names.
+        The result is empty for an unassigned id, inside a character of several tokens, and for a
+        special token unless the decoder shows names.
         """
         own = self._text_of(token_id)
         if own is None:
             return ""
-        is_all_returned = self._num_done == len(self._window) and not self._returned.endswith(
-            _REPLACEMENT
-        )
+        ends_whole = not self._returned.endswith(_REPLACEMENT)
+        is_all_returned = self._num_done == len(self._window) and ends_whole
         if is_all_returned and self._tokenizer.joins_texts and _REPLACEMENT not in own:
             self._window = [token_id]
             self._num_done = 1
@@ -92,11 +100,9 @@ class IncrementalDecoder:
     def _text_of(self, token_id: int) -> str | None:
         """Return the text of one token alone; ``None`` for a token without text."""
         text = self._tokenizer.token_text(token_id)
-        return (
-            (self._tokenizer.token_name(token_id) or None)
-            if text is None and self._shows_names
-            else text
-        )
+        if text is None and self._shows_names:
+            return self._tokenizer.token_name(token_id) or None
+        return text
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=not self._shows_names)
@@ -107,11 +113,9 @@ class IncrementalDecoder:
         If the prompt ends inside a character, ``_returned`` ends with U+FFFD, and ``text`` may have
         the whole character instead.
         """
-        return len(
-            self._returned
-            if text.startswith(self._returned)
-            else self._returned.rstrip(_REPLACEMENT)
-        )
+        if text.startswith(self._returned):
+            return len(self._returned)
+        return len(self._returned.rstrip(_REPLACEMENT))
 
     def _slide(self, start: int) -> None:
         del self._window[:start]
@@ -121,9 +125,10 @@ class IncrementalDecoder:
     def _skip_invalid_bytes(self, text: str) -> str:
         """Cut the window at the last token boundary that splits no character.
 
-        Return new text before the cut.
+        Otherwise, the window would grow without bound in a text of invalid bytes.
 
-        Without this, the window would grow without bound while a text consists of invalid bytes.
+        Returns:
+            The new text before the cut; empty if every boundary splits a character.
         """
         for cut in range(len(self._window) - 1, self._num_done, -1):
             before = self._decode(self._window[:cut])
@@ -137,78 +142,81 @@ class IncrementalDecoder:
 
 
 def prefix_at_end(text: str, marker: str) -> str:
-    """Return the longest proper prefix of ``marker`` at the end of ``text``."""
-    # callers look for markers of 4,000 characters at the end of a token
+    """Return the longest proper prefix of ``marker`` at the end of ``text``; ``""`` if none is."""
+    # A stop string may have 4,000 characters, but the text is often that of one token.
     largest = min(len(marker) - 1, len(text))
-    return next(
-        (marker[:size] for size in range(largest, 0, -1) if text.endswith(marker[:size])), ""
-    )
+    for size in range(largest, 0, -1):
+        if text.endswith(marker[:size]):
+            return marker[:size]
+    return ""
 
 
 class StopScanner:
-    """Cuts a stream of text at the first stop string; an empty stop string raises an OptionError.
+    """Cuts a stream of text at the first stop string.
 
     The stop string that is complete first counts; of several that end at the same character, the
-    longest. Text is withheld as long as it may be the beginning of a stop string.
+    longest. Text is withheld as long as it may be the beginning of a stop string. An empty stop
+    string raises an OptionError.
 
     Stop strings may contain names of special tokens, such as ``<|im_end|>``. These tokens have no
     text, so the scanner searches a *scanned text*, in which their names stand between the texts of
-    the other tokens. The output lacks them. A name counts as a whole: a stop string does not begin
-    or end inside it, so ``<`` does not stop at ``<|im_end|>``.
+    the other tokens. The output lacks these names. A name counts as a whole: a stop string does not
+    begin or end inside a name, so ``<`` does not stop at ``<|im_end|>``.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             refuse("stop", f"expected non-empty strings, found {list(stops)!r}", OptionError)
         self._stops = [*stops]
-        # end of the scanned text; the text before it cannot be a part of a stop string any more
+        # End of the scanned text, which may belong to a stop string; earlier text was returned.
         self._held = ""
-        # where the names in ``_held`` begin, perhaps before it, and end
+        # Begin and end of each name in ``_held``; the begin of a name that is cut is negative.
         self._names: list[tuple[int, int]] = []
         self._stop: str | None = None  # the first complete stop string
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return text that no stop string can cut off any more, and the stop string found (or ``None``)."""
+        """Scan a further piece of the text.
+
+        Returns:
+            The text that no stop string can cut off any more, and the stop string found or
+            ``None``.
+        """
         return self._scan(text)
 
     def push_name(self, name: str) -> tuple[str, str | None]:
-        """Scan the name of a special token.
-
-        The result is that of :meth:`push`, without the name.
-        """
+        """Scan the name of a special token, which the output lacks; otherwise like :meth:`push`."""
         if self._stops:
             self._names.append((len(self._held), len(self._held) + len(name)))
             return self._scan(name)
         return "", None
 
     def flush(self) -> str:
-        """End the stream; return the withheld text, which is no stop string."""
+        """End the stream, and return the withheld text: the beginning of a stop string at most."""
         return "" if self._stop else self._take(len(self._held))
 
     def _scan(self, text: str) -> tuple[str, str | None]:
-        """Append to the scanned text.
-
-        Return the output that becomes final, and the stop string found.
-        """
+        """Append to the scanned text; return the output that becomes final, and the stop string."""
         if self._stop is not None:
             return "", self._stop
         self._held += text
-        found = [
-            (at + len(stop), at, stop)
-            for stop in self._stops
-            if (at := self._find(stop)) is not None
-        ]
+        found = list[tuple[int, int, str]]()  # end, begin and text of each stop string
+        for stop in self._stops:
+            at = self._find(stop)
+            if at is not None:
+                found.append((at + len(stop), at, stop))
         if found:
             _, cut, self._stop = min(found)
         else:
-            withheld = max(
-                (len(prefix_at_end(self._held, stop)) for stop in self._stops), default=0
-            )
+            beginnings = [prefix_at_end(self._held, stop) for stop in self._stops]
+            withheld = max(map(len, beginnings), default=0)
             cut = len(self._held) - withheld
         return self._take(cut), self._stop
 
     def _find(self, stop: str) -> int | None:
-        """Return where ``stop`` first occurs in the held text without splitting a name."""
+        """Return the first offset of a stop string in the withheld text.
+
+        Offsets at which the stop string would begin or end within a name do not count.
+        """
         at = self._held.find(stop)
         while at >= 0 and (self._splits_name(at) or self._splits_name(at + len(stop))):
             at = self._held.find(stop, at + 1)
@@ -218,7 +226,10 @@ class StopScanner:
         return any(begin < at < end for begin, end in self._names)
 
     def _take(self, cut: int) -> str:
-        """Remove the first ``cut`` characters of the held text; return them without names."""
+        """Remove the first ``cut`` characters of the scanned text, and return them without names.
+
+        The names are those of special tokens.
+        """
         parts = list[str]()
         start = 0
         for begin, end in self._names:
@@ -233,10 +244,9 @@ class StopScanner:
 class TextStream:
     """Detokenization and stop strings of one request.
 
-    Stop strings are searched from token number ``min_tokens`` on, so the text has at least
-    ``min_tokens`` tokens. Text before a special token becomes final with that token at the latest,
-    unless a stop string contains both and text after them: parsers of answers need it before that
-    token.
+    The search for stop strings begins at token number ``min_tokens``, so that the text has at least
+    ``min_tokens`` tokens. Parsers of answers need the text before a special token when that token
+    arrives. Such text is therefore withheld only if it and the token may begin a stop string.
     """
 
     def __init__(
@@ -248,10 +258,10 @@ class TextStream:
         self._unscanned = max(0, min_tokens - 1)
 
     def push(self, token: int, *, is_end: bool = False) -> tuple[str, str | None]:
-        """Return the text that becomes final, and the stop string that it completes, if any.
+        """Return the text that becomes final with a token, and the stop string found or ``None``.
 
-        ``is_end``: whether the token ends the text, so that the output lacks its text, as if it
-        were special.
+        ``is_end``: whether the token ends the text. The output then lacks the token's text, as it
+        lacks names of special tokens.
         """
         text = self._decoder.flush() if is_end else self._decoder.push(token)
         if self._unscanned:
@@ -265,6 +275,6 @@ class TextStream:
         return final, stop
 
     def flush(self) -> tuple[str, str | None]:
-        """Return the rest of the text, and the stop string that it completes, if any."""
+        """Return the rest of the text, and the stop string found in it or ``None``."""
         text, stop = self._scanner.push(self._decoder.flush())
         return text + self._scanner.flush(), stop

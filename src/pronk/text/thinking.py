@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# text of tokens in which one character, which no decoded text contains, stands for each special
-# token
+# Text of tokens in which each special token is a lone surrogate, a character that no decoded text
+# contains.
 Symbols = str
-_PROMPT_TAIL = 16  # tokens at the end of a prompt in which an open begin marker is searched
+# Number of tokens at the end of a prompt in which the begin marker is searched.
+_PROMPT_TAIL = 16
 
 
 @dataclass(frozen=True)
 class ThinkingMarkers:
-    """Markers of a model's thinking; ``symbols`` returns the symbols of a token."""
+    """Markers before and after a model's thoughts.
+
+    Attributes:
+        begin: marker before thoughts.
+        end: marker after thoughts.
+        forced: token ids of the end marker, for ending thoughts by force.
+        symbols: function from a token id to the symbols of that token.
+        repeats: whether thoughts may begin anywhere; otherwise, only at the beginning of a text.
+    """
 
     begin: Symbols
     end: Symbols
-    forced: tuple[int, ...]  # tokens of the end marker
+    forced: tuple[int, ...]
     symbols: Callable[[int], Symbols]
-    # whether thoughts may begin anywhere; otherwise only at the beginning of a text
     repeats: bool = False
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends with the begin marker, so that the first generated token is a thought."""
-        return "".join(map(self.symbols, prompt[-_PROMPT_TAIL:])).rstrip().endswith(self.begin)
+        """Return whether a prompt ends with the begin marker, apart from white space.
+
+        The tokens generated after such a prompt are thoughts.
+        """
+        tail = "".join(map(self.symbols, prompt[-_PROMPT_TAIL:]))
+        return tail.rstrip().endswith(self.begin)

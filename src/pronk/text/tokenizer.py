@@ -43,19 +43,22 @@ from pronk.text.guarded import (
 _TEMPLATE_FILE = "chat_template.jinja"
 _TEMPLATE_FOLDER = "additional_chat_templates"
 
-# Characters or tokens from which on other threads must not wait: the tokenizers package reads a
-# million of them in a second, and holds Python's lock meanwhile, but for batches.
+# Length, in characters or tokens, above which a text is converted as a batch of one. The tokenizers
+# package converts a million characters or tokens in a second. It holds Python's lock meanwhile, so
+# that other threads wait, except in its functions for batches.
 _LONG = 2**12
 
 
 class Tokenizer:
     """A tokenizer with its chat template.
 
-    ``special_tokens`` are the texts of special tokens by the names that templates use
-    (``bos_token``, …). ``chat_template`` is the Jinja source of the chat template; ``None`` if the
-    model has none, and no :meth:`chat`. ``tool_template`` replaces ``chat_template`` in
-    conversations with tools. ``template_key`` is the place of the template in the model's files,
-    for error messages.
+    Args:
+        backend: tokenizer of the tokenizers package, or one in a child process.
+        special_tokens: texts of special tokens by the names that templates use (``bos_token``, …).
+        chat_template: Jinja source of the chat template. Without a chat template (``None``),
+            :meth:`chat` raises a TokenizerError.
+        tool_template: Jinja source that replaces ``chat_template`` in conversations with tools.
+        template_key: place of the chat template in the model's files, for error messages.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Tokenizer:
         self._tool_template = tool_template
         self._template_key = template_key
         self._templates: dict[str, ChatTemplate] = {}  # compiled templates by their sources
-        self._token_texts: dict[int, str | None] = {}  # results of :meth:`token_text`
+        self._token_texts: dict[int, str | None] = {}  # results of token_text() by token id
 
     @classmethod
     def load(
@@ -84,8 +87,13 @@ class Tokenizer:
     ) -> Tokenizer:
         """Load the tokenizer of a model folder or a GGUF file.
 
-        Files that are missing, damaged, or have ids beyond the model's ``vocab_size`` raise a
-        TokenizerError. ``opened``: the GGUF file, if it is open.
+        Args:
+            folder: folder with ``tokenizer.json``, or a GGUF file.
+            vocab_size: number of tokens of the model; no token id may reach this number.
+            opened: the GGUF file, if it is open already.
+
+        Raises:
+            TokenizerError: a file is missing or damaged, or a token id is too large.
         """
         backend: tokenizers.Tokenizer | GuardedTokenizer
         if is_gguf(folder):
@@ -103,9 +111,8 @@ class Tokenizer:
         if vocab_size is not None and largest_id >= vocab_size:
             msg = (
                 f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary "
-                f"has {vocab_size}, "
-                f"so ids up to {vocab_size - 1} were expected; use the tokenizer that belongs to "
-                "this model"
+                f"has {vocab_size}, so ids up to {vocab_size - 1} were expected; "
+                "use the tokenizer that belongs to this model"
             )
             raise TokenizerError(msg)
         return cls(
@@ -117,16 +124,19 @@ class Tokenizer:
         )
 
     def stop(self) -> None:
-        """End child processes of the tokenizer at once, from any thread.
+        """End the child processes of the tokenizer at once, from any thread.
 
-        Texts in progress fail with a ClosedError. Later texts start new processes. A tokenizer that
-        runs in this process has none: its texts take little time.
+        Conversions in progress fail with a ClosedError. Later conversions start new processes. A
+        tokenizer that runs in this process has no child processes and goes on.
         """
         if isinstance(self.backend, GuardedTokenizer):
             self.backend.stop()
 
     def save(self, folder: Path) -> None:
-        """Write ``tokenizer.json`` and ``tokenizer_config.json``, which :meth:`load` and transformers read."""
+        """Write ``tokenizer.json`` and ``tokenizer_config.json`` to a folder.
+
+        :meth:`load` and transformers read these files.
+        """
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -136,10 +146,10 @@ class Tokenizer:
         given = [
             {"name": name, "template": text} for name, text in templates.items() if text is not None
         ]
-        if given:
-            config["chat_template"] = (
-                self.chat_template if len(given) == 1 and self.chat_template else given
-            )
+        if len(given) == 1 and self.chat_template:
+            config["chat_template"] = self.chat_template
+        elif given:
+            config["chat_template"] = given
         write_json(folder / "tokenizer_config.json", config, indent=2)
 
     @property
@@ -154,9 +164,9 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the tokens with their ids, 32 hexadecimal digits.
+        """Hash of the tokens and their ids, 32 hexadecimal digits.
 
-        Stored in files of token ids.
+        Files of token ids store the fingerprint of their tokenizer.
         """
         tokens = sorted(
             self.backend.get_vocab(with_added_tokens=True).items(),
@@ -173,25 +183,31 @@ class Tokenizer:
 
     @cached_property
     def vocabulary_json(self) -> str:
-        """``tokenizer.json`` for packages that need the tokens: without components that may be slow or fail."""
+        """Text of ``tokenizer.json`` for other packages, which read its tokens only.
+
+        The text of a tokenizer in a child process lacks its normalizer, pre-tokenizer and
+        post-processor, which may be slow or fail.
+        """
         text = self.backend.to_str()
         if not isinstance(self.backend, GuardedTokenizer):
             return text
-        return json.dumps(
-            json.loads(text) | dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor"))
-        )
+        removed = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor"))
+        return json.dumps(json.loads(text) | removed)
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Id of the tokenizer's end-of-text token, or nothing.
+        """Ids of the tokenizer's end-of-text token: one id, or none.
 
-        The model's config may list further ids.
+        The model's config may list further end tokens.
         """
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 
     def add_end_tokens(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with all end tokens, those with well-known names too."""
+        """Return a model's config with the ids of all end tokens of its vocabulary.
+
+        Added tokens with well-known names, such as ``<|im_end|>``, are end tokens as well.
+        """
         added = {
             token_id: token.content
             for token_id, token in self.backend.get_added_tokens_decoder().items()
@@ -206,19 +222,22 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens, which have no text."""
-        return frozenset(
-            i for i, token in self.backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @cached_property
     def joins_texts(self) -> bool:
-        """Whether the text of several tokens is that of each one joined, if each one is whole characters."""
+        """Whether tokens of whole characters have the same text alone and among other tokens.
+
+        If so, the text of a sequence of such tokens is the joined text of each. Byte-level
+        tokenizers have this property; SentencePiece drops the space at the beginning of a text.
+        """
         return isinstance(self.backend.decoder, decoders.ByteLevel)
 
     def token_text(self, token_id: int) -> str | None:
-        """Return the text of one token.
+        """Return the text of one token alone.
 
-        ``None`` for special tokens and unassigned ids of a padded vocabulary.
+        Special tokens and the unassigned ids of a padded vocabulary have no text (``None``).
         """
         if token_id not in self._token_texts:
             is_silent = token_id in self.special_ids or self.backend.id_to_token(token_id) is None
@@ -230,24 +249,35 @@ class Tokenizer:
         return self.backend.id_to_token(token_id) or ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of ``text``, by default with tokens such as ``bos_token`` around it."""
+        """Return the token ids of ``text``.
+
+        Args:
+            text: any text; names of special tokens in it become these tokens.
+            add_special_tokens: whether the tokens that the tokenizer puts around a text, such as
+                ``bos_token``, are added.
+
+        Raises:
+            PromptError: the tokenizer cannot encode the text.
+        """
         try:
             with rust_panics_as_errors():
                 if len(text) > _LONG:
-                    return self.backend.encode_batch_fast(
+                    (encoding,) = self.backend.encode_batch_fast(
                         [text], add_special_tokens=add_special_tokens
-                    )[0].ids
-                return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+                    )
+                else:
+                    encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+                return encoding.ids
         except PronkError:
             raise
         except Exception as error:
-            # the tokenizers package raises Exception itself; TypeError for lone surrogates
+            # The tokenizers package raises Exception itself, and TypeError for lone surrogates.
             raise encoding_error(text, error) from error
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Return the token ids of each text as :meth:`encode` does, on several threads."""
+        """Return the token ids of each text, on several threads; otherwise like :meth:`encode`."""
         try:
             with rust_panics_as_errors():
                 encodings = self.backend.encode_batch_fast(
@@ -255,17 +285,17 @@ class Tokenizer:
                 )
         except PronkError:
             raise
-        except Exception:  # noqa: BLE001 - raise the error of the text that cannot be encoded
+        except Exception:  # noqa: BLE001 - encode() raises the error of the text that fails
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        if len(ids) > _LONG:
-            return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[
-                0
-            ]
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        tokens = list(ids)
+        if len(tokens) > _LONG:
+            (text,) = self.backend.decode_batch([tokens], skip_special_tokens=skip_special_tokens)
+            return text
+        return self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def chat(
         self,
@@ -277,20 +307,19 @@ class Tokenizer:
     ) -> str:
         """Render a conversation as text, to be encoded with ``add_special_tokens=False``.
 
-        For ``messages``, see :mod:`pronk.text.chat.messages`. ``add_generation_prompt``: append the
-        beginning of the assistant's turn. ``tools`` are those that the model may call, in OpenAI's
-        format. ``options`` are further variables of the template, such as ``{"enable_thinking":
-        False}``.
+        Args:
+            messages: conversation in OpenAI's format; see :mod:`pronk.text.chat.messages`.
+            add_generation_prompt: append the beginning of the assistant's turn.
+            tools: tools that the model may call, in OpenAI's format.
+            options: further variables of the template, such as ``{"enable_thinking": False}``.
 
         Raises:
             TokenizerError: the chat template is missing or damaged.
             PromptError: the messages are malformed, rejected by the template, or exceed a limit.
         """
-        source = (
-            self.chat_template
-            if tools is None or self._tool_template is None
-            else self._tool_template
-        )
+        source = self.chat_template
+        if tools is not None and self._tool_template is not None:
+            source = self._tool_template
         if source is None:
             refuse(
                 "the model has no chat template",
@@ -313,14 +342,14 @@ class Tokenizer:
         tools: Tools | None = None,
         options: TemplateOptions | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation; arguments and errors as in :meth:`chat`.
+        """Return the token ids of a conversation.
 
-        If ``trusted``, texts of special tokens (such as ``<|im_end|>``) in messages and tools
-        become these tokens, as in transformers. Otherwise they stay text
-        (:mod:`pronk.text.chat.messages`). An empty result raises a PromptError.
+        Arguments and errors are those of :meth:`chat`; an empty result raises a PromptError, too.
+        If the messages are ``trusted``, names of special tokens (such as ``<|im_end|>``) in
+        messages and tools become these tokens, as in transformers. Names in untrusted messages are
+        encoded as ordinary text (:func:`pronk.text.chat.messages.disguise`).
         """
-        # character to the text of the special token that it stands for
-        placeholders: dict[str, str] = {}
+        placeholders: dict[str, str] = {}  # private characters, and the names that they stand for
         if not trusted:
             checked = check_messages(messages)
             try:
@@ -339,20 +368,26 @@ class Tokenizer:
         ids = self._encode_revealed(text, placeholders)
         if not ids:
             msg = (
-                "the model's chat template: expected a text made of these messages, found an empty "
-                "text; "
-                "use another template, or pass a prompt instead of messages"
+                "the model's chat template: expected a text made of these messages, "
+                "found an empty text; use another template, or pass a prompt instead of messages"
             )
             raise PromptError(msg)
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the token ids of an untrusted text: names of special tokens in it become ordinary tokens."""
+        """Return the token ids of an untrusted text.
+
+        Names of special tokens in the text become ordinary tokens.
+        """
         (hidden,), placeholders = disguise([{"text": text}], self._special_names)
         return self._encode_revealed(hidden["text"], placeholders)
 
     def _encode_revealed(self, text: str, placeholders: Mapping[str, str]) -> list[int]:
-        """Return the token ids of a text in which :func:`disguise` has hidden names of special tokens."""
+        """Return the token ids of a text in which private characters hide names of special tokens.
+
+        :func:`disguise` puts these ``placeholders`` into messages. Each hidden name becomes
+        ordinary tokens, even where it spells a special token.
+        """
         encode = partial(self.encode, add_special_tokens=False)
         ids = list[int]()
         with shared_time():
@@ -376,14 +411,11 @@ def _read_optional(path: Path) -> dict[str, Any]:
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
     if not path.is_file():
-        others = [
-            name
-            for name in ("tokenizer.model", "vocab.json", "merges.txt")
-            if path.with_name(name).is_file()
-        ]
+        other_files = ("tokenizer.model", "vocab.json", "merges.txt")
+        others = [name for name in other_files if path.with_name(name).is_file()]
+        found = " and ".join(others) or "no tokenizer file"
         msg = (
-            f"{path.parent}: expected tokenizer.json, found "
-            f"{' and '.join(others) or 'no tokenizer file'}; "
+            f"{path.parent}: expected tokenizer.json, found {found}; "
             "write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
         raise TokenizerError(msg)
@@ -403,6 +435,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the special tokens in ``tokenizer_config.json``, by their names."""
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, Mapping) else value
@@ -412,26 +445,31 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the sources of chat templates by their names, as transformers does.
+    """Return the sources of a model folder's chat templates by their names.
 
-    Files have the templates ``chat_template.jinja`` (the default) and
-    ``additional_chat_templates/NAME.jinja``. With a file for the default, the templates in
-    ``tokenizer_config.json`` are not read.
+    The order of transformers: ``chat_template.jinja`` is the template ``default``, and
+    ``additional_chat_templates/NAME.jinja`` the template NAME. The templates in
+    ``tokenizer_config.json`` count only if ``chat_template.jinja`` is missing.
     """
     files = {"default": folder / _TEMPLATE_FILE}
-    files |= {path.stem: path for path in sorted((folder / _TEMPLATE_FOLDER).glob("*.jinja"))}
+    named = sorted((folder / _TEMPLATE_FOLDER).glob("*.jinja"))
+    files |= {path.stem: path for path in named}
     found = {
         name: read_text(path, error=TokenizerError)
         for name, path in files.items()
         if path.is_file()
     }
-    return found if "default" in found else {**_templates_of_config(folder, config), **found}
+    if "default" in found:
+        return found
+    return {**_templates_of_config(folder, config), **found}
 
 
 def _templates_of_config(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     source = config.get("chat_template")
-    if source is None or isinstance(source, str):
-        return {} if source is None else {"default": source}
+    if source is None:
+        return {}
+    if isinstance(source, str):
+        return {"default": source}
     try:
         return {entry["name"]: entry["template"] for entry in source}
     except (TypeError, KeyError) as error:

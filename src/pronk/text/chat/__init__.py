@@ -1,1 +1,1 @@
-"""Conversations: messages, the chat template of a model, and tool calls."""
+"""Conversations: messages, chat templates, and answers with thoughts and tool calls."""

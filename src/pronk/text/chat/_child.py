@@ -1,18 +1,22 @@
 """Compilation and rendering of chat templates in a limited child process.
 
-This is the program of :mod:`pronk.text.chat.template`. It imports no module of pronk. Requests and
-replies are lines of JSON. A request without ``values`` only compiles the template::
+:mod:`pronk.text.chat.template` starts this program, which imports no module of pronk. Requests
+(``>``) and replies (``<``) are lines of JSON. A request without ``values`` only compiles the
+template::
 
-    {"source": "{{ x }}", "values": {"x": "a"}}         ->  {"text": "a", "loops_over_content": false}
-    {"source": "{{"}                                    ->  {"error": "unexpected 'end of template'"}
-    {"source": "{{ 'x' * 10**8 }}", "values": {}}       ->  {"over_limit": true}
+    > {"source": "{{ x }}", "values": {"x": "a"}}
+    < {"text": "a", "loops_over_content": false}
+    > {"source": "{{"}
+    < {"error": "unexpected 'end of template'"}
+    > {"source": "{{ 'x' * 10**8 }}", "values": {}}
+    < {"over_limit": true}
 
 ``loops_over_content`` is true if the template loops over the parts of a message's content; other
-templates expect a string. ``over_limit`` means that memory, recursion or the length of the text
-exceeded a limit.
+templates expect a string as content. ``over_limit`` means that memory, recursion or the length of
+the text exceeded a limit.
 
 The Jinja environment is that of transformers (``utils/chat_template_utils.py``), so a template
-gives the same text.
+gives the same text as there.
 """
 
 from __future__ import annotations
@@ -29,16 +33,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-# maximum characters of a rendered text: some 8 million tokens, more than any context window
+# Maximum characters of a rendered text: some 8 million tokens, more than any context window has.
 _MAX_TEXT = 2**25
-_MAX_ERROR = 300  # maximum characters of an error message, which may come from the template
+# Maximum characters of an error message, whose text may come from the template.
+_MAX_ERROR = 300
 
 
 class _DictFunction:
-    """Replacement of ``dict`` in templates.
-
-    Unlike the class, it gives no access to Python's internals.
-    """
+    """Replacement of the class ``dict`` in templates, without access to Python's internals."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -48,7 +50,10 @@ class _DictFunction:
 
 
 class _PublicNamespace(Namespace):
-    """A namespace that refuses names with a leading underscore, which could reach Python's internals."""
+    """A namespace of Jinja that refuses names with a leading underscore.
+
+    A template could reach Python's internals by such names.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         values = dict(*args, **kwargs)
@@ -62,10 +67,7 @@ class _PublicNamespace(Namespace):
 
 
 class _Generation(Extension):
-    """The tag ``{% generation %}``, which marks text for training.
-
-    Its block is rendered like other text.
-    """
+    """The tag ``{% generation %}``, which marks text for training and renders it unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -88,7 +90,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without the HTML escapes of Jinja's own ``tojson``, as transformers does."""
+    """Return JSON as the filter ``tojson`` of transformers does: without Jinja's HTML escapes."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -112,7 +114,7 @@ _JINJA.globals |= {
     "raise_exception": _raise_exception,
     "strftime_now": _strftime_now,
 }
-del _JINJA.globals["lipsum"]  # the function lipsum returns random text
+del _JINJA.globals["lipsum"]  # returns random text
 
 
 @lru_cache(8)  # a model has one or two templates
@@ -120,23 +122,31 @@ def _compile(source: str) -> tuple[Template, bool]:
     """Return the compiled template, and whether it loops over the parts of a message's content."""
     tree = _JINJA.parse(source)
     loops = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
-    return Template.from_code(_JINJA, _JINJA.compile(tree), _JINJA.make_globals(None)), loops
+    template = Template.from_code(_JINJA, _JINJA.compile(tree), _JINJA.make_globals(None))
+    return template, loops
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Return whether ``node`` is a message's content, like ``m.content`` or ``m["content"][1:] | list``."""
-    if isinstance(node, nodes.Filter) or (
-        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
-    ):
-        return node.node is not None and _is_content(node.node)
+    """Return whether an expression of a template is a message's content.
+
+    Examples are ``content``, ``m.content``, ``m["content"]`` and ``m["content"][1:] | list``.
+    """
     if isinstance(node, nodes.Getitem):
+        if isinstance(node.arg, nodes.Slice):
+            return _is_content(node.node)
         return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    # an attribute ``m.content``, or a variable ``content``
-    return getattr(node, "attr" if isinstance(node, nodes.Getattr) else "name", None) == "content"
+    if isinstance(node, nodes.Filter):
+        return node.node is not None and _is_content(node.node)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return getattr(node, "name", None) == "content"
 
 
 def answer(line: bytes) -> bytes:
-    """Return the reply to a request: compile the template and, if there are ``values``, render it."""
+    """Compile the template of a request, render it if ``values`` are given, and return the reply.
+
+    The request and the reply are JSON in UTF-8.
+    """
     reply: dict[str, Any]
     try:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
@@ -147,7 +157,7 @@ def answer(line: bytes) -> bytes:
         return json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except (MemoryError, RecursionError):
         reply = {"over_limit": True}
-    except Exception as error:  # noqa: BLE001 - a template is a program that can raise any exception
+    except Exception as error:  # noqa: BLE001 - a template can raise any exception
         lines = str(error).strip().splitlines()
         reply = {"error": lines[0][:_MAX_ERROR] if lines else type(error).__name__}
     return json.dumps(reply).encode()

@@ -1,13 +1,14 @@
 r"""Grammar of an answer: thoughts, then tool calls, text or a required form such as JSON.
 
-The grammar is written in llguidance's dialect of Lark. It fixes every character of a call except
-the name of the tool and the arguments, which fit the tool's schema. If calls are optional, the
-grammar allows any text up to the beginning of a call, but then requires the call. Tools with equal
-schemas share their rules, here ``f`` and ``g``, so that a grammar of a thousand tools stays small.
+The grammar is written in llguidance's dialect of Lark. The rules fix every character of a call
+except the name of the tool and the arguments, which fit the tool's schema. If calls are optional,
+the grammar allows any text up to the beginning of a call, but then requires the call. Tools with
+equal schemas (below, ``f`` and ``g``) share their rules, so that a grammar of a thousand tools
+stays small.
 
-Example: Qwen3, optional calls. ``<tool_call>`` is token 7, ``<think>`` 8 and ``</think>`` 9: added
-tokens that are not special. Token 5 is another added token that llguidance matches only by its id.
-The rules of text are::
+Example: optional calls of Qwen3. The added tokens ``<tool_call>``, ``<think>`` and ``</think>``,
+with the ids 7, 8 and 9, are not special. Token 5 is another added token that llguidance matches
+only by its id. The rules of text are::
 
     start: (<[8]> thoughts GAP)? answer
     thoughts: text <[9]> | (TEXT <[5]>)* thoughts_marker
@@ -18,8 +19,8 @@ The rules of text are::
     text: (TEXT <[5]>)* TEXT
     TEXT: /(.|\n)*/
 
-The second alternatives of ``thoughts`` and ``call_start`` are markers that are written with other
-tokens. ``lazy`` makes a marker end at its first occurrence.
+The second alternatives of ``thoughts`` and ``call_start`` match markers that the model writes with
+ordinary tokens. ``lazy`` makes a marker end at its first occurrence.
 
 If a call without markers may be the whole answer (:class:`~pronk.text.chat.calls.BareCallReader`),
 text does not begin like such a call, so that only the rule ``bare`` continues one::
@@ -42,7 +43,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, takewhile
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -58,27 +59,34 @@ from pronk.text.json_schema.translation import TYPES
 # with thoughts.
 Thinking = Literal["never", "optional", "open"]
 
-# Maximum characters of the rules of all schemas of a grammar together; the rest is left to names
-# and to a form.
+# Maximum characters of the rules of all schemas of a grammar together. The other half of the
+# grammar is left to names of tools and to a form of the text.
 _MAX_SCHEMAS_SIZE = MAX_SIZE // 2
-_RULES_SIZE = 500  # characters of the rules around a schema, at most
-# characters of white space at one place of a call without markers, so that it cannot go on for ever
+_RULES_SIZE = 500  # maximum characters of the rules around a schema
+# Maximum characters of white space at one place of a call without markers, which must not go on for
+# ever.
 _MAX_SPACE = 16
-MAX_CALLS = 16  # calls of one answer; small models repeat calls until they may not
-# repetitions of a call: any, and after the first
+MAX_CALLS = 16  # maximum calls of one answer; a small model may repeat calls without end
+# Repetitions of a call: from none, and after the first call.
 _CALLS = f"{{0,{MAX_CALLS}}}"
 _MORE_CALLS = f"{{0,{MAX_CALLS - 1}}}"
 _SPACES = r"[ \t\r\n]*"
-# an escaped character, or a slash, which Lark needs escaped
+# An escaped character, or a slash, which Lark needs escaped.
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class AnswerGrammar:
-    """Builder of the grammars for one model's answers."""
+    """Builder of the grammars for one model's answers.
+
+    Attributes:
+        symbols: symbols of the model's tokens.
+        dialect: format of calls; ``None`` for answers without calls.
+        reasoning: format of thoughts; ``None`` if the model does not think.
+    """
 
     symbols: TokenSymbols
-    dialect: ToolDialect | None  # ``None`` if the answer calls no tools
+    dialect: ToolDialect | None
     reasoning: ReasoningFormat | None
 
     def guide(
@@ -90,13 +98,19 @@ class AnswerGrammar:
         allow_multiple: bool = True,
         thinking: Thinking = "never",
     ) -> Guide | None:
-        """Return the guide of an answer; ``None`` if it may be any text.
+        """Return the guide of an answer; ``None`` if the answer may be any text.
 
-        ``schemas`` has the schema of the arguments (:func:`arguments_schema`) of each allowed tool,
-        by the tool's name. ``form`` is the required form of the text. ``allow_text``: allow text,
-        in this form, instead of calls. ``allow_multiple``: allow more than one call. ``thinking``
-        is the place of thoughts. Schemas that are too large together raise an OptionError; those of
-        :func:`relax_tools` are not.
+        Args:
+            schemas: schema of the arguments (:func:`arguments_schema`) of each allowed tool, by the
+                tool's name.
+            form: required form of the text; ``None`` for any text.
+            allow_text: allow text, in the required form, instead of calls.
+            allow_multiple: allow more than one call.
+            thinking: place of thoughts in the answer.
+
+        Raises:
+            OptionError: the schemas and the form are too large together; schemas of
+                :func:`relax_tools` alone are not.
         """
         # Whether an answer without calls may have anything besides its text.
         has_headers = self.reasoning is not None and (
@@ -105,11 +119,8 @@ class AnswerGrammar:
         if not schemas and (form is None or not has_headers):
             return form
         rules = [self._start(thinking)]
-        rules += (
-            []
-            if thinking == "never" or self.reasoning is None
-            else self._until("thoughts", self.reasoning.end)
-        )
+        if thinking != "never" and self.reasoning is not None:
+            rules += self._until("thoughts", self.reasoning.end)
         rules += ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
         rules += self._answer(schemas, form, allow_text=allow_text, allow_multiple=allow_multiple)
         grammar = "\n".join(rules)
@@ -124,34 +135,45 @@ class AnswerGrammar:
 
     @property
     def _other_ids(self) -> str:
-        """Tokens of free text, which has no markers, that grammars match by id only: ``<[5]>``, or nothing."""
-        calls = [self.dialect.begin] if self.dialect else []
-        return self.symbols.other_ids(
-            *calls, *([self.reasoning.begin, self.reasoning.end] if self.reasoning else [])
-        )
+        """Expression for the tokens that llguidance matches by id only, without markers: ``<[5]>``.
+
+        Empty if the tokenizer has no such tokens.
+        """
+        markers = [self.dialect.begin] if self.dialect else []
+        if self.reasoning is not None:
+            markers += [self.reasoning.begin, self.reasoning.end]
+        return self.symbols.other_ids(*markers)
 
     @property
     def _others(self) -> str:
-        """Text that ends with such tokens: ``(TEXT <[5]>)*``, or nothing."""
+        """Expression for text up to the last id-only token, ``(TEXT <[5]>)*``, or nothing."""
         return f"(TEXT {self._other_ids})*" if self._other_ids else ""
 
     @property
     def _first_others(self) -> str:
-        """The same for the beginning of an answer, with at least one such token."""
+        """Expression for the beginning of an answer up to its last id-only token.
+
+        The answer has at least one such token, and does not begin like a call without markers.
+        """
         return f"PLAIN? {self._other_ids} {self._others}"
 
     def _first_text(self) -> list[str]:
-        """Return the rules for an answer's text that does not begin like a call without markers (``BARE``)."""
+        """Return the rules for an answer's text that does not begin like a call without markers.
+
+        The rule ``BARE`` matches texts that begin like such a call.
+        """
         more = f" | {self._first_others} TEXT" if self._other_ids else ""
         return ["PLAIN: TEXT & ~BARE", f"first: PLAIN?{more}"]
 
     def _start(self, thinking: Thinking) -> str:
+        """Return the rule ``start``: thoughts, if allowed, before the answer."""
         reasoning = self.reasoning
         if thinking == "never" or reasoning is None:
             return "start: answer"
         gap = self.symbols.grammar(reasoning.after_end) or '("\\n\\n" | "\\n")?'
-        begin = "" if thinking == "open" else f"{self.symbols.grammar(reasoning.begin)} "
-        return f"start: ({begin}thoughts {gap}){'' if thinking == 'open' else '?'} answer"
+        if thinking == "open":
+            return f"start: (thoughts {gap}) answer"
+        return f"start: ({self.symbols.grammar(reasoning.begin)} thoughts {gap})? answer"
 
     def _until(self, rule: str, marker: str) -> list[str]:
         """Return the rules for free text up to a marker and for the marker itself."""
@@ -172,17 +194,16 @@ class AnswerGrammar:
         allow_text: bool,
         allow_multiple: bool,
     ) -> list[str]:
+        """Return the rule ``answer`` for the part after thoughts, and the rules that it needs."""
         rules = []
         dialect = self.dialect
         if form is not None:
             rules.append(f"form: {_form(form)}")
-        header = (
-            self.dialect.before_text
-            if self.dialect
-            else self.reasoning.before_text
-            if self.reasoning
-            else ""
-        )
+        header = ""
+        if dialect is not None:
+            header = dialect.before_text
+        elif self.reasoning is not None:
+            header = self.reasoning.before_text
         content = f"{self.symbols.grammar(header)} {'text' if form is None else 'form'}"
         if not schemas or dialect is None:
             return [f"answer: {content}", *rules]
@@ -197,41 +218,36 @@ class AnswerGrammar:
     def _calls(
         self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool
     ) -> list[str]:
-        """Return the rules for the text after the begin marker."""
+        """Return the rules for the text after the begin marker of calls."""
         text = self.symbols.grammar
-        more = (
-            f" ({text(dialect.separator)} call){_MORE_CALLS}"
-            if dialect.separator and allow_multiple
-            else ""
-        )
+        more = ""
+        if dialect.separator and allow_multiple:
+            more = f" ({text(dialect.separator)} call){_MORE_CALLS}"
         end = f"{text(dialect.before_end)} {text(dialect.end)}"
         rules = [f"body: {text(dialect.after_begin)} call{more} {end}"]
         rules.append(f"call: {text(dialect.before_name)} tool {text(dialect.after_arguments)}")
         groups = _names_by_schema(schemas)
-        rules.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(groups))))
-        ident = (
-            f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?"
-            if dialect.before_ident
-            else ""
-        )
+        tools = [f"tool_{number}" for number in range(len(groups))]
+        rules.append(f"tool: {' | '.join(tools)}")
+        ident = ""
+        if dialect.before_ident:
+            ident = f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?"
+        before_arguments = text(dialect.before_arguments)
         values = dict[str, str]()
         for number, (schema, names) in enumerate(groups.items()):
+            arguments = f"arguments_{number}"
             name = f"/{_one_of(names)}/"
-            rules.append(
-                f"tool_{number}: {name} {ident} {text(dialect.before_arguments)} arguments_{number}"
-            )
-            rule = f"arguments_{number}"
-            rules += (
-                keyword_rules(rule, schema, values)
-                if dialect.has_keywords
-                else [f"{rule}: %json {schema}"]
-            )
+            rules.append(f"{tools[number]}: {name} {ident} {before_arguments} {arguments}")
+            if dialect.has_keywords:
+                rules += keyword_rules(arguments, schema, values)
+            else:
+                rules.append(f"{arguments}: %json {schema}")
         return rules
 
     def _text_and_calls(
         self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool
     ) -> list[str]:
-        """Return the rules for free text with calls in it."""
+        """Return the rules for free text that may contain calls."""
         if dialect.marker_optional:
             begin = f" ({self.symbols.grammar(dialect.begin)} body)?" if dialect.begin else ""
             bare = f"BARE: {json.dumps(dialect.before_name)} TEXT"
@@ -239,35 +255,35 @@ class AnswerGrammar:
         several = allow_multiple and dialect.repeats_markers
         rules = self._until("call_start", dialect.begin)
         if not dialect.allows_bare:
-            return [
-                (
-                    "answer: "
-                    f"{f'(call_start body){_CALLS} text' if several else 'call_start body | text'}"
-                ),
-                *rules,
-            ]
+            answer = f"(call_start body){_CALLS} text" if several else "call_start body | text"
+            return [f"answer: {answer}", *rules]
         rest = f" (call_start body){_MORE_CALLS} text" if several else ""
         rules += [*self._first_text(), *self._first_call(dialect.begin), *_bare_calls(schemas)]
         return [f"answer: bare | first_call body{rest} | first", *rules]
 
     def _first_call(self, marker: str) -> list[str]:
-        """Return the rules for text up to the first marker that does not begin like a call without markers."""
+        """Return the rules for an answer's text up to the first marker of calls.
+
+        The text does not begin like a call without markers.
+        """
         alternatives = []
         rules = []
         if marker in self.symbols.id_only:
             alternatives.append(f"first {self.symbols.grammar(marker)}")
         if marker not in self.symbols.of_marker:
             alternatives.append("first_call_marker")
-            alternatives += [f"{self._first_others} call_start_marker"] if self._other_ids else []
-            rules += [
-                "first_call_marker[lazy]: MARKED",
-                f"MARKED: (TEXT {json.dumps(marker)}) & ~BARE",
-            ]
+            if self._other_ids:
+                alternatives.append(f"{self._first_others} call_start_marker")
+            rules.append("first_call_marker[lazy]: MARKED")
+            rules.append(f"MARKED: (TEXT {json.dumps(marker)}) & ~BARE")
         return [f"first_call: {' | '.join(alternatives)}", *rules]
 
 
 def _bare_calls(schemas: Mapping[str, str]) -> list[str]:
-    """Return the rules for a call without markers: ``bare``, and ``BARE`` for texts that begin like one."""
+    """Return the rules for a call without markers.
+
+    The rule ``bare`` matches such a call, and ``BARE`` every text that begins like one.
+    """
     groups = list(_names_by_schema(schemas).values())
     openings = [f"OPENING_{number}" for number in range(len(OPENINGS))]
     names = [f"NAME_{number}" for number in range(len(groups))]
@@ -286,23 +302,30 @@ def _bare_calls(schemas: Mapping[str, str]) -> list[str]:
 
 
 def _one_of(names: Collection[str]) -> str:
-    """Return a regular expression for some names: a trie, because lexers follow each branch at every byte."""
-    # all names share what these share
+    """Return a regular expression for any of the names, such as ``get(?:_a|_b)?``.
+
+    Names share their common beginnings (a trie), because a lexer follows each branch of an
+    expression at every byte.
+    """
+    # The beginning that the first and the last name share is common to all names between them.
     first = min(names)
     last = max(names)
-    prefix = first[
-        : sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
-    ]
+    size = 0
+    while size < len(first) and first[size] == last[size]:
+        size += 1
+    prefix = first[:size]
     rests = sorted(name.removeprefix(prefix) for name in names)
-    branches = [_one_of([*branch]) for _, branch in groupby(filter(None, rests), key=itemgetter(0))]
+    groups = groupby(filter(None, rests), key=itemgetter(0))
+    branches = [_one_of([*group]) for _, group in groups]
     escaped = re.escape(prefix).replace("/", r"\/")
     if not branches:
         return escaped
-    return f"{escaped}(?:{'|'.join(branches)})" + ("" if rests[0] else "?")
+    optional = "" if rests[0] else "?"
+    return f"{escaped}(?:{'|'.join(branches)}){optional}"
 
 
 def _names_by_schema(schemas: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the names of the tools with each schema."""
+    """Return the names of the tools that have each schema, by the schema."""
     groups = dict[str, list[str]]()
     for name, schema in schemas.items():
         groups.setdefault(schema, []).append(name)
@@ -310,8 +333,9 @@ def _names_by_schema(schemas: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _spaced(text: str) -> str:
-    """Return a regular expression for a text, with white space before each string or other character."""
-    return "".join(f"{_SPACES}{re.escape(part)}" for part in re.findall('"[^"]*"|.', text))
+    """Return a regular expression for a JSON text with any white space between its parts."""
+    parts = re.findall('"[^"]*"|.', text)
+    return "".join(f"{_SPACES}{re.escape(part)}" for part in parts)
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
@@ -320,10 +344,14 @@ def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
 
 
 def relax_tools(parameters: Sequence[Mapping[str, Any] | None]) -> list[Relaxed]:
-    """Return the schemas of the arguments of all tools of an answer, which fit into one grammar together.
+    """Return the schemas of the arguments of all tools of an answer, for one grammar.
 
-    If they do not fit, the largest schemas are left out, so that these tools' arguments are any
-    objects.
+    If the schemas are too large for one grammar, the largest ones are left out: the arguments of
+    these tools may be any objects.
+
+    Args:
+        parameters: schema of the arguments of each tool, an object; ``None`` for a tool without
+            arguments.
 
     Raises:
         OptionError: see :func:`relax_arguments`.
@@ -342,21 +370,21 @@ def relax_tools(parameters: Sequence[Mapping[str, Any] | None]) -> list[Relaxed]
             break
         total -= sizes[text]
         left_out.add(text)
-    anything = replace(relax_arguments({}), dropped=("",))
-    return [
-        anything if text in left_out else each for text, each in zip(texts, relaxed, strict=True)
-    ]
+    any_object = replace(relax_arguments({}), dropped=("",))
+    pairs = zip(texts, relaxed, strict=True)
+    return [any_object if text in left_out else each for text, each in pairs]
 
 
 def relax_arguments(parameters: Mapping[str, Any] | None, multiple: int = 1) -> Relaxed:
-    """Return the schema of a tool's arguments, an object, without all that a grammar cannot enforce.
+    """Return the schema of a tool's arguments without the parts that a grammar cannot enforce.
 
     Args:
-        parameters: schema of an object; ``None``: the tool has no arguments.
-        multiple: ``multiple`` of the schemas of the other tools.
+        parameters: schema of an object; ``None`` for a tool without arguments.
+        multiple: :attr:`~pronk.text.json_schema.relax.Relaxed.multiple` of the other tools'
+            schemas.
 
     Raises:
-        OptionError: the schema is not one of JSON values.
+        OptionError: the schema has values that JSON lacks.
     """
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}

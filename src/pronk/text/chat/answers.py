@@ -1,4 +1,4 @@
-"""Format of a model's answers: thoughts, text and tool calls; how answers are parsed and forced."""
+"""Formats of models' answers, and the parser that finds thoughts, text and tool calls in them."""
 
 from __future__ import annotations
 
@@ -27,27 +27,24 @@ Part = str | Thought | CallPart  # text, thoughts, or a part of a call
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """Format of one model's answers."""
+    """Format of one model's answers, which its tokenizer and its chat template determine."""
 
     tokenizer: Tokenizer
 
     @cached_property
     def symbols(self) -> TokenSymbols:
-        """Symbols of the model's tokens."""
+        """Symbols of the model's tokens: texts, and a lone surrogate for each special token."""
         return TokenSymbols(self.tokenizer)
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
-        """Format of thoughts.
-
-        ``None`` if the model does not think: its chat template has no thoughts.
-        """
+        """Format of thoughts; ``None`` if the chat template has no thoughts."""
         source = self.tokenizer.chat_template or ""
         return next((row for row in REASONING_FORMATS if row.template in source), None)
 
     @cached_property
     def dialect(self) -> ToolDialect | PromptError:
-        """Format of tool calls, or the error that says why the model has none."""
+        """Format of tool calls, or the error that says why the model has no format of calls."""
         try:
             return find_tool_dialect(self.tokenizer)
         except PromptError as error:
@@ -70,34 +67,35 @@ class AnswerFormat:
         return self.thinking_markers is not None and self.thinking_markers.opened_by(prompt)
 
     def nearest_effort(self, effort: str) -> str:
-        """Return the effort that the chat template follows: ``on`` if it can only switch thinking on."""
+        """Return the effort of thinking that the chat template follows instead of ``effort``.
+
+        The result is ``on`` if the template can only switch thinking on or off.
+        """
         source = self.tokenizer.chat_template or ""
-        followed = (
-            nearest_effort({"reasoning_effort": effort})
-            if in_channels(source)
-            else {"reasoning_effort": effort}
-        )
-        return (
-            str(followed["reasoning_effort"])
-            if effort == "none" or "reasoning_effort" in source
-            else "on"
-        )
+        options = {"reasoning_effort": effort}
+        if in_channels(source):
+            options = nearest_effort(options)
+        if effort != "none" and "reasoning_effort" not in source:
+            return "on"
+        return str(options["reasoning_effort"])
 
     def grammar(self, *, tools: bool) -> AnswerGrammar:
-        """Return the builder of grammars.
+        """Return the builder of grammars that force answers of this format.
 
-        With ``tools``, a model without calls raises a PromptError.
+        With ``tools``, a model without a format of calls raises a PromptError.
         """
         return AnswerGrammar(self.symbols, self._dialect() if tools else None, self.reasoning)
 
     def reader(
         self, names: Collection[str], *, opened: bool, has_form: bool = False
     ) -> AnswerReader:
-        """Return a parser of one answer that may call tools ``names``.
+        """Return a parser of one answer.
 
-        For ``opened``, see :meth:`opened_by`.
-
-        ``has_form``: whether text has a required form, such as JSON; then calls have markers.
+        Args:
+            names: names of the tools that the answer may call.
+            opened: whether the prompt ends with the begin marker of thoughts (:meth:`opened_by`).
+            has_form: whether text has a required form, such as JSON. If so, only calls with markers
+                are recognized.
         """
         dialect = self._dialect() if names else None
         if has_form and dialect is not None:
@@ -111,10 +109,14 @@ class AnswerFormat:
 
 
 class AnswerReader:
-    """Streaming parser that splits one answer into thoughts, text and calls of the tools ``names``.
+    """Streaming parser that splits one answer into thoughts, text and tool calls.
 
-    The answer has no calls without ``dialect``, and no thoughts without ``reasoning``. ``opened``:
-    whether the prompt ends with the begin marker of thoughts.
+    Args:
+        symbols: symbols of the model's tokens.
+        dialect: format of calls; ``None`` for an answer without calls.
+        reasoning: format of thoughts; ``None`` for an answer without thoughts.
+        names: names of the tools that the answer may call.
+        opened: whether the prompt ends with the begin marker of thoughts.
     """
 
     def __init__(
@@ -147,7 +149,8 @@ class AnswerReader:
     def push(self, text: str, token: int | None = None) -> list[Part]:
         """Parse the next token of the answer; return parts that later tokens cannot change.
 
-        ``text`` is empty for a special token and for one that completes no character.
+        ``text`` is the decoded text that becomes final with the token ``token``: empty for a
+        special token, and for a token that completes no character.
         """
         symbols = text + self._symbols.of_special(token)
         if self._channels is not None:
@@ -155,9 +158,9 @@ class AnswerReader:
         return self._read_calls(self._thoughts.push(symbols))
 
     def flush(self) -> list[Part]:
-        """End the answer.
+        """End the answer, and return the withheld parts.
 
-        Return the text held back, without an incomplete call after a complete one.
+        An incomplete call after a complete one is dropped.
         """
         if self._channels is not None:
             return _join(self._channels.flush())
@@ -165,12 +168,14 @@ class AnswerReader:
         if self._calls is None:
             return parts
         if self._bare is not None:
-            if call := self._bare.flush():
+            call = self._bare.flush()
+            if call:
                 return [*parts, *call]
             parts += self._calls.push(self._bare.held)
         return _join([*parts, *self._calls.flush()])
 
     def _read_calls(self, parts: Sequence[Thought | str]) -> list[Part]:
+        """Split the texts among ``parts`` into text and calls; thoughts stay as they are."""
         read: list[Part] = []
         for part in parts:
             if isinstance(part, Thought):
@@ -193,7 +198,7 @@ class AnswerCalls:
 
     Attributes:
         names: names of the tools.
-        has_form: whether text has a required form, see :meth:`AnswerFormat.reader`.
+        has_form: whether text has a required form (:meth:`AnswerFormat.reader`).
     """
 
     names: tuple[str, ...]
@@ -201,23 +206,23 @@ class AnswerCalls:
 
 
 class RepeatedCalls:
-    """Reads a growing answer, to end it with the first call that repeats an earlier one.
+    """Detector of repeated calls in a growing answer.
 
-    Small models often repeat a call until the length limit ends the answer. An answer also ends
-    where a call after the first ``MAX_CALLS`` begins.
+    Small models often repeat a call until the length limit ends the answer. Therefore an answer
+    ends with the first call that equals an earlier one, or where call number ``MAX_CALLS`` + 1
+    begins.
     """
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
         self._calls = set[tuple[str, str]]()  # names and arguments of the complete calls
-        # name of the call that is being read, and its arguments so far
-        self._name: str | None = None
-        self._arguments = ""
+        self._name: str | None = None  # tool of the call that is being read
+        self._arguments = ""  # arguments of that call so far
 
     def push(self, text: str, token: int) -> bool:
-        """Read the next token.
+        """Read the next token; return whether it completes a repetition or begins a call too many.
 
-        Return whether it completes a repetition, or begins a call too many.
+        ``text`` is the decoded text that becomes final with the token.
         """
         for part in self._reader.push(text, token):
             if not isinstance(part, CallPart):
@@ -228,8 +233,8 @@ class RepeatedCalls:
                 self._name = part.name
             self._arguments += part.arguments
             # Arguments are one JSON object, and no proper beginning of an object is an object
-            # itself. If the text so far equals the complete arguments of an earlier call, it is
-            # therefore complete.
+            # itself. Arguments that equal the complete arguments of an earlier call are therefore
+            # complete.
             is_repeated = self._arguments != "" and (self._name, self._arguments) in self._calls
             if is_repeated or len(self._calls) >= MAX_CALLS:
                 return True
@@ -248,16 +253,18 @@ def _join(parts: Sequence[Part]) -> list[Part]:
     """Join successive texts, thoughts, and parts of one call; drop empty texts."""
     joined: list[Part] = []
     for part in parts:
-        match joined[-1:], part:
-            case [str(last)], str():
-                joined[-1] = last + part
-            case [Thought(last)], Thought(text):
-                joined[-1] = Thought(last + text)
-            case [CallPart() as last], CallPart() if (last.index, last.name) == (
-                part.index,
-                part.name,
-            ):
-                joined[-1] = replace(last, arguments=last.arguments + part.arguments)
-            case _ if part != "":
-                joined.append(part)
+        last = joined[-1] if joined else None
+        if isinstance(last, str) and isinstance(part, str):
+            joined[-1] = last + part
+        elif isinstance(last, Thought) and isinstance(part, Thought):
+            joined[-1] = Thought(last.text + part.text)
+        elif isinstance(last, CallPart) and isinstance(part, CallPart) and _continues(part, last):
+            joined[-1] = replace(last, arguments=last.arguments + part.arguments)
+        elif part != "":
+            joined.append(part)
     return joined
+
+
+def _continues(part: CallPart, last: CallPart) -> bool:
+    """Return whether ``part`` has further arguments of the call of ``last``."""
+    return (part.index, part.name) == (last.index, last.name)

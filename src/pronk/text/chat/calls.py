@@ -1,8 +1,8 @@
 """Streaming parsers that separate the tool calls in an answer from its text.
 
-A parser holds text back only while that text may be the beginning of a call. Text that turns out to
-be no call (it names an unknown tool, for instance) is emitted as text. The arguments of a call are
-emitted as the model writes them, even if the answer ends within them.
+A parser withholds text only while that text may be the beginning of a call. A beginning that turns
+out to be no call (for instance, with the name of an unknown tool) is emitted as text. The arguments
+of a call are emitted as the model writes them, even if the answer ends within the arguments.
 """
 
 from __future__ import annotations
@@ -16,40 +16,46 @@ from secrets import token_hex
 from pronk.text.chat.dialects import MAX_IDENT, TOOL_NAME, TokenSymbols, ToolDialect, plain_text
 from pronk.text.chat.keywords import KeywordArguments
 
-# maximum characters from a call's beginning to the end of its tool's name, which has up to 128
+# Maximum characters from a call's beginning to the end of its tool's name, which has up to 128.
 _MAX_CALL_START = 264
-# characters of JSON that begin a string or change the nesting
+# Characters of JSON that begin a string or change the nesting.
 _OUTSIDE_STRING = re.compile(r'["{}\[\]]')
-# characters of JSON that end a string or escape the next character
+# Characters of JSON that end a string or escape the next character.
 _INSIDE_STRING = re.compile(r'["\\]')
 
 
 @dataclass(frozen=True)
 class CallPart:
-    """Streamed part of a tool call."""
+    """Streamed part of a tool call.
 
-    index: int  # number of the call within the answer, from 0
-    arguments: str = ""  # next characters of the arguments' JSON
-    ident: str | None = None  # id of the call; ``None`` except in the call's first part
-    name: str | None = None  # name of the tool; ``None`` except in the call's first part
+    Attributes:
+        index: number of the call within the answer, from 0.
+        arguments: next characters of the arguments' JSON.
+        ident: id of the call; ``None`` except in the call's first part.
+        name: name of the tool; ``None`` except in the call's first part.
+    """
+
+    index: int
+    arguments: str = ""
+    ident: str | None = None
+    name: str | None = None
 
 
 def new_call_id() -> str:
-    """Return a random id of a call."""
+    """Return a random id for a call: ``call_`` and 24 hexadecimal digits."""
     return f"call_{token_hex(12)}"
 
 
 class JsonEnd:
     """Incremental search for the end of a JSON object or list.
 
-    The first character read is its bracket.
+    The text begins with the opening bracket of the object or list.
     """
 
     def __init__(self) -> None:
-        # Number of open brackets; whether in a string; whether right after a backslash.
-        self._depth = 0
-        self._quoted = False
-        self._escaped = False
+        self._depth = 0  # number of open brackets
+        self._quoted = False  # whether the character read last is within a string
+        self._escaped = False  # whether the character read last is a backslash that escapes
 
     @property
     def found(self) -> bool:
@@ -57,17 +63,19 @@ class JsonEnd:
         return self._depth == 0
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Read from an offset up to the last bracket or the end.
+        """Read from the offset ``at`` up to the last closing bracket or the end of the text.
 
-        Return the next offset, and the text read.
+        Returns:
+            The offset after the text read, and the text read.
         """
         stop = at
         while stop < len(text):
             if self._escaped:
                 self._escaped = False
-                stop = stop + 1
+                stop += 1
                 continue
-            match = (_INSIDE_STRING if self._quoted else _OUTSIDE_STRING).search(text, stop)
+            pattern = _INSIDE_STRING if self._quoted else _OUTSIDE_STRING
+            match = pattern.search(text, stop)
             if match is None:
                 return len(text), text[at:]
             mark = match[0]
@@ -84,10 +92,18 @@ class JsonEnd:
 
 
 class CallReader:
-    """Streaming parser that splits the symbols of one answer into text and calls of the tools ``names``.
+    """Streaming parser that splits the symbols of one answer into text and tool calls.
 
-    White space at the beginning or after a call is dropped unless other text follows; an answer of
-    white space is text.
+    White space at the beginning of the answer or after a call is dropped unless other text follows.
+    An answer of white space alone is text.
+
+    Args:
+        dialect: format of the model's calls.
+        symbols: symbols of the model's tokens.
+        names: names of the tools; a call of another tool is text.
+
+    Attributes:
+        in_call: whether the text read last is within a call, after the name of the tool.
     """
 
     def __init__(self, dialect: ToolDialect, symbols: TokenSymbols, names: Collection[str]) -> None:
@@ -96,33 +112,30 @@ class CallReader:
         text = symbols.of_text
         self._trigger = text(dialect.begin)  # symbols of the begin marker, if any
         after_begin = text(dialect.after_begin)
+        before_name = text(dialect.before_name)
         # Some tokenizers drop a space at the beginning of a text, so a leading space may be
         # missing.
-        self._before_name = {
-            f"{each}{text(dialect.before_name)}" for each in (after_begin, after_begin.lstrip(" "))
-        }
+        self._before_name = {after_begin + before_name, after_begin.lstrip(" ") + before_name}
         self._before_ident = text(dialect.before_ident)
         self._before_arguments = text(dialect.before_arguments)
         # Symbols up to the beginning of the arguments; method to call after them.
-        self._openings = {
-            self._before_arguments + ("" if dialect.has_keywords else "{"): self._begin_arguments
-        }
+        brace = "" if dialect.has_keywords else "{"
+        self._openings = {self._before_arguments + brace: self._begin_arguments}
         self._end_of_call = text(dialect.after_arguments + dialect.before_end + dialect.end)
         next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
         self._next_call = next_call if dialect.separator else ""
         self._output: list[str | CallPart] = []
         self._num_calls = 0  # number of calls so far
         self._held_space: list[str] = []  # white space that is not emitted yet
-        # whether the answer, or the text after its last call, is only white space so far
+        # Whether the answer, or the text after its last call, is only white space so far.
         self._only_space = True
-        # symbols that may come next; method to call after each
+        # Symbols that may come next; method to call after each.
         self._expected: Mapping[str, Callable[[], None]] = {}
-        # the part of an expected text that was read so far, and the name of the tool after it
+        # The part of an expected text that was read so far, and the name of the tool after it.
         self._seen = ""
-        # the begin marker read before ``_seen``; like ``_seen``, it is not emitted yet
+        # The begin marker read before ``_seen``; like ``_seen``, it is not emitted yet.
         self._before = ""
         self._name = ""  # the name of the tool as far as it was read
-        # whether the text read last is within a call, after the name of the tool
         self.in_call = False
         self._arguments: JsonEnd | KeywordArguments = JsonEnd()
         # State of the parser: the method that reads the text from an offset on and returns the next
@@ -132,19 +145,16 @@ class CallReader:
             self._expect_call("")
 
     def push(self, symbols: str) -> list[str | CallPart]:
-        """Parse the next symbols of the answer.
-
-        Return texts and call parts that later symbols cannot change.
-        """
+        """Parse the next piece of the answer; return the parts that later pieces cannot change."""
         at = 0
         while at < len(symbols):
             at = self._read(symbols, at)
         return self._take_output()
 
     def flush(self) -> list[str | CallPart]:
-        """End the answer.
+        """End the answer, and return the withheld text.
 
-        Return the text held back, without an incomplete call after a complete one.
+        A beginning of a call that directly follows another call is dropped.
         """
         if not self.in_call and not (self._num_calls and self._only_space):
             while self._read in (self._read_expected, self._read_name):
@@ -160,7 +170,7 @@ class CallReader:
         return [part for part in parts if part != ""]
 
     def _read_text(self, text: str, at: int) -> int:
-        """Read text that is no call, up to the next character that may begin a begin marker (``<``)."""
+        """Read text up to the next character that may begin the begin marker, such as ``<``."""
         stop = text.find(self._trigger[0], at) if self._trigger else -1
         stop = len(text) if stop < 0 else stop
         self._emit_text(text[at:stop])
@@ -169,6 +179,7 @@ class CallReader:
         return stop
 
     def _emit_text(self, symbols: str) -> None:
+        """Emit text, but withhold white space at the beginning of the answer and after calls."""
         symbols = plain_text(symbols)
         if self._only_space:
             stripped = symbols.lstrip()
@@ -181,11 +192,15 @@ class CallReader:
             self._output.append(symbols)
 
     def _expect(self, expected: Mapping[str, Callable[[], None]], before: str = "") -> None:
+        """Begin to read one of several expected texts, each with the method to call after it.
+
+        ``before`` is the begin marker before the text, if it was read but is not emitted yet.
+        """
         self._expected = expected
         self._seen = ""
         self._before = before
         self._read = self._read_expected
-        if "" in expected:  # nothing has to come
+        if "" in expected:
             expected[""]()
 
     def _read_expected(self, text: str, at: int) -> int:
@@ -201,7 +216,7 @@ class CallReader:
         return at + 1
 
     def _expect_call(self, before: str) -> None:
-        """Begin to read the text between the begin marker, whose symbols are ``before``, and the tool's name."""
+        """Begin to read the text between the begin marker, ``before``, and the name of the tool."""
         self._expect(dict.fromkeys(self._before_name, self._begin_name), before)
 
     def _begin_name(self) -> None:
@@ -214,10 +229,8 @@ class CallReader:
             self._seen += character
             self._name += character
             return at + 1
-        if (
-            character not in {self._before_arguments[0], *self._before_ident[:1]}
-            or self._name not in self._names
-        ):
+        ends_name = character in {self._before_arguments[0], *self._before_ident[:1]}
+        if not ends_name or self._name not in self._names:
             self._release()
             return at
         self._output.append(CallPart(self._num_calls, "", new_call_id(), self._name))
@@ -227,13 +240,13 @@ class CallReader:
         self.in_call = True
         ident = {self._before_ident: self._begin_ident} if self._before_ident else {}
         self._expect({**self._openings, **ident})
-        return at  # the character at this offset is the first one of an expected text
+        return at  # the character at this offset begins one of the expected texts
 
     def _begin_ident(self) -> None:
         self._read = self._read_ident
 
     def _read_ident(self, text: str, at: int) -> int:
-        """Read an id and drop it: the ids that models write may repeat, those of :func:`new_call_id` do not."""
+        """Read and drop an id that the model writes, which may be that of an earlier call."""
         ident = self._seen.removeprefix(self._before_ident)
         if text[at] == self._before_arguments[0]:
             self._expect(self._openings)
@@ -266,14 +279,14 @@ class CallReader:
         self.in_call = False
 
     def _release(self) -> None:
-        """Emit the text held back, but parse ``_seen`` once more if a call may begin within it."""
+        """Emit the withheld text, but parse ``_seen`` once more if a call may begin within it."""
         in_trigger = self._trigger in self._expected
         seen = self._seen
         before = self._before
         self._end()
         self._seen = self._before = ""
         if in_trigger or not self._trigger:
-            # No other begin marker begins within ``seen``: no marker contains its first character
+            # No begin marker begins within ``seen``, as no marker contains its first character
             # twice.
             self._emit_text(before + seen)
         else:
@@ -283,20 +296,21 @@ class CallReader:
                 at = self._read(seen, at)
 
 
-# Parts of a call without markers (:class:`BareCallReader`), also for its grammar; without the white
-# space that may be around each part and between its characters outside strings.
-OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object: text after it
+# Parts of a call without markers (:class:`BareCallReader`), also for its grammar. They lack the
+# white space that may be around each part and between characters outside strings.
+OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object: text after the object
 BEFORE_NAME = '{"name":'
 AFTER_NAME = ',"arguments":'
 SPACE = " \t\r\n"  # characters of white space in JSON
 
 
 class BareCallReader:
-    """Streaming reader that holds an answer back while the whole of it may be a call without markers.
+    """Streaming reader of an answer that may be, as a whole, a call without markers.
 
     Small models of Qwen often write ``{"name": "f", "arguments": {…}}`` as their whole answer,
     alone or as a block of code between three backticks. Such an answer is a call if ``f`` is one of
-    ``names``. Whether anything follows the object is known at the end of the answer only.
+    ``names``. Only the end of the answer tells whether anything follows the object; until then, the
+    reader withholds the answer.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -307,7 +321,7 @@ class BareCallReader:
             for name in names
             for opening, closing in OPENINGS.items()
         }
-        self._head = ""  # the part of such a beginning that was read so far
+        self._head = ""  # the part of a key of ``_heads`` that was read so far
         self._symbols: list[str] = []
         self._arguments: list[str] = []
         self._end = JsonEnd()
@@ -315,11 +329,11 @@ class BareCallReader:
 
     @property
     def held(self) -> str:
-        """The symbols that are held back."""
+        """The withheld answer so far, with a lone surrogate for each special token."""
         return "".join(self._symbols)
 
     def push(self, symbols: str) -> bool:
-        """Read the next symbols; return whether the whole answer may still be a call."""
+        """Read the next piece of the answer; return whether all of it may still be a call."""
         self._symbols.append(symbols)
         at = 0
         while at < len(symbols):
@@ -335,7 +349,7 @@ class BareCallReader:
             elif not self._end.found:
                 at = self._read_arguments(symbols, at)
             else:
-                # without the token that ends the answer
+                # Remove the special token that ends the answer, and white space.
                 self._tail += plain_text(symbols[at]).strip(SPACE)
                 if not self._heads[self._head][1].startswith(self._tail):
                     return False
@@ -348,7 +362,7 @@ class BareCallReader:
         return stop
 
     def flush(self) -> list[CallPart]:
-        """End the answer; return the parts of its call, none if the answer is no complete call."""
+        """End the answer, and return the parts of its call; no parts if it is no complete call."""
         arguments = "".join(self._arguments)
         name, tail = self._heads.get(self._head, ("", ""))
         if not name or self._tail != tail:

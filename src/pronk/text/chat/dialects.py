@@ -2,15 +2,25 @@
 
 A model writes calls as its chat template writes the calls of earlier messages. Therefore the
 template is applied to a conversation with one call, and the text around that call selects the row
-of :data:`TOOL_DIALECTS`. ``hermes`` is also the format of Qwen, SmolLM3 and Granite 4 (the object
-may also be the whole answer, without markers: :class:`~pronk.text.chat.calls.BareCallReader`),
-``granite`` that of Granite 3, ``phi`` of Phi-4-mini, ``mistral`` of Mistral since 2025, ``llama``
-of Llama 3, ``lfm2`` of LFM2 (arguments in Python's syntax: :mod:`pronk.text.chat.keywords`),
-``channels`` of gpt-oss.
+of :data:`TOOL_DIALECTS`:
 
-A new family adds a row there or to :data:`REASONING_FORMATS`. The rows are read by
-:mod:`pronk.text.chat.answer_grammar`, which forces calls, and by the parsers in
-:mod:`pronk.text.chat.answers`.
+================  ====================================================================
+row               models
+================  ====================================================================
+``hermes``        Hermes, Qwen, SmolLM3, Granite 4; a call without markers may be the
+                  whole answer (:class:`~pronk.text.chat.calls.BareCallReader`)
+``phi``           Phi-4-mini
+``granite``       Granite 3
+``mistral list``  Mistral before 2025: a list of calls
+``mistral``       Mistral since 2025
+``llama``         Llama 3
+``lfm2``          LFM2: arguments in Python's syntax (:mod:`pronk.text.chat.keywords`)
+``channels``      gpt-oss
+================  ====================================================================
+
+A new family of models adds a row to :data:`TOOL_DIALECTS` or to :data:`REASONING_FORMATS`.
+:mod:`pronk.text.chat.answer_grammar`, which forces calls, and the parsers in
+:mod:`pronk.text.chat.answers` read these rows.
 """
 
 from __future__ import annotations
@@ -24,12 +34,13 @@ from typing import Any
 from pronk.base.errors import PromptError
 from pronk.text.tokenizer import Tokenizer
 
-# Markers of all formats that may be special tokens. The position of a marker in this list
-# determines its symbol.
+# Markers of all formats that may be special tokens. The symbol of marker number i, counted from 0,
+# is the lone surrogate U+D800 + i.
 _MARKERS = (
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>",
-    "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>",
-    "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>",
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>",
+    "</think>", "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>",
+    "<|end|>", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|tool_call_start|>",
+    "<|tool_call_end|>",
 )  # fmt: skip
 _FIRST = 0xD800  # first lone surrogate
 OTHER_SYMBOL = "\udfff"  # symbol of every special token that is not in _MARKERS
@@ -39,23 +50,25 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 class TokenSymbols:
     """Symbols of one tokenizer's tokens and of the markers of formats.
 
-    A decoded text lacks special tokens, and their names may also be written with ordinary tokens.
+    A decoded text lacks special tokens, and a model may write their names with ordinary tokens.
     Therefore parsers of answers read *symbols*: decoded text in which a lone surrogate, which no
-    decoded text contains, stands for a special token. The markers of formats, such as
-    ``[TOOL_CALLS]``, are converted in the same way: to a lone surrogate if the tokenizer has the
-    marker as a special token, otherwise to their own text.
+    decoded text contains, stands for each special token. A marker of a format, such as
+    ``[TOOL_CALLS]``, becomes a lone surrogate as well if it is a special token of the tokenizer;
+    otherwise, the marker stays text.
+
+    Attributes:
+        of_marker: symbol of each marker that is a special token.
+        id_only: ids of the added tokens that llguidance matches by their ids alone, by their names.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.backend.get_added_tokens_decoder()
         special = {token.content: token_id for token_id, token in added.items() if token.special}
-        # Symbols of the markers that are special tokens, which decoded texts lack.
         self.of_marker = {
             name: chr(_FIRST + number) for number, name in enumerate(_MARKERS) if name in special
         }
         self._symbols = {special[name]: symbol for name, symbol in self.of_marker.items()}
-        # Ids of the added tokens that llguidance matches by their ids only, not by their texts.
         self.id_only = {
             token.content: token_id
             for token_id, token in added.items()
@@ -63,43 +76,52 @@ class TokenSymbols:
         }
 
     def of_token(self, token: int) -> str:
-        """Return the symbols of a token; those of a part of a character are not defined."""
+        """Return the text of a token, or a lone surrogate for a special token.
+
+        The result for a token that is a part of a character is undefined.
+        """
         return self.of_special(token) or self._tokenizer.token_text(token) or ""
 
     def of_special(self, token: int | None) -> str:
-        """Return the symbol of a special token; ``""`` for another token."""
+        """Return the lone surrogate of a special token; ``""`` for another token."""
         if token in self._symbols:
             return self._symbols[token]
         return OTHER_SYMBOL if token in self._tokenizer.special_ids else ""
 
     def of_text(self, text: str) -> str:
-        """Return the symbols of a text with markers, such as ``[TOOL_CALLS]add[ARGS]``."""
+        """Return a text with a lone surrogate for each marker that is a special token.
+
+        Examples of markers are ``[TOOL_CALLS]`` and ``[ARGS]`` in ``[TOOL_CALLS]add[ARGS]``.
+        """
         for name, symbol in self.of_marker.items():
             text = text.replace(name, symbol)
         return text
 
     def grammar(self, text: str) -> str:
-        """Return the Lark expression of a text with markers: ``"a" <[7]> "b"``.
+        """Return the Lark expression of a text with markers, such as ``"a" <[7]> "b"``.
 
-        ``""`` for an empty text.
+        The expression of an empty text is empty.
         """
         if not text:
             return ""
         names = [re.escape(name) for name in _MARKERS if name in self.id_only]
         parts = re.split(f"({'|'.join(names)})", text) if names else [text]
-        return " ".join(
-            f"<[{self.id_only[part]}]>"
-            if part in self.id_only
-            else json.dumps(part, ensure_ascii=False)
-            for part in parts
-            if part
-        )
+        terms = list[str]()
+        for part in filter(None, parts):
+            if part in self.id_only:
+                terms.append(f"<[{self.id_only[part]}]>")
+            else:
+                terms.append(json.dumps(part, ensure_ascii=False))
+        return " ".join(terms)
 
     def other_ids(self, *markers: str) -> str:
-        """Return the id-only tokens but ``markers`` and the end of text as a Lark expression: ``<[3,7-9]>``."""
-        ids = {token_id for text, token_id in self.id_only.items() if text not in markers} - {
-            *self._tokenizer.eos_ids
-        }
+        """Return a Lark expression for the tokens of ``id_only``, such as ``<[3,7-9]>``.
+
+        The tokens ``markers`` and the end of text are left out. Without tokens, the expression is
+        empty.
+        """
+        ids = {token_id for text, token_id in self.id_only.items() if text not in markers}
+        ids -= {*self._tokenizer.eos_ids}
         spans = []
         for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
             run = [token for _, token in group]
@@ -108,49 +130,72 @@ class TokenSymbols:
 
 
 def plain_text(symbols: str) -> str:
-    """Return symbols without those of special tokens."""
+    """Return a text without the lone surrogates that stand for special tokens."""
     return _SURROGATES.sub("", symbols)
 
 
-# Names of tools. OpenAI's API allows up to 64 letters, digits, _ and -; those of MCP servers are
-# longer.
+# Names of tools. OpenAI's API allows up to 64 letters, digits, _ and -; tools of MCP servers have
+# longer names.
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
-MAX_IDENT = 40  # characters of a call's id that a model may write; Mistral's have 9
+# Maximum number of characters of an id that a model writes into a call; Mistral's ids have 9.
+MAX_IDENT = 40
 
-_PROBE = "zanzibar_9"  # name of a tool for a trial rendering; no template contains this name
+# Name of the tool in the trial rendering; no template contains this name.
+_PROBE = "zanzibar_9"
 
 
 @dataclass(frozen=True)
 class ToolDialect:
-    r"""Format of a model's calls, which are JSON objects unless a row says otherwise.
+    r"""Format in which a model writes calls of tools.
 
-    Names of the texts in a call, for example of Hermes::
+    The texts of a call in their order, with the texts of Hermes as an example::
 
-        <tool_call>  \n           {"name": "   f  ", "arguments":    {…}  }                \n          </tool_call>
-        begin        after_begin  before_name     before_arguments      after_arguments   before_end  end
+        begin             <tool_call>
+        after_begin       \n
+        before_name       {"name": "
+                          f
+        before_arguments  ", "arguments":
+                          {…}
+        after_arguments   }
+        before_end        \n
+        end               </tool_call>
+
+    Attributes:
+        name: name of the format.
+        template: regular expression for the call in the trial rendering; each named group replaces
+            the field of that name.
+        begin: marker before calls; empty if the format has none.
+        before_ident: marker between the name of the tool and an id that the model may write; empty
+            if the format has no ids.
+        end: marker after calls.
+        separator: text between calls within one pair of markers; empty if each call has its own
+            pair.
+        marker_optional: whether ``begin`` may be missing before a call at the beginning of an
+            answer.
+        allows_bare: whether a call without markers may be the whole answer.
+        repeats_markers: whether each of several calls has its own markers.
+        between: text between calls that have their own markers.
+        before_text: header of text in the format ``channels``; empty in the other formats.
+        has_keywords: whether arguments have Python's syntax, up to the closing parenthesis;
+            otherwise, they are a JSON object.
     """
 
     name: str
-    # regular expression for the call of the trial rendering; its groups replace fields of the row
     template: str
-    begin: str = ""  # marker before calls, if the format has one
+    begin: str = ""
     after_begin: str = ""
     before_name: str = '{"name": "'
-    # marker between the name and an id that the model may write, if the template has one
     before_ident: str = ""
     before_arguments: str = '", "arguments": '
     after_arguments: str = "}"
     before_end: str = ""
     end: str = ""
-    # text between calls within one pair of markers; empty if each call has its own pair
     separator: str = ""
-    # whether the begin marker may be missing before a call at the beginning of an answer
     marker_optional: bool = False
-    allows_bare: bool = False  # whether a call without markers may be the whole answer
-    repeats_markers: bool = False  # whether each of several calls has its own markers
-    between: str = ""  # text between calls that have their own markers
-    before_text: str = ""  # header of text; not empty in channels only
-    # whether arguments have Python's syntax, not JSON's; the closing parenthesis ends them
+    allows_bare: bool = False
+    repeats_markers: bool = False
+    between: str = ""
+    before_text: str = ""
     has_keywords: bool = False
 
 
@@ -160,8 +205,8 @@ _ARGUMENTS = r'"arguments": \{"x": 1\}'
 TOOL_DIALECTS = (
     ToolDialect(
         "hermes",
-        rf"<tool_call>(?P<after_begin>[ \n]*){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>[ "
-        r"\n]*)</tool_call>",
+        rf"<tool_call>(?P<after_begin>[ \n]*){_CALL_START}{_ARGUMENTS}\}}"
+        r"(?P<before_end>[ \n]*)</tool_call>",
         begin="<tool_call>",
         end="</tool_call>",
         allows_bare=True,
@@ -170,7 +215,8 @@ TOOL_DIALECTS = (
     ),
     ToolDialect(
         "phi",
-        rf"<\|tool_call\|>(?P<after_begin>\[?){_CALL_START}{_ARGUMENTS}\}}(?P<before_end>\]?)<\|/tool_call\|>",
+        rf"<\|tool_call\|>(?P<after_begin>\[?){_CALL_START}{_ARGUMENTS}\}}"
+        r"(?P<before_end>\]?)<\|/tool_call\|>",
         begin="<|tool_call|>",
         end="<|/tool_call|>",
         repeats_markers=True,
@@ -186,7 +232,7 @@ TOOL_DIALECTS = (
     ),
     ToolDialect(
         "mistral list",
-        # then an id may precede the last brace
+        # The expression ends before the last brace, as an id may stand there.
         rf"\[TOOL_CALLS\](?P<after_begin> ?\[){_CALL_START}{_ARGUMENTS}",
         begin="[TOOL_CALLS]",
         before_end="]",
@@ -235,14 +281,23 @@ TOOL_DIALECTS = (
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """Format of a model's thoughts before its answer."""
+    """Format of a model's thoughts before its answer.
+
+    Attributes:
+        name: name of the format.
+        template: text that the chat template of a model with this format contains.
+        begin: marker before the thoughts.
+        end: marker after the thoughts.
+        after_end: text between the end marker and the answer, besides line breaks.
+        before_text: header of text in the format ``channels``; empty in the other formats.
+    """
 
     name: str
-    template: str  # text that the chat templates of such models contain
-    begin: str  # marker before the thoughts
-    end: str  # marker after the thoughts
-    after_end: str = ""  # text between the end marker and the answer, besides line breaks
-    before_text: str = ""  # header of text; not empty in channels only
+    template: str
+    begin: str
+    end: str
+    after_end: str = ""
+    before_text: str = ""
 
 
 REASONING_FORMATS = (
@@ -271,8 +326,8 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
         with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)
     except PromptError:
-        # makes the next condition true, so that a PromptError is raised
-        without_call = with_call = ""
+        without_call = ""  # the next condition raises a PromptError of its own
+        with_call = ""
     if not 0 < without_call.count(_PROBE) < with_call.count(_PROBE):
         msg = (
             f"tools: expected a model whose chat template has tools and calls of {names}, found "
@@ -280,15 +335,14 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         )
         raise PromptError(msg)
     for row in TOOL_DIALECTS:
-        # the last match: templates may show examples
-        *_, match = None, *re.finditer(row.template, with_call)
-        if match is not None:
-            changes: dict[str, Any] = {
-                name: text for name, text in match.groupdict().items() if text is not None
-            }
-            if row.marker_optional and row.begin not in TokenSymbols(tokenizer).id_only:
-                changes["begin"] = ""
-            return replace(row, **changes)
+        matches = list(re.finditer(row.template, with_call))
+        if not matches:
+            continue
+        groups = matches[-1].groupdict()  # the last match, as templates may show examples before
+        changes: dict[str, Any] = {name: text for name, text in groups.items() if text is not None}
+        if row.marker_optional and row.begin not in TokenSymbols(tokenizer).id_only:
+            changes["begin"] = ""
+        return replace(row, **changes)
     shown = with_call[: with_call.rindex(_PROBE) + len(_PROBE)][-40:]
     msg = f"tools: expected calls as {names} write them, found {shown!r}"
     raise PromptError(msg)

@@ -2,8 +2,8 @@
 
 :class:`KeywordArguments` converts arguments to JSON while the model writes them, one argument at a
 time. A value is a literal of Python or JSON; any other value becomes a string. An argument without
-a name gets its number as its name. :func:`keyword_rules` returns the grammar that guides them, and
-:func:`write_call` writes calls of earlier messages.
+a name gets its number as its name. :func:`keyword_rules` returns the grammar that forces such
+arguments, and :func:`write_call` writes the calls of earlier messages.
 """
 
 from __future__ import annotations
@@ -20,37 +20,41 @@ from pronk.text.json_schema.trial import accepts
 _NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
 _SPECIAL = re.compile("[\ud800-\udfff]")  # symbols of special tokens
 _MARKS = re.compile(r"""["'()\[\]{},]""")
-# A string, which is not changed, or a constant of JSON.
+# A string literal, or a constant of JSON outside strings.
 _CONSTANTS = re.compile(
     r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(true|false|null)\b""", re.DOTALL
 )
 _PYTHON = {"true": "True", "false": "False", "null": "None"}
-# Backslashes that begin no escape of a Python string; Python would warn of them.
+# An escape of a Python string, or a backslash that begins no escape, of which Python would warn.
 _NO_ESCAPE = re.compile(r"""(\\[\\'"abfnrtvxuUN0\n])|\\""")
 
 _ANY_NAME = '/[a-zA-Z_][a-zA-Z_0-9]{0,63}/ "="'  # expression for the name of an argument
 
-# Keywords of a translated schema that keyword arguments do not follow.
+# Keywords of a translated schema that the grammar of keyword arguments leaves out.
 _CONSTRAINTS = frozenset(
     {"allOf", "anyOf", "$ref", "const", "enum", "minProperties", "maxProperties"}
 )
 
 
 class KeywordArguments:
-    """Incremental conversion of the text after a call's opening parenthesis."""
+    """Incremental conversion of a call's arguments from Python's syntax to JSON.
+
+    The text begins after the opening parenthesis of the call.
+    """
 
     def __init__(self) -> None:
         self.found = False  # whether the closing parenthesis was read
-        self._quote = ""
-        self._escaped = False
-        self._depth = 0
+        self._quote = ""  # quotation mark of the string that is being read; empty outside strings
+        self._escaped = False  # whether the character read last is a backslash that escapes
+        self._depth = 0  # number of open brackets
         self._argument: list[str] = []  # pieces of the argument that is being read
-        self._names: set[str] = set()
+        self._names: set[str] = set()  # names of the complete arguments
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Read from an offset up to the end of the arguments or of the text.
+        """Read from the offset ``at`` up to the end of the arguments or of the text.
 
-        Return the next offset, and JSON.
+        Returns:
+            The offset after the text read, and the JSON of the arguments that ended in this text.
         """
         written = ""
         while at < len(text) and not self.found:
@@ -81,7 +85,7 @@ class KeywordArguments:
         start = at
         while at < len(text) and self._quote:
             character = text[at]
-            at = at + 1
+            at += 1
             if self._escaped:
                 self._escaped = False
             elif character == "\\":
@@ -101,23 +105,22 @@ class KeywordArguments:
             match = _NAMED.match(argument)
             name = str(len(self._names)) if match is None else match[1]
             value = argument if match is None else argument[match.end() :]
-            written = (
-                f"{', ' if self._names else opening}{json.dumps(name)}: {_json(value.strip())}"
-            )
+            before = ", " if self._names else "{"
+            written = f"{before}{json.dumps(name)}: {_json(value.strip())}"
             opening = ""
             self._names.add(name)
         return f"{written}{opening}}}" if self.found else written
 
 
 def _json(value: str) -> str:
-    """Return a value of Python or JSON as JSON; a string if it is neither."""
+    """Return the JSON of a literal of Python or JSON, or of any other text as a string."""
     python = _CONSTANTS.sub(
         lambda match: _PYTHON[match[2]] if match[2] else _escaped(match[1]), value
     )
     for parse, text in ((json.loads, value), (ast.literal_eval, python)):
         try:
             found = json.dumps(parse(text), ensure_ascii=False, allow_nan=False)
-            found.encode()  # an escaped half of a character raises a ValueError
+            found.encode()  # raises a ValueError for half a character (a lone surrogate)
             return found
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
@@ -125,13 +128,14 @@ def _json(value: str) -> str:
 
 
 def _escaped(string: str) -> str:
-    """Return the literal of a string with backslashes doubled that begin no escape."""
+    """Return a string literal in which backslashes that begin no escape are doubled."""
     return _NO_ESCAPE.sub(lambda match: match[1] or "\\\\", string)
 
 
 def write_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return a call, such as ``f(city="Oslo", exact=True)``."""
-    return f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in arguments.items())})"
+    """Return the text of a call in Python's syntax, such as ``f(city="Oslo", exact=True)``."""
+    written = [f"{key}={_literal(value)}" for key, value in arguments.items()]
+    return f"{name}({', '.join(written)})"
 
 
 def _literal(value: object) -> str:
@@ -139,22 +143,19 @@ def _literal(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, Mapping):
-        return (
-            f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
-        )
-    return (
-        str(value)
-        if value is None or isinstance(value, bool)
-        else json.dumps(value, ensure_ascii=False)
-    )
+        entries = [f"{_literal(key)}: {_literal(each)}" for key, each in value.items()]
+        return f"{{{', '.join(entries)}}}"
+    if value is None or isinstance(value, bool):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) -> list[str]:
-    """Return the rules for keyword arguments that fit a schema, and for the closing parenthesis.
+    """Return the Lark rules for keyword arguments of a schema and for the closing parenthesis.
 
-    The arguments are in the order of the schema's properties. The rules follow the schemas of the
-    properties and ``required``; :func:`not_followed` returns the rest. If any object fits, the
-    arguments may have any names.
+    The arguments are in the order of the schema's properties. The rules follow ``required`` and the
+    schemas of the properties; :func:`not_followed` returns the keywords that they leave out. If
+    any object fits the schema, the arguments may have any names.
 
     Example, for an optional ``a`` and a required ``b`` of one type::
 
@@ -165,8 +166,8 @@ def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) 
     Args:
         rule: name of the first rule.
         schema: schema of an object, translated by :mod:`pronk.text.json_schema`.
-        values: names of the rules for values by their expressions, shared by all tools of a
-            grammar; extended.
+        values: names of the rules for values by their expressions. All tools of a grammar share
+            this dictionary, which the call extends.
     """
     arguments = _Arguments.of(json.loads(schema))
     values = {} if values is None else values
@@ -193,18 +194,17 @@ def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) 
             first.append(f"{json.dumps(f'{name}=')} {text} {after}")
         if number:
             written = f"{json.dumps(f', {name}=')} {text} {after}"
-            rules.append(
-                f"{rule}_after_{number}: {written}" + ("" if name in required else f" | {after}")
-            )
+            skipped = "" if name in required else f" | {after}"
+            rules.append(f"{rule}_after_{number}: {written}{skipped}")
     if not required:
         first.append('")"')
     return [f"{rule}: {' | '.join(first)}", *rules]
 
 
 def not_followed(schema: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the keywords of a translated schema that :func:`keyword_rules` leaves out.
+    """Return the paths of the keywords that :func:`keyword_rules` leaves out of a schema.
 
-    Calls in Python's syntax have no place for properties whose names are not identifiers.
+    For example, properties whose names are not identifiers have no place in Python's syntax.
     """
     return _Arguments.of(schema).not_followed
 
@@ -216,10 +216,10 @@ class _Arguments:
     Attributes:
         values: schema of each argument's value, by the argument's name.
         required: names of arguments that a call must have.
-        others: schema of the values of arguments with any names; ``None`` if there are none of
-            these.
-        shared: keys for the schema of each value: definitions and options.
-        not_followed: paths of the keywords that are left out.
+        others: schema of the values of arguments with any names; ``None`` if a call has arguments
+            with the given names only.
+        shared: keys of the schema that each value's schema needs as well: definitions and options.
+        not_followed: paths of the keywords of the schema that are left out.
     """
 
     values: Mapping[str, Any]
@@ -230,26 +230,26 @@ class _Arguments:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> _Arguments:
+        """Read the arguments from the translated schema of an object."""
         shared = {key: schema[key] for key in ("$defs", "x-guidance") if key in schema}
         root = {key: value for key, value in schema.items() if key not in shared}
         while {*root} <= {"type", "$ref"} and "$ref" in root:
             target = schema["$defs"][root["$ref"].removeprefix("#/$defs/")]
             root = {} if isinstance(target, bool) else target
         properties = root.get("properties", {})
+        all_required = root.get("required", [])
         others = root.get("additionalProperties", True) or True
-        values = {
-            name: properties.get(name, others) for name in [*properties, *root.get("required", [])]
-        }
+        values = {name: properties.get(name, others) for name in [*properties, *all_required]}
         followed = {
             name: value
             for name, value in values.items()
             if name.isidentifier() and _is_possible(value, shared)
         }
-        unnamed = [name for name in values if not name.isidentifier()]
-        required = [name for name in root.get("required", []) if name in followed]
+        required = [name for name in all_required if name in followed]
         left_out = [key for key in root if key in _CONSTRAINTS]
-        left_out += ["required"] if len(required) < len(root.get("required", [])) else []
-        left_out += [f"properties.{name}" for name in unnamed]
+        if len(required) < len(all_required):
+            left_out.append("required")
+        left_out += [f"properties.{name}" for name in values if not name.isidentifier()]
         allows_any = (
             values == {}
             and "patternProperties" not in root
@@ -259,17 +259,14 @@ class _Arguments:
 
 
 def _is_possible(schema: Any, shared: Mapping[str, Any]) -> bool:
-    """Return whether some value matches a schema; a property without one is never given."""
+    """Return whether some value matches the schema of a property."""
     return schema is not False and accepts(_with_shared(schema, shared))
 
 
 def _value(schema: object, shared: Mapping[str, Any]) -> str:
-    """Return the expression for a value: of JSON, but booleans as Python writes them."""
-    if (
-        isinstance(schema, Mapping)
-        and schema.get("type") == "boolean"
-        and not {"const", "enum"} & {*schema}
-    ):
+    """Return the Lark expression for a value: ``True`` or ``False``, or JSON of other types."""
+    keywords = schema if isinstance(schema, Mapping) else {}
+    if keywords.get("type") == "boolean" and not {"const", "enum"} & {*keywords}:
         return '"True" | "False"'
     return f"%json {json.dumps(_with_shared(schema, shared), ensure_ascii=False)}"
 

@@ -25,7 +25,7 @@ Tools = Sequence[Mapping[str, object]]
 TemplateOptions = Mapping[str, object]  # further variables of a chat template by name; JSON values
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# Names of these roles in other formats, for error messages.
+# Names of the roles in other formats than OpenAI's, and the role that an error message suggests.
 _OTHER_NAMES = {
     "function": "tool",
     "ipython": "tool",
@@ -43,7 +43,7 @@ _ID_LENGTH = 9  # number of letters and digits in a call's id, as Mistral's temp
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """Return the messages as new dictionaries, with the arguments of calls parsed.
 
-    Messages that are empty or malformed raise a PromptError.
+    A malformed message, or a conversation without messages, raises a PromptError.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         msg = (
@@ -61,11 +61,15 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with its content parts joined by line breaks, for templates that expect a string."""
+    """Return a message with its content parts joined by line breaks.
+
+    Some templates expect a string as content, not a list of parts.
+    """
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)
-    return {**message, "content": "\n".join(part["text"] for part in content)}
+    texts = [part["text"] for part in content]
+    return {**message, "content": "\n".join(texts)}
 
 
 def write_calls(
@@ -73,37 +77,45 @@ def write_calls(
 ) -> dict[str, Any]:
     """Return a message with its calls as text of its content, for templates that write no calls.
 
-    ``begin`` precedes the calls, ``separator`` stands between two of them, and ``end`` follows. A
-    call is a JSON object; with ``keywords``, it has Python's syntax.
+    Args:
+        message: message of the assistant, which may have calls.
+        begin: text before the calls.
+        separator: text between two calls.
+        end: text after the calls.
+        keywords: whether a call has Python's syntax; otherwise, it is a JSON object.
     """
     calls = message.get("tool_calls")
     content = message.get("content") or ""
     if not isinstance(calls, list) or not calls:
         return dict(message)
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
-    objects = [
-        {key: function[key] for key in ("name", "arguments") if key in function}
-        for function in functions
-        if isinstance(function, Mapping)
-    ]
-    if keywords:
-        calls = [write_call(str(each.get("name")), each.get("arguments") or {}) for each in objects]
+    written = list[str]()
+    for function in functions:
+        if not isinstance(function, Mapping):
+            continue
+        if keywords:
+            call = write_call(str(function.get("name")), function.get("arguments") or {})
+        else:
+            fields = {key: function[key] for key in ("name", "arguments") if key in function}
+            call = json.dumps(fields, ensure_ascii=False)
+        written.append(call)
+    text = f"{begin}{separator.join(written)}{end}"
+    changed = {key: value for key, value in message.items() if key != "tool_calls"}
+    if isinstance(content, list):
+        changed["content"] = [*content, {"type": "text", "text": text}]
     else:
-        calls = [json.dumps(each, ensure_ascii=False) for each in objects]
-    text = f"{begin}{separator.join(calls)}{end}"
-    others = {key: value for key, value in message.items() if key != "tool_calls"}
-    parts = (
-        [*content, {"type": "text", "text": text}]
-        if isinstance(content, list)
-        else f"{content}{text}"
-    )
-    return {**others, "content": parts}
+        changed["content"] = f"{content}{text}"
+    return changed
 
 
 def shorten_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with call ids reduced to their last nine letters and digits, for Mistral."""
+    """Return a message with the last nine letters and digits of each call id.
+
+    Mistral's templates refuse longer ids.
+    """
     changed = _shorten_id(message, "tool_call_id")
-    if isinstance(calls := message.get("tool_calls"), (list, tuple)):
+    calls = message.get("tool_calls")
+    if isinstance(calls, (list, tuple)):
         changed["tool_calls"] = [
             _shorten_id(call, "id") if isinstance(call, Mapping) else call for call in calls
         ]
@@ -111,13 +123,12 @@ def shorten_ids(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shorten_id(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return ``values`` with a shorter id under ``key``.
-
-    Ids of up to nine characters are not changed.
-    """
-    letters = "".join(re.findall("[0-9a-zA-Z]", str(values.get(key))))
-    too_long = isinstance(values.get(key), str) and len(letters) > _ID_LENGTH
-    return {**values, key: letters[-_ID_LENGTH:]} if too_long else dict(values)
+    """Return ``values`` with a shorter id under ``key``, unless the id is short or absent."""
+    ident = values.get(key)
+    letters = "".join(re.findall("[0-9a-zA-Z]", str(ident)))
+    if isinstance(ident, str) and len(letters) > _ID_LENGTH:
+        return {**values, key: letters[-_ID_LENGTH:]}
+    return dict(values)
 
 
 def _check_message(message: object, where: str) -> dict[str, Any]:
@@ -136,16 +147,12 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
             PromptError,
         )
     message = {**message, **_check_role(message, where), **_read_calls(message, where)}
-    if (
-        content is None
-        and role == "assistant"
-        and message.get("reasoning_content")
-        and not message.get("tool_calls")
-    ):
-        return {**message, "content": ""}  # some templates would write None
-    if isinstance(content, str) or (
-        content is None and role == "assistant" and message.get("tool_calls")
-    ):
+    if content is None and role == "assistant":
+        if message.get("tool_calls"):
+            return message
+        if message.get("reasoning_content"):
+            return {**message, "content": ""}  # some templates would write None
+    if isinstance(content, str):
         return message
     if not isinstance(content, (list, tuple)):
         msg = (
@@ -153,21 +160,19 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
             f"{_describe_key(message, 'content')}"
         )
         raise PromptError(msg)
-    return {
-        **message,
-        "content": [
-            _check_part(part, f"{where}, part {index}") for index, part in enumerate(content)
-        ],
-    }
+    parts = [_check_part(part, f"{where}, part {index}") for index, part in enumerate(content)]
+    return {**message, "content": parts}
 
 
 def _check_role(message: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Return ``{"role": …}`` for templates; refuse unknown roles, and fields of another role."""
+    """Return ``{"role": …}`` with the role that templates get: ``system`` for ``developer``.
+
+    An unknown role raises a PromptError, as does a field that belongs to another role.
+    """
     role = message["role"]
     if role not in ROLES:
-        near = _OTHER_NAMES.get(role.lower()) or next(
-            iter(get_close_matches(role.lower(), ROLES, 1)), None
-        )
+        close = get_close_matches(role.lower(), ROLES, 1)
+        near = _OTHER_NAMES.get(role.lower()) or (close[0] if close else None)
         hint = "" if near is None else f"; did you mean {near!r}?"
         refuse(
             where,
@@ -185,10 +190,7 @@ def _check_role(message: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return ``{"tool_calls": …}`` with all arguments parsed.
-
-    ``{}`` if the message has no calls.
-    """
+    """Return ``{"tool_calls": …}`` with all arguments parsed; ``{}`` without calls."""
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return {}
@@ -204,12 +206,13 @@ def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _read_object(text: str, where: str) -> dict[str, Any]:
     """Return a call's arguments, parsed from JSON.
 
-    ``{}`` if ``text`` is empty (an incomplete call).
+    The empty text of an incomplete call gives ``{}``. ``where`` is the place of the call in error
+    messages.
     """
     try:
         value = json.loads(text, parse_constant=_refuse_constant) if text.strip() else {}
     except (ValueError, RecursionError):
-        # no JSON, a number of too many digits, or too deep nesting
+        # The text is no JSON, has a number of too many digits, or is nested too deeply.
         value = None
     if not isinstance(value, dict):
         refuse(
@@ -221,6 +224,7 @@ def _read_object(text: str, where: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Refuse ``NaN`` and ``Infinity``, which Python's ``json`` reads but JSON lacks."""
     msg = f"expected JSON, which has no {name}"
     raise ValueError(msg)
 
@@ -267,8 +271,12 @@ def thinking_options(effort: str | None, enabled: bool | None = None) -> dict[st
     """
     if enabled is None and effort is not None:
         enabled = effort != "none"
-    switch = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
-    return switch | ({} if effort in (None, "none") else {"reasoning_effort": effort})
+    options = dict[str, Any]()
+    if enabled is not None:
+        options |= {"enable_thinking": enabled, "thinking": enabled}
+    if effort not in (None, "none"):
+        options["reasoning_effort"] = effort
+    return options
 
 
 _PRIVATE = range(0xF0000, 0xFFFFE)  # supplementary private use area A, which texts rarely contain
@@ -281,22 +289,29 @@ def disguise(
 
     A tokenizer reads ``<|im_end|>`` in a message as the special token, so a user could end the
     message and write a system message. Therefore a character of Unicode's private use area replaces
-    each such name before the template is rendered, and the name is put back and encoded with
-    ordinary tokens afterwards (:func:`reveal`). Two texts that the template joins could still form
-    a name, for example ``<|im_`` and ``end|>``. Therefore each text that ends with the beginning of
-    a name gets a further private character at its end, which is removed afterwards.
+    each such name before the template is rendered, and :func:`reveal` puts the name back, to be
+    encoded with ordinary tokens. Two texts that the template joins could still form a name, for
+    example ``<|im_`` and ``end|>``. Therefore each text that ends with the beginning of a name gets
+    a further private character at its end, which :func:`reveal` removes.
 
-    The result is the messages, and the name that each private character stands for (the empty text
-    for the character at the ends of texts). These characters do not occur in the given messages;
-    too many private characters in them raise a PromptError.
+    Returns:
+        The changed messages, and the name that each private character stands for: the empty text
+        for the character at the ends of texts. None of these characters occurs in ``messages``.
+
+    Raises:
+        PromptError: the messages contain nearly all private characters.
     """
     if not names:
         return _map_texts(messages, str, str), {}
     name_pattern, prefixes, longest = _patterns(frozenset(names))
     texts = list[str]()
     _map_texts(messages, texts.append, texts.append)
-    used_names = sorted({name for text in texts for name in name_pattern.findall(text)})
-    taken = {character for text in texts for character in text if ord(character) in _PRIVATE}
+    used = set[str]()  # names in the messages
+    taken = set[str]()  # private characters in the messages
+    for text in texts:
+        used.update(name_pattern.findall(text))
+        taken.update(character for character in text if ord(character) in _PRIVATE)
+    used_names = sorted(used)
     free = (chr(code) for code in _PRIVATE if chr(code) not in taken)
     characters = dict(zip(["", *used_names], free, strict=False))
     if len(characters) <= len(used_names):
@@ -317,30 +332,46 @@ def disguise(
         return f"{stripped}{characters['']}{text[len(stripped) :]}"
 
     def hide_key(text: str) -> str:
-        """Replace names in a key.
+        """Replace names in a key of a mapping.
 
-        An identifier gets no character at its end, as templates may look it up.
+        Templates may look up a key that is an identifier, so such a key gets no character at its
+        end.
         """
         return hide_names(text) if text.isidentifier() else hide(text)
 
-    return _map_texts(messages, hide, hide_key), {
-        character: name for name, character in characters.items()
-    }
+    names_by_character = {character: name for name, character in characters.items()}
+    return _map_texts(messages, hide, hide_key), names_by_character
 
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a rendered text, each with True if it is a name that a private character hid."""
-    for part in re.split(f"([{''.join(names)}])", text) if names else [text]:
-        if shown := names.get(part, part):  # not shown: the private character at the ends of texts
+    """Yield the parts of a rendered text, with the names of special tokens put back.
+
+    Args:
+        text: rendered text of messages that :func:`disguise` has changed.
+        names: the name that each private character stands for.
+
+    Yields:
+        A part of the text, and whether it is a name that a private character stood for.
+    """
+    parts = re.split(f"([{''.join(names)}])", text) if names else [text]
+    for part in parts:
+        shown = names.get(part, part)
+        if shown:  # the private character at the ends of texts stands for the empty text
             yield shown, part in names
 
 
 def plain_ids(
     name: str, encode: Callable[[str], list[int]], special: AbstractSet[int]
 ) -> list[int]:
-    """Return ordinary tokens that spell ``name``: of its halves, or else of its characters.
+    """Return ordinary tokens that spell the name of a special token.
 
-    Or ``[]``.
+    The two halves of the name are encoded apart, or else its characters. If either way gives a
+    special token, the result is empty.
+
+    Args:
+        name: name of a special token, such as ``<|im_end|>``.
+        encode: function that returns the token ids of a text.
+        special: ids of all special tokens.
     """
     middle = len(name) // 2
     for parts in ((name[:middle], name[middle:]), tuple(name)):
@@ -352,9 +383,13 @@ def plain_ids(
 
 @lru_cache(8)
 def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """Return a pattern for any of the names, their proper prefixes, and the longest prefix's length."""
-    # Longest names first: one name may begin with another.
-    alternatives = "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
+    """Return what :func:`disguise` needs of the names of special tokens.
+
+    Returns:
+        A pattern for any of the names; their proper prefixes; the length of the longest prefix.
+    """
+    longest_first = sorted(names, key=lambda name: (-len(name), name))  # names may begin with names
+    alternatives = "|".join(map(re.escape, longest_first))
     prefixes = frozenset(name[:stop] for name in names for stop in range(1, len(name)))
     return re.compile(alternatives), prefixes, max(map(len, names)) - 1
 
@@ -362,6 +397,7 @@ def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], i
 def _map_texts(
     value: Any, change: Callable[[str], object], change_key: Callable[[str], object]
 ) -> Any:
+    """Return a JSON value with each text and each key of a mapping replaced by a function of it."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
 """System messages at places where a chat template does not take them.
 
 A conversation may have system messages anywhere: agents add reminders in the middle. Few chat
-templates render all of them. Some templates render only a system message at the beginning, and some
-render none. For the others, a template either raises an error or leaves the message out of the
-prompt without an error.
+templates render all system messages. Some templates render only one at the beginning, and some
+render none. A system message elsewhere either causes an error or is missing in the prompt without
+an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from pronk.base.errors import PromptError
 from pronk.text.tokenizer import Tokenizer
 
-# words that no template contains
+# Contents of the messages of a trial rendering: words that no template contains.
 _SYSTEM = "Zanzibar"
 _FIRST = "Quagga"
 _ANSWER = "Okapi"
@@ -27,13 +27,19 @@ def has_system_role(tokenizer: Tokenizer) -> bool:
 
 
 def has_system_role_anywhere(tokenizer: Tokenizer) -> bool:
-    """Return whether the chat template renders a system message between other messages, at its place."""
+    """Return whether the chat template renders a system message between other messages.
+
+    The system message must stand at its place among them.
+    """
     turns = [("user", _FIRST), ("assistant", _ANSWER), ("system", _SYSTEM), ("user", _LAST)]
     return _renders(tokenizer, turns)
 
 
 def _renders(tokenizer: Tokenizer, turns: Sequence[tuple[str, str]]) -> bool:
-    """Return whether the template renders the texts of all turns, each once, in their order."""
+    """Return whether the template renders the texts of all turns, in their order.
+
+    Each turn is a role and a text.
+    """
     try:
         text = tokenizer.chat([{"role": role, "content": word} for role, word in turns])
     except PromptError:
@@ -47,10 +53,15 @@ def place_system_messages(
 ) -> list[Mapping[str, Any]]:
     """Return the conversation with system messages only where the chat template takes them.
 
-    ``first`` and ``anywhere`` are the results of :func:`has_system_role` and
-    :func:`has_system_role_anywhere`. System messages at the beginning become one, if the template
-    takes it. All others become a part of the next user message, or of the last one if none follows
-    before the next answer; so the texts before them stay the same, and with them the cached prefix.
+    System messages at the beginning become one system message if the template renders it. Every
+    other system message becomes a part of the next user message, or of the last user message if
+    none follows before the next answer. The prompt before a system message stays the same, so that
+    the prefix cache still serves it.
+
+    Args:
+        messages: conversation in OpenAI's format.
+        first: result of :func:`has_system_role`.
+        anywhere: result of :func:`has_system_role_anywhere`.
     """
     if anywhere:
         return [*messages]
@@ -80,7 +91,7 @@ def place_system_messages(
 
 
 def _add_to_user(placed: list[Mapping[str, Any]], contents: Sequence[Any]) -> None:
-    """Append contents to the last message if it is the user's, else append a message of the user."""
+    """Append contents to the last message if it is a user message, else as a new user message."""
     if placed and placed[-1]["role"] == "user":
         placed[-1] = {**placed[-1], "content": _joined([placed[-1]["content"], *contents])}
     else:
@@ -88,7 +99,7 @@ def _add_to_user(placed: list[Mapping[str, Any]], contents: Sequence[Any]) -> No
 
 
 def _joined(contents: Sequence[str | Sequence[Mapping[str, Any]]]) -> str | list[Mapping[str, Any]]:
-    """Return one content: a list of parts if one content is such a list, else a text."""
+    """Return several contents as one: a list of parts if one of them is a list, else a text."""
     if all(isinstance(content, str) for content in contents):
         return "\n\n".join(map(str, contents))
     parts = list[Mapping[str, Any]]()

@@ -1,9 +1,10 @@
 """Chat templates: Jinja sources in checkpoints that convert a conversation to a prompt.
 
-A template comes with the model and is not trusted. It receives the messages, the tools and the
-special tokens as plain data. Jinja's sandbox keeps it from files and from Python's internals, but
-not from running forever. One child process with limits renders all templates of this process,
-because starting it takes longer (0.1 s) than rendering (1 ms).
+A template comes with the model and is not trusted. The messages, the tools and the special tokens
+are given to the template as plain data. Jinja's sandbox keeps a template from files and from
+Python's internals, but not from running forever. One child process with limits renders all
+templates of this process, because starting a child process takes longer (0.1 s) than rendering
+(1 ms).
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from pronk.text.limited_process import LimitedProcess
 
 
 class Renderer:
-    """Compiles and renders chat templates in a child process that is started on demand, for any thread.
+    """Compiles and renders chat templates in a child process, for any thread.
 
-    A request is limited to ``seconds`` of processor time: a usual prompt takes 1 ms, one of a
-    million tokens 1 s. ``memory`` is the maximum size of the child's address space in bytes
-    (:class:`LimitedProcess`).
+    Args:
+        seconds: limit of the processor time of a request. An ordinary prompt takes 1 ms, a prompt
+            of a million tokens 1 s.
+        memory: maximum size of the child's address space in bytes
+            (:class:`~pronk.text.limited_process.LimitedProcess`).
     """
 
     def __init__(self, seconds: float = 10.0, memory: int = 2**30) -> None:
@@ -42,17 +45,24 @@ class Renderer:
         )
 
     def ask(self, source: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Compile a template in Jinja and, if ``values`` (its variables, nested JSON) are given, render it.
+        """Compile a template, and render it if ``values`` are given.
 
-        The result has ``text`` and ``loops_over_content`` (whether the template handles content
-        parts), or ``error`` (one line), or ``over_limit`` (limit of time, memory or text length
-        exceeded).
+        Args:
+            source: Jinja source of the template.
+            values: variables of the template, as nested JSON values.
+
+        Returns:
+            ``text`` and ``loops_over_content`` (whether the template reads the parts of a message's
+            content); or ``error``, one line; or ``over_limit``, if a limit of time, memory or text
+            length was exceeded.
 
         Raises:
             TokenizerError: the child process does not start, or is ended from outside.
             TypeError, ValueError, RecursionError: ``values`` is not JSON.
         """
-        request = {"source": source} if values is None else {"source": source, "values": values}
+        request: dict[str, Any] = {"source": source}
+        if values is not None:
+            request["values"] = values
         line = json.dumps(request, ensure_ascii=False, default=_to_dict)
         reply = self._process.ask(line.encode("utf-8", "surrogatepass"))
         if reply is None:
@@ -65,10 +75,7 @@ class Renderer:
 
 
 def _to_dict(value: object) -> dict[Any, Any]:
-    """Convert a mapping to ``dict`` for ``json.dumps``.
-
-    Raise a ``TypeError`` for any other value.
-    """
+    """Convert a mapping to a ``dict`` for ``json.dumps``; raise a TypeError for any other value."""
     if not isinstance(value, Mapping):
         raise TypeError(type(value).__name__)
     return dict(value)
@@ -77,7 +84,7 @@ def _to_dict(value: object) -> dict[Any, Any]:
 default_renderer = Renderer()
 
 
-# Each effort of OpenAI's API that gpt-oss does not know, and the nearest one that it knows.
+# Efforts of OpenAI's API that gpt-oss does not know, each with the nearest one that gpt-oss knows.
 _NEAREST_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
@@ -87,11 +94,11 @@ def in_channels(source: str) -> bool:
 
 
 def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with at most one call each, followed by the results of the call, for gpt-oss.
+    """Return the messages with at most one call each, and the result of a call right after it.
 
-    Its template writes one call per message, and fails if a message with a call has both thoughts
-    and text: such a text is appended to the thoughts. Source: OpenAI's cookbook,
-    ``openai-harmony.md``.
+    The template of gpt-oss writes one call per message, and fails if a message with a call has both
+    thoughts and text. Therefore, such a text is appended to the thoughts. Source: OpenAI's
+    cookbook, ``openai-harmony.md``.
     """
     separated = list[dict[str, Any]]()
     at = 0
@@ -106,16 +113,16 @@ def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         at += len(results)
         for call in calls[:-1]:
             separated.append(_with_call(message, call))
-            # thoughts and text belong to the first call
+            # Thoughts and text stay with the first call.
             message = {"role": "assistant", "content": ""}
             ident = call.get("id") if isinstance(call, Mapping) else None
-            found = next(
-                (each for each in results if each.get("tool_call_id") in (None, ident)), None
-            )
-            if found is not None:
-                results.remove(found)
-                separated.append(dict(found))
-        separated += [_with_call(message, calls[-1]), *map(dict, results)]
+            of_call = (each for each in results if each.get("tool_call_id") in (None, ident))
+            result = next(of_call, None)
+            if result is not None:
+                results.remove(result)
+                separated.append(dict(result))
+        separated.append(_with_call(message, calls[-1]))
+        separated += map(dict, results)
     return separated
 
 
@@ -129,7 +136,7 @@ def _with_call(message: Mapping[str, Any], call: object) -> dict[str, Any]:
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the tools with an empty description where one is missing."""
+    """Return the tools, with an empty description for each tool that has none."""
     described = list[Mapping[str, Any]]()
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
@@ -141,9 +148,9 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 
 def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a template with an effort that gpt-oss knows: low, medium or high.
+    """Return the options of a template with an effort that gpt-oss knows: low, medium or high.
 
-    gpt-oss always thinks, so that thoughts that are switched off become the lowest effort.
+    gpt-oss always thinks, so the lowest effort replaces thinking that is switched off.
     """
     effort = options.get("reasoning_effort")
     if effort is None and options.get("enable_thinking") is False:
@@ -154,8 +161,8 @@ def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Templates that describe tools but write no calls: a text of such a template, then the texts
-# before, between and after calls, and whether the calls have Python's syntax (LFM2). Granite 3 asks
-# for a list; SmolLM3 for objects between tags.
+# before, between and after calls, and whether calls have Python's syntax (LFM2). Granite 3 writes a
+# list of objects, SmolLM3 an object between tags for each call.
 _LFM2_CALLS = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
 _UNWRITTEN_CALLS = (
     ("<|tool_list_start|>", _LFM2_CALLS, True),
@@ -163,15 +170,21 @@ _UNWRITTEN_CALLS = (
     ("<|tool_call|>", ("<|tool_call|>[", ", ", "]"), False),
     ("</tool_call>", ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"), False),
 )
-# maximum characters of a template; those of well-known models have up to a third of that
+# Maximum characters of a template; templates of well-known models have up to a third of that.
 _MAX_SOURCE = 100_000
 
 
 class ChatTemplate:
-    """A chat template in Jinja, and the special tokens that it inserts.
+    """A chat template in Jinja, and the special tokens that the template inserts.
 
-    ``special_tokens`` has their texts by the names that templates use (``bos_token``,
-    ``eos_token``, …). A source that is not valid Jinja, or too long, raises a TokenizerError.
+    Args:
+        source: Jinja source of the template.
+        special_tokens: texts of special tokens by the names that templates use (``bos_token``,
+            ``eos_token``, …).
+        renderer: child process in which the template runs.
+
+    Raises:
+        TokenizerError: the source is not valid Jinja, or too long.
     """
 
     def __init__(
@@ -198,13 +211,12 @@ class ChatTemplate:
             )
         self._loops_over_content = reply["loops_over_content"]
         self._in_channels = in_channels(source)
-        writes_none = "tool_calls" not in source
-        forms = (
-            (texts, keywords)
-            for marker, texts, keywords in _UNWRITTEN_CALLS
-            if marker in source and writes_none
-        )
-        self._call_form = next(forms, None)
+        self._call_form: tuple[tuple[str, str, str], bool] | None = None
+        writes_calls = "tool_calls" in source
+        for marker, texts, keywords in _UNWRITTEN_CALLS:
+            if marker in source and not writes_calls:
+                self._call_form = (texts, keywords)
+                break
 
     def render(
         self,
@@ -216,7 +228,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt of a conversation.
 
-        Arguments and errors as in :meth:`Tokenizer.chat`.
+        Arguments and errors are those of :meth:`pronk.text.tokenizer.Tokenizer.chat`. In addition,
+        an option with the name of another variable of the template raises an OptionError.
         """
         self._check_options(options or {})
         checked = check_messages(messages)
@@ -260,8 +273,8 @@ class ChatTemplate:
         if "over_limit" in reply:
             msg = (
                 "the model's chat template: expected one that ends, found one that loops or "
-                "repeats for too long with "
-                "these messages; use another template, or a model that you trust"
+                "repeats for too long with these messages; "
+                "use another template, or a model that you trust"
             )
             raise PromptError(msg)
         if "error" in reply:
@@ -269,7 +282,7 @@ class ChatTemplate:
         return reply["text"]
 
     def _check_options(self, options: TemplateOptions) -> None:
-        """Raise ``OptionError`` if an option has the name of a variable with another source."""
+        """Raise an OptionError if an option is a variable that the conversation or model sets."""
         if not isinstance(options, Mapping):
             msg = f"template_options: expected names with a value each, found {options!r:.60}"
             raise OptionError(msg)
@@ -278,7 +291,6 @@ class ChatTemplate:
             if name in reserved:
                 msg = (
                     f"template_options: expected names other than {', '.join(reserved)}, found "
-                    f"{name!r}, which the "
-                    "conversation or the model determines; leave it out"
+                    f"{name!r}, which the conversation or the model determines; leave it out"
                 )
                 raise OptionError(msg)

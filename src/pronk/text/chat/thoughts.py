@@ -20,12 +20,20 @@ class Thought:
 
 
 class ThoughtReader:
-    r"""Streaming parser that splits the symbols of one answer into thoughts and the symbols after them.
+    r"""Streaming parser that splits the symbols of one answer into thoughts and later symbols.
 
-    Line breaks after the begin marker and around the end marker are dropped:
-    ``<think>\na\n</think>\n\nb`` is the thought ``a`` and the text ``b``. Thoughts are recognized
-    at the beginning of an answer only, or before it if the prompt ends with the begin marker
-    (``opened``).
+    Thoughts are recognized at the beginning of an answer only. Line breaks after the begin marker
+    and around the end marker are dropped: ``<think>\na\n</think>\n\nb`` is the thought ``a`` and
+    the text ``b``.
+
+    Args:
+        reasoning: format of the model's thoughts; ``None`` if the model does not think.
+        symbols: symbols of the model's tokens.
+        opened: whether the prompt ends with the begin marker, so that the answer begins within
+            thoughts.
+
+    Attributes:
+        in_thought: whether the symbols read last are within thoughts.
     """
 
     def __init__(
@@ -37,13 +45,13 @@ class ThoughtReader:
         self._may_begin = bool(reasoning) and not opened
         self._space: list[str] = []  # white space at the beginning of the answer
         self._held = ""  # symbols that may be the beginning of a marker
-        # whether the thoughts, or the text after them, have only line breaks so far
+        # Whether the thoughts, or the text after them, have only line breaks so far.
         self._at_start = opened
-        # number of line breaks at the end of the thoughts that are not emitted yet
+        # Number of line breaks at the end of the thoughts that are not emitted yet.
         self._num_lines = 0
 
     def push(self, symbols: str) -> list[Thought | str]:
-        """Parse the next symbols; return parts that later symbols cannot change."""
+        """Parse the next piece of the answer; return the parts that later pieces cannot change."""
         if self._may_begin:
             if not self._held:
                 stripped = symbols.lstrip()
@@ -53,31 +61,33 @@ class ThoughtReader:
             if self._begin.startswith(start) and start != self._begin:
                 self._held = start
                 return []
-            self._may_begin, self._held, self.in_thought = False, "", start.startswith(self._begin)
+            self._may_begin = False
+            self._held = ""
+            self.in_thought = start.startswith(self._begin)
             self._at_start = self.in_thought
-            symbols = (
-                start.removeprefix(self._begin)
-                if self.in_thought
-                else "".join([*self._space, start])
-            )
+            if self.in_thought:
+                symbols = start.removeprefix(self._begin)
+            else:
+                symbols = "".join([*self._space, start])
         return self._think(symbols) if self.in_thought else self._after(symbols)
 
     def flush(self) -> list[Thought | str]:
-        """End the answer; return what was held back."""
+        """End the answer, and return the withheld thoughts or text."""
         held = self._held
         self._held = ""
         if self.in_thought:
             return self._emit(held)
-        return (
-            ["".join([*self._space, held])]
-            if self._may_begin and (held or any(self._space))
-            else []
-        )
+        if not self._may_begin:
+            return []
+        text = "".join([*self._space, held])
+        return [text] if text else []
 
     def _think(self, symbols: str) -> list[Thought | str]:
+        """Read thoughts, up to the end marker at most."""
         thought, end, rest = (self._held + symbols).partition(self._end)
         if end:
-            self._held, thoughts = "", self._emit(thought)
+            self._held = ""
+            thoughts = self._emit(thought)
             self.in_thought = False
             self._at_start = True
             return [*thoughts, *self._after(rest)]
@@ -99,6 +109,7 @@ class ThoughtReader:
         return [Thought("\n" * lines + stripped)]
 
     def _after(self, symbols: str) -> list[Thought | str]:
+        """Return text after the thoughts, without the line breaks at its beginning."""
         if self._at_start:
             symbols = symbols.lstrip("\n")
             self._at_start = not symbols
@@ -106,22 +117,24 @@ class ThoughtReader:
 
 
 _TOOL = re.compile(r"to=functions\.([a-zA-Z0-9_-]{1,64})")
-_MAX_HEADER = 256  # characters of a header; a longer one is text
+_MAX_HEADER = 256  # maximum characters of a header; a longer header is text
 
 
 class ChannelReader:
-    """Streaming parser that splits the symbols of one answer into thoughts, text and calls of ``names``.
+    """Streaming parser that splits one answer of gpt-oss into thoughts, text and tool calls.
 
-    An answer of gpt-oss is a sequence of messages. A header names the channel and, for a call, the
-    tool::
+    An answer of gpt-oss is a sequence of messages. The header of a message names the channel and,
+    for a call, the tool::
 
         <|channel|>analysis<|message|>thoughts<|end|>
-        <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
+        <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
+            <|message|>{…}<|call|>
         <|start|>assistant<|channel|>final<|message|>text<|return|>
 
-    ``<|call|>`` and ``<|return|>`` end the answer, so the parser does not see these two tokens.
+    ``<|call|>`` and ``<|return|>`` end the answer, so the parser does not read these two tokens.
     Models also write the name of the tool before the channel: ``<|start|>assistant
-    to=functions.f<|channel|>commentary json<|message|>``.
+    to=functions.f<|channel|>commentary json<|message|>``. A call of a tool that is not among
+    ``names`` is text.
     """
 
     def __init__(self, symbols: TokenSymbols, names: Collection[str]) -> None:
@@ -129,40 +142,40 @@ class ChannelReader:
         self._names = frozenset(names)
         self._channel = text("<|channel|>")
         self._message = text("<|message|>")
-        # markers that end a message
+        # Markers that end a message.
         self._ends = (text("<|end|>"), text("<|start|>"), self._channel)
         self._analysis = f"{self._channel}analysis"
         self._held = ""  # symbols that are not parsed yet
         self._kind: Literal["header", "thought", "text", "call"] = "header"
         self._num_calls = 0
         self._arguments = JsonEnd()
-        # whether the call's arguments begin like a JSON object; None before them
+        # Whether the call's arguments begin like a JSON object; None before the arguments.
         self._is_object: bool | None = None
 
     @property
     def in_call(self) -> bool:
-        """Whether the symbols read last are within the arguments of a call."""
+        """Whether the text read last is within the arguments of a call."""
         return self._kind == "call" and not (self._is_object and self._arguments.found)
 
     @property
     def in_thought(self) -> bool:
-        """Whether the symbols read last are within thoughts or their header."""
-        return self._kind == "thought" or (
-            self._kind == "header" and self._held.startswith(self._analysis)
-        )
+        """Whether the text read last is within thoughts or their header."""
+        if self._kind == "header":
+            return self._held.startswith(self._analysis)
+        return self._kind == "thought"
 
     def push(self, symbols: str) -> list[str | Thought | CallPart]:
-        """Parse the next symbols; return parts that later symbols cannot change."""
+        """Parse the next piece of the answer; return the parts that later pieces cannot change."""
         self._held += symbols
         output: list[str | Thought | CallPart] = []
-        while self._held and (
-            self._read_header(output) if self._kind == "header" else self._read_body(output)
-        ):
-            pass
+        may_go_on = True
+        while self._held and may_go_on:
+            is_header = self._kind == "header"
+            may_go_on = self._read_header(output) if is_header else self._read_body(output)
         return output
 
     def flush(self) -> list[str | Thought | CallPart]:
-        """End the answer; return what was held back, but drop an incomplete header."""
+        """End the answer, and return the withheld text; an incomplete header is dropped."""
         held = self._held
         self._held = ""
         is_header = self._kind == "header" and held.startswith((*self._ends[1:], " to="))
@@ -170,11 +183,10 @@ class ChannelReader:
         return [self._part(text)] if text else []
 
     def _read_header(self, output: list[str | Thought | CallPart]) -> bool:
-        """Read the header of a message; return False if more symbols are needed."""
+        """Read the header of a message; return False if the header is not complete yet."""
         starts = (*self._ends[1:], " to=", "assistant")
-        if not any(
-            self._held.startswith(start) or start.startswith(self._held) for start in starts
-        ):
+        held = self._held
+        if not any(held.startswith(start) or start.startswith(held) for start in starts):
             self._kind = "text"  # an answer without a header
             return True
         header, message, rest = self._held.partition(self._message)
@@ -196,11 +208,14 @@ class ChannelReader:
         return True
 
     def _read_body(self, output: list[str | Thought | CallPart]) -> bool:
-        """Read the body of a message; return False if more symbols are needed."""
-        stops = [at for end in self._ends if (at := self._held.find(end)) >= 0]
-        stop = min(stops, default=len(self._held))
-        if not stops:
-            stop -= max(len(prefix_at_end(self._held, end)) for end in self._ends)
+        """Read the body of a message; return False if the body may go on."""
+        found = [self._held.find(end) for end in self._ends]
+        stops = [at for at in found if at >= 0]
+        if stops:
+            stop = min(stops)
+        else:
+            beginnings = [prefix_at_end(self._held, end) for end in self._ends]
+            stop = len(self._held) - max(map(len, beginnings))
         body = plain_text(self._held[:stop])
         self._held = self._held[stop:]
         if body and self._kind == "call":
@@ -208,19 +223,21 @@ class ChannelReader:
         elif body:
             output.append(self._part(body))
         if stops:
-            end = self._ends[0]
-            self._kind, self._held = "header", self._held.removeprefix(end)
+            self._kind = "header"
+            self._held = self._held.removeprefix(self._ends[0])
         return bool(stops)
 
     def _read_arguments(self, text: str, output: list[str | Thought | CallPart]) -> None:
+        """Read arguments of a call: up to the last brace of an object, or any other text."""
         if self._is_object is None:
             text = text.lstrip()
             self._is_object = text.startswith("{") if text else None
         elif self._is_object and self._arguments.found:
-            return  # text after the last brace
+            return  # text after the last brace is dropped
+        if self._is_object:
+            _, text = self._arguments.read(text, 0)
         if text:
-            _, arguments = self._arguments.read(text, 0) if self._is_object else (None, text)
-            output.append(CallPart(self._num_calls - 1, arguments))
+            output.append(CallPart(self._num_calls - 1, text))
 
     def _part(self, text: str) -> str | Thought:
         return Thought(text) if self._kind == "thought" else text

@@ -1,4 +1,8 @@
-"""Child process that compiles a grammar on trial; it imports llguidance but not pronk."""
+"""Child process that compiles a grammar on trial.
+
+:mod:`pronk.text.json_schema.trial` starts this program, which imports llguidance but not pronk. The
+request on its standard input and the reply on its standard output are JSON.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,16 @@ _STACK_SIZE = 4 << 20
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the processor time of compilation and first mask, and whether there was no error."""
+    """Compile the grammar of a request, and compute its first mask and first forced tokens.
+
+    Returns:
+        ``seconds``, the processor time of this work, without that of loading the tokenizer; and
+        ``accepted``, whether llguidance reported no error.
+    """
     tokenizer = LLTokenizer(
         request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["stop_token_ids"]
     )
-    start = process_time()  # not the time of a clock: the machine may be busy
+    start = process_time()  # unlike a clock, the same on a busy machine
     matcher = LLMatcher(
         tokenizer, request["grammar"], log_level=0, limits=LLParserLimits(**request["limits"])
     )
@@ -41,7 +50,7 @@ def _main() -> None:
     thread = threading.Thread(target=lambda: results.append(_compile(request)))
     thread.start()
     thread.join()
-    json.dump(results[0], sys.stdout)  # empty if _compile raised: IndexError, exit code 1
+    json.dump(results[0], sys.stdout)  # if _compile() raised, an IndexError ends the process
 
 
 if __name__ == "__main__":

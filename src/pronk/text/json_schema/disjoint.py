@@ -1,9 +1,9 @@
-"""Disjointness of translated schemas, with which ``oneOf`` is the same as ``anyOf``."""
+"""Disjointness of translated schemas: if no value matches two alternatives, oneOf means anyOf."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 _MAX_DEPTH = 8  # maximum number of nested comparisons
@@ -11,13 +11,19 @@ _MAX_COMPARISONS = 10_000
 
 
 def are_disjoint(options: Sequence[Any], definitions: Mapping[str, Any]) -> bool:
-    """Return whether provably no value matches two of the schemas."""
+    """Return whether provably no value matches two of the schemas.
+
+    ``definitions`` are the schemas to which ``#/$defs/…`` refers, by their names.
+    """
     comparison = _Comparison(definitions)
     return all(comparison.differ(one, other) for one, other in combinations(options, 2))
 
 
 class _Comparison:
-    """Comparison of schemas with the same definitions, which gives up after ``_MAX_COMPARISONS`` pairs."""
+    """Comparison of pairs of schemas with the same definitions.
+
+    After ``_MAX_COMPARISONS`` pairs, all further pairs count as overlapping.
+    """
 
     def __init__(self, definitions: Mapping[str, Any]) -> None:
         self._definitions = definitions
@@ -44,18 +50,17 @@ class _Comparison:
         )
 
     def _members_differ(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
-        """Return whether both are objects with a required property whose schemas differ."""
+        """Return whether both schemas are of objects, and a required property's schemas differ."""
         if {*_types(one), *_types(other)} != {"object"}:
             return False
-        names = {*one.get("required", []), *other.get("required", [])}
-        return any(
-            self.differ(_member(one, name), _member(other, name), depth - 1)
-            for name in sorted(names)
-        )
+        for name in sorted({*one.get("required", []), *other.get("required", [])}):
+            if self.differ(_member(one, name), _member(other, name), depth - 1):
+                return True
+        return False
 
 
 def _conjuncts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Any]:
-    """Return further schemas that each value of a schema matches."""
+    """Return the schemas of ``allOf`` and ``$ref``, which each value of a schema matches."""
     found = [*schema.get("allOf", [])]
     if "$ref" in schema:
         found.append(definitions[schema["$ref"].removeprefix("#/$defs/")])
@@ -63,6 +68,7 @@ def _conjuncts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> lis
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return the only values of a schema, from ``const`` or ``enum``; ``None`` without these."""
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
@@ -71,11 +77,9 @@ def _types(schema: Mapping[str, Any]) -> Collection[str]:
     values = _values(schema)
     if values is not None:
         return {_type_of(value) for value in values}
-    names = schema.get("type", ["null", "boolean", "number", "string", "array", "object"])
-    return {
-        "number" if name == "integer" else name
-        for name in ([names] if isinstance(names, str) else names)
-    }
+    types = schema.get("type", ["null", "boolean", "number", "string", "array", "object"])
+    names = [types] if isinstance(types, str) else types
+    return {"number" if name == "integer" else name for name in names}
 
 
 def _type_of(value: Any) -> str:
@@ -90,16 +94,18 @@ def _types_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _values_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether both schemas list their values, and no value is in both lists."""
     these = _values(one)
     those = _values(other)
     if these is None or those is None:
         return False
-    return not any(
-        _type_of(this) == _type_of(that) and this == that for this in these for that in those
-    )
+    for this, that in product(these, those):
+        if this == that and _type_of(this) == _type_of(that):
+            return False
+    return True
 
 
 def _member(schema: Mapping[str, Any], name: str) -> Any:
-    """Return a schema of a property's values, perhaps a looser one than theirs."""
+    """Return a schema that all values of a property match; it may allow further values."""
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return schema.get("properties", {}).get(name, not is_closed)

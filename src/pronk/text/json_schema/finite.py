@@ -1,15 +1,22 @@
-"""Schemas without a text that ends: a required property that refers to its own object, for example."""
+"""Detection of schemas that no finite text matches.
+
+An example is an object with a required property whose schema is that of the object itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-_MAX_PASSES = 20  # over all definitions; a schema that needs more counts as one without an end
+# Maximum number of passes over all definitions. A schema that needs more counts as infinite.
+_MAX_PASSES = 20
 
 
 def is_finite(schema: Any) -> bool:
-    """Return whether a translated schema has no circle of references that every text has to follow."""
+    """Return whether some finite text matches a translated schema.
+
+    Otherwise, every text has to follow a circle of references.
+    """
     if not isinstance(schema, Mapping):
         return True
     definitions = schema.get("$defs", {})
@@ -17,7 +24,7 @@ def is_finite(schema: Any) -> bool:
     finite = set[str]()
     for _ in range(_MAX_PASSES):
         known = len(finite)
-        names.reverse()  # a definition usually needs those after it
+        names.reverse()  # a definition usually refers to later definitions
         for name in names:
             if name not in finite and _ends(definitions[name], finite):
                 finite.add(name)
@@ -27,25 +34,25 @@ def is_finite(schema: Any) -> bool:
 
 
 def _ends(schema: Any, finite: set[str]) -> bool:
-    """Return whether some text ends, given the names of definitions for which this is known."""
+    """Return whether some finite text matches a schema.
+
+    ``finite`` are the names of the definitions for which this is already known.
+    """
     if not isinstance(schema, Mapping):
         return True
-    if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") not in finite:
-        return False
-    if not all(_ends(each, finite) for each in schema.get("allOf", [])):
+    is_known = "$ref" not in schema or schema["$ref"].removeprefix("#/$defs/") in finite
+    if not is_known or not all(_ends(each, finite) for each in schema.get("allOf", [])):
         return False
     options = schema.get("anyOf")
     if options is not None and not any(_ends(each, finite) for each in options):
         return False
     types = schema.get("type", "null")
-    simple = {"null", "boolean", "number", "integer", "string"} & {
-        *([types] if isinstance(types, str) else types)
-    }
-    return (
-        bool(simple)
-        or ("object" in types and _object_ends(schema, finite))
-        or ("array" in types and _array_ends(schema, finite))
-    )
+    names = {types} if isinstance(types, str) else {*types}
+    if not names.isdisjoint({"null", "boolean", "number", "integer", "string"}):
+        return True
+    if "object" in names and _object_ends(schema, finite):
+        return True
+    return "array" in names and _array_ends(schema, finite)
 
 
 def _object_ends(schema: Mapping[str, Any], finite: set[str]) -> bool:

@@ -1,7 +1,7 @@
-"""Regular expressions, in Rust's syntax, of the values of ``format`` that grammars enforce.
+"""Regular expressions of the values of ``format`` that grammars enforce, in Rust's syntax.
 
-Each expression matches no text that its standard forbids: llguidance's own ``date`` accepts
-2023-02-29, for example.
+An expression matches no text that the standard of its format forbids. llguidance's own expressions
+are less exact: its ``date`` accepts 2023-02-29, for example.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _TIME = f"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]{_FRACTION}{_OFFSET}"
 
 
 def _leap_second() -> str:
-    """Return the expression of 23:59:60 UTC in the time zones of whole and half hours, without its date."""
+    """Return the expression of a leap second, without its date.
+
+    The expression matches 23:59:60 UTC in each time zone of whole and half hours.
+    """
     options = [f"23:59:60{_FRACTION}[zZ]"]
     for east in range(0, 24 * 60, 30):
         local = (23 * 60 + 59 + east) % (24 * 60)
@@ -43,13 +46,16 @@ _GROUP = "[0-9a-fA-F]{1,4}"
 
 
 def _ipv6() -> str:
-    """Return the expression of RFC 4291: eight groups, ``::`` for some, IPv4 for the last two."""
+    """Return the expression of an IPv6 address (RFC 4291).
+
+    An address has eight groups. ``::`` may stand for some of them, and an IPv4 address for the last
+    two.
+    """
     last = f"(?:{_GROUP}:{_GROUP}|{_IPV4})"
     options = [f"(?:{_GROUP}:){{6}}{last}", f"::(?:{_GROUP}:){{5}}{last}"]
-    options += [
-        f"(?:(?:{_GROUP}:){{0,{before}}}{_GROUP})?::(?:{_GROUP}:){{{4 - before}}}{last}"
-        for before in range(5)
-    ]
+    for before in range(5):
+        start = f"(?:(?:{_GROUP}:){{0,{before}}}{_GROUP})?"
+        options.append(f"{start}::(?:{_GROUP}:){{{4 - before}}}{last}")
     options.append(f"(?:(?:{_GROUP}:){{0,5}}{_GROUP})?::{_GROUP}")
     options.append(f"(?:(?:{_GROUP}:){{0,6}}{_GROUP})?::")
     return f"(?:{'|'.join(options)})"
@@ -91,11 +97,12 @@ def _whole(expression: str) -> str:
     return f"^(?:{expression})$"
 
 
-# All expressions of a format must match.
+# Expressions of each format. A text must match all expressions of its format.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "date": (_whole(_DATE),),
     "time": (_whole(f"{_TIME}|{_leap_second()}"),),
-    # A leap second ends June or December in UTC; elsewhere it may be a day later or earlier.
+    # A leap second ends June or December in UTC. In other time zones, its date may be the day
+    # before or after, which the expression leaves out.
     "date-time": (
         _whole(f"{_DATE}[tT]{_TIME}|{_YEAR}-(?:12-31|06-30)[tT]23:59:60{_FRACTION}[zZ]"),
     ),
@@ -111,7 +118,7 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "relative-json-pointer": (_whole(f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})"),),
 }
 
-# Formats of the standard that no expression describes; all others are annotations.
+# Formats of the standard without an expression. Unknown formats are annotations.
 NOT_ENFORCED = frozenset(
     {"idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template"}
 )

@@ -1,11 +1,12 @@
-r"""Regular expressions of JSON schemas, which are ECMA-262's, in the syntax of Rust's crate ``regex``.
+r"""Translation of regular expressions in JSON schemas to the syntax of Rust's crate ``regex``.
 
-The two differ in more than syntax: in ECMA-262, ``.`` matches no line separator, ``\s`` has other
-characters, and ``[a&&b]`` is a set of two characters instead of an intersection. Expressions that
-no finite automaton matches (look-around, back-references, word boundaries) have no translation.
+Expressions in schemas have the syntax of ECMA-262. The two dialects differ in more than syntax: in
+ECMA-262, ``.`` matches no line separator, ``\s`` has other characters, and ``[a&&b]`` is a set of
+the characters ``a``, ``b`` and ``&`` instead of an intersection. Expressions that no finite
+automaton matches (look-around, back-references, word boundaries) have no translation.
 
-llguidance's strings of JSON have a fault: a set with NUL, such as ``[^"]``, also matches an escaped
-quotation mark and backslash. Hence NUL is left out of sets.
+In llguidance's JSON strings, a set with NUL, such as ``[^"]``, also matches an escaped quotation
+mark or backslash, by mistake. Hence NUL is left out of sets.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SPACES = (
 )
 _SETS = {"d": _DIGITS, "w": _LETTERS, "s": _SPACES}
 _ANY_BUT_LINE_ENDS = r"[^\n\r\x{2028}\x{2029}]"
-_ANY = r"[\x{0}-\x{10ffff}]"  # has the quotation mark and the backslash, and so may have NUL
+_ANY = r"[\x{0}-\x{10ffff}]"  # NUL does no harm where a quotation mark is allowed as well
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _NUL = r"\x{0}"
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
@@ -33,11 +34,11 @@ _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 
 
 def to_rust(pattern: str) -> str:
-    """Return the expression in Rust's syntax.
+    """Return a regular expression of a JSON schema in Rust's syntax.
 
     Raises:
-        ValueError: the expression is invalid, or needs look-around, back-references or word
-            boundaries; says what is expected.
+        ValueError: the expression is invalid, or has look-around, back-references or word
+            boundaries. The message says what is expected instead.
     """
     return _Translation(pattern).expression()
 
@@ -48,6 +49,10 @@ def other_than(names: Iterable[str]) -> str:
 
 
 def _other_than(names: list[str]) -> str:
+    """Return an expression without anchors for all texts except ``names``.
+
+    The expression branches at the first character, and within each branch at the next one.
+    """
     if not names:
         return "(?s:.*)"
     rests: dict[str, list[str]] = {}
@@ -55,9 +60,10 @@ def _other_than(names: list[str]) -> str:
         if name:
             rests.setdefault(name[0], []).append(name[1:])
     firsts = "".join(map(_literal, rests))
-    others = f"[^{firsts}{_NUL}](?s:.*)" if rests else "(?s:.+)"
-    options = [others, *(f"{_literal(first)}{_other_than(rest)}" for first, rest in rests.items())]
-    return f"(?:{'|'.join(options)})" + ("" if "" in names else "?")
+    options = [f"[^{firsts}{_NUL}](?s:.*)" if rests else "(?s:.+)"]
+    options += [f"{_literal(first)}{_other_than(rest)}" for first, rest in rests.items()]
+    optional = "" if "" in names else "?"
+    return f"(?:{'|'.join(options)}){optional}"
 
 
 def _refuse(expected: str) -> NoReturn:
@@ -65,20 +71,21 @@ def _refuse(expected: str) -> NoReturn:
 
 
 def _literal(character: str) -> str:
-    """Return an expression for one character, which is also valid in a set."""
-    return (
-        character if character.isascii() and character.isalnum() else rf"\x{{{ord(character):x}}}"
-    )
+    """Return a regular expression for one character, valid alone and within a set (``[…]``)."""
+    if character.isascii() and character.isalnum():
+        return character
+    return rf"\x{{{ord(character):x}}}"
 
 
 class _Translation:
-    """One pass over a pattern."""
+    """Parser that translates one pattern in one pass."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._at = 0
+        self._at = 0  # offset of the next character
 
     def expression(self) -> str:
+        """Return the whole pattern in Rust's syntax."""
         written = list[str]()
         depth = 0
         repeatable = False  # whether a quantifier may follow
@@ -117,6 +124,7 @@ class _Translation:
         return match[0].removesuffix("?") or "?"
 
     def _atom(self, character: str) -> str:
+        """Translate a character, a set or an escape, without its quantifier."""
         if character == "[":
             return self._set()
         if character == "\\":
@@ -146,20 +154,19 @@ class _Translation:
         return f"\\{name}{match[0]}"
 
     def _character(self) -> str:
-        """Return the next character, perhaps escaped."""
+        """Return the character that the next character or escape stands for."""
         if self._pattern[self._at] != "\\":
             self._at += 1
             return self._pattern[self._at - 1]
         name = self._pattern[self._at + 1 : self._at + 2]
+        after = self._pattern[self._at + 2 : self._at + 3]
         code = _HEX_ESCAPE.match(self._pattern, self._at + 1)
         if code is not None:
             return self._coded_character(code)
-        if name == "c" and self._pattern[self._at + 2 : self._at + 3].isascii():
-            letter = self._pattern[self._at + 2 : self._at + 3]
-            if letter.isalpha():
-                self._at += 3
-                return chr(ord(letter) % 32)
-        if name == "0" and not self._pattern[self._at + 2 : self._at + 3].isdigit():
+        if name == "c" and after.isascii() and after.isalpha():
+            self._at += 3
+            return chr(ord(after) % 32)
+        if name == "0" and not after.isdigit():
             self._at += 2
             return "\0"
         if not name or (name.isalnum() and name not in _CONTROLS):
@@ -168,6 +175,7 @@ class _Translation:
         return _CONTROLS.get(name, name)
 
     def _coded_character(self, match: re.Match[str]) -> str:
+        r"""Return the character of an escape such as ``\u0041``, or of a pair of surrogates."""
         code = int(match[1] or match[2] or match[3], 16)
         self._at = match.end()
         if 0xD800 <= code <= 0xDBFF:
@@ -180,6 +188,7 @@ class _Translation:
         return chr(code)
 
     def _set(self) -> str:
+        """Translate a set in brackets, such as ``[^a-z]``."""
         self._at += 1
         negated = self._pattern.startswith("^", self._at)
         self._at += negated
@@ -194,7 +203,7 @@ class _Translation:
         return f"[^{written}{_NUL}]" if negated else f"[{written}]"
 
     def _range(self) -> str:
-        r"""Return an element of a set: a character, a range or a set such as ``\d``."""
+        r"""Translate an element of a set: a character, a range or a set such as ``\d``."""
         first = self._element()
         if not self._pattern.startswith("-", self._at) or self._pattern.startswith("-]", self._at):
             return first if len(first) > 1 else _literal(first)
@@ -211,7 +220,7 @@ class _Translation:
         return f"{_literal(first)}-{_literal(last)}"
 
     def _element(self) -> str:
-        """Return one character, or the text of a nested set."""
+        r"""Return one character of a set, or the translation of a set within it, such as ``\d``."""
         name = self._pattern[self._at : self._at + 2]
         if name in {"\\d", "\\w", "\\s", "\\D", "\\W", "\\S", "\\p", "\\P"}:
             return self._escape()

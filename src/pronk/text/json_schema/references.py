@@ -1,25 +1,32 @@
-"""Targets of ``$ref`` within one schema."""
+"""Resolution of the references (``$ref``) of a JSON schema to parts of the same schema."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-# keys and indices from the root, for example ("properties", "a", "anyOf", "0")
+# Keys and indices from the root to a part, for example ("properties", "a", "anyOf", "0").
 Path = tuple[str, ...]
 
 # Keywords whose value maps names to schemas.
 MAPS_OF_SCHEMAS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )
-_VALUES = frozenset({"const", "enum", "default", "example", "examples"})  # contain no schemas
+# Keywords whose values are no schemas and contain none.
+_VALUES = frozenset({"const", "enum", "default", "example", "examples"})
 
 
 @dataclass(frozen=True)
 class SchemaPart:
-    """Schema at a path; ``base`` is the URI that relative references within it start from."""
+    """Part of a schema.
+
+    Attributes:
+        schema: the part itself: a schema, or any value that stands in its place.
+        path: keys and indices from the root of the whole schema.
+        base: URI against which relative references within the part are resolved.
+    """
 
     schema: Any
     path: Path
@@ -27,13 +34,13 @@ class SchemaPart:
 
 
 def base_within(schema: Any, base: str) -> str:
-    """Return the base of the references in a schema, which its ``$id`` may change."""
+    """Return the base URI of references in a schema: ``base``, unless the schema has an ``$id``."""
     ident = schema.get("$id") if isinstance(schema, Mapping) else None
     return urldefrag(_join(base, ident))[0] if isinstance(ident, str) else base
 
 
 class References:
-    """Index of the ``$id`` and ``$anchor`` keywords of a schema, which resolves references."""
+    """Index of the keywords ``$id`` and ``$anchor`` of a schema, for resolving its references."""
 
     def __init__(self, root: Any) -> None:
         self.root = SchemaPart(root, (), base_within(root, ""))
@@ -48,7 +55,10 @@ class References:
                     self._anchors[target.base, anchor] = target
 
     def resolve(self, reference: str, base: str) -> SchemaPart | None:
-        """Return the target of a reference; ``None`` if it is not within the schema."""
+        """Return the target of a reference; ``None`` for a target outside the schema.
+
+        ``base`` is the base URI of the schema that contains the reference.
+        """
         try:
             uri, fragment = urldefrag(reference)
             uri = base if not uri else urldefrag(_join(base, uri))[0]
@@ -74,7 +84,7 @@ def _unescaped(key: str) -> str:
 
 
 def _inner(target: SchemaPart, key: str) -> SchemaPart | None:
-    """Return the target at a key or an index."""
+    """Return the part of a mapping or a list at a key or an index; ``None`` if it is missing."""
     found = target.schema
     if isinstance(found, Mapping) and key in found:
         inner = found[key]
@@ -86,17 +96,13 @@ def _inner(target: SchemaPart, key: str) -> SchemaPart | None:
 
 
 def _targets(target: SchemaPart) -> Iterator[SchemaPart]:
-    """Yield all schemas within a schema, and the schema itself, if they are objects."""
+    """Yield a schema and all schemas within it, as far as they are objects."""
     pending = [target]
     while pending:
         target = pending.pop()
         schema = target.schema
         if isinstance(schema, list):
-            pending += [
-                inner
-                for key in range(len(schema))
-                if (inner := _inner(target, str(key))) is not None
-            ]
+            pending += _inner_parts(target, range(len(schema)))
         if not isinstance(schema, Mapping):
             continue
         yield target
@@ -106,8 +112,12 @@ def _targets(target: SchemaPart) -> Iterator[SchemaPart]:
                 continue
             if key in MAPS_OF_SCHEMAS and isinstance(inner.schema, Mapping):
                 names = SchemaPart(inner.schema, inner.path, target.base)
-                pending += [
-                    each for name in inner.schema if (each := _inner(names, str(name))) is not None
-                ]
+                pending += _inner_parts(names, inner.schema)
             else:
                 pending.append(inner)
+
+
+def _inner_parts(target: SchemaPart, keys: Iterable[object]) -> list[SchemaPart]:
+    """Return the parts of a mapping or a list at the given keys or indices."""
+    parts = [_inner(target, str(key)) for key in keys]
+    return [part for part in parts if part is not None]

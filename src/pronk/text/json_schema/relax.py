@@ -1,4 +1,4 @@
-"""Schemas that llguidance follows exactly, made from schemas of any draft."""
+"""Conversion of JSON schemas of any draft to schemas that llguidance follows exactly."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from pronk.text.json_schema.translation import (
 )
 from pronk.text.json_schema.trial import MAX_UNTRIED_CHARS, accepts
 
-_CACHE_SIZE = 256  # schemas; that of a tool usually has a few thousand characters
-_MAX_CACHED_SIZE = 2**16  # characters of a schema
-_MAX_MENDS = 16  # times that a part is left out because llguidance does not accept it
+_CACHE_SIZE = 256  # number of schemas; the schema of a tool usually has a few thousand characters
+_MAX_CACHED_SIZE = 2**16  # maximum characters of a cached schema
+_MAX_MENDS = 16  # maximum number of times that a part is left out as llguidance refuses it
 _MAX_SAFE_SIZE = 2**14  # characters up to which a schema without risky keywords always compiles
-_ESCAPES = 'nrbtf\\"'  # of strings, without that of control characters
-_MAX_SHOWN = 200  # characters of a path in an error
-# Keywords that are tried first when llguidance accepts a schema only without one of them.
+_ESCAPES = 'nrbtf\\"'  # short escapes of JSON strings; ``\u0003`` is left out
+_MAX_SHOWN = 200  # maximum characters of a path in an error message
+# Keywords in the order in which they are left out of a schema that llguidance refuses: the least
+# important first.
 _LEAST_IMPORTANT = (
-    "minProperties", "maxProperties", "pattern", "format", "multipleOf", "minLength", "maxLength", "minItems",
-    "maxItems", "exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum", "patternProperties", "not", "allOf",
-    "oneOf", "anyOf", "$ref", "required", "additionalProperties", "items", "prefixItems", "enum", "const",
-    "properties",
+    "minProperties", "maxProperties", "pattern", "format", "multipleOf", "minLength", "maxLength",
+    "minItems", "maxItems", "exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum",
+    "patternProperties", "not", "allOf", "oneOf", "anyOf", "$ref", "required",
+    "additionalProperties", "items", "prefixItems", "enum", "const", "properties",
 )  # fmt: skip
 
 
@@ -47,8 +48,8 @@ class Relaxed:
         schema: the schema, with llguidance's options in the key ``x-guidance``.
         dropped: paths of the keywords and schemas that were left out, such as
             ``properties.m.uniqueItems``.
-        multiple: least common multiple of the digits of all ``multipleOf`` values, for the next
-            schema of a grammar.
+        multiple: least common multiple of the digits of all ``multipleOf`` values (25 for 0.25) of
+            this schema and the earlier ones of a grammar, for the next schema of the grammar.
     """
 
     schema: Mapping[str, Any]
@@ -57,11 +58,11 @@ class Relaxed:
 
 
 def relax(schema: Mapping[str, Any] | bool, multiple: int = 1) -> Relaxed:
-    """Leave out of a schema whatever a grammar cannot enforce.
+    """Return a schema without the keywords that a grammar cannot enforce.
 
     Args:
         schema: schema of JSON values, of any draft; may be invalid.
-        multiple: ``multiple`` of the schemas in the same grammar.
+        multiple: :attr:`Relaxed.multiple` of the earlier schemas in the same grammar.
     """
     found, faults = _translated(json.dumps(schema), multiple)
     relaxed = _with_options(found)
@@ -69,15 +70,15 @@ def relax(schema: Mapping[str, Any] | bool, multiple: int = 1) -> Relaxed:
 
 
 def check(schema: Mapping[str, Any] | bool, *, whitespace: bool = False) -> Mapping[str, Any]:
-    """Return a schema that llguidance follows exactly, and that has the same values.
+    """Return an equivalent schema that llguidance follows exactly.
 
     Args:
         schema: schema of JSON values, of any draft.
         whitespace: whether texts may have white space wherever the standard allows it.
 
     Raises:
-        GuideError: names the path and the keyword that a grammar cannot enforce, or that is
-            invalid.
+        GuideError: a keyword is invalid, or a grammar cannot enforce it. The message names the
+            keyword and its path.
     """
     found, faults = _translated(json.dumps(schema), 1)
     for fault in faults:
@@ -87,17 +88,15 @@ def check(schema: Mapping[str, Any] | bool, *, whitespace: bool = False) -> Mapp
 
 
 def _translated(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]]:
-    """Return the result of :func:`_cached`, which keeps no long schemas."""
-    return (
-        _cached(text, multiple)
-        if len(text) <= _MAX_CACHED_SIZE
-        else _cached.__wrapped__(text, multiple)
-    )
+    """Return the result of :func:`_cached`, but do not cache that of a long schema."""
+    if len(text) <= _MAX_CACHED_SIZE:
+        return _cached(text, multiple)
+    return _cached.__wrapped__(text, multiple)
 
 
 @lru_cache(_CACHE_SIZE)
 def _cached(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]]:
-    """Return the translation of a schema that llguidance accepts, and all that it leaves out."""
+    """Return a translation that llguidance accepts, and the keywords and schemas left out of it."""
     schema = json.loads(text)
     references = References(schema)
     left_out = set[Path]()
@@ -114,15 +113,17 @@ def _cached(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]
 
 
 def _failing_part(references: References, left_out: set[Path]) -> set[Path]:
-    """Return the paths of the keywords, or else of the innermost schema, that llguidance does not accept."""
+    """Return the paths to leave out of the innermost schema that llguidance refuses.
+
+    These are the paths of some of its keywords, or else the path of the schema itself.
+    """
     target = references.root
     inner: SchemaPart | None = references.root
     candidates = [*referenced(target, references, left_out), *parts(target)]
     while inner is not None:
         target = inner
-        inner = next(
-            (each for each in candidates if not _is_accepted(each, references, left_out)), None
-        )
+        refused = (each for each in candidates if not _is_accepted(each, references, left_out))
+        inner = next(refused, None)
         candidates = [] if inner is None else [*parts(inner)]
     keywords = target.schema if isinstance(target.schema, Mapping) else {}
     paths = [(*target.path, keyword) for keyword in _LEAST_IMPORTANT if keyword in keywords]
@@ -133,17 +134,17 @@ def _failing_part(references: References, left_out: set[Path]) -> set[Path]:
             break
     else:
         return {target.path}
-    for path in paths:  # keep those that are harmless without the others
+    for path in paths:  # put back keywords that are harmless without the other ones
         if _is_accepted(target, references, left_out | (found - {path})):
             found.discard(path)
     return found
 
 
 def _failing_properties(references: References, left_out: set[Path]) -> set[Path]:
-    """Return the paths of the root's properties that llguidance does not accept, or else of the long ones.
+    """Return the paths of the root's properties that llguidance refuses, or else of the long ones.
 
-    A schema of many characters is compiled in another process, which may take seconds, so long
-    parts are not tried.
+    The trial of a schema of more than ``MAX_UNTRIED_CHARS`` characters needs another process and
+    may take seconds, so such long properties are not tried.
     """
     failing = set[Path]()
     long = set[Path]()
@@ -163,6 +164,7 @@ def _is_accepted(target: SchemaPart, references: References, left_out: set[Path]
 
 
 def _can_be_followed(found: TranslatedSchema) -> bool:
+    """Return whether llguidance accepts a translated schema, after a trial if need be."""
     if not found.is_risky and _size(found) <= _MAX_SAFE_SIZE:
         return True
     return is_finite(found.schema) and accepts(_with_options(found))
@@ -175,7 +177,7 @@ def _size(found: TranslatedSchema) -> int:
 def _with_options(
     found: TranslatedSchema, style: Mapping[str, Any] = JSON_DUMPS_STYLE
 ) -> Mapping[str, Any]:
-    """Return the schema with llguidance's options."""
+    """Return a translated schema with llguidance's options under the key ``x-guidance``."""
     options = {**style}
     if not found.has_control_escapes:
         options["json_allowed_escapes"] = _ESCAPES
@@ -190,7 +192,7 @@ def _text(path: Path) -> str:
 
 
 def _message(fault: Fault) -> str:
-    """Return "properties.m: expected …, found …; do this"."""
+    """Return the message of an error: ``properties.m: expected …, found …; change it``."""
     if fault.found:
         where = _text(fault.path)
         found = fault.found

@@ -1,9 +1,9 @@
-"""TranslatedSchema of a JSON schema of any draft to the keywords that llguidance follows exactly.
+"""Translation of a JSON schema of any draft to the keywords that llguidance follows exactly.
 
 The result has no annotations and no ``$id``; its references are ``#/$defs/d0``, ``#/$defs/d1``, ….
-Every keyword that has no exact counterpart becomes a :class:`Fault`, and the result is the
-translation of the schema without it. Leaving a keyword out never forbids a value: keywords that
-depend on it, such as ``additionalProperties`` on ``properties``, are left out, too.
+A keyword without an exact counterpart becomes a :class:`Fault` and is left out. Leaving a keyword
+out never forbids a value: keywords that depend on it, as ``additionalProperties`` depends on
+``properties``, are left out, too.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 _NUMBERS = frozenset({"number", "integer"})
 
 _MAX_DEPTH = 64  # maximum number of keys and indices between the root and a schema
-# maximum common multiple of multipleOf digits: states of llguidance's automaton
+# Maximum common multiple of the digits of multipleOf values: llguidance's automaton has as many
+# states.
 MAX_MULTIPLE = 10_000
-_MAX_SAFE_COUNT = 256  # minItems, maxLength, … up to which every grammar compiles
-_MAX_SAFE_REFERENCES = 64  # targets of references up to which no chain of them is too long
+_MAX_SAFE_COUNT = 256  # value of minItems, maxLength, … up to which every grammar compiles
+_MAX_SAFE_REFERENCES = 64  # number of definitions up to which no chain of references is too long
 
 LEFT_TO_RIGHT = "keywords that can be checked from left to right"
 _SMALLER = "a schema that is simpler, and that some value matches"
-# Keywords without a counterpart: the type of value that they constrain, and values that ask for
-# nothing.
+# Keywords without a counterpart: the type of the values that a keyword constrains (empty for all
+# types), and values of the keyword that constrain nothing.
 _NOT_CHECKABLE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "not": ("", [False]),
     "uniqueItems": ("array", [False]),
@@ -68,21 +69,23 @@ _CONSTRAIN_STRINGS = frozenset(
     "$recursiveRef".split()
 )
 _LISTS_OF_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+# Keywords whose schemas or values concern the same value as the schema itself.
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref", "const", "enum")
+# Keywords that contain schemas, without definitions.
 _PARTS = (
-    "properties", "patternProperties", "additionalProperties", "prefixItems", "items", "additionalItems", "allOf",
-    "anyOf", "oneOf",
+    "properties", "patternProperties", "additionalProperties", "prefixItems", "items",
+    "additionalItems", "allOf", "anyOf", "oneOf",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Keyword or schema that is left out.
+    """Keyword or schema that the translation leaves out.
 
     Attributes:
         path: path of the keyword or of the schema.
-        expected: values of the keyword that would be followed.
-        found: the value; empty if no value of the keyword would be followed.
+        expected: values that the translation would keep, for an error message.
+        found: value of the keyword; empty if the translation keeps no value of the keyword.
         is_annotation: whether the standard lets a validator ignore the keyword, as it does
             ``format``.
     """
@@ -99,10 +102,10 @@ class TranslatedSchema:
 
     Attributes:
         schema: the translated schema.
-        faults: all that was left out.
-        is_risky: whether llguidance may refuse the schema.
+        faults: the keywords and schemas that were left out.
+        is_risky: whether llguidance may refuse the schema, so that a trial has to tell.
         has_control_escapes: whether strings may have escapes such as ``\u0003``.
-        multiple: least common multiple of the digits of all ``multipleOf`` values.
+        multiple: least common multiple of the digits of all ``multipleOf`` values (25 for 0.25).
     """
 
     schema: Schema
@@ -118,11 +121,10 @@ def translate(
     """Translate a schema with the definitions that it refers to.
 
     Args:
-        root: the schema, perhaps a part of a larger one.
-        references: references within the whole schema.
+        root: the schema, which may be a part of a larger schema.
+        references: resolver of the references within the larger schema.
         left_out: paths of further keywords and schemas to leave out.
-        multiple: least common multiple of the ``multipleOf`` digits of other schemas in the same
-            grammar.
+        multiple: :attr:`TranslatedSchema.multiple` of the other schemas in the same grammar.
     """
     translator = _Translator(references, left_out, multiple, names_by_pattern=True)
     translation = translator.run(root)
@@ -134,7 +136,10 @@ def translate(
 def referenced(
     root: SchemaPart, references: References, left_out: Collection[Path]
 ) -> Sequence[SchemaPart]:
-    """Return the targets of all references in a schema."""
+    """Return the targets of all references in a schema, and of the references in these targets.
+
+    ``left_out`` are paths of keywords and schemas to leave out.
+    """
     translator = _Translator(references, left_out, 1, names_by_pattern=True)
     translator.run(root)
     return translator.targets
@@ -149,31 +154,32 @@ def parts(target: SchemaPart) -> Iterator[SchemaPart]:
         value = target.schema.get(keyword)
         path = (*target.path, keyword)
         if keyword in MAPS_OF_SCHEMAS and isinstance(value, Mapping):
-            yield from (SchemaPart(inner, (*path, name), base) for name, inner in value.items())
+            for name, inner in value.items():
+                yield SchemaPart(inner, (*path, name), base)
         elif keyword in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            yield from (
-                SchemaPart(inner, (*path, str(place)), base) for place, inner in enumerate(value)
-            )
+            for place, inner in enumerate(value):
+                yield SchemaPart(inner, (*path, str(place)), base)
         elif isinstance(value, Mapping):
             yield SchemaPart(value, path, base)
 
 
-# properties of an object that need not be there; each takes several items of llguidance's parser
+# Maximum number of optional properties of an object. Each takes several items of llguidance's
+# parser.
 _MAX_OPTIONAL = 400
 
-# Characters of a name that an expression of all other names may have: it nests a group for each of
-# them.
+# Maximum characters of a name in an expression of all other names, which nests a group for each
+# character.
 _MAX_NAME_IN_PATTERN = 40
 
 
 class _Translator:
-    r"""One translation.
+    r"""Translator of one schema with its definitions.
 
     llguidance's grammar of the name of an additional property allows escapes of letters, so that
     ``"\u0061"`` would pass for a name other than ``"a"``. With ``names_by_pattern``, an expression
-    of all other names replaces ``additionalProperties``. llguidance cannot intersect such objects.
-    If objects with open names are intersected, the grammar must have no such escapes at all, also
-    not those of control characters.
+    of all other names therefore replaces ``additionalProperties``. llguidance cannot intersect
+    objects with such expressions. If a schema intersects objects with additional properties, the
+    grammar must exclude all escapes of this form instead, those of control characters too.
     """
 
     def __init__(
@@ -184,26 +190,25 @@ class _Translator:
         *,
         names_by_pattern: bool,
     ) -> None:
-        self.targets = list[SchemaPart]()
+        self.targets = list[SchemaPart]()  # targets of references, in order of discovery
         self._references = references
         self._left_out = left_out
         self._multiple = multiple
         self._names_by_pattern = names_by_pattern
-        self._names = dict[Path, str]()  # of the definition of each target
-        self._faults = dict[Fault, None]()
-        self._alternatives = list[tuple[Path, list[Schema]]]()  # of each oneOf
+        self._names = dict[Path, str]()  # name of the definition of each target
+        self._faults = dict[Fault, None]()  # an ordered set
+        self._alternatives = list[tuple[Path, list[Schema]]]()  # path and schemas of each oneOf
         self._is_risky = False
-        self._has_open_names = False  # whether an object has named and other properties
-        self._has_intersections = False  # of objects
+        self._has_open_names = False  # whether an object has named and additional properties
+        self._has_intersections = False  # whether objects are intersected
 
     def run(self, root: SchemaPart) -> TranslatedSchema:
         """Translate a schema with its definitions."""
         schema = self._translate(root.schema, root.path, root.base)
         definitions = dict[str, Schema]()
         for target in self.targets:  # the list grows while definitions refer to further ones
-            definitions[self._names[target.path]] = self._translate(
-                target.schema, target.path, target.base
-            )
+            name = self._names[target.path]
+            definitions[name] = self._translate(target.schema, target.path, target.base)
         for path, options in self._alternatives:
             if not are_disjoint(options, definitions):
                 self._fault(path, "alternatives of which no value matches two, or 'anyOf'")
@@ -217,10 +222,15 @@ class _Translator:
     def _fault(
         self, path: Path, expected: str, *found: object, is_annotation: bool = False
     ) -> None:
+        """Record a fault; ``found`` is the value of the keyword, if given."""
         shown = "".join(f"{value!r:.60}" for value in found)
         self._faults[Fault(path, expected, shown, is_annotation)] = None
 
     def _translate(self, schema: Any, path: Path, base: str) -> Schema:
+        """Return the translation of a schema; True, with a fault, for one that is left out.
+
+        ``base`` is the URI against which relative references in the schema are resolved.
+        """
         if path in self._left_out:
             self._fault(path, _SMALLER, schema)
             return True
@@ -235,6 +245,13 @@ class _Translator:
             return True
         return self._translate_object(schema, path, base_within(schema, base))
 
+    def _translate_all(self, schemas: Sequence[Any], path: Path, base: str) -> list[Schema]:
+        """Return the translations of a list of schemas at a path."""
+        translated = list[Schema]()
+        for place, schema in enumerate(schemas):
+            translated.append(self._translate(schema, (*path, str(place)), base))
+        return translated
+
     def _translate_object(self, schema: Given, path: Path, base: str) -> Schema:
         given = {key: value for key, value in schema.items() if (*path, key) not in self._left_out}
         for key in schema:
@@ -243,7 +260,8 @@ class _Translator:
         types = self._types(given, path)
         self._leave_out_not_checkable(given, types, path)
         plain, further = self._plain(schema, given, types, path, base)
-        # llguidance's order of properties is that of the keywords.
+        # In llguidance's grammar, the properties of an object have the order of the keywords that
+        # name them: ``properties``, ``allOf``, ``$ref``. Therefore the keywords keep their order.
         result = {} if "properties" in given else plain.copy()
         in_place = dict[str, Any]()
         for key in given:
@@ -254,20 +272,25 @@ class _Translator:
                     if keyword in in_place:
                         further.append({keyword: value})
                     else:
-                        in_place[keyword] = result[keyword] = value
+                        in_place[keyword] = value
+                        result[keyword] = value
         if further:
             result["allOf"] = [*result.get("allOf", []), *further]
         self._is_risky |= "allOf" in result or (bool(in_place) and len(in_place) + len(plain) > 1)
-        intersected = len(in_place) + len(result.get("allOf", [])[1:]) + bool({*plain} - {"type"})
-        self._has_intersections |= intersected > 1 and not {"allOf", "anyOf", "$ref"}.isdisjoint(
-            in_place
-        )
+        num_constraints = len(in_place) + len(result.get("allOf", [])[1:])
+        num_constraints += bool({*plain} - {"type"})
+        has_schemas = not {"allOf", "anyOf", "$ref"}.isdisjoint(in_place)
+        self._has_intersections |= num_constraints > 1 and has_schemas
         return result or True
 
     def _plain(
         self, schema: Given, given: Given, types: Sequence[str], path: Path, base: str
     ) -> tuple[dict[str, Any], list[Schema]]:
-        """Return the keywords for values of one type, and further schemas that values must match."""
+        """Return the keywords that constrain values of one type, such as ``maxLength``.
+
+        The second result are further schemas that a value must match: a schema allows only one
+        regular expression.
+        """
         plain = dict[str, Any]()
         patterns = list[str]()
         if types != TYPES:
@@ -286,7 +309,7 @@ class _Translator:
         return plain, [{"pattern": pattern} for pattern in patterns[1:]]
 
     def _types(self, given: Given, path: Path) -> tuple[str, ...]:
-        """Return the allowed types."""
+        """Return the allowed types: those of ``type``, or all types of JSON schemas."""
         value = given.get("type", [*TYPES])
         names = [value] if isinstance(value, str) else value
         if not isinstance(names, list) or not names or any(name not in TYPES for name in names):
@@ -295,13 +318,12 @@ class _Translator:
         return tuple(dict.fromkeys(names)) if "type" in given else TYPES
 
     def _numbers(self, given: Given, path: Path, *, integers_only: bool) -> dict[str, Any]:
+        """Return the keywords for numbers: bounds and ``multipleOf``."""
         bounds = self._bounds(given, path, MAX_INTEGER if integers_only else MAX_EXACT)
-        lowest = max(
-            (bounds[key] for key in ("minimum", "exclusiveMinimum") if key in bounds), default=None
-        )
-        highest = min(
-            (bounds[key] for key in ("maximum", "exclusiveMaximum") if key in bounds), default=None
-        )
+        lower = [bounds[key] for key in ("minimum", "exclusiveMinimum") if key in bounds]
+        upper = [bounds[key] for key in ("maximum", "exclusiveMaximum") if key in bounds]
+        lowest = max(lower, default=None)
+        highest = min(upper, default=None)
         if lowest is not None and highest is not None:
             self._is_risky |= highest - lowest <= 1
             if not integers_only and lowest < highest:
@@ -311,24 +333,23 @@ class _Translator:
         return bounds
 
     def _bounds(self, given: Given, path: Path, limit: int) -> dict[str, Any]:
-        """Return the bounds that llguidance reads exactly, of absolute values up to ``limit``."""
+        """Return the bounds that llguidance reads exactly: absolute values up to ``limit``."""
         found = dict[str, Any]()
         for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
             if key not in given:
                 continue
             value = given[key]
-            if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
-                continue
+            if isinstance(value, bool) and key.startswith("exclusive"):
+                continue  # a flag of draft 4, see below
             if not is_number(value):
                 self._fault((*path, key), "a number", value)
             elif not is_exact(value, limit):
                 self._fault((*path, key), "a number with at most 15 digits", value)
             else:
                 found[key] = value
-        for exclusive, inclusive in (
-            ("exclusiveMinimum", "minimum"),
-            ("exclusiveMaximum", "maximum"),
-        ):
+        for name in ("Minimum", "Maximum"):
+            exclusive = f"exclusive{name}"
+            inclusive = name.lower()
             if given.get(exclusive) is True and inclusive in found:
                 found[exclusive] = found.pop(inclusive)
         return found
@@ -349,7 +370,7 @@ class _Translator:
         return {"multipleOf": value}
 
     def _counts(self, given: Given, path: Path, least: str, most: str) -> dict[str, Any]:
-        """Return the valid values of ``minLength`` and ``maxLength``, or of similar keywords."""
+        """Return the values of two keywords, such as ``minLength`` and ``maxLength``, if valid."""
         found = dict[str, Any]()
         for key in (least, most):
             if key not in given:
@@ -364,7 +385,7 @@ class _Translator:
         return found
 
     def _patterns(self, given: Given, path: Path) -> list[str]:
-        """Return the expressions that a string must match."""
+        """Return the expressions of ``pattern`` and ``format``; a string must match all of them."""
         found = list[str]()
         if "pattern" in given:
             pattern = self._pattern(given["pattern"], (*path, "pattern"))
@@ -377,16 +398,12 @@ class _Translator:
             found += FORMATS[name]
         elif name in NOT_ENFORCED:
             self._fault((*path, "format"), f"one of {', '.join(FORMATS)}", name, is_annotation=True)
-        self._is_risky |= bool(found) and (
-            len(found) > 1 or "minLength" in given or "maxLength" in given
-        )
+        has_length = "minLength" in given or "maxLength" in given
+        self._is_risky |= len(found) > 1 or (bool(found) and has_length)
         return found
 
     def _pattern(self, pattern: Any, path: Path) -> str | None:
-        """Return an expression of the schema in Rust's syntax.
-
-        ``None`` if it has to be left out.
-        """
+        """Return an expression of the schema in Rust's syntax; ``None`` if it is left out."""
         self._is_risky = True
         if not isinstance(pattern, str):
             self._fault(path, "a regular expression", pattern)
@@ -398,6 +415,7 @@ class _Translator:
             return None
 
     def _array(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
+        """Return the keywords for arrays; ``given`` is ``schema`` without left-out keywords."""
         found = self._counts(given, path, "minItems", "maxItems")
         in_list = isinstance(schema.get("items"), list)  # before draft 2020-12
         first = "items" if in_list else "prefixItems"
@@ -405,11 +423,9 @@ class _Translator:
         prefix = given.get(first, [])
         is_complete = isinstance(prefix, list) and (first in given or first not in schema)
         if isinstance(prefix, list):
-            items = [
-                self._translate(item, (*path, first, str(place)), base)
-                for place, item in enumerate(prefix)
-            ]
-            found |= {"prefixItems": items} if items else {}
+            items = self._translate_all(prefix, (*path, first), base)
+            if items:
+                found["prefixItems"] = items
         else:
             self._fault((*path, first), "a list of schemas", prefix)
         if rest in given and is_complete:
@@ -419,6 +435,7 @@ class _Translator:
         return found
 
     def _object(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
+        """Return the keywords for objects; ``given`` is ``schema`` without left-out keywords."""
         properties = self._schemas(given, "properties", path, base)
         by_pattern = self._schemas(given, "patternProperties", path, base)
         patterns = {
@@ -434,20 +451,18 @@ class _Translator:
             )
             properties = None
         missing = properties is None or by_pattern is None or None in patterns.values()
-        missing |= any(
-            key in schema and key not in given for key in ("properties", "patternProperties")
-        )
+        for key in ("properties", "patternProperties"):
+            missing |= key in schema and key not in given
         others: Schema = True
         if "additionalProperties" in given and given["additionalProperties"] is not True:
+            place = (*path, "additionalProperties")
             if missing:
                 expected = "it together with 'properties' and 'patternProperties'"
-                self._fault((*path, "additionalProperties"), expected)
+                self._fault(place, expected)
             elif given["additionalProperties"] is False:
                 others = False
             else:
-                others = self._translate(
-                    given["additionalProperties"], (*path, "additionalProperties"), base
-                )
+                others = self._translate(given["additionalProperties"], place, base)
         named = {**(properties or {})}
         patterned = {
             pattern: by_pattern[name]
@@ -468,9 +483,9 @@ class _Translator:
     def _schemas(
         self, given: Given, keyword: str, path: Path, base: str
     ) -> dict[str, Schema] | None:
-        """Return the value of a keyword that maps names to schemas.
+        """Return the translated value of a keyword that maps names to schemas.
 
-        ``None`` if it is not such a map.
+        ``None`` stands for a value that is no such map.
         """
         value = given.get(keyword, {})
         if not isinstance(value, Mapping):
@@ -489,12 +504,13 @@ class _Translator:
         return []
 
     def _number_of_properties(self, given: Given, path: Path, required: int) -> dict[str, Any]:
+        """Return ``minProperties`` and ``maxProperties`` of an object with ``required`` names."""
         found = self._counts(given, path, "minProperties", "maxProperties")
         self._is_risky |= bool(found)
         if found.get("minProperties", 0) <= required:
             found.pop("minProperties", None)
         elif found["minProperties"] > 1:
-            # the grammar does not count a name that is given twice only once
+            # The grammar would count a name that a text has twice as two properties.
             self._fault(
                 (*path, "minProperties"),
                 "at most 1, or the number of required properties",
@@ -510,7 +526,7 @@ class _Translator:
         others: Schema,
         required: Sequence[str],
     ) -> dict[str, Any]:
-        """Return the keywords for named, patterned and other properties."""
+        """Return ``properties``, ``patternProperties``, ``additionalProperties`` of an object."""
         self._is_risky |= bool(patterned)
         names = {*named, *required}
         if others is not False and (names or patterned):
@@ -521,14 +537,22 @@ class _Translator:
                 named |= {name: others for name in required if name not in named}
                 patterned = {other_than(names): others}
                 others = False
-        found: dict[str, Any] = {"properties": named} if named else {}
-        found |= {"patternProperties": patterned} if patterned else {}
-        return found | ({"additionalProperties": others} if others is not True else {})
+        found = dict[str, Any]()
+        if named:
+            found["properties"] = named
+        if patterned:
+            found["patternProperties"] = patterned
+        if others is not True:
+            found["additionalProperties"] = others
+        return found
 
     def _in_place(
         self, given: Given, keyword: str, types: Collection[str], path: Path, base: str
     ) -> dict[str, Any]:
-        """Return the translation of a keyword whose schemas or values concern the same value as the schema."""
+        """Return the translation of a keyword whose schemas concern the same value as the schema.
+
+        These are ``allOf``, ``anyOf``, ``oneOf``, ``$ref``, ``const`` and ``enum``.
+        """
         value = given[keyword]
         path = (*path, keyword)
         if keyword == "$ref":
@@ -538,20 +562,19 @@ class _Translator:
         if not isinstance(value, list) or not value:
             self._fault(path, "a list of schemas that is not empty", value)
             return {}
-        options = [
-            self._translate(inner, (*path, str(place)), base) for place, inner in enumerate(value)
-        ]
+        options = self._translate_all(value, path, base)
         if keyword == "oneOf":
             self._alternatives.append((path, options))
         return {"allOf" if keyword == "allOf" else "anyOf": options}
 
     def _reference(self, reference: Any, path: Path, base: str) -> dict[str, Any]:
+        """Return ``$ref`` to a definition, which is added for a new target of references."""
         target = self._references.resolve(reference, base) if isinstance(reference, str) else None
         if target is None or not isinstance(target.schema, (Mapping, bool)):
             self._fault(path, "a reference to a schema within the schema", reference)
             return {}
         if target.path in self._names:
-            self._is_risky = True  # perhaps a circle
+            self._is_risky = True  # the references may form a circle
         else:
             self._names[target.path] = f"d{len(self._names)}"
             self.targets.append(target)
@@ -561,6 +584,7 @@ class _Translator:
     def _values(
         self, value: Any, keyword: str, types: Collection[str], path: Path
     ) -> dict[str, Any]:
+        """Return ``const`` or ``enum`` without the values that the allowed types exclude."""
         values = [value] if keyword == "const" else value
         if not isinstance(values, list) or not values:
             self._fault(path, "a list of values that is not empty", value)
@@ -580,33 +604,26 @@ class _Translator:
         return {"const": values[0]} if keyword == "const" else {"enum": values}
 
     def _leave_out_not_checkable(self, given: Given, types: Collection[str], path: Path) -> None:
-        """Record a fault for each keyword that has no counterpart, unless it asks for nothing."""
+        """Record a fault for each keyword without a counterpart, unless it constrains nothing."""
         found = list[str]()
         for keyword, (kind, nothing) in _NOT_CHECKABLE.items():
-            value = given.get(keyword)
-            asks = keyword in given and not any(
-                type(each) is type(value) and each == value for each in nothing
-            )
-            if asks and (not kind or kind in types):
+            if keyword not in given or (kind and kind not in types):
+                continue
+            value = given[keyword]
+            if not any(type(each) is type(value) and each == value for each in nothing):
                 found.append(keyword)
         if "if" in given and ("then" in given or "else" in given):
-            found += [keyword for keyword in ("if", "then", "else") if keyword in given]
+            found += ["if", "then", "else"]
         if "contains" in given and "array" in types:
             least = given.get("minContains", 1)
             if least != 0 or "maxContains" in given:
-                found += [
-                    keyword
-                    for keyword in ("contains", "minContains", "maxContains")
-                    if keyword in given
-                ]
-        if (
-            "propertyNames" in given
-            and "object" in types
-            and not _allows_names(given["propertyNames"])
-        ):
+                found += ["contains", "minContains", "maxContains"]
+        names = given.get("propertyNames", True)
+        if "object" in types and not _allows_names(names):
             found.append("propertyNames")
         for keyword in found:
-            self._fault((*path, keyword), LEFT_TO_RIGHT)
+            if keyword in given:
+                self._fault((*path, keyword), LEFT_TO_RIGHT)
 
 
 def _allows_names(schema: Any) -> bool:

@@ -15,9 +15,9 @@ from pronk.base.errors import GuideError
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Stricter than llguidance's defaults, which suit trusted grammars. max_lexer_states limits memory:
-# a state takes up to 2 KB. step_max_items, step_lexer_fuel and max_items_in_row limit the work per
-# token: one mask takes at most about 40 ms on a slow machine.
+# Limits of llguidance, stricter than its defaults, which suit trusted grammars. max_lexer_states
+# limits memory: a state takes up to 2 KB. step_max_items, step_lexer_fuel and max_items_in_row
+# limit the work per token: a mask takes at most about 40 ms on a slow machine.
 LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,
@@ -26,12 +26,13 @@ LIMITS: Mapping[str, Any] = {
     "max_items_in_row": 2_000,
     "verbose_errors": False,
 }
-MAX_UNTRIED_CHARS = 2**12  # longest grammar that is compiled without a trial in a child process
-TIMEOUT = 10.0  # seconds until the child process is killed, counted from its start
-# Limit of the processor time of compilation, first mask and first forced tokens, without loading
-# the tokenizer.
+# Maximum characters of a grammar that is compiled without a trial in a child process.
+MAX_UNTRIED_CHARS = 2**12
+TIMEOUT = 10.0  # seconds from the start of the child process until it is killed
+# Maximum seconds of processor time for compilation, first mask and first forced tokens, without the
+# time of loading the tokenizer.
 MAX_SECONDS = 2.0
-_CACHE_SIZE = 2048  # schemas whose acceptance is remembered
+_CACHE_SIZE = 2048  # number of schemas whose acceptance is cached
 BYTES = "byte"  # llguidance's name for a tokenizer whose tokens are bytes
 
 
@@ -45,22 +46,25 @@ def try_in_child(
 
     llguidance limits most of its work, with two exceptions. Its compiler recurses without a limit
     along chains of rules and references, and a stack overflow ends the process. For some grammars,
-    the compilation time grows with the cube of the number of rules. Both need more than a few
-    thousand characters.
+    the compilation time grows with the cube of the number of rules. Only grammars of several
+    thousand characters and more can cause either.
 
     Args:
         grammar: grammar for llguidance's matcher.
-        tokenizer: text of a tokenizer.json, or ``BYTES``.
-        vocab_size: number of tokens; ``None``: that of the tokenizer.
-        stop_token_ids: tokens that end a text; ``None``: those of the tokenizer.
+        tokenizer: text of a ``tokenizer.json``, or ``BYTES``.
+        vocab_size: number of tokens; by default, that of the tokenizer.
+        stop_token_ids: tokens that end a text; by default, those of the tokenizer.
 
     Raises:
         GuideError: the compilation takes too long or crashes.
     """
     request = {
-        "grammar": grammar, "tokenizer": tokenizer, "vocab_size": vocab_size,
-        "stop_token_ids": None if stop_token_ids is None else [*stop_token_ids], "limits": {**LIMITS},
-    }  # fmt: skip
+        "grammar": grammar,
+        "tokenizer": tokenizer,
+        "vocab_size": vocab_size,
+        "stop_token_ids": None if stop_token_ids is None else [*stop_token_ids],
+        "limits": {**LIMITS},
+    }
     try:
         process = subprocess.run(  # noqa: S603 - the package's own file and interpreter
             [sys.executable, "-P", str(Path(__file__).with_name("_child.py"))],
@@ -89,9 +93,10 @@ def try_in_child(
 
 
 def accepts(schema: Mapping[str, Any]) -> bool:
-    """Return whether llguidance can compile a schema and follow it; also true without llguidance.
+    """Return whether llguidance compiles a translated schema and computes its first mask.
 
-    The schema has the key ``x-guidance``, llguidance's options.
+    The schema has llguidance's options under the key ``x-guidance``. Without llguidance, which is
+    an optional dependency, the result is True.
     """
     return _accepts_text(json.dumps(schema))
 

@@ -1,4 +1,4 @@
-"""Numbers and values in schemas, as llguidance reads them: as floating-point numbers of 64 bits."""
+"""Values in schemas, as llguidance reads them: numbers are 64-bit floating-point numbers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from typing import Any
 
 MAX_EXACT = 2**53  # integers up to this bound are exact as floating-point numbers
 MAX_INTEGER = 2**63 - 1
-# without those that have short escapes, such as \n
+# Control characters without a short escape such as \n.
 _CONTROLS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 def without_integer_bounds(
     bounds: Mapping[str, Any], lowest: float, highest: float
 ) -> dict[str, Any]:
-    """Replace exclusive bounds that llguidance's grammar of numbers includes.
+    """Replace exclusive bounds that llguidance's grammar of numbers would include by mistake.
 
-    Such a bound is an integer, and no other integer is between the bounds: 0 in 0 < x < 0.5, for
-    example. The next floating-point number replaces it.
+    The mistake concerns an integer bound if no other integer lies between the bounds: 0 in
+    0 < x < 0.5, for example. The next floating-point number becomes an inclusive bound instead.
+
+    Args:
+        bounds: ``minimum``, ``exclusiveMinimum``, ``maximum`` and ``exclusiveMaximum``, if given.
+        lowest: the larger lower bound.
+        highest: the smaller upper bound.
     """
     found = {**bounds}
     if (
@@ -38,7 +43,8 @@ def without_integer_bounds(
 
 
 def _next_above(value: float) -> float:
-    return max(nextafter(value, inf), 1e-30)  # fewer digits than the number next to 0
+    # The floating-point number next to 0 has hundreds of digits; 1e-30 is close enough.
+    return max(nextafter(value, inf), 1e-30)
 
 
 def is_number(value: Any) -> bool:
@@ -49,10 +55,13 @@ def is_number(value: Any) -> bool:
 
 
 def is_exact(value: float, limit: int) -> bool:
-    """Return whether llguidance, which reads floating-point numbers, uses the exact value."""
+    """Return whether llguidance, which reads floating-point numbers, uses the exact value.
+
+    ``limit`` is the largest absolute value that counts as exact.
+    """
     if abs(value) > limit:
         return False
-    # llguidance's conversion to an integer of 64 bits saturates.
+    # The conversion to an integer of 64 bits saturates in llguidance.
     return isinstance(value, float) or min(int(float(value)), MAX_INTEGER) == value
 
 
@@ -75,7 +84,7 @@ def has_controls(value: Any) -> bool:
 
 
 def plain_value(value: Any) -> Any:
-    """Return an equal value without ``1.0``, which is written ``1``."""
+    """Return an equal JSON value with integers in place of floats such as ``1.0``."""
     if isinstance(value, Mapping):
         return {name: plain_value(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -84,7 +93,7 @@ def plain_value(value: Any) -> Any:
 
 
 def has_type(value: Any, types: Collection[str]) -> bool:
-    """Return whether a value of JSON has one of the types."""
+    """Return whether a JSON value has one of the types of JSON schemas, such as ``"integer"``."""
     if value is None:
         return "null" in types
     if isinstance(value, bool):
@@ -92,16 +101,19 @@ def has_type(value: Any, types: Collection[str]) -> bool:
     if isinstance(value, (int, float)):
         is_integer = isinstance(value, int) or value.is_integer()
         return "number" in types or (is_integer and "integer" in types)
-    return (
-        "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
-    ) in types
+    if isinstance(value, str):
+        return "string" in types
+    return ("array" if isinstance(value, list) else "object") in types
 
 
 def digits_of(value: float) -> int:
-    """Return ``multipleOf`` without its decimal point (0.25: 25), or 0 if llguidance rounds it."""
+    """Return the digits of a ``multipleOf`` value as an integer: 25 for 0.25.
+
+    The result is 0 for a value that llguidance rounds.
+    """
     scaled = float(value)
     places = 0
-    while scaled != int(scaled):  # as llguidance does it
+    while scaled != int(scaled):  # the conversion of llguidance
         scaled *= 10
         places += 1
     found = int(scaled)
