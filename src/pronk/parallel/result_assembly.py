@@ -1,7 +1,8 @@
-"""Rows that each process computes under tree parallelism, and the assembly of the processes' results.
+"""Tree parallelism: the rows that each process computes, and the assembly of their results.
 
-*Logits rows* are the rows of a job's logits, one for each node whose logits are needed. For shards
-of trees see :mod:`~pronk.parallel.tree_partition`.
+A *job* is the token tree of one request in a forward pass. *Logits rows* are the rows of a job's
+logits, one for each node whose logits are needed. For shards of trees see
+:mod:`~pronk.parallel.tree_partition`.
 """
 
 from __future__ import annotations
@@ -19,24 +20,21 @@ from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
 from pronk.parallel.wire_format import WorkRows
 
-# ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard of a worker, float32
-# ``[rows, vocab]``, or returns ``None`` if the worker is gone.
+# ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard from a worker, float32
+# ``[rows, vocab]``, or returns ``None`` if the worker is lost.
 FetchLogits = Callable[[int, Sequence[int]], Array | None]
 
 
 def own_logits_nodes(job: ForwardJob, shard: TreeShard) -> list[int]:
-    """Return the nodes of a tree shard whose logits are needed.
-
-    Recomputed ancestors are left out.
-    """
+    """Return the nodes of a tree shard with needed logits, without recomputed ancestors."""
     return [node for node in shard.own_nodes if node in job.logits_nodes]
 
 
 def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> WorkRows:
     """Return the rows that a process computes for one tree shard.
 
-    Rows of ``lead``, the last committed tokens, come first: the process recomputes them as a chain
-    above the shard.
+    ``lead`` are the last committed tokens, whose KV rows the process lacks. The process recomputes
+    their rows first, as a chain above the shard.
     """
     segment = job.segment
     num_lead = len(lead)
@@ -47,7 +45,7 @@ def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> Wo
     new_nodes = {node: new_node for new_node, node in enumerate(shard.nodes, num_lead)}
     tokens = (*lead, *(tree.tokens[node] for node in shard.nodes))
     parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in shard.nodes)
-    # False below the root: only the driver verifies
+    # The drafts are not verified here, but in the driver.
     verify = (True,) + (False,) * (len(tokens) - 1)
     new_tree = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
     if lead:
@@ -65,19 +63,19 @@ def make_work_rows(job: ForwardJob, shard: TreeShard, lead: Sequence[int]) -> Wo
 
 
 class ScatteredLogits:
-    """Logits of one job, ``[logits rows, vocab]``.
+    """Logits of one job, float32 ``[logits rows, vocab]``.
 
-    Rows in a worker are fetched at the first access.
+    The rows that a worker has are fetched at the first access.
     """
 
     def __init__(self, rows: Array, recompute: Callable[[], Array]) -> None:
-        """``recompute`` computes all rows in this process.
+        """Wrap an array of logits rows, which need not be filled yet.
 
-        It is called if a worker with rows is lost.
+        ``recompute`` computes all rows in this process. It is called if a worker with rows is lost.
         """
         self.rows = rows  # undefined in rows that have not been fetched
-        # For these, by the index in ``rows``: ``(fetch, shard_row)``; ``fetch([shard_row])``
-        # fetches the row.
+        # By the index of a row that has not been fetched: ``(fetch, shard_row)``, so that
+        # ``fetch([shard_row])`` fetches the row.
         self.remote_rows = dict[int, tuple[partial[Array | None], int]]()
         self._recompute = recompute
 
@@ -85,7 +83,7 @@ class ScatteredLogits:
         return len(self.rows)
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Array:
-        """Return logits rows as float32, after fetching those that are in a worker."""
+        """Return logits rows as float32, after fetching the rows that a worker has."""
         indices = rows if isinstance(rows, list) else range(len(self))[rows]
         self._fetch([indices] if isinstance(indices, int) else indices)
         return self.rows[rows]
@@ -108,7 +106,7 @@ class ScatteredLogits:
 
 
 class AssembledResult:
-    """The result of a forward pass, assembled from all processes."""
+    """The result of a forward pass, assembled from the results of all processes."""
 
     def __init__(
         self,
@@ -119,7 +117,11 @@ class AssembledResult:
     ) -> None:
         """Allocate the result.
 
-        ``recompute`` computes a job's logits in this process if a worker is lost.
+        Args:
+            jobs: token trees of the forward pass.
+            runner: model and cache of the driver.
+            collect: numbers of the layers (from 1) whose outputs are needed.
+            recompute: computes a job's logits in this process if a worker is lost.
         """
         config = runner.decoder.config
         cache = runner.cache
@@ -132,9 +134,9 @@ class AssembledResult:
             )
             for job in jobs
         ]
-        # For each job, {index of the logits row: token}, for the rows whose token a worker sampled.
+        # For each job: the tokens that workers sampled, by index of the logits row.
         self.sampled = [dict[int, int]() for _ in jobs]
-        # For each collected layer number, the layer's outputs of each job, ``[nodes, hidden]``.
+        # By number of a collected layer: the layer's outputs of each job, ``[nodes, hidden]``.
         sizes = [(len(job.segment.tree), config.hidden_size) for job in jobs]
         self.hidden = {
             layer: [np.empty(size, cache.dtype) for size in sizes] for layer in self.collect
@@ -144,10 +146,7 @@ class AssembledResult:
 
     @property
     def partitioned_trees(self) -> dict[int, PartitionedTree]:
-        """Each job's tree and the positions of its KV rows.
-
-        The key is the ``id`` of the job's block table.
-        """
+        """Each job's tree and the positions of its KV rows, by ``id`` of the job's block table."""
         return {
             id(job.segment.block_table): PartitionedTree(
                 job.segment.tree, driver_offsets, tuple(worker_positions)
@@ -158,7 +157,7 @@ class AssembledResult:
         }
 
     def add_driver_result(self, process_shard: ProcessShard, result: ForwardResult) -> None:
-        """Store the logits and layer outputs of the driver, which is this process, in this result."""
+        """Store the logits and layer outputs that the driver, this process, has computed."""
         for shard_index, shard in enumerate(process_shard):
             self._offsets[shard.job] = {node: offset for offset, node in enumerate(shard.nodes)}
             self._set_logits(shard, result.logits[shard_index][:])
@@ -176,7 +175,7 @@ class AssembledResult:
         data: Array,
         fetch: FetchLogits,
     ) -> None:
-        """Store one worker's logits, sampled tokens and layer outputs in this result.
+        """Store the logits, sampled tokens and layer outputs of one worker.
 
         Args:
             pool: record of the worker's KV pool.
@@ -185,8 +184,7 @@ class AssembledResult:
                 are not finite.
             data: bytes of the logits rows of jobs with ``all_logits``, then of the outputs of each
                 collected layer, both without rows of recomputed ancestors.
-            fetch: function that fetches the logits rows of jobs without ``all_logits`` when these
-                rows are read.
+            fetch: fetches the logits rows of jobs without ``all_logits`` when they are read.
         """
         end = 0
         tokens = iter(sampled)
@@ -210,8 +208,8 @@ class AssembledResult:
                     row: (fetch_rows, shard_row) for shard_row, row in enumerate(logits_rows)
                 }
             if job.stateless_sampler is not None:
-                # A worker sends -1 for a row with non-finite logits: the driver samples from it
-                # itself, and raises.
+                # The token of a row with non-finite logits is -1: the driver samples from this row
+                # itself, which raises the error.
                 row_tokens = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
                 self.sampled[shard.job] |= {row: token for row, token in row_tokens if token >= 0}
             positions = {

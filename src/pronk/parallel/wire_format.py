@@ -1,4 +1,4 @@
-"""Messages of the driver to a worker, as JSON values and bytes: what to compute in a forward pass."""
+"""Messages of the driver to a worker, as JSON values and bytes: the work of a forward pass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pronk.backends import BlockTable, ForwardJob, Segment
 from pronk.base.arrays import Array
 from pronk.drafting import StatelessSampler
 
-# Copies between slots of a KV pool: slots to copy from, and slots to copy to, each int64 ``[n]``.
+# Copies between slots of a KV pool: the source slots and the target slots, each int64 ``[n]``.
 Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @contextmanager
 def _parsing(message_name: str) -> Generator[None]:
-    """Raise a ``ValueError`` about ``message_name`` if the ``with`` block, which parses a message, fails."""
+    """Raise a ``ValueError`` that names the message if the ``with`` block fails to parse it."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -47,10 +47,10 @@ def _parse_segment(values: Sequence[Any]) -> Segment:
 
 @dataclass(frozen=True)
 class WorkRows:
-    """The rows that one process computes for one job, the token tree of a generation request."""
+    """The rows that one process computes for one job, the token tree of a request."""
 
     job: ForwardJob
-    # Index of the first row whose outputs the driver needs; all rows before it are recomputed
+    # Index of the first row with outputs that the driver needs. All rows before it are recomputed
     # tokens and ancestors.
     first_own: int
 
@@ -61,10 +61,10 @@ class WorkRequest:
 
     number: int  # number of this message; the worker's answer repeats the number
     rows: Sequence[WorkRows]  # one entry per job of the worker
-    # pairs of slots (source, target) to copy before the forward pass
+    # Pairs of slots (source, target) to copy before the forward pass.
     moves: Sequence[tuple[int, int]]
     slots: NDArray[np.int64]  # slots to write ``kv_rows`` to, after the copies of ``moves``
-    # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``; ``None`` without slots
+    # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``; ``None`` without slots.
     kv_rows: Array | None
     collect: frozenset[int]  # layers (numbers from 1) whose outputs are needed
 
@@ -75,9 +75,10 @@ class WorkRequest:
 
     @classmethod
     def parse(cls, values: Sequence[Any], data: Array) -> WorkRequest:
-        """Parse the values of :meth:`serialize`, and ``kv_rows``.
+        """Parse the values of :meth:`serialize`, and the bytes of ``kv_rows``.
 
-        Raise ``ValueError`` if malformed.
+        Raises:
+            ValueError: the message is malformed.
         """
         with _parsing("a share of a forward pass"):
             number, collect, moves, slots, rows = values
@@ -120,7 +121,11 @@ class LayerCommand(NamedTuple):
 
     @classmethod
     def parse(cls, values: Sequence[Any]) -> LayerCommand:
-        """Parse the values of :meth:`serialize`; raise ``ValueError`` if they are malformed."""
+        """Parse the values of :meth:`serialize`.
+
+        Raises:
+            ValueError: the values are malformed.
+        """
         with _parsing("a command to run layers"):
             (num_resizes, num_blocks), moves, num_layers, jobs = values
             arrays = [
