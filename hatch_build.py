@@ -13,7 +13,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsHook(BuildHookInterface[Any]):
-    """Run ``src/pronk/kernels/build.py`` and add its two libraries to the wheel.
+    """Build hook that compiles the kernels and adds their two libraries to the wheel.
 
     ``make wheels`` sets ``PRONK_LIBRARY`` to compiled kernels, possibly of another platform, and
     ``PRONK_WHEEL_TAG`` to the tag of their wheel. An empty ``PRONK_LIBRARY`` builds a wheel without
@@ -24,7 +24,7 @@ class KernelsHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Put the libraries into the package's folder, or into the wheel."""
+        """Put the libraries into the package's folder (editable installation) or into the wheel."""
         if self.target_name != "wheel":
             return
         build = _load(Path(self.root) / "src" / "pronk" / "kernels" / "build.py")
@@ -43,9 +43,8 @@ class KernelsHook(BuildHookInterface[Any]):
                     file.unlink(missing_ok=True)
                 self.app.display_warning(
                     f"pronk is installed without its kernels: {error}. Install a C++ compiler "
-                    "(Debian: apt "
-                    "install g++) and pronk again, or pronk[torch], with which torch computes, "
-                    "slower, not bit-exact."
+                    "(Debian: apt install g++) and pronk again, or pronk[torch], with which torch "
+                    "computes, slower, not bit-exact."
                 )
                 return
         if version != "editable":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +20,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from pronk.drafting.policy import RequestPolicy
 
 from pronk import LLM, SamplingParams
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
+from pronk.drafting.ledger import RequestLedger
+from pronk.drafting.planner import DraftPlan, StepCosts
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.sampler import Sampler
@@ -90,7 +90,9 @@ def drive(
     params = SamplingParams(max_tokens=10**6)
     generator = np.random.default_rng(0)
     noise = generator.standard_normal((128, vocab), np.float32)
-    policy = RequestPolicy()
+    costs = StepCosts(COSTS)
+    plan = DraftPlan("pays", costs, before=costs.plain())
+    ledger = RequestLedger()
     began = perf_counter()
     state = drafter.start(text[:prompt])
     start = perf_counter() - began
@@ -101,8 +103,9 @@ def drive(
     for _ in range(STEPS):
         sampler = Sampler(params, 0, TokenContext(()), vocab)
         block_table = BlockTable(length=length - 1)
-        policy.set_prices(COSTS, 1, math.inf)
-        context = DraftContext(state, text[:length], 60, 127, params, sampler, block_table, policy)
+        context = DraftContext(
+            state, text[:length], 60, 127, params, sampler, block_table, plan, ledger
+        )
         began = perf_counter()
         (tree,) = drafter.propose([context])
         proposed = perf_counter() - began
@@ -121,8 +124,8 @@ def drive(
             logits if drafter.capabilities.logits else None,
         )
         began = perf_counter()
-        policy.acceptance.propose(drafter.label, (), tree)
-        policy.acceptance.advance(new)
+        ledger.acceptance.propose(drafter.label, (), tree)
+        ledger.acceptance.advance(new)
         drafter.observe(outcome)
         seconds.append(proposed + perf_counter() - began)
         length = length + len(new)

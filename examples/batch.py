@@ -30,10 +30,8 @@ def main(model: str | None = None) -> None:
         tokens = [out.token_ids for out in completions]
         passes = [out.stats.target_steps for out in completions]
         expected = expected or tokens
-        print(
-            f"{drafter}: forward passes {passes}, {'the same' if tokens == expected else 'OTHER'} "
-            "tokens"
-        )
+        verdict = "the same" if tokens == expected else "OTHER"
+        print(f"{drafter}: forward passes {passes}, {verdict} tokens")
 
 
 if __name__ == "__main__":

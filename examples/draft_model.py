@@ -1,4 +1,4 @@
-"""Use a small model as the drafter of a large one in four ways, and count the tokens per forward pass.
+"""Use a small model as the drafter of a large one in four ways, and count the tokens per pass.
 
 Run it with ``python examples/draft_model.py`` in a clone, or with your own target and draft model:
 ``python examples/draft_model.py TARGET DRAFT``.
@@ -26,10 +26,8 @@ def main(model: str | None = None, draft: str | None = None) -> None:
     ):
         out = llm.generate(PROMPT, params, drafter=drafter)
         assert out.token_ids == plain.token_ids  # same seed, same text, whatever the drafter
-        print(
-            f"{drafter.name:12} {out.stats.step_compression:.2f} tokens per pass, "
-            f"{out.stats.drafted} draft tokens"
-        )
+        per_pass = f"{out.stats.step_compression:.2f} tokens per pass"
+        print(f"{drafter.name:12} {per_pass}, {out.stats.drafted} draft tokens")
 
 
 if __name__ == "__main__":

@@ -23,14 +23,10 @@ def main(model: str | None = None) -> None:
     out = llm.generate(PROMPT, SamplingParams(max_tokens=64, logprobs=2))
     stats = out.stats
     print(PROMPT + out.text)
-    print(
-        f"\n{stats.generated_tokens} tokens in {stats.target_steps} forward passes: S = "
-        f"{stats.step_compression:.2f}"
-    )
-    print(
-        f"{stats.accepted} of {stats.drafted} draft tokens were accepted; finish reason: "
-        f"{out.finish_reason}"
-    )
+    passes = f"{stats.generated_tokens} tokens in {stats.target_steps} forward passes"
+    print(f"\n{passes}: S = {stats.step_compression:.2f}")
+    accepted = f"{stats.accepted} of {stats.drafted} draft tokens were accepted"
+    print(f"{accepted}; finish reason: {out.finish_reason}")
     print(f"log-probabilities at the first token: {out.logprobs[0] if out.logprobs else {}}")
 
 

@@ -27,19 +27,16 @@ TICKET = {
 def main(model: str | None = None) -> None:
     llm = LLM(model, budget="all")
     params = SamplingParams(temperature=0.8, seed=3, guide=Guide(json=TICKET))
-    plain = llm.generate(
-        "A ticket: ", replace(params, guide_mode="plain"), drafter="autoregressive"
-    )
+    plain_params = replace(params, guide_mode="plain")
+    plain = llm.generate("A ticket: ", plain_params, drafter="autoregressive")
     out = llm.generate("A ticket: ", params)
-    assert out.token_ids == plain.token_ids  # forcing changes the speed, never the text
+    assert out.token_ids == plain.token_ids  # draft tokens change the speed, never the text
     print(json.loads(out.text))
-    print(
-        f"{out.stats.target_steps} forward passes, {plain.stats.target_steps} without draft tokens"
-    )
+    passes = f"{out.stats.target_steps} forward passes"
+    print(f"{passes}, {plain.stats.target_steps} without draft tokens")
 
-    found = llm.choose(
-        "A ticket: it crashes whenever I click. Severity:", [" low", " medium", " high"]
-    )
+    ticket = "A ticket: it crashes whenever I click. Severity:"
+    found = llm.choose(ticket, [" low", " medium", " high"])
     for option, share in zip(found.options, found.probabilities, strict=True):
         print(f"{option} {share:.0%}")
 

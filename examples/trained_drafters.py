@@ -30,10 +30,8 @@ def main(model: str | None = None, *drafters: str) -> None:
     for drafter in drafters or DRAFTERS:
         out = llm.generate(PROMPT, params, drafter=drafter)
         assert out.token_ids == plain.token_ids  # same seed, same text, whatever the drafter
-        print(
-            f"{drafter:26} {out.stats.step_compression:.2f} tokens per pass, {out.stats.drafted} "
-            "draft tokens"
-        )
+        per_pass = f"{out.stats.step_compression:.2f} tokens per pass"
+        print(f"{drafter:26} {per_pass}, {out.stats.drafted} draft tokens")
 
 
 if __name__ == "__main__":

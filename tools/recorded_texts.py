@@ -1,13 +1,14 @@
-"""Record tokens and log-probabilities of many settings, to compare them before and after a change of the engine.
+"""Record tokens and log-probabilities of many settings, before and after a change of the engine.
 
-    python tools/recorded_texts.py heads HEADS                     trained drafters for pronk-tiny, some minutes
-    python tools/recorded_texts.py record old.jsonl --heads HEADS  one line per setting of recorded_texts.json
-    python tools/recorded_texts.py compare old.jsonl new.jsonl     every difference; status 1 if there is one
-    python tools/recorded_texts.py list                            write recorded_texts.json anew
+    python tools/recorded_texts.py heads HEADS                     # train drafters (minutes)
+    python tools/recorded_texts.py record old.jsonl --heads HEADS  # one line per setting
+    python tools/recorded_texts.py compare old.jsonl new.jsonl     # status 1 if two lines differ
+    python tools/recorded_texts.py list                            # write recorded_texts.json anew
 
-A setting is a model, options of the model, a drafter, sampling options and prompts.
-``budget="all"`` makes the number of draft tokens a function of the text alone, so that the rules
-``rejection`` and ``block``, whose texts depend on the draft tokens, can be compared, too.
+A setting is a model, options of the model, a drafter, sampling options and prompts. The settings
+are in ``recorded_texts.json``; the drafters are trained for pronk-tiny. ``budget="all"`` makes the
+number of draft tokens a function of the text alone, so that the rules ``rejection`` and ``block``,
+whose texts depend on the draft tokens, can be compared, too.
 """
 
 from __future__ import annotations
@@ -95,15 +96,16 @@ _REAL_DRAFTERS = (
     f"beam({_DRAFT}, width=3)",
     f"cape(threshold({_DRAFT}))",
 )
+# Kind of drafter and options of ``pronk train``, by name of the trained drafter.
 _TRAINED = {
-    "kangaroo": ("kangaroo",),
-    "medusa": ("medusa",),
-    "multi_token": ("heads",),
-    "glide": ("glide",),
-    "vanilla": ("glide", "--vanilla"),
-    "mtp": ("eagle3", "--kind", "mtp"),
-    "eagle3": ("eagle3",),
-    "draft_model": ("draft",),
+    "kangaroo": "kangaroo",
+    "medusa": "medusa",
+    "multi_token": "heads",
+    "glide": "glide",
+    "vanilla": "glide --vanilla",
+    "mtp": "eagle3 --kind mtp",
+    "eagle3": "eagle3",
+    "draft_model": "draft",
 }
 _TINY_DRAFTERS = (
     *_TEXT_DRAFTERS,
@@ -119,13 +121,13 @@ _TINY_DRAFTERS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of ``recorded_texts.json``: names of the values above, except for model and drafter."""
+    """One setting to record."""
 
     model: str
-    options: str
+    options: str  # name of options of the model in ``MODELS``
     drafter: str
-    sampling: str
-    prompt: str  # a name of ``PROMPTS``, or "batch" for all of them at once
+    sampling: str  # name of sampling options in ``SAMPLING``
+    prompt: str  # name of a prompt in ``PROMPTS``, or "batch" for all prompts at once
 
     @property
     def key(self) -> str:
@@ -134,7 +136,7 @@ class Setting:
 
 
 def choose_settings() -> Iterator[Setting]:
-    """Yield settings in which every pair of values of two options occurs, grouped by the options of the model."""
+    """Yield settings in which every pair of values of two options occurs, by options of models."""
     sys.path.insert(0, str(ROOT / "tests"))
     from covering import covering_array  # noqa: PLC0415 - the tests need not be installed
 
@@ -142,46 +144,43 @@ def choose_settings() -> Iterator[Setting]:
         factors = ((*MODELS,), drafters, (*SAMPLING,), (*PROMPTS, "batch"))
         cases = covering_array([len(values) for values in factors], 2)
         for case in sorted(cases):
-            yield Setting(
-                model, *(values[number] for values, number in zip(factors, case, strict=True))
-            )
+            values = [choices[number] for choices, number in zip(factors, case, strict=True)]
+            yield Setting(model, *values)
 
 
 def write_settings(settings: list[Setting]) -> int:
-    """Write the list of settings, a line for each, by model and its options.
+    """Write ``recorded_texts.json``, and return the number of settings.
 
-    Return their number.
+    The file has a list for each model with its options, and in it a line for each setting.
     """
     groups = list[str]()
     for (model, options), group in groupby(settings, lambda each: (each.model, each.options)):
-        lines = [json.dumps([each.drafter, each.sampling, each.prompt]) for each in group]
-        groups.append(
-            f"[{json.dumps(model)}, {json.dumps(options)}, [\n" + ",\n".join(lines) + "\n]]"
-        )
+        rows = [json.dumps([each.drafter, each.sampling, each.prompt]) for each in group]
+        lines = ",\n".join(rows)
+        groups.append(f"[{json.dumps(model)}, {json.dumps(options)}, [\n{lines}\n]]")
     SETTINGS.write_text("[\n" + ",\n".join(groups) + "\n]\n", encoding="utf-8")
     return len(settings)
 
 
 def read_settings() -> list[Setting]:
-    """Return the list of settings."""
+    """Return the settings in ``recorded_texts.json``."""
     groups = json.loads(SETTINGS.read_text(encoding="utf-8"))
     return [Setting(model, options, *each) for model, options, lines in groups for each in lines]
 
 
 def params_of(name: str) -> SamplingParams:
-    """Return the sampling options of a setting."""
+    """Return the sampling parameters with a name in ``SAMPLING``."""
     options: dict[str, Any] = {"max_tokens": 24, "logprobs": 2, **SAMPLING[name]}
     if "guide" in options:
         options["guide"] = Guide(**options["guide"])
     if "logit_bias" in options:
-        options["logit_bias"] = {
-            int(token): value for token, value in options["logit_bias"].items()
-        }
+        biases = options["logit_bias"].items()
+        options["logit_bias"] = {int(token): bias for token, bias in biases}
     return SamplingParams(**options)
 
 
 def record(path: Path, heads: Path, models: list[str]) -> None:
-    """Append a line for each setting that the file does not have yet."""
+    """Append the results of each setting that the file does not have yet, one line per setting."""
     wanted = [each for each in read_settings() if each.model in models]
     done = set(read(path)) if path.exists() else set[str]()
     with path.open("a", encoding="utf-8") as file:
@@ -199,7 +198,7 @@ def record(path: Path, heads: Path, models: list[str]) -> None:
 
 
 def run(llm: LLM, setting: Setting, heads: Path) -> list[dict[str, Any]]:
-    """Return the results of a setting, or the error with which it is refused."""
+    """Return the results of a setting, or the message of the error that refuses the setting."""
     texts = [*PROMPTS.values()] if setting.prompt == "batch" else [PROMPTS[setting.prompt]]
     drafter = setting.drafter.replace(HEADS, str(heads))
     try:
@@ -210,7 +209,7 @@ def run(llm: LLM, setting: Setting, heads: Path) -> list[dict[str, Any]]:
 
 
 def to_json(completion: Completion) -> dict[str, Any]:
-    """Return what must not change, and the numbers of draft tokens."""
+    """Return the values of a completion that must not change, and its numbers of draft tokens."""
     return {
         "tokens": completion.token_ids,
         "text": completion.text,
@@ -223,7 +222,7 @@ def to_json(completion: Completion) -> dict[str, Any]:
 
 
 def exact(logprobs: Mapping[int, float]) -> dict[str, str]:
-    """Return log-probabilities by token, every bit of them."""
+    """Return log-probabilities by token as hexadecimal numbers, which keep every bit."""
     return {str(token): float(value).hex() for token, value in sorted(logprobs.items())}
 
 
@@ -234,11 +233,10 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def compare(old_path: Path, new_path: Path) -> int:
-    """Print the differences between two files, and the draft tokens by drafter.
+    """Print the differences between two files of results, and return their number.
 
-    Return the number of differences.
-
-    Numbers of draft tokens may differ; they show that drafting took place.
+    Numbers of draft tokens may differ. The sum of accepted draft tokens of each drafter is printed,
+    which shows that the drafter has drafted.
     """
     old = read(old_path)
     new = read(new_path)
@@ -264,7 +262,7 @@ def compare(old_path: Path, new_path: Path) -> int:
 
 
 def train_heads(folder: Path) -> None:
-    """Train every kind of drafter for pronk-tiny, for a few steps, and build a datastore."""
+    """Train drafters of all kinds for pronk-tiny, for a few steps, and build a datastore."""
     source = folder / "source"
     answers = folder / "answers"
     store = folder / "datastore"
@@ -272,53 +270,34 @@ def train_heads(folder: Path) -> None:
     for name in ("llm.py", "engine/outputs.py", "base/errors.py"):
         code = (ROOT / "src" / "pronk" / name).read_text(encoding="utf-8")
         (source / Path(name).name).write_text(code, encoding="utf-8")
-    run_pronk(
-        "train",
-        "texts",
-        "--model",
-        "pronk-tiny",
-        "--data",
-        source,
-        "--tokens",
-        "8000",
-        "--out",
-        answers,
-    )
+    run_pronk("train texts --model pronk-tiny --tokens 8000", "--data", source, "--out", answers)
     for name, kind in _TRAINED.items():
         if (folder / name / "export").exists():
             continue
-        size = ("--batch", "512", "--micro", "512", "--length", "128")
-        if kind[0] == "eagle3":
-            size = (*size, "--model", "pronk-tiny", "--data", answers, "--epochs", "1")
+        command = f"train {kind} --batch 512 --micro 512 --length 128"
+        if kind.startswith("eagle3"):
+            command = f"{command} --model pronk-tiny --epochs 1"
+            run_pronk(command, "--data", answers, "--out", folder / name)
         else:
-            text = ("--source", f"{source}=1", "--on-policy", "0", "--dialogues", "0")
-            size = (
-                *size,
-                "--target",
-                "pronk-tiny",
-                "--final-length",
-                "128",
-                "--steps",
-                "20",
-                *text,
-            )
-        run_pronk("train", *kind, "--out", folder / name, *size)
+            command = f"{command} --target pronk-tiny --final-length 128 --steps 20"
+            command = f"{command} --on-policy 0 --dialogues 0"
+            run_pronk(command, "--source", f"{source}=1", "--out", folder / name)
     if not store.exists():
-        run_pronk("datastore", "build", store, source, "--model", "pronk-tiny")
+        run_pronk("datastore build --model pronk-tiny", store, source)
 
 
-def run_pronk(*arguments: str | Path) -> None:
-    """Run a command of pronk to its end."""
-    subprocess.run([sys.executable, "-m", "pronk", *map(str, arguments)], check=True)  # noqa: S603 - own commands
+def run_pronk(command: str, *arguments: str | Path) -> None:
+    """Run a command of pronk, followed by further arguments, to its end."""
+    words = [*command.split(), *map(str, arguments)]
+    subprocess.run([sys.executable, "-m", "pronk", *words], check=True)  # noqa: S603 - own commands
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="write the list of settings")
-    commands.add_parser("heads", help="train drafters for pronk-tiny").add_argument(
-        "folder", type=Path
-    )
+    trainer = commands.add_parser("heads", help="train drafters for pronk-tiny")
+    trainer.add_argument("folder", type=Path)
     recorder = commands.add_parser("record", help="append the results of all settings to a file")
     recorder.add_argument("file", type=Path)
     recorder.add_argument("--heads", type=Path, required=True, help="folder of `heads`")

@@ -1,10 +1,10 @@
 """Check an installation of pronk with a small model: kernels, and drafting that changes no token.
 
-    python tools/smoke.py models/pronk-tiny            an installation with kernels
-    python tools/smoke.py models/pronk-tiny --torch    one without kernels, where torch computes
+    python tools/smoke.py models/pronk-tiny            # an installation with kernels
+    python tools/smoke.py models/pronk-tiny --torch    # one without kernels, where torch computes
 
-Run it outside of the repository's ``src``, so that the installed package is imported. It prints one
-line, or raises.
+Run the script outside of the repository's ``src``, so that the installed package is imported. The
+script prints one line, or fails with an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     assert version("pronk") == pronk.__version__, "metadata and package have different versions"
     with warnings.catch_warnings():
-        # a package without kernels warns
+        # A package without kernels warns that torch computes.
         warnings.simplefilter("ignore" if options.torch else "error")
         llm = LLM(options.model, threads=1)
     assert (llm.kernels == "torch") == options.torch, f"computed by {llm.kernels}"
@@ -43,14 +43,11 @@ def main() -> None:
         assert len(plain.token_ids) > 0
         assert options.torch or drafted.token_ids == plain.token_ids, "drafting changed the text"
         steps.append(f"{drafted.stats.step_compression:.2f}")
-    said = subprocess.run(
-        [sys.executable, "-m", "pronk", "--version"], capture_output=True, text=True, check=True
-    )
-    assert said.stdout == f"pronk {pronk.__version__}\n"
-    print(
-        f"pronk {pronk.__version__} on {sys.platform}, {llm.kernels}: {', '.join(steps)} tokens "
-        "per forward pass"
-    )
+    command = [sys.executable, "-m", "pronk", "--version"]
+    printed = subprocess.check_output(command, text=True)  # noqa: S603 - our own command
+    assert printed == f"pronk {pronk.__version__}\n"
+    label = f"pronk {pronk.__version__} on {sys.platform}, {llm.kernels}"
+    print(f"{label}: {', '.join(steps)} tokens per forward pass")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Build pronk's wheels, one per platform of the cross-compiler and one without kernels, and the source archive.
+"""Build pronk's wheels and source archive: ``make wheels``.
 
-    make wheels                         all of them, into dist/
-    make wheels WHEELS="linux-x86_64"   some
+    make wheels                         # all of them, into dist/
+    make wheels WHEELS="linux-x86_64"   # some
 
-The compiler is Zig's, from the wheel ``ziglang``, so that one Linux machine builds for all
-platforms. The Linux libraries need glibc 2.17 or newer and nothing else.
+There is a wheel for each platform of the cross-compiler, and one without kernels. The compiler is
+Zig's, from the wheel ``ziglang``, so that one Linux machine builds for all platforms. The Linux
+libraries need glibc 2.17 or newer and nothing else.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Platform(NamedTuple):
-    """A target platform: its name for Zig, its names for ``build.py``, and the tag of its wheel."""
+    """A target platform."""
 
-    triple: str
-    machine: str
-    system: str
-    tag: str
+    triple: str  # name for Zig
+    machine: str  # processor, for ``build.py``
+    system: str  # operating system, for ``build.py``
+    tag: str  # tag of the wheel
 
 
 PLATFORMS = {
@@ -51,7 +52,7 @@ FILES = (
 
 
 def main() -> None:
-    """Build the named wheels, or all."""
+    """Build the archives that the arguments name, by default all."""
     known = [*PLATFORMS, WITHOUT, SOURCE]
     wanted = sys.argv[1:] or known
     unknown = [name for name in wanted if name not in known]
@@ -65,19 +66,13 @@ def main() -> None:
             platform = PLATFORMS[name]
             library = ROOT / "build" / name / build.library_name(platform.system)
             compiler = [sys.executable, "-m", "ziglang", "c++", "-target", platform.triple]
-            build.build(
-                library,
-                compiler,
-                build.BuildTarget(platform.machine, platform.system),
-                extra=["-Werror"],
-            )
-            environment |= {
-                "PRONK_LIBRARY": str(library),
-                "PRONK_WHEEL_TAG": f"py3-none-{platform.tag}",
-            }
+            target = build.BuildTarget(platform.machine, platform.system)
+            build.build(library, compiler, target, extra=["-Werror"])
+            environment["PRONK_LIBRARY"] = str(library)
+            environment["PRONK_WHEEL_TAG"] = f"py3-none-{platform.tag}"
         kind = "--sdist" if name == SOURCE else "--wheel"
         command = [sys.executable, "-m", "build", kind, "--outdir", str(ROOT / "dist"), str(ROOT)]
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
+        subprocess.check_output(command, env=environment)  # noqa: S603 - our own command
     for archive in sorted((ROOT / "dist").iterdir()):
         print(f"{archive.name}  {archive.stat().st_size / 1e6:.1f} MB")
         if archive.suffix == ".whl":
@@ -85,7 +80,7 @@ def main() -> None:
 
 
 def check(wheel: Path) -> None:
-    """Exit if a wheel is too large, lacks a file, or has other libraries than its platform loads."""
+    """Exit with an error if a wheel is too large, lacks a file, or has the wrong libraries."""
     tag = wheel.stem.rpartition("-")[2]
     system = next((each.system for each in PLATFORMS.values() if each.tag == tag), None)
     names = zipfile.ZipFile(wheel).namelist()
@@ -94,9 +89,8 @@ def check(wheel: Path) -> None:
     if system is not None:
         kernels = load_build().library_name(system)
         expected = {kernels, load_build().suffix_library(Path(kernels)).name}
-    faults = [
-        f"expected {name}, found no such file" for name in FILES if f"pronk/{name}" not in names
-    ]
+    missing = [name for name in FILES if f"pronk/{name}" not in names]
+    faults = [f"expected {name}, found no such file" for name in missing]
     if libraries != expected:
         faults.append(f"expected the libraries {sorted(expected)}, found {sorted(libraries)}")
     if wheel.stat().st_size > MAX_SIZE:
@@ -106,10 +100,9 @@ def check(wheel: Path) -> None:
 
 
 def load_build() -> types.ModuleType:
-    """Import ``build.py`` without installing pronk."""
-    spec = importlib.util.spec_from_file_location(
-        "pronk_build", ROOT / "src" / "pronk" / "kernels" / "build.py"
-    )
+    """Import the kernels' ``build.py`` without installing pronk."""
+    path = ROOT / "src" / "pronk" / "kernels" / "build.py"
+    spec = importlib.util.spec_from_file_location("pronk_build", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

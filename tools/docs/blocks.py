@@ -31,7 +31,7 @@ from pronk.server.protocol.fields import TABLE, Accepted, Envelope, Refused, Ren
 
 __all__ = ["ROOT", "pages", "update"]
 
-# Headings of the parts of the table of fields.
+# Heading of each part of the server's table of fields.
 FIELD_PLACES = {
     "text": "All routes that generate text",
     "chat": "`/v1/chat/completions`",
@@ -51,23 +51,31 @@ RESULTS = ROOT / "benchmarks" / "results"
 ATTACK = "2026-11-attack"
 EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
 _BLOCK = re.compile(
-    r"(<!-- begin: (options|figures|speedups|fields|attacks|names) ([\w.]+) -->\n).*?(<!-- end "
-    r"-->)",
+    r"(<!-- begin: (options|figures|speedups|fields|attacks|names) ([\w.]+) -->\n)"
+    r".*?(<!-- end -->)",
     re.DOTALL,
 )
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
 def describe_options(name: str) -> dict[str, str]:
-    """Return the documented options of a drafter, those of base classes included."""
+    """Return the documentation of a drafter's options by name, with those of base classes."""
     found: dict[str, str] = {}
     for each in reversed(REGISTRY[name].__mro__):
-        text = inspect.cleandoc(each.__doc__ or "") if dataclasses.is_dataclass(each) else ""
+        if not dataclasses.is_dataclass(each):
+            continue
+        text = inspect.cleandoc(each.__doc__ or "")
         _, _, attributes = text.partition("\nAttributes:\n")
-        for option, meaning in _ATTRIBUTE.findall(attributes.partition("\n\n")[0] + "\n"):
-            plain = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", " ".join(meaning.split()))
-            found[option] = plain.replace("``", "`").replace("|", "\\|").rstrip(".")
+        section = attributes.partition("\n\n")[0] + "\n"
+        for option, meaning in _ATTRIBUTE.findall(section):
+            found[option] = as_markdown(" ".join(meaning.split())).rstrip(".")
     return found
+
+
+def as_markdown(text: str) -> str:
+    """Convert text of a docstring to Markdown for the cell of a table."""
+    plain = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", text)
+    return plain.replace("``", "`").replace("|", "\\|")
 
 
 def options(name: str) -> str:
@@ -79,9 +87,8 @@ def options(name: str) -> str:
         value: Any = getattr(drafter, field.name)
         if field.name == "parts":
             default = ", ".join(f"`{part.name}`" for part in value) or "none"
-            lines.append(
-                f"| in parentheses | {default} | {meanings.get('parts', 'the drafters')} |"
-            )
+            meaning = meanings.get("parts", "the drafters")
+            lines.append(f"| in parentheses | {default} | {meaning} |")
         else:
             lines.append(f"| `{field.name}` | `{value!r}` | {meanings[field.name]} |")
     return "\n".join(lines) if len(lines) > 2 else "It has no options."
@@ -102,61 +109,55 @@ def _every_method(name: str) -> Iterator[str]:
     ]
     if not found:
         return
-    suites = list(found[0][1]["tokens per pass"])
+    _, first = found[0]
+    suites = list(first["tokens per pass"])
+    command = (
+        "python benchmarks/drafter_table.py MODEL.gguf --prompts spec_bench.jsonl --heads RUNS"
+    )
+    link = f"([every method](../../benchmarks/results/{EVERY_METHOD}.md))"
     yield (
         "Tokens per forward pass by task of Spec-Bench, and speed relative to plain decoding: "
-        f"{result['model']}, "
-        f"{result['machine']}, `python benchmarks/drafter_table.py MODEL.gguf --prompts "
-        "spec_bench.jsonl --heads RUNS` "
-        "([every "
-        f"method](../../benchmarks/results/{EVERY_METHOD}.md)).{_describe_training(found[0][1])}"
+        f"{result['model']}, {result['machine']}, `{command}` {link}.{_describe_training(first)}"
     )
     head = ["T", *(each.replace("_", " ") for each in suites), "mean", "× plain"]
-    rows = [
-        [
-            temperature,
-            *(f"{row['tokens per pass'][each]:.2f}" for each in suites),
-            f"{row['mean']:.2f}",
-            f"**{row['over plain']:.2f}**",
-        ]
-        for temperature, row in found
-    ]
+    rows = list[list[Any]]()
+    for temperature, row in found:
+        by_suite = [f"{row['tokens per pass'][each]:.2f}" for each in suites]
+        rows.append([temperature, *by_suite, f"{row['mean']:.2f}", f"**{row['over plain']:.2f}**"])
     yield table(head, rows)
 
 
 def _describe_training(row: dict[str, Any]) -> str:
     tokens, _, duration = row["training"].partition(", ")
+    if not tokens:
+        return ""
     size = f"{row['parameters']:.1f} M"
-    return (
-        f" The drafter has {size} parameters and was trained on {tokens} tokens ({duration})."
-        if tokens
-        else ""
-    )
+    return f" The drafter has {size} parameters and was trained on {tokens} tokens ({duration})."
 
 
 def _real_models(name: str) -> Iterator[str]:
     for result in (REAL, REAL_ELSEWHERE):
         rows = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
+        # Speed by group of prompts, by model and temperature.
         found: dict[tuple[str, float], dict[str, float]] = {}
         for row in rows:
-            if re.match(r"\w*", row["method"])[0] == name and "speedup" in row:  # type: ignore[index]
-                found.setdefault((row["model"], row["temperature"]), {})[row["group"]] = row[
-                    "speedup"
-                ]
+            method = re.match(r"\w*", row["method"])[0]  # type: ignore[index]
+            if method == name and "speedup" in row:
+                by_group = found.setdefault((row["model"], row["temperature"]), {})
+                by_group[row["group"]] = row["speedup"]
         if found:
+            kinds = "free text, code, and answers that repeat their prompt"
+            command = "`python benchmarks/real.py MODEL --out OUT`"
+            link = f"([all columns](../../benchmarks/results/{result}.md))"
             yield (
                 "Speed relative to plain decoding, the time of the prompt included, by kind of "
-                "answer: free text, "
-                f"code, and answers that repeat their prompt; {_describe_machine(rows[0])}, "
-                "`python benchmarks/real.py MODEL --out OUT` ([all "
-                f"columns](../../benchmarks/results/{result}.md))."
+                f"answer: {kinds}; {_describe_machine(rows[0])}, {command} {link}."
             )
-            groups = ("chat", "code", "copy", "all")
-            values = [
-                [*key, *(f"{cell[g]:.2f}" if g in cell else "" for g in groups)]
-                for key, cell in found.items()
-            ]
-            yield table(["model", "T", "free text", "code", "copy", "all"], values)
+            cells = list[list[Any]]()
+            for key, by_group in found.items():
+                speeds = [by_group.get(group) for group in ("chat", "code", "copy", "all")]
+                cells.append([*key, *("" if each is None else f"{each:.2f}" for each in speeds)])
+            yield table(["model", "T", "free text", "code", "copy", "all"], cells)
 
 
 def _describe_machine(row: dict[str, Any]) -> str:
@@ -164,7 +165,10 @@ def _describe_machine(row: dict[str, Any]) -> str:
 
 
 def speedups(name: str) -> str:
-    """Return machine and command of the measured real models, and how much faster a drafter is than other ways."""
+    """Return machine and command of the measurements of real models, and a table of speeds.
+
+    The table has the speed of a drafter relative to plain decoding and to other engines.
+    """
     models = real_rows(RESULTS)
     groups = [real_rows(RESULTS, group) for group in ("chat", "code", "copy", "all")]
     warm = real_rows(RESULTS, temperature=0.7)
@@ -176,19 +180,12 @@ def speedups(name: str) -> str:
         cells += [warm[model][name].get("speedup_after_first")]
         peers = [faster_mode(rows, peer) for peer in ("llama_cpp", "openvino")]
         cells += [rows[name]["speed"] / row["speed"] if row["prompts"] else None for row in peers]
-        lines.append(
-            [
-                model,
-                rows[name]["prompts"],
-                *("–" if cell is None else f"{cell:.2f}" for cell in cells),
-            ]
-        )
-    return (
-        f"*{_describe_machine(next(iter(models.values()))[name])}: `python benchmarks/real.py "
-        f"{' '.join(models)} "
-        "--out OUT` ([all options, all "
-        f"columns](benchmarks/results/{REAL}.md)).*\n\n{table(head, lines)}"
-    )
+        shown = ["–" if cell is None else f"{cell:.2f}" for cell in cells]
+        lines.append([model, rows[name]["prompts"], *shown])
+    machine = _describe_machine(next(iter(models.values()))[name])
+    command = f"`python benchmarks/real.py {' '.join(models)} --out OUT`"
+    link = f"([all options, all columns](benchmarks/results/{REAL}.md))"
+    return f"*{machine}: {command} {link}.*\n\n{table(head, lines)}"
 
 
 def fields(_: str) -> str:
@@ -197,56 +194,66 @@ def fields(_: str) -> str:
 
 
 def _fields_of(place: str, rows: dict[str, Treatment]) -> str:
-    accepted = ", ".join(f"`{name}`" for name, row in rows.items() if isinstance(row, Accepted))
-    renamed = ", ".join(
-        f"`{name}` (`{row.name}`)" for name, row in rows.items() if isinstance(row, Renamed)
-    )
-    opened = ", ".join(f"`{name}`" for name, row in rows.items() if isinstance(row, Envelope))
-    refused: dict[str, list[str]] = {}
+    accepted = list[str]()
+    renamed = list[str]()
+    opened = list[str]()
+    refused: dict[str, list[str]] = {}  # by advice
     for name, row in rows.items():
-        if isinstance(row, Refused):
-            neutral = " or ".join(json.dumps(each) for each in row.neutral)
-            refused.setdefault(row.advice, []).append(
-                f"`{name}`" + (f" (but {neutral})" if neutral else "")
-            )
+        match row:
+            case Accepted():
+                accepted.append(f"`{name}`")
+            case Renamed(target):
+                renamed.append(f"`{name}` (`{target}`)")
+            case Envelope():
+                opened.append(f"`{name}`")
+            case Refused(neutral, advice):
+                values = " or ".join(json.dumps(each) for each in neutral)
+                shown = f"`{name}` (but {values})" if values else f"`{name}`"
+                refused.setdefault(advice, []).append(shown)
     lines = [f"### {FIELD_PLACES[place]}", ""]
-    lines += [f"- Accepted: {accepted}."] if accepted else []
-    lines += [f"- Other names: {renamed}."] if renamed else []
-    lines += [f"- Objects with options of the request: {opened}."] if opened else []
+    if accepted:
+        lines.append(f"- Accepted: {', '.join(accepted)}.")
+    if renamed:
+        lines.append(f"- Other names: {', '.join(renamed)}.")
+    if opened:
+        lines.append(f"- Objects with options of the request: {', '.join(opened)}.")
     lines += [f"- Refused, {advice}: {', '.join(names)}." for advice, names in refused.items()]
     return "\n".join(lines)
 
 
 def attacks(_: str) -> str:
-    """Return machine and command of the measured attacks on a server, and how it fared."""
-    _, _, text = (RESULTS / f"{ATTACK}.md").read_text(encoding="utf-8").partition("\n\n")
+    """Return the results of attacks on a server, with machine and command, without the heading."""
+    page = (RESULTS / f"{ATTACK}.md").read_text(encoding="utf-8")
+    _, _, text = page.partition("\n\n")
     return text.rstrip()
 
 
 def names(module: str) -> str:
-    """Return a table of the names of a public module, with the first line of what is documented of each."""
+    """Return a table of the names of a public module, with the first line of their docstrings."""
     public = importlib.import_module(module)
     rows = [[f"`{name}`", first_line(getattr(public, name))] for name in public.__all__]
     return table(["name", "what it is"], rows)
 
 
 def first_line(named: Any) -> str:
-    """Return the first line of an object's documentation; for other values, what they are."""
+    """Return the first line of the docstring of a class or function, or what another value is."""
     if inspect.isclass(named) or inspect.isroutine(named):
-        line = (inspect.getdoc(named) or "").partition("\n")[0]
-        plain = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", line)
-        return plain.replace("``", "`").replace("|", "\\|")
+        docstring = inspect.getdoc(named) or ""
+        return as_markdown(docstring.partition("\n")[0])
     return "a constant" if get_origin(named) is None else "a type"
 
 
 def table(head: list[str], rows: list[list[Any]]) -> str:
     """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    lines = list[str]()
+    for cells in (head, ["---"] * len(head), *rows):
+        joined = " | ".join(map(str, cells))
+        lines.append(f"| {joined} |")
+    return "\n".join(lines)
 
 
 def pages() -> list[Path]:
-    """Return the pages that may have blocks."""
+    """Return the paths of the pages that may have blocks."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -258,15 +265,21 @@ def update(text: str) -> str:
         "speedups": speedups,
         "fields": fields,
         "attacks": attacks,
+        "names": names,
     }
-    kinds["names"] = names
-    return _BLOCK.sub(lambda match: f"{match[1]}{kinds[match[2]](match[3])}\n{match[4]}", text)
+
+    def replace(match: re.Match[str]) -> str:
+        begin, kind, name, end = match.groups()
+        return f"{begin}{kinds[kind](name)}\n{end}"
+
+    return _BLOCK.sub(replace, text)
 
 
 def main() -> None:
     for path in pages():
         old = path.read_text(encoding="utf-8")
-        if (new := update(old)) != old:
+        new = update(old)
+        if new != old:
             path.write_text(new, encoding="utf-8")
             print(path.relative_to(ROOT))
     for name, draw in PLOTS.items():

@@ -35,10 +35,7 @@ PREFIXES = (("docs/", ""), ("benchmarks/results", "results"), ("", "files/"))
 
 
 def site_path(source: str) -> str:
-    """Return the place in the site of a file or folder of the repository.
-
-    A folder is a page of its own.
-    """
+    """Return the path in the site of a file or folder of the repository; a folder is a page."""
     if (ROOT / source).is_dir():
         source += "/README.md" if (ROOT / source / "README.md").exists() else ".md"
     prefix, folder = next(each for each in PREFIXES if source.startswith(each[0]))
@@ -52,25 +49,25 @@ def read(source: str) -> str:
         return path.read_text(encoding="utf-8")
     if (path / "README.md").exists():
         return (path / "README.md").read_text(encoding="utf-8")
-    files = sorted(
-        each for each in path.iterdir() if each.suffix in {".md", ".py", ".json", ".svg"}
-    )
-    lines = [
-        f"- [{file.name}]({path.name}/{file.name})" + f": {file.stem}" * (file.suffix == ".md")
-        for file in files
-    ]
+    lines = list[str]()
+    for file in sorted(path.iterdir()):
+        link = f"- [{file.name}]({path.name}/{file.name})"
+        if file.suffix == ".md":
+            lines.append(f"{link}: {file.stem}")
+        elif file.suffix in {".py", ".json", ".svg"}:
+            lines.append(link)
     return "\n".join([f"# Files of {source}", "", *lines, ""])
 
 
 def resolve(source: str, target: str) -> str:
-    """Return the file of the repository that the path of a link in ``source`` means."""
+    """Return the file of the repository to which a relative link in ``source`` points."""
     return normpath(f"{PurePosixPath(source).parent}/{target}")
 
 
 def move_links(text: str, source: str) -> str:
-    """Return a page's text with the places of the site as targets.
+    """Return the text of a page with links to the paths of the site.
 
-    A label that is a file's name becomes its title.
+    A label that is a file's name becomes the title of the file.
     """
     folder = str(PurePosixPath(site_path(source)).parent)
 
@@ -87,10 +84,9 @@ def move_links(text: str, source: str) -> str:
 
 
 def stage(out: Path) -> None:
-    """Write the pages, and all that they link to, into an empty folder."""
-    pending = [
-        path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*") if path.is_file()
-    ]
+    """Write the pages, and all files that they link to, into an empty folder."""
+    files = [path for path in (ROOT / "docs").rglob("*") if path.is_file()]
+    pending = [path.relative_to(ROOT).as_posix() for path in files]
     pending += [source for source in PAGES if (ROOT / source).exists()]
     seen = set(pending)
     while pending:
@@ -122,11 +118,12 @@ def pages(nav: list[Any], section: str = "Start") -> Iterator[tuple[str, str]]:
 
 def summary(markdown: str) -> str:
     """Return the first paragraph below the title, in one line."""
-    paragraphs = (
-        each for each in markdown.split("\n\n")[1:] if each[:1].isalnum() or each.startswith("`")
-    )
-    text = " ".join(next((each for each in paragraphs if not each.startswith("```")), "").split())
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    for paragraph in markdown.split("\n\n")[1:]:
+        is_text = paragraph[:1].isalnum() or paragraph.startswith("`")
+        if is_text and not paragraph.startswith("```"):
+            line = " ".join(paragraph.split())
+            return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line)
+    return ""
 
 
 def write_llms(nav: list[Any], staged: Path, site: Path) -> None:
@@ -152,9 +149,11 @@ def main() -> None:
     shutil.rmtree(staged, ignore_errors=True)
     stage(staged)
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
-    if (done := subprocess.run(command, cwd=ROOT, check=False)).returncode:  # noqa: S603 - fixed arguments
+    done = subprocess.run(command, cwd=ROOT, check=False)  # noqa: S603 - fixed arguments
+    if done.returncode:
         sys.exit(done.returncode)
-    write_llms(tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["nav"], staged, site)
+    config = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
+    write_llms(config["project"]["nav"], staged, site)
 
 
 if __name__ == "__main__":

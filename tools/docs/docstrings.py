@@ -1,4 +1,4 @@
-"""Extension of Griffe: docstrings as Markdown, and options as :mod:`pronk.base.options` shows them."""
+"""Extensions of Griffe: docstrings as Markdown, and the options of :mod:`pronk.base.options`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["Markdown", "Options"]
 
 
 class Options(Extension):
-    """Shows declared options as a reader gives them.
+    """Extension that takes the documentation of declared options from the imported objects.
 
     Griffe reads the source, in which a class has no description of its options, and a constructor
-    none of its arguments; both are taken from the imported object.
+    none of its arguments.
     """
 
     def on_class_instance(self, *, cls: Class, **_: Any) -> None:
@@ -37,7 +37,10 @@ class Options(Extension):
             _take_docstring(cls)
 
     def on_function_instance(self, *, func: Function, **_: Any) -> None:
-        """Take docstring and arguments of a constructor with ``@takes(…)``, and the keywords of ``@_scheduled``."""
+        """Take the arguments of functions with ``@takes(…)`` or ``@_scheduled``.
+
+        With ``@takes(…)``, take the docstring, too.
+        """
         decorators = [str(decorator.value) for decorator in func.decorators]
         takes_options = any(each.startswith("takes(") for each in decorators)
         if takes_options:
@@ -57,9 +60,8 @@ class Options(Extension):
 
 
 def _take_docstring(obj: Object) -> None:
-    obj.docstring = Docstring(
-        _as_markdown(inspect.getdoc(resolve_name(obj.path)) or ""), parent=obj
-    )
+    text = inspect.getdoc(resolve_name(obj.path)) or ""
+    obj.docstring = Docstring(_as_markdown(text), parent=obj)
 
 
 def _parameter(parameter: inspect.Parameter) -> Parameter:
@@ -80,7 +82,7 @@ def _type_text(annotation: Any) -> str:
 
 
 class Markdown(Extension):
-    """Replaces ``:class:`~a.b.Name``` by ```Name```, and ``text ::`` by ``text:``.
+    """Extension that replaces ``:class:`~a.b.Name``` by ```Name```, and ``text ::`` by ``text:``.
 
     A line ``::`` is dropped.
     """

@@ -13,7 +13,7 @@ _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 
 
 def slugify(text: str, separator: str = "-") -> str:
-    """Return GitHub's anchor of a heading: lower case, spaces become hyphens, other punctuation is dropped."""
+    """Return GitHub's anchor of a heading: small letters, hyphens for spaces, no punctuation."""
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", separator)
 
 
@@ -21,7 +21,8 @@ def anchors(markdown: str) -> set[str]:
     """Return the anchors of all headings; a repeated heading gets ``-1``, ``-2`` and so on."""
     found: set[str] = set()
     for heading in _HEADING.findall(_FENCE.sub("", markdown)):
-        slug = base = slugify(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading))
+        base = slugify(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading))
+        slug = base
         number = 0
         while slug in found:
             number += 1
@@ -31,7 +32,11 @@ def anchors(markdown: str) -> set[str]:
 
 
 def map_links(markdown: str, change: Callable[[str, str], tuple[str, str]]) -> str:
-    """Return the text with label and target of every link changed, except in blocks of code and to other sites."""
+    """Return Markdown with the label and target of every link replaced.
+
+    Links to other sites, and links in blocks of code, stay as they are. ``change`` returns the new
+    label and target for the old ones.
+    """
 
     def replace(match: re.Match[str]) -> str:
         if re.match(r"[a-z]+:", match[3]):
@@ -44,7 +49,7 @@ def map_links(markdown: str, change: Callable[[str, str], tuple[str, str]]) -> s
 
 
 def relative_links(markdown: str) -> Iterator[tuple[str, str]]:
-    """Yield path and anchor of every relative link; the path of a link within the file is empty."""
+    """Yield the path and anchor of every relative link; a link within the file has no path."""
     targets: list[str] = []
 
     def collect(label: str, target: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["PLOTS", "REAL", "REAL_ELSEWHERE", "real_rows"]
 
-# measured by benchmarks/real.py
+# Names of results of benchmarks/real.py.
 REAL = "2026-11-real-avx512"
 REAL_ELSEWHERE = "2026-11-real-avx2"
 ENGINES = {
@@ -21,7 +21,7 @@ ENGINES = {
     "llama_cpp": "llama.cpp",
     "openvino": "OpenVINO",
 }
-# pixels; LABEL is the room for names on the left
+# Sizes in pixels; LABEL is the width of the names on the left.
 WIDTH = 720
 LABEL = 190
 RIGHT = 60
@@ -39,14 +39,17 @@ text { font: 13px system-ui, sans-serif; fill: #24292f }
 
 
 class Group(NamedTuple):
-    """A row of the plot: a name with one bar per series; a missing value has no bar."""
+    """A group of bars in a plot."""
 
     name: str
-    values: Sequence[float | None]
+    values: Sequence[float | None]  # one per series; None has no bar
 
 
 def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) -> str:
-    """Return horizontal bars; a dashed line marks 1, the speed of plain decoding."""
+    """Return the SVG file of groups of horizontal bars.
+
+    A dashed line marks the value 1, the speed of plain decoding. ``note`` stands below the bars.
+    """
     top = 62
     step = BAR * len(series) + PAD
     bottom = top + step * len(groups)
@@ -88,25 +91,30 @@ def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) 
                 parts.append(
                     f'<text class="value" x="{x:.1f}" y="{place + BAR - 3}">{value:.2f}</text>'
                 )
-    return svg(
-        [*parts, f'<text class="note" x="12" y="{bottom + 38}">{escape(note)}</text>'], bottom + 50
-    )
+    parts.append(f'<text class="note" x="12" y="{bottom + 38}">{escape(note)}</text>')
+    return svg(parts, bottom + 50)
 
 
 def svg(parts: Sequence[str], height: int) -> str:
-    """Return a file with the elements on white paper, which is legible beside light and dark text."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-        f'height="{height}" '
-        f'role="img">\n<style>\n{STYLE}</style>\n<rect class="paper" width="100%" height="100%" '
-        'rx="8"/>\n' + "\n".join(parts) + "\n</svg>\n"
-    )
+    """Return an SVG file with elements on white paper, legible on light and dark pages."""
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
+        f"<style>\n{STYLE}</style>",
+        '<rect class="paper" width="100%" height="100%" rx="8"/>',
+        *parts,
+        "</svg>\n",
+    ]
+    return "\n".join(lines)
 
 
 def real_rows(
     results: Path, group: str = "all", temperature: float = 0.0
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the rows of :data:`REAL` for a group of prompts and a temperature, by model, fastest first, and method."""
+    """Return the rows of :data:`REAL` for a group of prompts, by model and method.
+
+    The model with the highest speed comes first.
+    """
     rows = json.loads((results / f"{REAL}.json").read_text(encoding="utf-8"))
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
@@ -116,21 +124,24 @@ def real_rows(
 
 
 def faster_mode(rows: Mapping[str, dict[str, Any]], engine: str) -> dict[str, Any]:
-    """Return an engine's row: of plain decoding and prompt lookup, where it has both, the faster one."""
+    """Return the row of an engine's faster mode: plain decoding or, if measured, prompt lookup."""
     modes = [rows[method] for method in (engine, f"{engine}_prompt_lookup") if method in rows]
     return max(modes, key=lambda row: row.get("speed", 0.0))
 
 
 def real(results: Path) -> str:
-    """Tokens per second of engines on real models, and the number of outputs that equal those of plain decoding."""
+    """Plot the tokens per second of engines on real models, and their numbers of equal outputs.
+
+    An output is equal if it has the tokens of pronk's plain decoding.
+    """
     top = 32
     bar = 18
     title = "Tokens per second, prompt included, and outputs identical to pronk's plain decoding"
     parts = [f'<text class="title" x="12" y="22">{title}</text>']
     for model, rows in real_rows(results).items():
         shown = {name: faster_mode(rows, engine) for engine, name in ENGINES.items()}
-        # of this model
-        scale = (WIDTH - LABEL - 200) / max(row.get("speed", 0) for row in shown.values())
+        fastest = max(row.get("speed", 0) for row in shown.values())
+        scale = (WIDTH - LABEL - 200) / fastest
         parts.append(f'<text class="title" x="12" y="{top + 16}">{escape(model)}</text>')
         for number, (name, row) in enumerate(shown.items()):
             y = top + 24 + bar * number
@@ -154,10 +165,9 @@ def real(results: Path) -> str:
 
 
 def methods(results: Path) -> str:
-    """Speed of every method relative to plain decoding, fastest first."""
-    result = json.loads(
-        (results / "2026-11-drafters-smollm2-avx512.json").read_text(encoding="utf-8")
-    )
+    """Plot the speed of each method relative to plain decoding, the fastest method first."""
+    path = results / "2026-11-drafters-smollm2-avx512.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
     speeds = [
         {row["method"]: row["over plain"] for row in cell["rows"]} for cell in result["cells"]
     ]
@@ -169,41 +179,36 @@ def methods(results: Path) -> str:
 
 
 def policy(results: Path) -> str:
-    """`auto` and the best single drafter relative to plain decoding, by suite of prompts."""
-    result = json.loads(
-        (results / "2026-11-policy-wall-smollm2-avx512.json").read_text(encoding="utf-8")
-    )
-    groups = [
-        Group(
-            row["suite"].replace("_", " "), (row["auto over plain"][0], row["best over plain"][0])
-        )
-        for row in result["cells"][0]["rows"]
-    ]
+    """Plot the speeds of ``auto`` and the best single drafter over plain decoding, by suite."""
+    path = results / "2026-11-policy-wall-smollm2-avx512.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    groups = list[Group]()
+    for row in result["cells"][0]["rows"]:
+        speeds = (row["auto over plain"][0], row["best over plain"][0])
+        groups.append(Group(row["suite"].replace("_", " "), speeds))
     note = f"{result['model']}, {result['machine']}; T = 0, wall clock; benchmarks/policy.py --wall"
     series = ("auto", "best single drafter")
     return bars("Speed relative to plain decoding, by suite", series, groups, note)
 
 
 def models(results: Path) -> str:
-    """`auto` relative to plain decoding, by model: geometric means over the suites."""
-    files = {
-        name: results / f"2026-11-policy-wall-{name}-avx512.json"
-        for name in ("smollm2", "qwen05", "qwen15")
-    }
-    found = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items()}
-    groups = [
-        Group(re.sub(r"-instruct.*", "", result["model"]), [mean(cell) for cell in result["cells"]])
-        for result in found.values()
-    ]
-    series = [f"T = {cell['temperature']}" for cell in found["smollm2"]["cells"]]
-    note = (
-        f"{found['smollm2']['machine']}; Spec-Bench, HumanEval, GSM8K; benchmarks/policy.py --wall"
-    )
+    """Plot the speed of ``auto`` relative to plain decoding, by model: means over the suites."""
+    found = list[dict[str, Any]]()
+    groups = list[Group]()
+    for name in ("smollm2", "qwen05", "qwen15"):
+        path = results / f"2026-11-policy-wall-{name}-avx512.json"
+        result = json.loads(path.read_text(encoding="utf-8"))
+        found.append(result)
+        model = re.sub(r"-instruct.*", "", result["model"])
+        groups.append(Group(model, [mean(cell) for cell in result["cells"]]))
+    first = found[0]
+    series = [f"T = {cell['temperature']}" for cell in first["cells"]]
+    note = f"{first['machine']}; Spec-Bench, HumanEval, GSM8K; benchmarks/policy.py --wall"
     return bars("Speed of auto relative to plain decoding, by model", series, groups, note)
 
 
 def mean(cell: dict[str, Any]) -> float:
-    """Return the geometric mean over the suites of the speed of `auto` relative to plain decoding."""
+    """Return the geometric mean of the speed of ``auto`` relative to plain decoding over suites."""
     return geometric_mean(row["auto over plain"][0] for row in cell["rows"])
 
 

@@ -1,7 +1,7 @@
 """Draw token trees of real runs for the pages in ``docs/methods``.
 
-    python tools/docs/trees.py                    # all, with the SmolLM2 that `pronk pull smollm2` has put here
-    python tools/docs/trees.py suffix recycling --smollm2 smollm2-135m-instruct-q4_1.gguf    # two of them
+    python tools/docs/trees.py                    # all, with the SmolLM2 of `pronk pull smollm2`
+    python tools/docs/trees.py suffix recycling --smollm2 FILE.gguf    # two of them
 
 Each drawing is one step of a text: the root, the draft tokens, the accepted path, and the bonus
 token.
@@ -21,7 +21,7 @@ from pronk.lab.explain import explain
 from pronk.sampling.tree import TokenTree
 
 OUT = Path(__file__).parents[2] / "docs" / "methods" / "trees"
-# pixels; a glyph of 12 px in a monospaced font is 7.3 wide
+# Sizes in pixels. A glyph of 12 px in a monospaced font is 7.3 px wide.
 ROW = 34
 GAP = 22
 HEIGHT = 24
@@ -30,7 +30,7 @@ MARGIN = 10
 
 
 class Drawing(NamedTuple):
-    """One drawing: the step of a text in which most draft tokens are accepted."""
+    """One drawing: the step of a text with the most accepted draft tokens."""
 
     model: str  # "smollm2" or "pronk-tiny"
     drafter: str
@@ -63,7 +63,7 @@ DRAWINGS = {
 
 
 def order_leaves(parents: Sequence[int]) -> list[int]:
-    """Return the row of every node: leaves get rows 0, 1, 2, …, and a parent has the row of its first child."""
+    """Return the row of each node: 0, 1, 2, … for leaves; a parent has that of its first child."""
     children: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents[1:], 1):
         children[parent].append(node)
@@ -77,7 +77,7 @@ def order_leaves(parents: Sequence[int]) -> list[int]:
     for node in order:
         if not children[node]:
             rows[node] = next_row
-            next_row = next_row + 1
+            next_row += 1
     for node in reversed(order):
         if children[node]:
             rows[node] = rows[children[node][0]]
@@ -90,12 +90,15 @@ def label(text: str) -> str:
 
 
 def draw(tree: TokenTree, path: tuple[int, ...], bonus: str, decode: Callable[[int], str]) -> str:
-    """Return the SVG of a tree.
+    """Return the SVG file of a tree.
 
-    ``path`` has the accepted nodes, ``bonus`` is the target's token after them.
+    Args:
+        tree: draft tokens.
+        path: accepted nodes.
+        bonus: text of the bonus token, which is drawn below the last accepted node.
+        decode: returns the text of a token id.
     """
     last = path[-1] if path else 0
-    # the bonus token is drawn as the last child of the last accepted node
     parents = [*tree.parents, last]
     texts = [*(label(decode(token)) for token in tree.tokens), label(bonus)]
     rows = order_leaves(parents)
@@ -103,15 +106,10 @@ def draw(tree: TokenTree, path: tuple[int, ...], bonus: str, decode: Callable[[i
     widths = [GLYPH * len(text) + 14 for text in texts]
     lefts = [float(MARGIN)]
     for depth in range(max(depths)):
-        lefts.append(
-            lefts[-1] + GAP + max(w for w, d in zip(widths, depths, strict=True) if d == depth)
-        )
-    kinds = [
-        "root",
-        *("accepted" if i in path else "rejected" for i in range(1, len(tree))),
-        "bonus",
-    ]
-    kinds = [k if i >= len(tree) or tree.acceptable[i] else "window" for i, k in enumerate(kinds)]
+        widest = max(width for width, each in zip(widths, depths, strict=True) if each == depth)
+        lefts.append(lefts[-1] + widest + GAP)
+    kinds = [node_kind(tree, path, node) for node in range(len(tree))]
+    kinds.append("bonus")
     lines = []
     boxes = []
     for node, parent in enumerate(parents):
@@ -133,7 +131,7 @@ def draw(tree: TokenTree, path: tuple[int, ...], bonus: str, decode: Callable[[i
         )
     right = max(lefts[d] + w for w, d in zip(widths, depths, strict=True)) + MARGIN
     bottom = 2 * MARGIN + ROW * max(rows) + HEIGHT
-    # the path is drawn above other lines
+    # The accepted path is drawn last, above the other lines.
     lines.sort(key=lambda line: "accepted" in line or "bonus" in line)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{right:.0f}" height="{bottom:.0f}" '
@@ -142,6 +140,15 @@ def draw(tree: TokenTree, path: tuple[int, ...], bonus: str, decode: Callable[[i
         + "\n".join(lines + boxes)
         + "\n</svg>\n"
     )
+
+
+def node_kind(tree: TokenTree, path: tuple[int, ...], node: int) -> str:
+    """Return the class of a node in the style sheet."""
+    if not tree.acceptable[node]:
+        return "window"
+    if node == 0:
+        return "root"
+    return "accepted" if node in path else "rejected"
 
 
 STYLE = """\
@@ -165,9 +172,9 @@ def example() -> str:
 
 
 def best_step(steps: tuple[Decision, ...]) -> Decision:
-    """Return the step with most accepted draft tokens.
+    """Return the step with the most accepted draft tokens.
 
-    Of equal ones that with most draft tokens, then the earliest.
+    Among equal steps, the one with the most draft tokens is returned, then the earliest one.
     """
     return max(steps, key=lambda step: (len(step.path), len(step.kept)))
 
@@ -195,13 +202,13 @@ def main() -> None:
             model = options.smollm2 if drawing.model == "smollm2" else drawing.model
             loaded[drawing.model] = LLM(model, budget="all", calibration="off")
         llm = loaded[drawing.model]
-        step = best_step(
-            explain(llm, drawing.prompt, SamplingParams(max_tokens=40), drawing.drafter).steps[1:]
-        )
-        texts = {
-            token: llm.tokenizer.decode([token]) for token in (*step.kept.tokens, step.tokens[-1])
-        }
-        svg = draw(step.kept, step.path, texts[step.tokens[-1]], texts.__getitem__)
+        params = SamplingParams(max_tokens=40)
+        explained = explain(llm, drawing.prompt, params, drawing.drafter)
+        step = best_step(explained.steps[1:])
+        bonus = step.tokens[-1]
+        tokens = {*step.kept.tokens, bonus}
+        texts = {token: llm.tokenizer.decode([token]) for token in tokens}
+        svg = draw(step.kept, step.path, texts[bonus], texts.__getitem__)
         (OUT / f"{name}.svg").write_text(svg, encoding="utf-8")
         print(f"{name}: {len(step.path)} of {step.kept.num_draft_tokens} draft tokens accepted")
 

@@ -26,26 +26,32 @@ from pronk.base.arrays import Array
 
 _c10d: Any = dist  # Any, because the type stubs of torch.distributed lack some names
 
-# Maximum duration of one send or receive. A worker waits for the driver without limit: for the next
-# message, and until the driver receives the answer. The driver sends with _MESSAGE_TIMEOUT, because
-# an idle worker always waits for a message. Both parts are received with _MESSAGE_TIMEOUT, because
-# the sender sends them right after the header.
+# Time limits of one send or receive. A worker waits for the driver without limit: for the next
+# message, and until the driver receives the answer. The driver sends within _MESSAGE_TIMEOUT,
+# because an idle worker always waits for a message. The JSON text and the bytes are received within
+# _MESSAGE_TIMEOUT, because they are sent right after the header.
 _NO_TIMEOUT = timedelta(days=365)
 _MESSAGE_TIMEOUT = timedelta(seconds=10)
 
 
 def open_store(host: str, port: int, processes: int, *, master: bool, timeout: float) -> Any:
-    """Open the rendezvous store of ``processes`` processes.
+    """Open the rendezvous store of ``torch.distributed`` for a number of processes.
 
-    With port 0 the master listens on a free port.
+    Args:
+        host: address of the master, the process that serves the store.
+        port: port of the master; with 0 the master listens on a free port.
+        processes: number of processes.
+        master: whether this process is the master.
+        timeout: seconds to wait for the master's answer.
 
-    Raises ``OSError`` if the port is in use, ``RuntimeError`` if the master does not answer within
-    ``timeout`` seconds.
+    Raises:
+        OSError: the port is in use.
+        RuntimeError: the master does not answer in time.
     """
     limit = timedelta(seconds=timeout)
     if not master:
         return _c10d.TCPStore(host, port, processes, is_master=False, timeout=limit)
-    # torch's own socket would listen on all interfaces
+    # The socket is opened here, because torch's own would listen on all interfaces.
     listener = socket.create_server((host, port))
     port = listener.getsockname()[1]
     options = {"wait_for_workers": False, "timeout": limit, "master_listen_fd": listener.detach()}
@@ -53,19 +59,23 @@ def open_store(host: str, port: int, processes: int, *, master: bool, timeout: f
 
 
 def join_launched(timeout: float) -> tuple[Any, int, int]:
-    """Return the rendezvous store of ``torchrun``, this process's rank, and the number of processes.
+    """Return the rendezvous store of ``torchrun``, this process's rank, and the process count.
 
-    Raises ``RuntimeError`` or ``ValueError`` if ``torchrun`` did not launch this process, or the
-    others are missing.
+    Raises:
+        RuntimeError, ValueError: ``torchrun`` did not launch this process, or another process has
+            not joined within ``timeout`` seconds.
     """
     store, rank, world_size = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     return store, rank, world_size
 
 
 def open_group(store: Any, name: str, rank: int, size: int, *, timeout: float) -> Any:
-    """Open a gloo group of ``size`` processes, on the loopback interface unless launched by ``torchrun``.
+    """Open a gloo group of ``size`` processes.
 
-    Raises ``RuntimeError`` if a process does not join within ``timeout`` seconds.
+    Processes that ``torchrun`` did not launch use the loopback interface only.
+
+    Raises:
+        RuntimeError: a process does not join within ``timeout`` seconds.
     """
     gloo = _c10d.ProcessGroupGloo
     options = gloo._Options()  # noqa: SLF001 - the only way to set the interface
@@ -78,20 +88,21 @@ def open_group(store: Any, name: str, rank: int, size: int, *, timeout: float) -
 
 
 class MessageKind(IntEnum):
-    """Kinds of messages, and the contents of each."""
+    """Kinds of messages between the driver and a worker, and the contents of each."""
 
     HELLO = 0  # worker to driver: properties of the loaded model, as JSON
-    # driver to worker: new number of blocks of the KV pool, and the layers whose outputs it has to
-    # keep
+    # Driver to worker: the new number of blocks of the KV pool, and the layers whose outputs the
+    # pool keeps.
     POOL = 1
-    # driver to worker: compute these nodes (tree parallelism), or run layers (tensor parallelism)
+    # Driver to worker: the nodes to compute (tree parallelism), or the layers to run (tensor
+    # parallelism).
     WORK = 2
-    # worker to driver: the pool is resized, or the result of WORK: seconds, sampled tokens, logits,
-    # outputs
+    # Worker to driver: the answer to POOL, or the result of WORK: seconds, sampled tokens, logits
+    # and outputs of layers.
     DONE = 3
-    # driver to worker: request for logits that DONE left out; worker to driver: these logits
+    # Driver to worker: request for logits that DONE left out. Worker to driver: these logits.
     LOGITS = 4
-    # driver to worker: request for the contents of KV slots; worker to driver: these contents
+    # Driver to worker: request for the contents of KV slots. Worker to driver: these contents.
     ROWS = 5
     FAILED = 6  # worker to driver: error message
     STOP = 7  # driver to worker: end the process
@@ -112,10 +123,14 @@ class PeerMessage(NamedTuple):
 
 @contextmanager
 def detect_loss(other: str) -> Generator[None]:
-    """Raise ``ConnectionLostError`` if the ``with`` block, an exchange with ``other``, fails."""
+    """Raise ``ConnectionLostError`` if an exchange with another process, the block, fails.
+
+    ``other`` names the other process in the error.
+    """
     try:
         yield
-    except (RuntimeError, ValueError, MemoryError) as error:  # the last two: a malformed message
+    # A malformed message raises ValueError or MemoryError.
+    except (RuntimeError, ValueError, MemoryError) as error:
         msg = f"{other} is gone, or does not answer: {describe_error(error)[-160:]}"
         raise ConnectionLostError(msg) from error
 
@@ -123,17 +138,23 @@ def detect_loss(other: str) -> Generator[None]:
 class PeerConnection:
     """A connection to one other process.
 
-    ``rank`` is its rank. 0 is the driver, which has the requests.
+    Attributes:
+        rank: rank of the other process; 0 is the driver.
     """
 
     def __init__(self, store: Any, rank: int, *, driver: bool, timeout: float) -> None:
-        """Connect the driver with the worker ``rank``; both processes have to make this call.
+        """Connect the driver with a worker; both processes must make this call.
 
-        ``store`` is the rendezvous store of ``torch.distributed``. Raises ``ConnectionLostError``
-        if the other process does not join within ``timeout`` seconds.
+        Args:
+            store: rendezvous store of ``torch.distributed``.
+            rank: rank of the worker.
+            driver: whether this process is the driver.
+            timeout: seconds to wait for the other process.
+
+        Raises:
+            ConnectionLostError: the other process does not join in time.
         """
-        # In the process group of these two processes, the driver has rank 0 and the worker has rank
-        # 1.
+        # In the process group of these two processes, the driver has rank 0, and the worker rank 1.
         self.rank, self._other_rank = (rank, 1) if driver else (0, 0)
         self._other = f"worker {rank}" if driver else "the driver process"
         with detect_loss(self._other):
@@ -142,13 +163,19 @@ class PeerConnection:
     def send(
         self, kind: MessageKind, values: Sequence[Any] = (), data: Array | bytes = b""
     ) -> None:
-        """Send a message; ``values`` are JSON values, and an array ``data`` is uint8 ``[bytes]``.
+        """Send a message.
 
-        Raises ``ConnectionLostError`` if the other process has ended, or does not receive in time.
+        Args:
+            kind: kind of the message.
+            values: JSON values.
+            data: bytes, or uint8 ``[bytes]``.
+
+        Raises:
+            ConnectionLostError: the other process has ended, or does not receive in time.
         """
-        # ``default`` converts integers of NumPy
+        # ``default`` converts NumPy's integers.
         text = json.dumps(values, default=operator.index).encode()
-        # A bytearray, because torch wants writable memory.
+        # A bytearray, because torch needs writable memory.
         parts = [
             np.frombuffer(bytearray(part), np.uint8) if isinstance(part, bytes) else part
             for part in (text, data)
@@ -161,12 +188,11 @@ class PeerConnection:
                     self._group.send([torch.from_numpy(array)], self._other_rank, 0).wait(timeout)
 
     def receive(self, timeout: float | None = None) -> PeerMessage:
-        """Receive the next message.
+        """Receive the next message, within ``timeout`` seconds, or without limit if ``None``.
 
-        Wait for it at most ``timeout`` seconds, or without limit if ``None``.
-
-        Raises ``ConnectionLostError`` if the other process has ended or sends nothing in time, or
-        the message is malformed.
+        Raises:
+            ConnectionLostError: the other process has ended or sends nothing in time, or the
+                message is malformed.
         """
         header = np.zeros(3, np.int64)
         header_timeout = _NO_TIMEOUT if timeout is None else timedelta(seconds=timeout)

@@ -1,10 +1,10 @@
 """Tree parallelism: the driver's KV pool, and its record of the contents of the workers' KV pools.
 
-All pools are divided into the same numbered blocks, so a token has the same slot in each. A *KV
-row* is the keys and values of one token. A worker's pool holds only the KV rows that the worker
-computed or received. The driver's pool holds all committed tokens: on commit, the driver fetches
-the KV rows of accepted tokens from the worker that computed them. A worker that lacks KV rows
-receives them from the driver, or recomputes them if that is cheaper.
+All pools are divided into the same numbered blocks, so that a token has the same slot in each. A
+*KV row* is the keys and values of one token. A worker's pool has only the KV rows that the worker
+computed or received. The driver's pool has those of all committed tokens: on commit, the driver
+fetches the KV rows of accepted tokens from the worker that computed them. A worker that lacks KV
+rows receives them from the driver, or recomputes them if recomputing is cheaper.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pronk.base.arrays import Array
 class RemotePool:
     """The driver's record of the contents of one worker's KV pool."""
 
-    # Bool ``[slots]``: True if the worker's slot has the same contents as the driver's slot.
+    # Bool ``[slots]``: whether the worker's slot has the same contents as the driver's slot.
     valid: NDArray[np.bool_]
     # (source slot, target slot) of each copy that the worker must make in its pool before its next
     # forward pass.
@@ -33,7 +33,7 @@ class RemotePool:
     pool_sent: bool = False  # whether the worker has received the size that its pool must have
 
     def reset(self, num_slots: int) -> None:
-        """Note that the worker's KV pool is empty, and that it has to be resized to ``num_slots`` slots."""
+        """Record that the worker's KV pool is empty, and must be resized to ``num_slots`` slots."""
         self.valid = np.zeros(num_slots, np.bool_)
         self.moves = []
         self.pool_sent = False
@@ -41,15 +41,15 @@ class RemotePool:
 
 @dataclass(frozen=True)
 class PartitionedTree:
-    """A request's tree in the last forward pass, and the position of each node's KV row in the pools."""
+    """A request's tree in the last forward pass, and where each node's KV row is in the pools."""
 
     tree: TokenTree
-    # {node: offset} of the nodes that the driver computed: the node's KV row is at the position
-    # ``block_table.length + offset``. ``None``: the driver computed all nodes; the offset of a node
-    # is its number.
+    # Offset of each node that the driver computed: the node's KV row is at the position
+    # ``block_table.length + offset``. With ``None``, the driver computed all nodes, and the offset
+    # of a node is its number.
     driver_offsets: Mapping[int, int] | None = None
-    # For each worker that computed nodes of the tree: its pool, and {node: position of the KV row
-    # in the block table}.
+    # For each worker that computed nodes of the tree: its pool, and the position of each node's KV
+    # row in the block table.
     worker_positions: tuple[tuple[RemotePool, Mapping[int, int]], ...] = ()
 
 
@@ -60,15 +60,16 @@ class MirroredCache(PagedCache):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.remote_pools: list[RemotePool] = []  # one per worker
-        # Weak reference to a function of a worker's pool and slots, which returns the KV rows in
-        # these slots, uint8 ``[slots, bytes]``, or ``None`` if the worker is gone.
+        # Weak reference to a function that fetches KV rows. From a worker's pool and slots in it,
+        # the function returns the KV rows, uint8 ``[slots, bytes]``, or ``None`` if the worker is
+        # lost.
         self.fetch: Callable[[], Callable[[RemotePool, NDArray[np.int64]], Array | None] | None] = (
             lambda: None
         )
         # Trees of the last forward pass, by the ``id`` of the request's block table; removed by
         # :meth:`commit`.
         self.partitioned_trees: dict[int, PartitionedTree] = {}
-        # for each slot, the id of its committed token, ``[slots]``
+        # Id of the committed token in each slot, int64 ``[slots]``.
         self.tokens = np.zeros(0, np.int64)
         super().__init__(*args, **options)
 
@@ -79,7 +80,7 @@ class MirroredCache(PagedCache):
         self.reset_remote_pools()
 
     def reset_remote_pools(self) -> None:
-        """Note that the workers' pools are empty, and have to be resized to the size of the driver's pool."""
+        """Record that the workers' pools are empty, and must be resized as the driver's pool is."""
         for remote_pool in self.remote_pools:
             remote_pool.reset(self.num_slots)
 
@@ -89,7 +90,7 @@ class MirroredCache(PagedCache):
         return self.remote_pools[-1]
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
-        """Prepare slots as :class:`PagedCache` does, and record that the workers lack their new contents."""
+        """Prepare slots as :class:`PagedCache` does, and mark them as invalid in the workers."""
         super().prepare(block_table, tokens)
         if tokens > block_table.length:
             self._invalidate(self.slots(block_table, block_table.length, tokens))
@@ -101,7 +102,7 @@ class MirroredCache(PagedCache):
         self._invalidate(slice(new * size, (new + 1) * size))
 
     def write_block(self, block: int, data: bytes, tokens: Sequence[int]) -> None:
-        """Store a block and record its tokens; :meth:`prepare` has recorded that the workers lack it."""
+        """Store a block and record its tokens; :meth:`prepare` has marked it invalid in workers."""
         super().write_block(block, data, tokens)
         self.tokens[block * self.block_size : (block + 1) * self.block_size] = tokens
 
@@ -112,9 +113,12 @@ class MirroredCache(PagedCache):
     def commit_slots(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit accepted nodes; fetch the KV rows that only a worker has.
 
-        ``offsets`` are the numbers of the nodes, a path from the root. If the worker is gone, only
-        the nodes that the driver computed are committed; the engine computes the rest of the path
-        again.
+        If the worker is lost, only the nodes that the driver computed are committed, and the engine
+        computes the rest of the path again.
+
+        Args:
+            block_table: block table of the request.
+            offsets: numbers of the accepted nodes, a path from the root.
         """
         partitioned_tree = self.partitioned_trees.pop(id(block_table), None)
         length = block_table.length
@@ -137,12 +141,10 @@ class MirroredCache(PagedCache):
     def _fetch(
         self, block_table: BlockTable, partitioned_tree: PartitionedTree, missing: Sequence[int]
     ) -> None:
-        """Fetch the KV rows of the nodes ``missing``, the end of a path, from one worker.
+        """Fetch the KV rows of ``missing``, the last nodes of a path, from a worker; commit them.
 
-        Commit the nodes.
-
-        The worker that computed the last node also computed the others, its ancestors. If it is
-        gone, do nothing.
+        The worker that computed the last node also computed the others, because they are its
+        ancestors. If the worker is lost, nothing is committed.
         """
         if not missing or (fetch := self.fetch()) is None:
             return
@@ -165,7 +167,10 @@ class MirroredCache(PagedCache):
         positions: Sequence[int],
         length: int,
     ) -> None:
-        """Record that a worker must move the KV rows at ``positions`` to the positions length, length + 1, …."""
+        """Record that a worker must move its KV rows of accepted nodes to the end of the text.
+
+        The rows move from ``positions`` to the positions ``length``, ``length + 1``, ….
+        """
         if not positions:
             return
         stop = max(length + len(positions), max(positions) + 1)

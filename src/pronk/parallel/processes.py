@@ -26,10 +26,13 @@ _POLL_SECONDS = 0.05  # seconds between two checks whether a worker has loaded t
 
 
 class WorkerProcesses:
-    """Worker processes, spawned by the driver and ended with it, or launched by ``torchrun``.
+    """Worker processes, either spawned by the driver and ended with it, or those of ``torchrun``.
 
     ``torchrun`` monitors the processes that it has launched; each ends when its connection is lost.
-    ``processes`` are the spawned ones in order of their ranks.
+
+    Attributes:
+        store: rendezvous store of the processes.
+        processes: spawned processes, ordered by rank; empty with ``torchrun``.
     """
 
     def __init__(self, store: Any, processes: Sequence[subprocess.Popen[bytes]] = ()) -> None:
@@ -38,11 +41,11 @@ class WorkerProcesses:
         finalize(self, _kill, processes)
 
     def is_alive(self, rank: int) -> bool:
-        """Return whether the worker with this rank is running, as far as known without asking it."""
+        """Return whether a worker is running, as far as the driver knows without a message."""
         return not self.processes or self.processes[rank - 1].poll() is None
 
     def end(self, rank: int | None = None) -> None:
-        """End the spawned worker with this rank, or all if ``rank`` is ``None``; idempotent."""
+        """End the spawned worker with a rank, or all for ``None``; ended workers are skipped."""
         _kill(self.processes if rank is None else self.processes[rank - 1 : rank])
 
 
@@ -62,29 +65,29 @@ class WorkerGroup:
     ) -> None:
         self.settings = settings
         self.processes = processes
-        # connections to the workers, which :meth:`make_runner` makes
+        # Connections to the workers, opened by :meth:`make_runner`.
         self.peers = list[PeerConnection]()
-        # Weak reference to the runner of :meth:`make_runner` under tree parallelism; returns None
-        # if there is none.
+        # Weak reference to the runner of :meth:`make_runner` under tree parallelism; it returns
+        # None without a runner.
         self._tree_runner: Callable[[], TreeRunner | None] = lambda: None
-        # the driver's shard under tensor parallelism, else ``None``
+        # The driver's shard of the model under tensor parallelism, else ``None``.
         self.split = settings.split(0, config)
         self.shard_config = config if self.split is None else self.split.shard_config
-        # the driver's
+        # Class of the driver's KV pool.
         self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
     def end(self) -> None:
-        """End the workers that the driver has spawned; idempotent."""
+        """End the workers that the driver has spawned; a second call does nothing."""
         runner = self._tree_runner()
         if runner is not None:
             runner.drop_workers()
         self.processes.end()
 
     def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
-        """Connect to all workers, and return a model runner that uses them.
+        """Connect to all workers, and return a model runner that divides its work among them.
 
-        Raises ``OptionError`` if a worker does not connect, cannot load the model, or has another
-        model.
+        Raises:
+            OptionError: a worker does not connect, cannot load the model, or has another model.
         """
         properties = model_properties(decoder, cache, self.settings)
         workers = self.settings["workers"]
@@ -126,9 +129,10 @@ class WorkerGroup:
         return peer
 
     def _wait_until_loaded(self, rank: int) -> None:
-        """Wait until a worker has loaded the model.
+        """Poll until a worker has loaded the model; a blocking wait would delay Ctrl-C.
 
-        Poll, because a blocking wait would delay Ctrl-C.
+        Raises:
+            OptionError: the worker has ended, or has not loaded the model in time.
         """
         deadline = monotonic() + _LOAD_TIMEOUT
         while not self.processes.store.check([loaded_key(rank)]):
@@ -148,11 +152,12 @@ class WorkerGroup:
 
 
 def join_torchrun(settings: WorkerSettings) -> WorkerProcesses:
-    """Join the processes of ``torchrun``: return in rank 0, the driver.
+    """Join the processes of ``torchrun``: return in the driver (rank 0), and serve in workers.
 
-    In other ranks, serve and exit.
+    A worker exits at the end of this call.
 
-    Raises ``OptionError`` if the number of processes is not ``workers``, or the rendezvous fails.
+    Raises:
+        OptionError: the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
         store, rank, world_size = join_launched(_LOAD_TIMEOUT)
@@ -188,7 +193,7 @@ _PROGRAM = (
 
 def _spawn(port: int, rank: int, workers: int) -> subprocess.Popen[bytes]:
     arguments = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, _LOAD_TIMEOUT]
-    return subprocess.Popen([str(argument) for argument in arguments], stdin=subprocess.PIPE)  # noqa: S603 - this interpreter
+    return subprocess.Popen([str(argument) for argument in arguments], stdin=subprocess.PIPE)  # noqa: S603
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:

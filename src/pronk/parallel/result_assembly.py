@@ -1,4 +1,4 @@
-"""Rows that each process computes under tree parallelism, and the assembly of the processes' results.
+"""Tree parallelism: the rows that each process computes, and the assembly of their results.
 
 *Logits rows* are the rows of an entry's logits, one for each node whose logits are needed. For shards
 of trees see :mod:`~pronk.parallel.tree_partition`.
@@ -19,8 +19,8 @@ from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
 from pronk.parallel.wire_format import WorkRows
 
-# ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard of a worker, float32
-# ``[rows, vocab]``, or returns ``None`` if the worker is gone.
+# ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard from a worker, float32
+# ``[rows, vocab]``, or returns ``None`` if the worker is lost.
 FetchLogits = Callable[[int, Sequence[int]], Array | None]
 
 
@@ -35,8 +35,8 @@ def own_logits_nodes(entry: BatchEntry, shard: TreeShard) -> list[int]:
 def make_work_rows(entry: BatchEntry, shard: TreeShard, lead: Sequence[int]) -> WorkRows:
     """Return the rows that a process computes for one tree shard.
 
-    Rows of ``lead``, the last committed tokens, come first: the process recomputes them as a chain
-    above the shard.
+    ``lead`` are the last committed tokens, whose KV rows the process lacks. The process recomputes
+    their rows first, as a chain above the shard.
     """
     num_lead = len(lead)
     tree = entry.tree
@@ -46,7 +46,7 @@ def make_work_rows(entry: BatchEntry, shard: TreeShard, lead: Sequence[int]) -> 
     new_nodes = {node: new_node for new_node, node in enumerate(shard.nodes, num_lead)}
     tokens = (*lead, *(tree.tokens[node] for node in shard.nodes))
     parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in shard.nodes)
-    # False below the root: only the driver verifies
+    # The drafts are not verified here, but in the driver.
     verify = (True,) + (False,) * (len(tokens) - 1)
     new_tree = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
     if lead:
@@ -66,17 +66,17 @@ def make_work_rows(entry: BatchEntry, shard: TreeShard, lead: Sequence[int]) -> 
 class ScatteredLogits:
     """Logits of one entry, ``[logits rows, vocab]``.
 
-    Rows in a worker are fetched at the first access.
+    The rows that a worker has are fetched at the first access.
     """
 
     def __init__(self, rows: Array, recompute: Callable[[], Array]) -> None:
-        """``recompute`` computes all rows in this process.
+        """Wrap an array of logits rows, which need not be filled yet.
 
-        It is called if a worker with rows is lost.
+        ``recompute`` computes all rows in this process. It is called if a worker with rows is lost.
         """
         self.rows = rows  # undefined in rows that have not been fetched
-        # For these, by the index in ``rows``: ``(fetch, shard_row)``; ``fetch([shard_row])``
-        # fetches the row.
+        # By the index of a row that has not been fetched: ``(fetch, shard_row)``, so that
+        # ``fetch([shard_row])`` fetches the row.
         self.remote_rows = dict[int, tuple[partial[Array | None], int]]()
         self._recompute = recompute
 
@@ -84,7 +84,7 @@ class ScatteredLogits:
         return len(self.rows)
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Array:
-        """Return logits rows as float32, after fetching those that are in a worker."""
+        """Return logits rows as float32, after fetching the rows that a worker has."""
         indices = rows if isinstance(rows, list) else range(len(self))[rows]
         self._fetch([indices] if isinstance(indices, int) else indices)
         return self.rows[rows]
@@ -107,7 +107,7 @@ class ScatteredLogits:
 
 
 class AssembledResult:
-    """The result of a forward pass, assembled from all processes."""
+    """The result of a forward pass, assembled from the results of all processes."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class AssembledResult:
         }
 
     def add_driver_result(self, process_shard: ProcessShard, result: ForwardResult) -> None:
-        """Store the logits and layer outputs of the driver, which is this process, in this result."""
+        """Store the logits and layer outputs that the driver, this process, has computed."""
         for shard_index, shard in enumerate(process_shard):
             self._offsets[shard.entry] = {node: offset for offset, node in enumerate(shard.nodes)}
             self._set_logits(shard, result.logits[shard_index][:])
@@ -175,7 +175,7 @@ class AssembledResult:
         data: Array,
         fetch: FetchLogits,
     ) -> None:
-        """Store one worker's logits, sampled tokens and layer outputs in this result.
+        """Store the logits, sampled tokens and layer outputs of one worker.
 
         Args:
             pool: record of the worker's KV pool.

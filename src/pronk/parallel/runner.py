@@ -30,23 +30,23 @@ from pronk.parallel.wire_format import WorkRequest, WorkRows
 
 _log = logging.getLogger(__name__)
 
-# Estimate until passes are measured: cost of each row after the first, divided by the cost of a
-# pass of one row.
+# Estimated cost of each row after the first, divided by the cost of a pass of one row, before the
+# first measurement.
 _PRIOR_COST_PER_ROW = 0.1
 # The cost of sending KV rows is spread over this number of steps, because KV rows are sent once and
 # used many times.
 _AMORTIZATION_STEPS = 8
-# A worker's answer may take _TIMEOUT seconds plus _TIMEOUT_FACTOR times the seconds of the driver's
-# forward pass.
+# Time limit of a worker's answer: _TIMEOUT seconds plus _TIMEOUT_FACTOR times the seconds of the
+# driver's forward pass.
 _TIMEOUT = 20.0
 _TIMEOUT_FACTOR = 10.0
 _PRIOR_EXCHANGE_SECONDS = 1e-3  # estimated seconds of an exchange before the first measurement
 _PRIOR_SECONDS_PER_BYTE = 1e-9  # estimated seconds to send a byte before the first measurement
-# messages with fewer bytes are not measured, because their time is mostly latency
+# Messages with fewer bytes are not measured, because their time is mostly latency.
 MIN_TIMED_BYTES = 2**18
 NUM_TIMINGS = 9  # an estimate is the median of this number of recent measurements
-# The estimated exchange time of an unused worker halves after this number of steps, so that it is
-# used again.
+# The estimated exchange time of an unused worker halves after this number of steps, so that the
+# worker is used and measured again some day.
 IDLE_HALF_LIFE = 256
 
 
@@ -56,20 +56,20 @@ class WorkerHandle:
 
     peer: PeerConnection
     pool: RemotePool  # record of the contents of the worker's KV pool
-    # measured durations of the worker's forward passes
+    # Measured durations of the worker's forward passes.
     cost_model: CostModel = field(default_factory=CostModel)
     # Seconds of recent exchanges: seconds of the step minus seconds of the slowest process's
     # computation.
     exchange_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
-    idle_steps: int = 0  # number of steps since the last one in which this worker computed nodes
-    # whether the pool was resized and not used since; its first step is not measured
+    idle_steps: int = 0  # number of steps since the worker last computed nodes
+    # Whether the pool is unused since it was resized. Its first step is not measured.
     has_new_pool: bool = True
     # Seconds per byte of recent messages to the worker.
     byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
 
     @property
     def exchange_seconds(self) -> float:
-        """Estimated seconds of an exchange, halved after every ``IDLE_HALF_LIFE`` steps without this worker."""
+        """Estimated seconds of an exchange; halves with every ``IDLE_HALF_LIFE`` idle steps."""
         measured = median(self.exchange_times) if self.exchange_times else _PRIOR_EXCHANGE_SECONDS
         return measured * 0.5 ** (self.idle_steps / IDLE_HALF_LIFE)
 
@@ -79,12 +79,17 @@ class WorkerHandle:
         return median(self.byte_times) if self.byte_times else _PRIOR_SECONDS_PER_BYTE
 
     def record_send(self, size: int, seconds: float) -> None:
-        """Record that sending ``size`` bytes took ``seconds``; small messages are ignored."""
+        """Record the seconds of sending ``size`` bytes; small messages are ignored."""
         if size >= MIN_TIMED_BYTES and not self.has_new_pool:
             self.byte_times.append(seconds / size)
 
     def record_step(self, seconds: float, longest_pass: float) -> None:
-        """Record a step with this worker: its seconds, and the computing time of its slowest process."""
+        """Record a step with this worker.
+
+        Args:
+            seconds: duration of the step.
+            longest_pass: seconds of the forward pass of the slowest process in the step.
+        """
         if not self.has_new_pool:
             self.exchange_times.append(max(0.0, seconds - longest_pass))
         self.has_new_pool = False
@@ -92,11 +97,11 @@ class WorkerHandle:
 
 
 class TreeRunner(ModelRunner):
-    """A model runner that splits the trees of a forward pass among this process (the driver) and workers.
+    """Model runner that divides the trees of a forward pass among the driver and its workers.
 
-    Results are bit-identical to those of one process, since the bits of a row depend only on the
+    Results are bit-identical to those of one process, because the bits of a row depend only on the
     row's token and the tokens before it. If a worker is lost, the driver repeats the forward pass
-    alone and goes on without that worker.
+    alone, and goes on without that worker.
     """
 
     def __init__(
@@ -109,15 +114,19 @@ class TreeRunner(ModelRunner):
     ) -> None:
         """Connect a model to its workers.
 
-        ``is_alive`` returns whether the worker of a rank is running, without a message to the
-        worker. ``on_lost`` is called with the rank of a worker that has ended, failed or not
-        answered in time.
+        Args:
+            decoder: the model.
+            cache: the driver's KV pool.
+            peers: connections to the workers.
+            is_alive: returns whether the worker with a rank is running, without a message to it.
+            on_lost: called with the rank of a worker that has ended, failed or not answered in
+                time.
         """
         super().__init__(decoder, cache)
         self.mirrored = cache
         self.driver_costs = CostModel()
         self.workers = [WorkerHandle(peer, cache.add_remote_pool()) for peer in peers]
-        # number of forward passes that were split among several processes
+        # Number of forward passes that were divided among several processes.
         self.num_shared_passes = 0
         self._message_number = 0
         self._unanswered: list[WorkerHandle] = []
@@ -241,7 +250,11 @@ class TreeRunner(ModelRunner):
         process_shard: ProcessShard,
         collect: frozenset[int],
     ) -> tuple[WorkRequest, list[int]]:
-        """Return the request to a worker, and for each tree shard the number of committed tokens to recompute."""
+        """Return the request to a worker, and the numbers of committed tokens to recompute.
+
+        The second result has a number for each tree shard. KV rows that the worker lacks are either
+        sent with the request or recomputed, whichever is estimated to be faster.
+        """
         rows = list[WorkRows]()
         slots = list[NDArray[np.int64]]()
         recomputed = list[int]()
@@ -258,8 +271,8 @@ class TreeRunner(ModelRunner):
             # tokens in them.
             has_released = entry.block_table.num_released > 0
             send_seconds = len(missing) * self.cache.bytes_per_token * worker.seconds_per_byte
-            # ``not <=`` includes NaN: costs() is inf beyond the measured numbers of rows, and inf -
-            # inf is NaN.
+            # ``not <=`` is also true for NaN: costs() is inf beyond the measured numbers of rows,
+            # and inf - inf is NaN.
             if has_released or not recompute_seconds <= send_seconds:
                 slots.append(committed_slots[missing])
                 num_recomputed = 0
@@ -300,10 +313,7 @@ class TreeRunner(ModelRunner):
     def _receive_answer(
         self, worker: WorkerHandle, number: int, extra_timeout: float
     ) -> PeerMessage:
-        """Return the answer to request ``number``.
-
-        Discard answers to earlier requests that were aborted.
-        """
+        """Return the answer to request ``number``; discard the answers to aborted requests."""
         while True:
             try:
                 message = worker.peer.receive(_TIMEOUT + extra_timeout)
@@ -322,7 +332,7 @@ class TreeRunner(ModelRunner):
     def _drain(self) -> None:
         """Receive and discard the answers to an aborted forward pass.
 
-        Without that, the workers would block.
+        Otherwise the workers would wait until the driver receives them.
         """
         while self._unanswered:
             worker = self._unanswered.pop()
@@ -333,7 +343,10 @@ class TreeRunner(ModelRunner):
                     self._drop_worker(worker, error)
 
     def _fetch_kv_rows(self, pool: RemotePool, slots: NDArray[np.int64]) -> Array | None:
-        """Implement ``MirroredCache.fetch``."""
+        """Fetch KV rows from a worker for ``MirroredCache.fetch``, uint8 ``[slots, bytes]``.
+
+        Returns ``None`` if the worker is lost.
+        """
         worker = next((worker for worker in self.workers if worker.pool is pool), None)
         data = None if worker is None else self._request(worker, MessageKind.ROWS, slots.tolist())
         return None if data is None else data.reshape(len(slots), -1)
@@ -341,9 +354,9 @@ class TreeRunner(ModelRunner):
     def _fetch_logits(
         self, worker: WorkerHandle, number: int, shard_index: int, rows: Sequence[int]
     ) -> Array | None:
-        """Fetch logits rows that a worker computed for request ``number``.
+        """Fetch logits rows that a worker computed for request ``number``, ``[rows, vocab]``.
 
-        ``None`` if the worker is gone.
+        Returns ``None`` if the worker is lost.
         """
         data = self._request(worker, MessageKind.LOGITS, [number, shard_index, *rows])
         return None if data is None else data.view(np.float32).reshape(len(rows), -1)
@@ -351,9 +364,9 @@ class TreeRunner(ModelRunner):
     def _request(
         self, worker: WorkerHandle, kind: MessageKind, values: Sequence[int]
     ) -> Array | None:
-        """Send a message to a worker and return the bytes of the answer.
+        """Send a message to a worker, and return the bytes of the answer.
 
-        ``None`` if the worker is gone.
+        Returns ``None`` if the worker is lost.
         """
         if worker not in self.workers:
             return None
@@ -370,7 +383,7 @@ class TreeRunner(ModelRunner):
         return data
 
     def drop_workers(self) -> None:
-        """Use no worker from now on: later forward passes run in this process alone."""
+        """Run all later forward passes in this process alone."""
         self.workers.clear()
         self.mirrored.remote_pools.clear()
 
@@ -383,7 +396,7 @@ class TreeRunner(ModelRunner):
 
 
 class _LostWorkerError(Exception):
-    """A worker has ended, failed or not answered in time."""
+    """Error that a worker has ended, failed or not answered in time."""
 
     def __init__(self, worker: WorkerHandle, error: Exception) -> None:
         super().__init__(str(error))
@@ -395,8 +408,8 @@ def _cost_function(
 ) -> Callable[[int], float]:
     """Return a function from a number of rows to the measured seconds of a forward pass.
 
-    Before the first measurement, return ``default``; if it is ``None``, an estimate relative to a
-    pass of one row.
+    Before the first measurement, the function is ``default``, or for ``None`` an estimate in units
+    of a pass of one row.
     """
     curve: CostCurve | None = cost_model.costs(context)
     if curve is not None:

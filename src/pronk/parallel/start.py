@@ -1,4 +1,4 @@
-"""Start of the processes of a model."""
+"""Start of the worker processes of a model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from pronk.serving import LLMOptions, is_launched
 def start_workers(
     options: LLMOptions, model: Path, dtype: DType, config: ModelConfig, kernels: Kernels
 ) -> WorkerGroup:
-    """Spawn workers.
+    """Spawn the workers of a model, for :func:`pronk.engine.workers.start_workers`.
 
-    If ``torchrun`` launched the processes, return in rank 0 and serve in other ranks.
-
-    Implements :func:`pronk.engine.workers.start_workers`.
+    If ``torchrun`` launched the processes, the call returns in rank 0, and serves in other ranks.
     """
     settings = WorkerSettings(
         model=str(model),
@@ -32,7 +30,7 @@ def start_workers(
         parallel=options.parallel,
         workers=options.workers,
     )
-    settings.split(0, config)  # raises for too many workers, before a worker is started
+    settings.split(0, config)  # too many workers raise an error before a worker starts
     return WorkerGroup(
         config,
         settings,

@@ -1,14 +1,16 @@
 """Tensor parallelism: each process computes some heads and MLP columns; an all-reduce adds results.
 
-Sums are in the order of ranks, independent of timing and of the number of rows. The bits of a row
-therefore depend only on the row's token, the tokens before it and the number of processes:
-speculation does not change them. A single process sums in another order, so its logits differ in
-the last digits.
+Sums are in the order of ranks, independent of timing and of the number of rows. Therefore the bits
+of a row depend only on the row's token, the tokens before it and the number of processes:
+speculation does not change them. A single process sums in another order, so that its logits differ
+in the last digits.
 
-All processes hold the hidden states of all rows. One layer in two processes ::
+All processes have the hidden states of all rows. Each computes a layer in four steps:
 
-    rank 0      norm, attention of its heads   ┐ all-reduce,    norm, its MLP columns   ┐ all-reduce,
-    rank 1      norm, attention of its heads   ┘ add residual   norm, its MLP columns   ┘ add residual
+1. the norm, and the attention of its own heads,
+2. an all-reduce, and the residual,
+3. the norm, and its own MLP columns,
+4. an all-reduce, and the residual.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.parallel.connection import MessageKind, PeerConnection, detect_loss, open_group
 from pronk.parallel.wire_format import LayerCommand, Moves
 
-# seconds to wait for the other processes in an all-reduce, or in the transfer of logits
+# Seconds to wait for the other processes in an all-reduce, or in the transfer of logits.
 _TIMEOUT = 20.0
-# in errors: an all-reduce does not name the lost process
+# Name in errors, because an all-reduce does not tell which process is lost.
 _ANY_PROCESS = "one of the processes of the model"
 _ERROR_TIMEOUT = 0.5  # seconds to wait for a worker's error message after a failure of any process
 
 
 class SplitCache(PagedCache):
-    """The KV pool of one process's heads.
+    """The KV pool of the heads of one process.
 
     A token has the same slot in the pools of all processes.
     """
@@ -57,24 +59,18 @@ class SplitCache(PagedCache):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.num_resizes = 0  # a worker that receives a new number resizes its own pool
-        # in the driver: copies for the workers to repeat before they compute more layers
+        # In the driver: copies for the workers to repeat before they compute more layers.
         self.moves = list[Moves]()
         super().__init__(*args, **options)
 
     def resize(self, num_blocks: int) -> None:
-        """Resize this process's pool.
-
-        On the driver's next command, each worker resizes its own pool.
-        """
+        """Resize the pool; after the driver's next command, each worker resizes its own pool."""
         self.num_resizes = self.num_resizes + 1
         self.moves = []
         super().resize(num_blocks)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy slots of this process's pool.
-
-        On the driver's next command, each worker does the same.
-        """
+        """Copy slots of the pool; after the driver's next command, each worker copies them, too."""
         self.moves.append((source, target))
         super().move(source, target)
 
@@ -85,16 +81,19 @@ class SplitCache(PagedCache):
 
 
 class AllReduceGroup:
-    """An all-reduce with a fixed order of summation over all processes of a model.
+    """All-reduce over all processes of a model, with a fixed order of summation.
 
-    ``communication_seconds`` is the total time of communication, waiting for other processes
-    included.
+    Attributes:
+        rank: rank of this process.
+        workers: number of processes.
+        communication_seconds: total time of communication, with the waiting for other processes.
     """
 
     def __init__(self, store: Any, rank: int, workers: int, *, timeout: float) -> None:
         """Connect to all processes.
 
-        Raise ``ConnectionLostError`` if one does not join in ``timeout`` seconds.
+        Raises:
+            ConnectionLostError: a process does not join within ``timeout`` seconds.
         """
         self.rank = rank
         self.workers = workers
@@ -103,9 +102,10 @@ class AllReduceGroup:
             self._group = open_group(store, "all", rank, workers, timeout=timeout)
 
     def sum(self, partial: Array) -> Array:
-        """Return the sum of the arrays ``partial`` of all processes, float32, added in the order of ranks.
+        """Return the sum of the float32 arrays of all processes, added in the order of ranks.
 
-        Raises ``ConnectionLostError`` if a process has ended or does not answer.
+        Raises:
+            ConnectionLostError: a process has ended or does not answer.
         """
         partials = [np.empty_like(partial) for _ in range(self.workers)]
         tensors = [torch.from_numpy(array) for array in partials]
@@ -116,15 +116,15 @@ class AllReduceGroup:
         return total
 
     def send(self, array: Array) -> None:
-        """Send a float32 array to rank 0; raises as :meth:`sum` does."""
+        """Send a float32 array to rank 0; raise the errors of :meth:`sum`."""
         self._wait(lambda: self._group.send([torch.from_numpy(array)], 0, 0))
 
     def receive(self, rank: int, array: Array) -> None:
-        """Receive a float32 array from ``rank`` into ``array``; raises as :meth:`sum` does."""
+        """Receive a float32 array from ``rank`` into ``array``; raise the errors of :meth:`sum`."""
         self._wait(lambda: self._group.recv([torch.from_numpy(array)], rank, 0))
 
     def close(self) -> None:
-        """Close the connections for good; a process that waits for this one fails at once."""
+        """Close the connections for good, so that processes waiting for this one fail at once."""
         del self._group
 
     def _wait(self, start_operation: Callable[[], Any]) -> None:
@@ -135,11 +135,10 @@ class AllReduceGroup:
 
 
 class TensorParallelExecutor(LayerExecutor):
-    """An executor that computes this process's heads and columns of each layer.
+    """Executor that computes the heads and MLP columns of this process in each layer.
 
-    ``peers`` are the connections to the workers, for the driver's commands; a worker has none.
-    ``on_lost`` is called after the first failure of a process; the executor is unusable from then
-    on.
+    ``peers`` are the driver's connections to the workers; a worker has none. ``on_lost`` is called
+    after the first failure of a process, which makes the executor unusable.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class TensorParallelExecutor(LayerExecutor):
 
     @property
     def is_usable(self) -> bool:  # type: ignore[override]
-        """Whether this executor can be used: False after the failure of any process of the model."""
+        """Whether no process of the model has failed."""
         return self._error is None
 
     def run(
@@ -170,12 +169,13 @@ class TensorParallelExecutor(LayerExecutor):
     ) -> LayersResult:
         """Run the first layers, as :meth:`LayerExecutor.run` does, together with the workers.
 
-        Raises ``ConnectionLostError`` if a process is lost; all later calls raise as well.
+        Raises:
+            ConnectionLostError: a process is lost, in this call or in an earlier one.
         """
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            # a Ctrl-C in the middle would leave workers waiting for this process
+            # After a Ctrl-C in the middle, workers would wait for this process.
             with uninterrupted():
                 start_time = perf_counter()
                 seconds_before = self.all_reduce.communication_seconds
@@ -234,9 +234,9 @@ class TensorParallelExecutor(LayerExecutor):
         return LayersResult(collected, self._gather_logits(own_logits), None)
 
     def _gather_logits(self, own_logits: Array) -> Array:
-        """Return the logits of all token ids in rank 0.
+        """Collect the logits of all processes in rank 0, float32 ``[rows, vocab]``.
 
-        In other ranks, send ``own_logits`` to rank 0.
+        Other ranks send their ``own_logits`` ``[rows, own tokens]``, and return them.
         """
         all_reduce = self.all_reduce
         split = self.split
@@ -256,9 +256,10 @@ class TensorParallelExecutor(LayerExecutor):
         return logits
 
     def _stage_program(self, stage: str, index: int = 0) -> Program:
-        """Return the cached kernel program of a stage.
+        """Return the cached program of a stage of the forward pass.
 
-        ``index`` is the layer, for stages of a layer.
+        ``stage`` is ``embed``, ``attention``, ``mlp``, ``keep`` or ``head``. ``index`` is the layer
+        (from 0), for the stages of a layer.
         """
 
         def make() -> Program:
@@ -299,11 +300,12 @@ class TensorParallelExecutor(LayerExecutor):
 
 
 def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor) -> None:
-    """Execute the driver's commands until it stops this worker.
+    """Execute the driver's commands until the driver stops this worker, or an error occurs.
 
-    On an error, send the error and return.
+    The error is sent to the driver.
 
-    Raises ``ConnectionLostError`` if the driver or another process has ended.
+    Raises:
+        ConnectionLostError: the driver or another process has ended.
     """
     cache = executor.split_cache
     num_resizes = 0
@@ -322,7 +324,7 @@ def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor)
     except ConnectionLostError:
         raise
     except Exception as error:  # noqa: BLE001 - the driver receives any error
-        executor.all_reduce.close()  # lets other processes that wait for this one fail at once
+        executor.all_reduce.close()  # so that processes waiting for this one fail at once
         peer.send(
             MessageKind.FAILED, data=f"{type(error).__name__}: {describe_error(error)}".encode()
         )

@@ -1,4 +1,4 @@
-"""Splitting trees among processes: lookahead parallelism (Fu et al. 2024, section 3.4) for any tree.
+"""Division of trees among processes: lookahead parallelism (Fu et al. 2024, section 3.4).
 
 A node depends only on its ancestors, not on other branches. All nodes form one sequence, each tree
 in preorder, and the sequence is cut into one *process shard* per process. The nodes of one tree in
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from pronk import TokenTree
 
-# steps of the search for the shortest time: error 2**-20 of the first upper bound
+# Number of steps of the search for the shortest time, for an error of 2**-20 of the upper bound.
 _NUM_BISECTIONS = 20
 
 
@@ -71,12 +71,19 @@ def partition_trees(
     costs: Sequence[Callable[[int], float]],
     communication: Sequence[float] | None = None,
 ) -> list[ProcessShard]:
-    """Split trees among processes so that the slowest process finishes as early as possible.
+    """Divide trees among processes so that the slowest process finishes as early as possible.
 
-    A process that would not reduce the time gets an empty shard. ``costs`` has a function from a
-    number of rows to the seconds of a forward pass for each process, the driver first.
-    ``communication`` has the seconds of communication of each process if its shard is not empty; by
-    default 0.
+    A process that would not reduce the time gets an empty shard.
+
+    Args:
+        trees: tree of each request.
+        costs: for each process, the driver first, a function from a number of rows to the seconds
+            of a forward pass.
+        communication: seconds of communication of each process with a shard that is not empty; 0 by
+            default.
+
+    Returns:
+        The shard of each process.
     """
     nodes = _NodeSequence(trees)
     communication = communication or [0.0] * len(costs)
@@ -91,21 +98,20 @@ def partition_trees(
 
 
 class _NodeSequence:
-    """All nodes of all trees in one sequence, each tree in preorder.
+    """Sequence of all nodes of all trees, each tree in preorder.
 
-    Positions are indices in it.
+    A position is an index in the sequence.
     """
 
     def __init__(self, trees: Sequence[TokenTree]) -> None:
         self.trees = trees
         self.orders = [preorder(tree) for tree in trees]
-        # For each position, the node at that position: index of its tree, and index in the tree's
-        # preorder.
+        # For each position: index of the node's tree, and index of the node in the tree's preorder.
         self.indices = [
             (entry, index) for entry, order in enumerate(self.orders) for index in range(len(order))
         ]
-        # For each position, the number of ancestors to recompute if a shard begins there: the depth
-        # of the node.
+        # For each position: number of ancestors to recompute if a shard begins there, the node's
+        # depth.
         self.num_ancestors = [
             self.trees[entry].depths[self.orders[entry][index]] for entry, index in self.indices
         ]
@@ -114,7 +120,7 @@ class _NodeSequence:
         return len(self.indices)
 
     def shard(self, begin: int, end: int) -> ProcessShard:
-        """Return the process shard with the nodes at the positions ``begin .. end - 1``."""
+        """Return the process shard of the nodes at the positions ``begin`` to ``end - 1``."""
         tree_shards = list[TreeShard]()
         position = begin
         while position < end:
@@ -130,14 +136,14 @@ class _NodeSequence:
 def _find_cuts(
     nodes: _NodeSequence, costs: Sequence[Callable[[int], float]], communication: Sequence[float]
 ) -> tuple[float, list[int]]:
-    """Return the seconds of the fastest split, and the end position of each process's shard."""
-    # seconds[p][r - 1]: seconds of process p for r rows, communication included, made
-    # non-decreasing in r.
+    """Return the seconds of the fastest division, and the end position of each process's shard."""
+    # seconds[p][r - 1] are the seconds of process p for r rows with communication, raised where
+    # needed so that they do not decrease with r.
     seconds = [
         [*accumulate((exchange + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
         for cost, exchange in zip(costs, communication, strict=True)
     ]
-    # the driver computes all nodes
+    # At first, the driver computes all nodes.
     low = 0.0
     high = seconds[0][-1]
     ends = [len(nodes)] * len(costs)
@@ -157,10 +163,9 @@ def _fill_shards(
 ) -> list[int] | None:
     """Give each process in turn as many nodes as it computes in ``max_seconds``.
 
-    Return the shards' ends.
-
-    Return ``None`` if nodes remain, or if the driver gets no node: each forward pass has to measure
-    the driver's costs.
+    Returns:
+        The end position of each shard, or ``None`` if nodes remain. It is also ``None`` if the
+        driver gets no node, because each forward pass must measure the driver's costs.
     """
     ends = list[int]()
     position = 0

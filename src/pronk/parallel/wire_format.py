@@ -1,4 +1,4 @@
-"""Messages of the driver to a worker, as JSON values and bytes: what to compute in a forward pass."""
+"""Messages of the driver to a worker, as JSON values and bytes: the work of a forward pass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pronk.backends import BatchEntry, BlockTable
 from pronk.base.arrays import Array
 from pronk.drafting import StatelessSampler
 
-# Copies between slots of a KV pool: slots to copy from, and slots to copy to, each int64 ``[n]``.
+# Copies between slots of a KV pool: the source slots and the target slots, each int64 ``[n]``.
 Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @contextmanager
 def _parsing(message_name: str) -> Generator[None]:
-    """Raise a ``ValueError`` about ``message_name`` if the ``with`` block, which parses a message, fails."""
+    """Raise a ``ValueError`` that names the message if the ``with`` block fails to parse it."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -68,7 +68,7 @@ class WorkRequest:
     # pairs of slots (source, target) to copy before the forward pass
     moves: Sequence[tuple[int, int]]
     slots: NDArray[np.int64]  # slots to write ``kv_rows`` to, after the copies of ``moves``
-    # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``; ``None`` without slots
+    # KV rows from the driver's pool, uint8 ``[len(slots), bytes]``; ``None`` without slots.
     kv_rows: Array | None
     collect: frozenset[int]  # layers (numbers from 1) whose outputs are needed
 
@@ -79,9 +79,10 @@ class WorkRequest:
 
     @classmethod
     def parse(cls, values: Sequence[Any], data: Array) -> WorkRequest:
-        """Parse the values of :meth:`serialize`, and ``kv_rows``.
+        """Parse the values of :meth:`serialize`, and the bytes of ``kv_rows``.
 
-        Raise ``ValueError`` if malformed.
+        Raises:
+            ValueError: the message is malformed.
         """
         with _parsing("a share of a forward pass"):
             number, collect, moves, slots, rows = values
@@ -122,7 +123,11 @@ class LayerCommand(NamedTuple):
 
     @classmethod
     def parse(cls, values: Sequence[Any]) -> LayerCommand:
-        """Parse the values of :meth:`serialize`; raise ``ValueError`` if they are malformed."""
+        """Parse the values of :meth:`serialize`.
+
+        Raises:
+            ValueError: the values are malformed.
+        """
         with _parsing("a command to run layers"):
             (num_resizes, num_blocks), moves, num_layers, entries = values
             arrays = [

@@ -1,4 +1,4 @@
-"""The worker process: loads the model or a shard of it, and computes parts of forward passes."""
+"""The worker process: it loads the model or a shard of it, and computes parts of forward passes."""
 
 from __future__ import annotations
 
@@ -50,20 +50,22 @@ class WorkerSettings(dict[str, Any]):
         return read_config(Path(self["model"]), context=self.get("context"))
 
     def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
-        """Return the description of the shard of ``rank``.
+        """Return the shard of the model in the process with a rank.
 
-        ``None`` if each process has the whole model.
+        Returns ``None`` under tree parallelism, where each process has the whole model.
 
-        Raises ``OptionError`` if the model cannot be split; see
-        :class:`~pronk.models.split.TensorSplit`.
+        Raises:
+            OptionError: the model cannot be split; see :class:`~pronk.models.split.TensorSplit`.
         """
         return TensorSplit(config, rank, self["workers"]) if self["parallel"] == "tensor" else None
 
     def load(self, rank: int) -> tuple[Decoder, PagedCache, TensorSplit | None]:
         """Return the model or its shard, a KV pool of one block, and the description of the shard.
 
-        The driver sends the size of the pool later. Raises ``PronkError`` if the model cannot be
-        loaded.
+        The driver sends the size of the pool later.
+
+        Raises:
+            PronkError: the model cannot be loaded.
         """
         folder = Path(self["model"])
         config = self.read_config()
@@ -102,7 +104,8 @@ class WorkerLoop:
     def run(self) -> None:
         """Answer messages until ``STOP``.
 
-        Raise ``ConnectionLostError`` if the connection is lost.
+        Raises:
+            ConnectionLostError: the connection to the driver is lost.
         """
         while True:
             message = self.peer.receive()
@@ -198,9 +201,10 @@ class WorkerLoop:
 
 
 def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> None:
-    """Load the model, send its properties, and serve the driver until it stops this worker or ends.
+    """Load the model, send its properties, and work for the driver until it ends or sends ``STOP``.
 
-    Raises ``ConnectionLostError`` if the driver does not connect within ``timeout`` seconds.
+    Raises:
+        ConnectionLostError: the driver does not connect within ``timeout`` seconds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles the terminal's Ctrl-C
     set_threads(settings["threads"], 1)
@@ -227,14 +231,14 @@ def serve(store: Any, rank: int, settings: WorkerSettings, timeout: float) -> No
 
 
 def loaded_key(rank: int) -> str:
-    """Return the key that a worker sets in the rendezvous store once the model is loaded or cannot be."""
+    """Return the key in the rendezvous store that a worker sets when its loading has ended."""
     return f"pronk/loaded/{rank}"
 
 
 def model_properties(
     decoder: Decoder, cache: PagedCache, settings: WorkerSettings
 ) -> dict[str, str]:
-    """Return the properties, by name, that all processes must share for their results to match."""
+    """Return the properties that must be equal in all processes, by name."""
     from pronk import __version__  # noqa: PLC0415 - avoids an import cycle
 
     return {
@@ -251,13 +255,14 @@ def model_properties(
 def main() -> None:
     """Run a worker.
 
-    Arguments: host and port of the rendezvous store, rank, number of processes, timeout.
+    The arguments of the process are host and port of the rendezvous store, the worker's rank, the
+    number of processes, and the time limit in seconds.
     """
     host, port, rank, num_processes, timeout = sys.argv[1:6]
 
     def exit_with_driver() -> None:
-        # The end of the driver closes the pipe, so that os.read returns. Not sys.stdin.read: while
-        # it waits, it holds a lock that blocks the exit of this process.
+        # The end of the driver closes the pipe, so that os.read returns. A waiting sys.stdin.read
+        # would hold a lock that blocks the exit of this process.
         os.read(0, 1)
         os._exit(1)
 

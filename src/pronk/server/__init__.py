@@ -1,6 +1,4 @@
-"""Server for clients of OpenAI and Anthropic.
-
-The extra ``serve`` installs its dependencies.
+"""HTTP server with the APIs of OpenAI and Anthropic; ``pip install pronk[serve]`` adds it.
 
 A request passes four modules: ``guard`` checks its headers and reads its body, ``protocol``
 validates the body, ``service`` runs it on the engine thread, and ``app`` sends the response.

@@ -1,4 +1,4 @@
-"""HTTP routes, with FastAPI."""
+"""FastAPI application of the server: the HTTP routes, and their responses as JSON or events."""
 
 from __future__ import annotations
 
@@ -47,19 +47,20 @@ from pronk.server.protocol.small_routes import (
 
 _log = logging.getLogger(__name__)
 
-# Values that one call of json writes, which lets no other thread run; a reply may have millions.
+# Maximum number of JSON values per call of the encoder. No other thread runs during a call, and a
+# reply may have millions of values.
 _PART = 1024
-_VALUE_SIZE = 4  # size of one of the values of a reply, for the executor
-# Characters of an event that are written on the event loop before other requests go on.
+# Work per JSON value of a reply, in the executor's unit (bytes of a request).
+_VALUE_SIZE = 4
+# Number of characters of events to encode on the event loop before other requests go on.
 _WRITTEN_AT_ONCE = 2**14
 
 # The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and
 # sends no Referer.
 PAGE_HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
-        "'self' data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -129,9 +130,8 @@ def _add_status_routes(app: FastAPI, models: ModelPool) -> None:
         """Report whether the server accepts requests; the status is 503 if it does not."""
         if await models.is_ready():
             return JSONResponse({"status": "ready"})
-        return JSONResponse(
-            {"status": "ending" if models.draining else "not ready"}, HTTPStatus.SERVICE_UNAVAILABLE
-        )
+        state = "ending" if models.draining else "not ready"
+        return JSONResponse({"status": state}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
@@ -141,10 +141,8 @@ def _add_status_routes(app: FastAPI, models: ModelPool) -> None:
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """List the models of this server and their adapters, with the states of the models."""
-        return {
-            "object": "list",
-            "data": [entry for model in models.models for entry in model.describe()],
-        }
+        entries = [entry for model in models.models for entry in model.describe()]
+        return {"object": "list", "data": entries}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -241,7 +239,10 @@ def _add_page(app: FastAPI) -> None:
 async def _reply(
     models: ModelPool, request: Request, body: TextRequest, *, with_event_names: bool = False
 ) -> Response:
-    """Return one JSON body, or a stream of events, with a line ``event: TYPE`` if ``with_event_names``."""
+    """Return the response to a request for text: one JSON body, or a stream of events.
+
+    With ``with_event_names``, each event has a line ``event: TYPE``.
+    """
     tenant = tenant_of(request.scope)
     if not body.stream:
         async with models.use(body.model, tenant) as (service, arrived):
@@ -251,9 +252,8 @@ async def _reply(
     try:
         first = await anext(chunks)  # raises an error of the request before the HTTP status is sent
         report = await models.executor.run(tenant, _report_header, body, size=body.num_bytes)
-    except BaseException:
-        # also the cancellation: the response that would close the chunks is not made
-        await chunks.aclose()
+    except BaseException:  # also a cancellation
+        await chunks.aclose()  # there is no StreamingResponse that would close the generator
         raise
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
     headers = {"Cache-Control": "no-store", **report}
@@ -263,8 +263,9 @@ async def _reply(
 async def _respond(
     models: ModelPool, tenant: str, reply: Mapping[str, Any], body: RequestBody
 ) -> Response:
-    """Return the response with the reply to a body; a large one is written in a thread."""
-    size = max(body.num_bytes, _VALUE_SIZE * _num_values(reply, SMALL_JOB // _VALUE_SIZE))
+    """Return a reply as an HTTP response; encode large replies in a thread."""
+    num_values = _num_values(reply, SMALL_JOB // _VALUE_SIZE)
+    size = max(body.num_bytes, _VALUE_SIZE * num_values)
     return await models.executor.run(tenant, _json_response, reply, body, size=size)
 
 
@@ -298,9 +299,9 @@ def _json_parts(value: Any) -> Iterator[str]:
 
 
 def _num_values(value: Any, limit: int) -> int:
-    """Return the number of values within the lists and objects of a value.
+    """Count the values in a JSON value's lists and objects, at all levels.
 
-    Beyond ``limit``, the values are not counted to the end.
+    The count stops once it exceeds ``limit``.
     """
     number = 0
     waiting = [value]
@@ -343,7 +344,8 @@ async def _events(
                 shutting_down(), path, sent, with_event_names=with_event_names
             )
             return
-        except Exception as error:  # noqa: BLE001 - the status is already sent, so an event reports the error
+        # The HTTP status is already sent, so that an event reports the error.
+        except Exception as error:  # noqa: BLE001
             yield await _encode_error(
                 _logged_error(error), path, sent, with_event_names=with_event_names
             )
@@ -353,7 +355,7 @@ async def _events(
 
 
 async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_names: bool) -> str:
-    """Encode an error as the event after ``sent`` others, in the form of the path's API."""
+    """Encode an error as an event in the format of the path's API, after ``sent`` other events."""
     body = error.body(path)
     if with_event_names and path not in ANTHROPIC_PATHS:
         body = {**body["error"], "type": "error", "sequence_number": sent}
@@ -361,12 +363,12 @@ async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_nam
 
 
 async def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
-    """Return the text of server-sent events.
+    """Encode JSON values as server-sent events; let other requests run between long parts.
 
-    The last event of a stream may have the whole answer.
+    The last event of a stream may repeat the whole answer.
     """
     parts = list[str]()
-    written = 0  # number of characters since other requests went on
+    written = 0  # number of characters since other requests last ran
     for event in events:
         head = f"event: {event['type']}\n" if with_event_names else ""
         parts.append(f"{head}data: ")
@@ -400,13 +402,13 @@ def _logged_error(error: Exception) -> ApiError:
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
     api_error = to_api_error(error)
-    # a ClosedError: the operator ends the server
+    # A ClosedError means that the operator ends the server.
     is_expected = isinstance(error, (ApiError, ClosedError))
     if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not is_expected:
-        # The log omits the exception's message, which may quote a prompt. What pronk raises on
-        # purpose needs no place.
-        place = (
-            "" if isinstance(error, PronkError) else "\n" + "".join(format_tb(error.__traceback__))
-        )
-        _log.error("request failed with %s%s", type(error).__name__, place)
+        # The log omits the exception's message, which may quote a prompt. An exception of pronk's
+        # own needs no traceback.
+        traceback = ""
+        if not isinstance(error, PronkError):
+            traceback = "\n" + "".join(format_tb(error.__traceback__))
+        _log.error("request failed with %s%s", type(error).__name__, traceback)
     return api_error

@@ -1,4 +1,4 @@
-"""Batch files in OpenAI's format: :class:`Service` answers each request in a file, without HTTP."""
+"""Batch files in OpenAI's format: a :class:`Service` answers the requests in a file."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ class BatchLine(NamedTuple):
 
 
 def read_batch(path: Path) -> Iterator[BatchLine]:
-    """Yield the requests of a file.
+    """Yield the requests of a JSON Lines file.
 
-    Raise ``OptionError`` if the file or one of its lines is malformed.
+    Raises:
+        OptionError: the file cannot be read, a line is malformed, or a ``custom_id`` repeats.
     """
     try:
         check_regular(path)  # an open pipe can be read only once
@@ -86,12 +87,10 @@ def _parse_line(row: Mapping[str, Any], where: str) -> BatchLine:
 
 
 def _is_id(value: object) -> bool:
-    """Return whether ``value`` is a non-empty string without lone surrogates, which UTF-8 cannot encode."""
-    return (
-        isinstance(value, str)
-        and value != ""
-        and not any("\ud800" <= character <= "\udfff" for character in value)
-    )
+    """Return whether a value is a non-empty string that UTF-8 can encode (no lone surrogates)."""
+    if not isinstance(value, str) or value == "":
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 class BatchOutput:
@@ -103,9 +102,7 @@ class BatchOutput:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file.
-
-        Remove an incomplete last line, which an interrupted run may have left.
+        """Open or create the file; remove an incomplete last line of an interrupted run.
 
         Raises:
             OptionError: the file has lines that are no answers (it is left unchanged), cannot be
@@ -138,13 +135,15 @@ class BatchOutput:
     def write(self, custom_id: str, status: int, body: Mapping[str, Any]) -> None:
         """Append an answer and flush it to the disk.
 
-        Raise ``PronkError`` if the disk is full or fails.
+        Raises:
+            PronkError: the disk is full or fails.
         """
-        request = f"batch_req_{uuid4().hex}"
-        response = {"status_code": int(status), "request_id": request, "body": body}
-        line = {"id": request, "custom_id": custom_id, "response": response, "error": None}
+        request_id = f"batch_req_{uuid4().hex}"
+        response = {"status_code": int(status), "request_id": request_id, "body": body}
+        line = {"id": request_id, "custom_id": custom_id, "response": response, "error": None}
+        text = json.dumps(line, ensure_ascii=False)
         try:
-            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            self._file.write(text.encode() + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -154,7 +153,7 @@ class BatchOutput:
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        # on a full disk, closing fails; write() has already raised an error
+        # Closing fails on a full disk, about which write() has already raised an error.
         with suppress(OSError):
             self._file.close()
 
@@ -179,10 +178,7 @@ class BatchOutput:
             return  # the file system does not support locks
 
     def _read_answers(self) -> None:
-        """Read the ``custom_id`` of each answer in the file.
-
-        Truncate the file after the last complete answer.
-        """
+        """Collect the ``custom_id`` of each answer; cut an incomplete line off the file's end."""
         end = 0
         self._file.seek(0)
         for number, line in enumerate(self._file, 1):
@@ -196,13 +192,15 @@ class BatchOutput:
 def _custom_id(line: bytes, path: Path, number: int) -> str:
     """Return the ``custom_id`` of a line of the output file.
 
-    Raise ``OptionError`` if it is no answer.
+    Raises:
+        OptionError: the line is no answer of a batch.
     """
     found = "something else"
     name = None
     try:
         row = json.loads(line.rstrip(b"\n"))
-        name = row["custom_id"] if "response" in row and line.endswith(b"\n") else None
+        if "response" in row and line.endswith(b"\n"):
+            name = row["custom_id"]
     except (ValueError, RecursionError) as error:
         found = describe_json_error(error, number)
     except (TypeError, KeyError):
@@ -217,11 +215,10 @@ def _custom_id(line: bytes, path: Path, number: int) -> str:
 
 
 def batch_service(llm: LLM, name: str) -> Service:
-    """Return a service for trusted requests: its limits, which it needs, refuse nothing."""
+    """Return a service for requests of the user, with limits so high that none is refused."""
     limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)
-    return Service(
-        AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits)
-    )
+    engine = AsyncLLM(llm, max_requests=limits.requests)
+    return Service(engine, ServerSettings(name=name, limits=limits))
 
 
 async def run_batch(
@@ -232,10 +229,20 @@ async def run_batch(
     max_concurrent: int,
     progress: Callable[[], None] = lambda: None,
 ) -> int:
-    """Answer the requests that have no answer yet, and call ``progress`` after each new answer.
+    """Answer the requests of a file that have no answer yet.
 
-    Returns the number of new answers with an HTTP status other than 200. Raises ``PronkError`` if
-    an answer cannot be written, or the service fails (see :func:`answer_line`).
+    Args:
+        service: answers the requests.
+        source: file of requests.
+        answers: output file, with the answers of earlier runs.
+        max_concurrent: maximum number of requests that run at the same time.
+        progress: called after each new answer.
+
+    Returns:
+        Number of new answers with an HTTP status other than 200.
+
+    Raises:
+        PronkError: an answer cannot be written, or the service fails (see :func:`answer_line`).
     """
     num_failed = 0
     unanswered = (line for line in read_batch(source) if line.custom_id not in answers.answered_ids)
@@ -253,7 +260,7 @@ async def run_batch(
             for _ in range(max_concurrent):
                 workers.create_task(answer_lines())
     except ExceptionGroup as group:
-        first = group.exceptions[0]  # has cancelled the other workers
+        first = group.exceptions[0]  # the TaskGroup has cancelled the other workers
         raise first from first.__cause__
     return num_failed
 
@@ -261,8 +268,8 @@ async def run_batch(
 async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:
     """Run one request; return the HTTP status and the body that the server would send.
 
-    A file has no headers, so that the field ``x_pronk_ignored`` of the body lists what the server's
-    header ``X-Pronk-Ignored`` names.
+    The server names ignored parts of a request in its header ``X-Pronk-Ignored``. A file has no
+    headers, so that the field ``x_pronk_ignored`` of the body lists them.
 
     Raises:
         PronkError: the service is closed, overloaded, or has lost a worker or replica; a retry may

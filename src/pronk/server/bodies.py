@@ -1,4 +1,4 @@
-"""Bodies of requests: measured, parsed and validated beside the event loop."""
+"""Parsing and validation of request bodies, in threads, so that the event loop goes on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ B = TypeVar("B", bound=RequestBody)
 
 
 def validate(kind: type[B], value: Any) -> B:
-    """Return a JSON value as a body; raise ``ApiError`` if it is too deep, or no such body."""
+    """Return the request body of class ``kind`` that a JSON value describes.
+
+    Raises:
+        ApiError: the value is no such body, or has more than ``MAX_LEVELS`` levels.
+    """
     if not isinstance(value, dict):
         problem = f"expected a JSON object, found {describe_value(value)}; send one"
         raise _refuse(problem)
@@ -44,7 +48,7 @@ def validate(kind: type[B], value: Any) -> B:
 
 
 def _check_levels(value: dict[str, Any]) -> None:
-    """Raise ``ApiError`` if lists and objects are within too many others."""
+    """Raise ``ApiError`` if lists and objects are nested more than ``MAX_LEVELS`` deep."""
     level: list[Any] = [value]
     for _ in range(MAX_LEVELS):
         inner = list[Any]()
@@ -62,16 +66,20 @@ def _refuse(message: str) -> ApiError:
 
 
 class BodyReader:
-    """Reads bodies, all but tiny ones in threads: FastAPI would stop the event loop for seconds."""
+    """Parses and validates request bodies, all but tiny ones in threads.
+
+    FastAPI itself would parse a body on the event loop, and stop all other requests for seconds.
+    """
 
     def __init__(self, settings: ServerSettings, executor: FairExecutor) -> None:
         self._limits = settings.limits
         self._executor = executor
 
     async def read(self, kind: type[B], data: bytes, tenant: str = "") -> B:
-        """Parse and validate a body of a tenant.
+        """Return the body of class ``kind`` in the bytes of a tenant's request.
 
-        Raise ``ApiError`` if it is malformed or beyond the limits.
+        Raises:
+            ApiError: the body is malformed or beyond the limits.
         """
         body = await self._executor.run(tenant, self._read, kind, data, size=len(data))
         body.num_bytes = len(data)
@@ -94,10 +102,10 @@ class BodyReader:
 
 
 class BodyRoute(APIRoute):
-    """Route of FastAPI whose body the :class:`BodyReader` at ``app.state.bodies`` reads."""
+    """FastAPI route with a body that the :class:`BodyReader` at ``app.state.bodies`` parses."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the function that answers a request."""
+        """Return the coroutine function that answers a request."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -112,7 +120,7 @@ class BodyRoute(APIRoute):
 
 
 class _ReadRequest(Request):
-    """Request whose body is read; FastAPI accepts the object of the route's class as it is."""
+    """Request with a parsed body; FastAPI accepts an object of the route's class as it is."""
 
     def __init__(self, scope: Scope, body: RequestBody) -> None:
         super().__init__(scope)

@@ -1,4 +1,8 @@
-"""Errors in OpenAI's format ``{"error": {"message", "type", "param", "code"}}``, and in Anthropic's."""
+"""Error responses in the formats of OpenAI and Anthropic, and the exceptions that they report.
+
+OpenAI's format is ``{"error": {"message", "type", "param", "code"}}``; Anthropic's is
+``{"type": "error", "error": {"type", "message"}}``.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ from typing import Any
 from pronk.base import count_text, describe_json_error, errors
 from pronk.base.checks import close_choices
 
-# routes with errors in Anthropic's format
+# Routes with errors in Anthropic's format.
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
-# HTTP status to the type of an error in Anthropic's format; other statuses below 500 are invalid
-# requests.
+# Type of an error in Anthropic's format by HTTP status. Any other status below 500 has the type
+# invalid_request_error.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -21,7 +25,8 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
 }
 
-# maximum characters of a message; longer ones, which quote a long value of the request, are cut
+# Maximum number of characters of a message. Longer messages quote a long value of the request, and
+# are cut.
 _MAX_MESSAGE = 300
 
 
@@ -46,29 +51,19 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """Return the body of the response to a request for ``path`` as JSON values."""
+        """Return the JSON body of the response to a request for ``path``."""
+        is_ours = self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         if path in ANTHROPIC_PATHS:
-            other = (
-                "api_error"
-                if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-                else "invalid_request_error"
-            )
-            # Claude Code shortens a conversation when a message says this.
+            other = "api_error" if is_ours else "invalid_request_error"
+            error_type = _ANTHROPIC_TYPES.get(self.status, other)
+            # Claude Code shortens a conversation when a message begins like this.
             too_long = "prompt is too long: " if self.code == "context_length_exceeded" else ""
-            error = {
-                "type": _ANTHROPIC_TYPES.get(self.status, other),
-                "message": f"{too_long}{self.message}",
-            }
+            error = {"type": error_type, "message": f"{too_long}{self.message}"}
             return {"type": "error", "error": error}
-        error_type = (
-            "server_error"
-            if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-            else "invalid_request_error"
-        )
         return {
             "error": {
                 "message": self.message,
-                "type": error_type,
+                "type": "server_error" if is_ours else "invalid_request_error",
                 "param": self.param,
                 "code": self.code,
             }
@@ -79,8 +74,8 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# (class, HTTP status, code). The first match counts, so a class is before its base class:
-# ContextError, PromptError.
+# Exception class, HTTP status and code. The first match counts, so that a class stands before its
+# base class, such as ContextError before PromptError.
 _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (errors.ResumeError, HTTPStatus.SERVICE_UNAVAILABLE, "not_resumed"),
     (errors.ConnectionLostError, HTTPStatus.SERVICE_UNAVAILABLE, "worker_lost"),
@@ -93,8 +88,8 @@ _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     # The request needs what the model's tokenizer lacks, such as a chat template.
     (errors.TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
-# Pydantic's error type to our message. The texts to insert are those of pydantic's ``ctx``, such as
-# {"actual_length": 0}, and of :func:`_message_of`.
+# Message by pydantic's type of an error. :func:`_message_of` fills in the values of pydantic's
+# ``ctx``, such as {"actual_length": 0}, and some of its own.
 _MESSAGES = {
     "too_short": "expected at least {minimum}, found {actual_length}",
     "too_long": "expected at most {maximum}, found {actual_length}",
@@ -109,11 +104,16 @@ _EXTRA_HEADERS = {
     HTTPStatus.REQUEST_TIMEOUT: {"X-Should-Retry": "false"},
 }
 
-MAX_LEVELS = 256  # of values within others in a body, which recursive functions read
+# Maximum depth of nested lists and objects in a body, because recursive functions read them.
+MAX_LEVELS = 256
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """Convert an exception to an ``ApiError``, without its message if the class is not in ``_RESPONSES``."""
+    """Convert an exception to an ``ApiError``.
+
+    An unexpected exception becomes an HTTP status 500 without its message, which may quote a
+    prompt.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, errors.ClosedError):
@@ -122,23 +122,24 @@ def to_api_error(error: BaseException) -> ApiError:
         return too_deep()
     for error_class, status, code in _RESPONSES:
         if isinstance(error, error_class):
-            # By convention, the message of an OptionError begins with the name of the option:
-            # ``top_k: expected …``.
-            option = str(error).partition(":")[0] if error_class is errors.OptionError else ""
-            param = option if option.isidentifier() else None
+            param = None
+            if error_class is errors.OptionError:
+                # By convention, the message begins with the option's name: ``top_k: expected …``.
+                option = str(error).partition(":")[0]
+                param = option if option.isidentifier() else None
             return ApiError(status, str(error), code, param, _EXTRA_HEADERS.get(status))
     message = "internal server error; the cause is in the log of the server"
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "internal_error")
 
 
 def too_deep() -> ApiError:
-    """Return the error for a body with lists and objects within too many others."""
+    """Return the error for a body with lists and objects nested more than ``MAX_LEVELS`` deep."""
     message = f"body: expected values of at most {MAX_LEVELS} levels, found more; make them flatter"
     return ApiError(HTTPStatus.BAD_REQUEST, message, "invalid_value")
 
 
 def shutting_down() -> ApiError:
-    """Return the error for a request that ends because the server does."""
+    """Return the error for a request that ends because the server shuts down."""
     message = "expected a running server, found one that is shutting down; use another server"
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed")
 
@@ -163,15 +164,15 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     For a field with a union type, pydantic returns the errors of every member. The error at the
     most deeply nested field is used, because it belongs to the member that fits best.
     """
-    paths = [
-        _field_path(_location(problem), body, is_missing=problem["type"] == "missing")
-        for problem in problems
-    ]
+    paths = list[list[str]]()
+    for problem in problems:
+        is_missing = problem["type"] == "missing"
+        paths.append(_field_path(_location(problem), body, is_missing=is_missing))
     problem, path = max(zip(problems, paths, strict=True), key=lambda pair: len(pair[1]))
     param = ".".join(path) or None
     error_type = str(problem["type"])
     code = "invalid_value"
-    if error_type in ("unknown_field", "unsupported"):  # of pronk.server.protocol.fields
+    if error_type in ("unknown_field", "unsupported"):  # raised by pronk.server.protocol.fields
         code = error_type
         message = problem["msg"]
     elif not path and error_type in ("missing", "model_attributes_type", "dict_type", "model_type"):
@@ -184,20 +185,18 @@ def validation_to_api_error(problems: Sequence[Any], body: object) -> ApiError:
     elif error_type in _MESSAGES:
         message = _message_of(problem)
     else:
-        message = (
-            problem["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
-        )
+        message = problem["msg"].removeprefix("Value error, ")
+        message = message.replace("Input should be ", "expected ")
         message = message.replace("String should match pattern ", "expected a string that matches ")
-        message += (
-            f", found {describe_value(problem['input'])}" if ", found " not in message else ""
-        )
-    return ApiError(
-        HTTPStatus.BAD_REQUEST, name_once(param, message) if param else message, code, param
-    )
+        if ", found " not in message:
+            message = f"{message}, found {describe_value(problem['input'])}"
+    if param:
+        message = name_once(param, message)
+    return ApiError(HTTPStatus.BAD_REQUEST, message, code, param)
 
 
 def _message_of(problem: Mapping[str, Any]) -> str:
-    """Return our message for a problem whose type is in ``_MESSAGES``."""
+    """Return the message for an error of pydantic with a type in ``_MESSAGES``."""
     given = problem["input"]
     context = problem.get("ctx", {})
     thing = "character" if isinstance(given, str) else "item"
@@ -211,15 +210,14 @@ def _message_of(problem: Mapping[str, Any]) -> str:
 
 
 def name_once(param: str, message: str) -> str:
-    """Return a message about a field that begins with the field's name, once."""
+    """Return a message about a field that begins with the field's name and a colon, once."""
     return message if message.startswith(f"{param}: ") else f"{param}: {message}"
 
 
 def _location(problem: Mapping[str, Any]) -> list[str | int]:
-    """Return the location of a problem in the body.
+    """Return the names and indices that lead from the body to the place of an error.
 
-    An error about a field of pronk's own checks has the names from the object to the field in its
-    context.
+    The errors of pronk's own checks of fields have the last names of the path in their context.
     """
     location = [*problem["loc"]]
     if location and location[0] == "body":  # FastAPI's name for the body
@@ -228,10 +226,10 @@ def _location(problem: Mapping[str, Any]) -> list[str | int]:
 
 
 def _field_path(location: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str]:
-    """Return ``["input", "0", "role"]`` for pydantic's location ``("input", "list[Message]", 0, "role")``.
+    """Return the parts of pydantic's location that are names and indices of the client's body.
 
-    The path only has names and indices of the body that the client sent, and the name of a missing
-    field at its end. Pydantic's location also has the names of members of unions.
+    For example ``["input", "0", "role"]`` of ``("input", "list[Message]", 0, "role")``: pydantic
+    also names the members of unions. The path ends with the name of a missing field.
     """
     names = list[str]()
     value = body

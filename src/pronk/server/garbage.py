@@ -1,7 +1,7 @@
 """Garbage collection of a server: full collections wait until no large body is in memory.
 
 A full collection visits every object while all threads stop. A body of 4 MiB may have half a
-million objects, a third of a second, and none of them is in a cycle.
+million objects, which take a third of a second to visit, and none of which is in a cycle.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from pronk.base import SMALL_JOB
 
-# Number of partial collections before Python itself makes a full one, 10 by default. It only bounds
-# the garbage of a server that never is without a large body.
+# Number of partial collections before Python itself makes a full one, 10 by default. This bounds
+# the garbage of a server that always has a large body in memory.
 _LAST = 10_000
 _DUE = 1_000  # number of partial collections after which a full one is due
 
@@ -22,7 +22,7 @@ _DUE = 1_000  # number of partial collections after which a full one is due
 def calm_collections() -> Iterator[None]:
     """Leave full collections to :class:`Bodies`; restore Python's own rule at the end.
 
-    Objects that exist now, such as modules, are no longer visited.
+    Collections no longer visit the objects that exist at the beginning, such as modules.
     """
     before = gc.get_threshold()
     gc.set_threshold(*before[:2], _LAST)
@@ -36,17 +36,14 @@ def calm_collections() -> Iterator[None]:
 
 
 class Bodies:
-    """Counts large bodies in memory.
-
-    When one leaves, runs a due collection if no large one is left.
-    """
+    """Counter of the large bodies in memory; runs a full collection when the last one is gone."""
 
     def __init__(self) -> None:
         self._num_large = 0
 
     @contextmanager
     def hold(self, num_bytes: int) -> Iterator[None]:
-        """Count a body during its request."""
+        """Count a body of ``num_bytes`` bytes as in memory within the ``with`` block."""
         is_large = num_bytes > SMALL_JOB
         self._num_large += is_large
         try:

@@ -1,4 +1,4 @@
-"""ASGI middleware: checks headers and API keys, limits sizes and times, cancels abandoned requests."""
+"""ASGI middleware: checks headers and API keys, limits sizes, and cancels abandoned requests."""
 
 from __future__ import annotations
 
@@ -27,21 +27,30 @@ _BROWSER_HEADERS = frozenset({"origin", "referer", "sec-fetch-site"})
 # unlike application/json.
 _DEFAULT_TYPES = frozenset({b"", b"application/x-www-form-urlencoded", b"text/plain"})
 
-# Paths of the JavaScript modules of the chat page.
-SCRIPT_PATHS = tuple(
-    f"/{name}.js"
-    for name in (
-        "page answer candidates dom figures inline markdown settings sources stream turn "
-        "verdict".split()
-    )
+_SCRIPTS = (
+    "page",
+    "answer",
+    "candidates",
+    "dom",
+    "figures",
+    "inline",
+    "markdown",
+    "settings",
+    "sources",
+    "stream",
+    "turn",
+    "verdict",
 )
-PROBE_PATHS = ("/health", "/ready")  # accept every Host header, because load balancers call them
+# Paths of the JavaScript modules of the chat page.
+SCRIPT_PATHS = tuple(f"/{name}.js" for name in _SCRIPTS)
+# Paths with any Host header, because load balancers call them.
+PROBE_PATHS = ("/health", "/ready")
 # Paths that need no API key, because their responses contain neither texts nor keys.
 PUBLIC_PATHS = frozenset({*PROBE_PATHS, "/", "/page.css", *SCRIPT_PATHS})
 
 
 class Guard:
-    """Check each request before the application runs.
+    """ASGI application that checks each request before it runs another application.
 
     The guard reads the whole body, within a time limit, before it calls the application. If the
     client disconnects while the application runs, the guard cancels the application's task. A
@@ -100,15 +109,14 @@ class Guard:
                 await self._refuse(shutting_down(), scope, receive, send_and_report)
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
-        """Return ``app`` with the headers that let pages of the allowed origins read its responses."""
+        """Wrap an application so that pages of the allowed origins can read its responses."""
         if not self._settings.origins:
             return app
         return CORSMiddleware(
             app,
             allow_origins=[*self._settings.origins],
             allow_methods=["GET", "POST"],
-            # those that the page asks for, as clients send headers of their own
-            allow_headers=["*"],
+            allow_headers=["*"],  # because clients send headers of their own
             expose_headers=[IGNORED_HEADER, "Retry-After"],
         )
 
@@ -122,7 +130,8 @@ class Guard:
         """Check the path and the headers; store the tenant in ``scope`` for :func:`tenant_of`."""
         limits = self._settings.limits
         headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
-        if self._num_connections() > limits.connections and scope["path"] not in PROBE_PATHS:
+        is_probe = scope["path"] in PROBE_PATHS
+        if self._num_connections() > limits.connections and not is_probe:
             msg = (
                 f"expected at most {count_text(limits.connections, 'open connection')}, found "
                 "more; try again later"
@@ -142,30 +151,34 @@ class Guard:
             )
             raise ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, msg, "headers_too_large")
         host = _host(headers.get("host", b""))
-        if (
-            self._settings.hosts is not None
-            and host not in self._settings.hosts
-            and scope["path"] not in PROBE_PATHS
-        ):
+        hosts = self._settings.hosts
+        if hosts is not None and host not in hosts and not is_probe:
             msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
         _check_framing(headers, scope["http_version"])
         answers_preflights = bool(self._settings.origins)
-        if not (answers_preflights and _is_preflight(scope)):  # browsers send no key with them
+        # Browsers send no key with a preflight request.
+        if not (answers_preflights and _is_preflight(scope)):
             scope["pronk.tenant"] = self._check_key(scope["path"], _key_of(headers))
         if scope["method"] == "POST":
             scope["headers"] = [*_json_headers(scope["headers"], headers)]
 
     def _check_key(self, path: str, given: bytes | None) -> str:
-        """Return the digest of a valid API key, or ``""`` if there is none and none is required."""
+        """Return the SHA-256 digest of a valid API key in hexadecimal digits, as the tenant.
+
+        The tenant is ``""`` if the server has no keys, or if ``path`` needs none and no valid one
+        is given.
+
+        Raises:
+            ApiError: ``path`` needs a valid key, and ``given`` is another or ``None``.
+        """
         if not self._keys:
             return ""
         digest = _digest((given or b"").decode("latin-1"))
         # Compare with all keys, each in constant time, so that the duration reveals nothing about a
         # key.
-        valid = (
-            sum(hmac.compare_digest(digest, key) for key in self._keys) > 0 and given is not None
-        )
+        num_equal = sum(hmac.compare_digest(digest, key) for key in self._keys)
+        valid = num_equal > 0 and given is not None
         if not valid and path not in PUBLIC_PATHS:
             msg = (
                 "Authorization: expected 'Bearer KEY' with a key of this server, found none or "
@@ -180,10 +193,14 @@ class Guard:
         return digest.hex() if valid else ""
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the body, or ``None`` if the client has disconnected."""
+        """Return the body, or ``None`` if the client has disconnected.
+
+        Raises:
+            ApiError: the body is too large, or has not arrived within ``receive_seconds``.
+        """
         limit = self._settings.limits.body
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        # 20 digits are enough; int() refuses very long numbers
+        # int() refuses very long numbers, and 20 digits are beyond any limit.
         if length.isdigit() and int(length[:20]) > limit:
             raise _too_large(limit)
         chunks = []
@@ -214,9 +231,9 @@ class Guard:
         async def receive_body() -> Message:
             if messages:
                 return messages.pop()
-            # forever: if the client disconnects, _run() cancels the application
+            # The event is never set. If the client disconnects, _run() cancels the application.
             await asyncio.Event().wait()
-            raise AssertionError  # not reached: the event is never set
+            raise AssertionError
 
         application = asyncio.ensure_future(self._app(scope, receive_body, send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
@@ -226,10 +243,11 @@ class Guard:
             disconnect.cancel()  # cancel() has no effect on a finished task
             application.cancel()
             await asyncio.wait({application, disconnect})
-        if application.cancelled() and disconnect.cancelled():  # by the service, which is closed
+        # The client is still there, so that the closed service has cancelled the application.
+        if application.cancelled() and disconnect.cancelled():
             raise asyncio.CancelledError
         if not application.cancelled():
-            # retrieve it, or asyncio logs the message, which may quote a prompt
+            # asyncio logs exceptions that are not retrieved, and their messages may quote a prompt.
             application.exception()
 
 
@@ -239,23 +257,31 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 def _is_preflight(scope: Scope) -> bool:
-    """Return whether a browser asks if a page of another origin may send a request (CORS)."""
+    """Return whether a request is a browser's question about a page of another origin (CORS)."""
     names = {name.lower() for name, _ in scope["headers"]}
     return scope["method"] == "OPTIONS" and names >= {b"origin", b"access-control-request-method"}
 
 
 def tenant_of(scope: Scope) -> str:
-    """Return the tenant of a request: the digest of its API key, which the guard has stored in the scope."""
+    """Return the tenant that the guard has stored in the scope of a request.
+
+    The tenant is the digest of the client's API key, or ``""`` without a key.
+    """
     return str(scope.get("pronk.tenant", ""))
 
 
 def _json_headers(
     pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, bytes]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield ``pairs``, the headers of a request with a JSON body, with the media type of JSON.
+    """Yield the headers of a request, with the media type of JSON for its body.
 
-    ``headers`` are the same headers by name in small letters. Raises ``ApiError`` if the body has
-    another media type, or a page of another origin may have sent the request.
+    Args:
+        pairs: name and value of each header.
+        headers: the same headers, by name in small letters.
+
+    Raises:
+        ApiError: the body has another media type, or a page of another origin may have sent the
+            request.
     """
     media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":
@@ -274,8 +300,8 @@ def _json_headers(
 def _check_framing(headers: Mapping[str, bytes], http_version: str) -> None:
     """Raise ``ApiError`` if a proxy may see another end of the body than this server.
 
-    Such requests are parts of attacks (request smuggling), and servers may refuse them (RFC 9112,
-    section 6.1).
+    Requests with two ends are parts of attacks (request smuggling), and servers may refuse them
+    (RFC 9112, section 6.1).
     """
     if "transfer-encoding" not in headers:
         return
@@ -303,7 +329,7 @@ def _digest(key: str) -> bytes:
 
 
 def _host(header: bytes) -> str:
-    """Return the host without the port: ``example.org`` of ``example.org:80``, ``[::1]`` of ``[::1]:80``."""
+    """Return the host in a Host header, without the port: ``[::1]`` of ``[::1]:80``."""
     text = header.decode("latin-1").strip().lower()
     return text[: text.find("]") + 1] if text.startswith("[") else text.partition(":")[0]
 
@@ -314,5 +340,5 @@ def _too_large(limit: int) -> ApiError:
 
 
 def error_response(error: ApiError, path: str = "") -> Response:
-    """Return the response to a request for ``path``."""
+    """Return the HTTP response that reports an error to a client of ``path``."""
     return Response(json.dumps(error.body(path)), error.status, error.headers, "application/json")

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections, with uvicorn and h11: time limits, and answers that arrive."""
+"""HTTP/1.1 connections of the server, with time limits, on top of uvicorn and h11."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pronk.server.errors import ApiError
 from pronk.server.settings import RequestLimits
 
-# Bytes of the kernel's send buffer per connection; few, because only a full buffer shows that a
-# client does not read.
+# Bytes of the kernel's send buffer per connection. The buffer is small, because only a full one
+# shows that a client does not read.
 _SEND_BUFFER = 2**17
 _READ_SIZE = 2**14  # maximum number of bytes to parse at a time
 _PROBE_SECONDS = 0.1  # interval at which a half-closed connection is probed
@@ -27,21 +27,26 @@ _LINGER_BODIES = 16  # number of bodies of the largest size that a lingering con
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, which also aborts connections of clients that send or read too slowly.
+    """uvicorn's HTTP/1.1 protocol, with time limits for clients that send or read slowly.
 
     A client may close its sending half after a request, and still gets the response. A client
     that is still sending when its request is refused can read the response, because the
     connection lingers: see :meth:`_close`.
+
+    Attributes:
+        limits: limits of sizes, times and connections.
+        count_response: function of method, route and HTTP status, called for each response that
+            the protocol itself sends.
     """
 
     limits: ClassVar[RequestLimits]
-    # called with method, route and HTTP status
     count_response: ClassVar[Callable[[str, str, int], None]]
 
     def connection_made(self, transport: Any) -> None:
         """Set up a connection.
 
-        Abort it, or one on which no request has begun, if there are too many.
+        Above the limit, the oldest connection without a request is aborted. Above twice the limit,
+        the new connection is aborted.
         """
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
@@ -63,17 +68,18 @@ class HttpProtocol(H11Protocol):
         self._abort_after("head", self.limits.receive_seconds)
 
     def _end_idle_connection(self) -> None:
-        """Abort the oldest connection on which no whole request has arrived, so that these shut no other out."""
-        others = [
-            each for each in self.connections if isinstance(each, HttpProtocol) and each is not self
-        ]
-        idle = [each for each in others if each.cycle is None]
+        """Abort the oldest connection on which no whole request has arrived.
+
+        Otherwise idle connections would keep other clients out.
+        """
+        connections = [each for each in self.connections if isinstance(each, HttpProtocol)]
+        idle = [each for each in connections if each is not self and each.cycle is None]
         oldest = min(idle, key=lambda each: each.opened, default=None)
         if oldest is not None:
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse data of the client; drop it if the last response is sent."""
+        """Parse data of the client; drop the data if the last response was sent."""
         for start in range(0, len(data), _READ_SIZE):
             if self.transport.is_closing():
                 self._drop(len(data) - start)
@@ -81,18 +87,15 @@ class HttpProtocol(H11Protocol):
             self._parse(data[start : start + _READ_SIZE])
         self._update_head_timer()
         if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # The next request waits for the end of this one. uvicorn has paused reading, and
-            # would miss a disconnect.
+            # The next request waits for the end of the current one. uvicorn has paused reading,
+            # and would miss a disconnect.
             if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
                 self.transport.abort()
             else:
                 self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
-        """Parse ``data``.
-
-        Abort the connection if its body consists of tiny chunks, which are slow to parse.
-        """
+        """Parse data; abort a connection with a body in tiny chunks, which are slow to parse."""
         cycle = self.cycle
         if cycle is None or not cycle.more_body:
             self._chunk_overhead = 0
@@ -105,32 +108,32 @@ class HttpProtocol(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer malformed HTTP with an error in OpenAI's format, unless a response was already sent in part."""
+        """Answer malformed HTTP with an error in OpenAI's format.
+
+        If a part of another response was sent, only abort the connection.
+        """
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        status = HTTPStatus(getattr(sys.exception(), "error_status_hint", HTTPStatus.BAD_REQUEST))
-        # h11 hints at the headers where a chunk's size is too long
+        hint = getattr(sys.exception(), "error_status_hint", HTTPStatus.BAD_REQUEST)
+        status = HTTPStatus(hint)
+        # For a chunk with too long a size, h11 hints at the headers.
         if self.cycle is not None and self.cycle.more_body:
             status = HTTPStatus.BAD_REQUEST
-        large = status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        message = (
-            f"headers: expected at most {self.limits.headers} bytes, found more" if large else msg
-        )
-        error = ApiError(status, message, "headers_too_large" if large else "invalid_http")
+        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            message = f"headers: expected at most {self.limits.headers} bytes, found more"
+            error = ApiError(status, message, "headers_too_large")
+        else:
+            error = ApiError(status, msg, "invalid_http")
         body = json.dumps(error.body()).encode()
         head = {
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
             "Connection": "close",
         }
-        for event in (
-            h11.Response(
-                status_code=status, headers=[*head.items()], reason=status.phrase.encode()
-            ),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
+        reason = status.phrase.encode()
+        response = h11.Response(status_code=status, headers=[*head.items()], reason=reason)
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         type(self).count_response("other", "none", status)
         if self.cycle is not None and not self.cycle.response_complete:  # its body is malformed
@@ -139,16 +142,17 @@ class HttpProtocol(H11Protocol):
         self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Begin with the next request that has arrived, or wait for one."""
+        """Begin with the next request if it has arrived; otherwise wait for it."""
         super().on_response_complete()
         self._update_head_timer()
         if self._half_closed and self.cycle.response_complete:  # no further request has arrived
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open, as the client may wait for its response.
+        """Handle the end of the client's data; return whether the connection stays open.
 
-        A client that has closed both halves looks the same until it is sent something.
+        The client may have closed only its sending half, and wait for its response. If both halves
+        are closed, this only shows when the server sends something.
         """
         cycle = self.cycle
         running = cycle is not None and not (cycle.more_body or cycle.response_complete)
@@ -160,17 +164,17 @@ class HttpProtocol(H11Protocol):
         return True
 
     def pause_writing(self) -> None:
-        """Limit the time in which the client may read nothing."""
+        """Start the timer of a client that does not read; called when the send buffer is full."""
         self.flow.pause_writing()
         self._abort_after("write", self.limits.send_seconds)
 
     def resume_writing(self) -> None:
-        """Let the application write again."""
+        """Let the application write again; called when the client has read from the send buffer."""
         self.flow.resume_writing()
         self._stop_timer("write")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report a disconnect to the request that runs."""
+        """Report the disconnect to the running request, and stop all timers."""
         for name in [*self._timers]:
             self._stop_timer(name)
         super().connection_lost(exc)
@@ -178,8 +182,9 @@ class HttpProtocol(H11Protocol):
     def _probe(self, *, sends: bool = True) -> None:
         """Abort a half-closed connection if the client has closed the other half, too.
 
-        A client that has closed both halves answers data with a reset. Before the response, a
-        status 100 is such data; clients skip it, but for those of HTTP/1.0, which do not know it.
+        A client that has closed both halves answers data with a reset of the connection. Before
+        the response, the data is a status 100 (Continue), which clients of HTTP/1.1 skip. Clients
+        of HTTP/1.0 do not know this status, and get none.
         """
         knows_probes = self.scope["http_version"] == "1.1"
         if sends and knows_probes and self.conn.our_state is h11.SEND_RESPONSE:
@@ -198,7 +203,8 @@ class HttpProtocol(H11Protocol):
         client may still be sending. The connection then lingers: what arrives is dropped, up to
         limits of bytes and time.
         """
-        self._abort_after("end", self.limits.send_seconds)  # if the client does not read the end
+        # The client may never read the end of the response.
+        self._abort_after("end", self.limits.send_seconds)
         in_body = self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
         has_more = bool(self.conn.trailing_data[0])
         if self._half_closed or not (in_body or has_more):
@@ -221,10 +227,7 @@ class HttpProtocol(H11Protocol):
             self._start_timer("linger", _LINGER_SECONDS, self._socket_transport.close)
 
     def _update_head_timer(self) -> None:
-        """Start the ``head`` timer if a request's head has arrived in part.
-
-        Stop it while a request runs.
-        """
+        """Start the ``head`` timer for a partial request head; stop it while a request runs."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer("head")
         elif self.conn.trailing_data[0] and "head" not in self._timers:
@@ -243,7 +246,7 @@ class HttpProtocol(H11Protocol):
 
 
 class _ClosingTransport:
-    """Transport of a connection, with another way to close it: the protocol's.
+    """Transport of a connection that is closed by a method of the protocol.
 
     Attributes:
         lingers: whether the sending half is closed, and the receiving half is still open.
@@ -258,10 +261,10 @@ class _ClosingTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Return whether nothing more is sent."""
+        """Return whether the sending half of the connection is closed or closing."""
         return self.lingers or self._transport.is_closing()
 
     def close(self) -> None:
-        """Send what is left, then close the connection."""
+        """Send the rest of the buffered data, then close the connection as the protocol does."""
         if not self.is_closing():
             self._close()

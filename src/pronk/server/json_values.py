@@ -1,4 +1,4 @@
-"""JSON of requests: counting its values before it is parsed, and parsing that lets other threads run.
+"""JSON of requests: counting its values before parsing, and parsing that lets other threads run.
 
 The parser of Python's standard library is one call in C, which keeps all other threads from
 running, the event loop's included. A body of 4 MiB may have a million values, which take a tenth of
@@ -12,36 +12,40 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-# A text, or the beginning of a list or object. A text without an end ends with the data; the parser
-# refuses it. Each alternative begins with a literal, which re searches for faster than for a set.
+# A JSON string, or the beginning of a list or object. A string without an end reaches to the end of
+# the data, and the parser refuses it later. Each alternative begins with a literal, which re finds
+# faster than a set of characters.
 _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|\[|\{', re.DOTALL)
 
 
 def has_more_values(data: bytes, limit: int) -> bool:
-    """Return whether JSON text has more texts, lists and objects than a limit.
+    """Return whether JSON text has more strings, lists and objects than a limit.
 
-    Each of these costs microseconds after the parser; the numbers in a list of token ids cost
-    nanoseconds.
+    The validation of each of these values takes microseconds. The numbers in a list of token ids
+    take nanoseconds each, and are not counted.
     """
-    if data.count(b'"') // 2 + data.count(b"[") + data.count(b"{") <= limit:
-        return False  # even if all of these characters were outside of texts
+    upper_bound = data.count(b'"') // 2 + data.count(b"[") + data.count(b"{")
+    if upper_bound <= limit:
+        return False
     # A loop, because islice() or len() would search all of the text in one call.
     return any(number == limit for number, _ in enumerate(_VALUES.finditer(data)))
 
 
 def parse_json(text: str, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Return the value of JSON text.
+    """Return the value of JSON text, as ``json.loads`` does, but let other threads run meanwhile.
 
-    Raise ``ValueError`` or ``RecursionError`` as ``json.loads`` does.
-
-    The parser calls a function of Python for each object and number, before which other threads may
-    run. Lists and texts have no such function; their number is to be limited by
+    The parser calls a Python function for each object and number, and other threads may run before
+    each call. For lists and strings it calls none, so that callers limit their number with
     :func:`has_more_values`.
 
     Args:
         text: JSON text.
         parse_constant: returns the value of ``NaN``, ``Infinity`` and ``-Infinity``; ``None``: the
             float.
+
+    Raises:
+        ValueError: the text is no JSON.
+        RecursionError: lists and objects are nested too deeply.
     """
     return json.loads(
         text,

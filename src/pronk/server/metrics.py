@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, under vLLM's names where vLLM has the same metric, for its dashboards."""
+"""Prometheus metrics, under vLLM's names where vLLM has them, so that its dashboards work."""
 
 from __future__ import annotations
 
@@ -19,31 +19,15 @@ from pronk.server.errors import to_api_error
 from pronk.server.replicas.dispatcher import Dispatcher
 from pronk.serving import Stats
 
-# Upper bounds of the buckets of histograms over seconds of a request, seconds per token, and
-# numbers of tokens.
-_SECONDS = (
-    0.01,
-    0.02,
-    0.04,
-    0.08,
-    0.16,
-    0.3,
-    0.6,
-    1.2,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    160.0,
-    320.0,
-    640.0,
-)
+# Upper bounds of the buckets of histograms: seconds per request, seconds per token, and numbers of
+# tokens.
+_SHORT_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0)
+_LONG_SECONDS = (10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+_SECONDS = _SHORT_SECONDS + _LONG_SECONDS
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
 _TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-# Name of a gauge to (help text, field of EngineLoad with the value).
+# By name of a gauge: its help text, and the field of EngineLoad with its value.
 _GAUGES = {
     "vllm:num_requests_running": ("Running requests.", "running"),
     "vllm:num_requests_waiting": ("Queued requests.", "waiting"),
@@ -85,7 +69,7 @@ _GAUGES = {
 
 
 class Metrics:
-    """Counters, gauges and histograms of one model, in a registry that the models of a server share."""
+    """Counters, gauges and histograms of one model; all models of a server share a registry."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()  # not Prometheus' global registry
@@ -185,11 +169,11 @@ class Metrics:
         self.count_load(None)
 
     def count_load(self, engine: AsyncLLM | Dispatcher | None, result: str | None = None) -> None:
-        """Read the gauges from another engine, or from none.
+        """Let the gauges show another engine, or zero for ``None``; count the result of a load.
 
-        Count the result of a load, if given.
+        ``result`` is ``loaded`` or ``failed``; ``None`` counts nothing.
         """
-        # no reference that keeps the model in memory
+        # A weak reference does not keep the model in memory.
         find = (lambda: None) if engine is None else weakref.ref(engine)
         for gauge, field in self._gauges:
             gauge.labels(self._model).set_function(partial(_read_load, find, field))
@@ -203,9 +187,9 @@ class Metrics:
 
     @contextmanager
     def request(self, arrived: float | None = None) -> Iterator[float]:
-        """Yield ``arrived``, by default now (``perf_counter``).
+        """Count a failure if the ``with`` block raises an error or is cancelled.
 
-        Count a failure if the block raises an error.
+        Yields the time of the request's arrival (``perf_counter``): ``arrived``, by default now.
         """
         try:
             yield perf_counter() if arrived is None else arrived
@@ -219,9 +203,12 @@ class Metrics:
     def observer(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, arrived: float
     ) -> Callable[[Sequence[Piece]], None]:
-        """Return a function that records the new tokens of each step.
+        """Return a function that records the new tokens of each step of a request.
 
-        ``arrived`` comes from :meth:`request`.
+        Args:
+            prompts: token ids of the request's prompts.
+            params: sampling parameters of the request.
+            arrived: time of the request's arrival, from :meth:`request`.
         """
         self._max_tokens.labels(self._model).observe(params.max_tokens)
         self._n.labels(self._model).observe(params.n)
@@ -250,9 +237,9 @@ class Metrics:
         return observe
 
     def count_embeddings(self, prompts: Sequence[Sequence[int]], arrived: float) -> None:
-        """Count the texts of a request for embeddings that was answered.
+        """Count the texts of an answered request for embeddings.
 
-        ``arrived`` as for :meth:`observer`.
+        ``arrived`` is the time of its arrival, from :meth:`request`.
         """
         for prompt in prompts:
             self._prompt_lengths.labels(self._model).observe(len(prompt))
@@ -273,7 +260,8 @@ class Metrics:
         self._add(self._drafted, stats.drafted)
         self._regret.add(stats.regret)
         self._add(self._accepted, stats.accepted)
-        for position in range(max((step.accepted for step in stats.steps), default=0)):
+        most_accepted = max((step.accepted for step in stats.steps), default=0)
+        for position in range(most_accepted):
             count = sum(step.accepted > position for step in stats.steps)
             self._accepted_per_pos.labels(self._model, str(position)).inc(count)
         for name, source in stats.sources.items():
@@ -281,7 +269,8 @@ class Metrics:
             self._accepted_by.labels(self._model, name).inc(source.accepted)
         self._output_lengths.labels(self._model).observe(stats.generated_tokens)
         if stats.generated_tokens > 1:
-            seconds = (stats.steps[-1].clock if stats.steps else 0.0) - stats.ttft
+            ended = stats.steps[-1].clock if stats.steps else 0.0
+            seconds = ended - stats.ttft
             self._per_token.labels(self._model).observe(seconds / (stats.generated_tokens - 1))
 
     def _add(self, counter: Counter, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Loading and unloading of one model of a server, and the memory that it needs."""
+"""Loading and unloading of one model of a server, and an estimate of the memory it needs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from pronk.server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
 
-# Bytes per token of the vocabulary: the tokenizer and its tables. SmolLM2 (49,152 tokens) and
+# Bytes of the tokenizer and its tables per token of the vocabulary. SmolLM2 (49,152 tokens) and
 # Qwen2.5 (151,936) need 450 to 550.
 _VOCABULARY_BYTES = 512
-# largest share of the memory of all models for a KV cache of the default size
+# Largest fraction of the memory of all models that a KV cache of the default size may have.
 _MAX_KV_FRACTION = 0.25
 
 
@@ -49,7 +49,14 @@ class MemoryEstimate:
         return self.weights + self.kv
 
     def check_fits(self, name: str, memory: int, taken: int, kind: str) -> None:
-        """Raise ``OptionError`` if the model does not fit beside models of a kind, which have ``taken`` bytes."""
+        """Raise ``OptionError`` if the model does not fit into the memory beside other models.
+
+        Args:
+            name: name of the model.
+            memory: bytes for all models.
+            taken: bytes of the other models.
+            kind: the kind of the other models, for the message: ``loaded`` or ``pinned``.
+        """
         if self.total <= memory - taken:
             return
         sizes = (memory - taken, memory, taken, self.total, self.weights, self.kv)
@@ -64,7 +71,10 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """Loads a model, any number of times; its methods block, and must not run in the event loop."""
+    """Loads one model, any number of times.
+
+    The methods block, so that they must not run in the event loop.
+    """
 
     path: Path
     options: Mapping[str, Any]  # arguments of :class:`pronk.LLM` without ``model``
@@ -73,7 +83,7 @@ class ModelLoader:
     memory: int | None = None  # bytes for all models of the server; ``None`` sets no limit
 
     def estimate(self) -> MemoryEstimate:
-        """Return the memory that the model needs, from the headers of its files.
+        """Estimate the memory that the model needs from the headers of its files.
 
         Raises:
             CheckpointError: the files cannot be read.
@@ -83,16 +93,15 @@ class ModelLoader:
         dtype = parse_dtype(self.options["dtype"], config)
         checkpoint = open_checkpoint(self.path)
         weights = sum(map(checkpoint.nbytes, checkpoint))
-        # the loader converts such weights to ``dtype``
+        # The loader converts unquantized weights of safetensors files to ``dtype``.
         if not is_gguf(self.path) and config.quantization is None:
             weights = weights * dtype.itemsize // parse_dtype("auto", config).itemsize
         kv_dtype = INT8 if self.options["kv_dtype"] == "int8" else dtype
         if self.options["kv_memory"] is not None:
             kv = parse_memory(self.options["kv_memory"])
         else:
-            per_block = BLOCK_SIZE * (
-                kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype)
-            )
+            per_token = kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype)
+            per_block = BLOCK_SIZE * per_token
             kv = full_context_blocks(config, self.options["max_batch"]) * per_block
             if self.memory is not None:
                 kv = max(per_block, min(kv, int(self.memory * _MAX_KV_FRACTION)))
@@ -108,9 +117,9 @@ class ModelLoader:
         """Load the model and start its engine.
 
         Args:
-            metrics: metrics of an earlier load.
-            progress: receives the bytes loaded so far, and the total.
-            executor: that of the :class:`~pronk.async_llm.AsyncLLM`.
+            metrics: metrics of an earlier load, to go on with; ``None`` makes new ones.
+            progress: called with the number of bytes loaded so far, and the total.
+            executor: threads of the :class:`~pronk.async_llm.AsyncLLM`; ``None`` makes new ones.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -135,13 +144,17 @@ class ModelLoader:
 
     @staticmethod
     def finish(service: Service) -> None:
-        """Save the acceptance statistics and close the model of a service whose engine thread has ended."""
+        """Save the drafters' acceptance statistics and close the model of a service.
+
+        The service's engine thread has ended before.
+        """
         llm = service.engine.llm
         assert isinstance(llm, LLM), "expected the LLM of load(), found another model"
         try:
             llm.calibration.save()
         except (OptionError, OSError) as error:
-            # the disk may be full; the next model needs the memory anyway
+            # The disk may be full. The model is closed all the same, because the next model needs
+            # its memory.
             _log.warning("%s", error)
         finally:
             llm.close()

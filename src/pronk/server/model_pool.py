@@ -1,4 +1,4 @@
-"""Models of one server: loaded on demand, unloaded when they are idle or when memory runs short."""
+"""Models of one server, loaded on demand, and unloaded when idle or when memory is short."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pronk.server.settings import ServerSettings
 from pronk.serving import REQUEST_THREADS, AdmissionLimit, recommended_params, sampling_values
 
 _log = logging.getLogger(__name__)
-# pause after a failed load, in which requests of the model get the error at once
+# Seconds after a failed load in which requests for the model get the error at once.
 _RETRY_SECONDS = 30.0
 
 
@@ -33,20 +33,20 @@ _RETRY_SECONDS = 30.0
 class PooledModel:
     """A model of a :class:`ModelPool`, and its state; changed by the event loop only."""
 
-    names: AdapterNames  # of the model and its adapters
+    names: AdapterNames  # names of the model and its adapters
     loader: ModelLoader | None  # ``None``: the model was loaded elsewhere, and stays loaded
-    pinned: bool = False  # never unloaded
+    pinned: bool = False  # whether the model is never unloaded
     state: Literal["unloaded", "loading", "loaded", "failed"] = "unloaded"
-    service: Service | None = None  # set if the state is ``loaded``
+    service: Service | None = None  # set in the state ``loaded``
     num_running: int = 0  # number of requests that use ``service``
-    num_waiting: int = 0  # number of requests that wait for it
-    # whether new requests wait, because the memory is needed for another model
+    num_waiting: int = 0  # number of requests that wait for ``service``
+    # Whether new requests wait, because the memory is needed for another model.
     retiring: bool = False
     last_use: float = 0.0  # time of the end of the last request, or of the load (``monotonic``)
     num_bytes: int = 0  # estimated memory, from the start of the load to the end of the unloading
     error: ApiError | None = None  # reason of the state ``failed``
-    retry_at: float = 0.0  # time of the end of the pause after a failure (``monotonic``)
-    # properties that are known after the first load
+    retry_at: float = 0.0  # time after which a failed load is tried again (``monotonic``)
+    # Entries for ``/v1/models`` that are known after the first load.
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -55,38 +55,41 @@ class PooledModel:
         return self.names.model
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return the entries of ``/v1/models``: that of the model, and those of its adapters."""
-        described = {
+        """Return the entries of the model and its adapters in the reply to ``/v1/models``."""
+        common = {
             "object": "model",
             "created": 0,
             "owned_by": "pronk",
             "state": self.state,
-        } | self.details
-        described |= {} if self.error is None else {"error": self.error.message}
-        return [
-            {"id": each, "parent": None if each == self.name else self.name} | described
-            for each in self.names.all
-        ]
+            **self.details,
+        }
+        if self.error is not None:
+            common["error"] = self.error.message
+        entries = list[dict[str, Any]]()
+        for name in self.names.all:
+            parent = None if name == self.name else self.name
+            entries.append({"id": name, "parent": parent, **common})
+        return entries
 
 
 class ModelPool:
     """The models of one server.
 
-    Requests for a model that is not loaded wait until it is. One model loads at a time, in a
-    thread, while the others go on. Of several tenants, each has a share of the places to wait, and
-    models are loaded for them in turns; within a tenant, in the order in which its requests
-    arrived.
+    Requests for a model that is not loaded wait until the model is loaded. One model loads at a
+    time, in a thread, while the others go on. Each tenant (API key) has a share of the places to
+    wait. Models are loaded for one tenant after another, and for the same tenant in the order in
+    which its requests arrived.
 
     If memory is short, idle models are unloaded first, the least recently used one before others.
-    If all are busy, new requests of the least recently used one wait until its running requests
-    have ended; then it is unloaded. This also keeps a stream of requests for one model from
-    blocking the others.
+    If all models are busy, new requests for the least recently used one wait until its running
+    requests have ended; then the model is unloaded. This also keeps a stream of requests for one
+    model from blocking the others.
 
     Attributes:
         models: all models; the first one answers requests that name no model.
         settings: settings that the models share.
         metrics: metrics of the first model; their registry has those of all models.
-        executor: threads for what depends on the size of a request, of all models together.
+        executor: threads that read requests and write replies, shared by all models.
         draining: whether the server is shutting down and refuses new requests.
     """
 
@@ -114,11 +117,11 @@ class ModelPool:
             REQUEST_THREADS, "pronk-requests", shared=settings.is_shared
         )
         self.draining = False
-        # of which the end of the process does not wait for a job
+        # The end of the process does not wait for a job of this executor.
         self._loading = FairExecutor(1, "pronk-models")
-        self._metrics = {model: self.metrics.for_model(model.name) for model in models[1:]} | {
-            models[0]: self.metrics
-        }
+        self._metrics = {models[0]: self.metrics}
+        for model in models[1:]:
+            self._metrics[model] = self.metrics.for_model(model.name)
         self._idle_seconds = idle_seconds
         # A single model is not reloaded after its engine has ended; /ready reports it to the
         # supervisor.
@@ -126,11 +129,10 @@ class ModelPool:
         # Requests that wait for a model to be loaded.
         self._waiting = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
         # Models to load, by the tenants whose requests wait for them. The first model of the first
-        # tenant is the one that is being loaded. Afterwards the first tenant goes behind the
-        # others.
+        # tenant loads now. Afterwards the first tenant goes behind the others.
         self._queue: dict[str, list[PooledModel]] = {}
         self._lock = asyncio.Lock()  # held while a model is loaded or unloaded
-        # set, and replaced, when the state of a model or a count has changed
+        # Event that a model's state or count has changed; set and replaced each time.
         self._changed = asyncio.Event()
         self._tasks = dict[str, asyncio.Task[None]]()
 
@@ -152,25 +154,27 @@ class ModelPool:
     @property
     def is_busy(self) -> bool:
         """Whether a request waits or runs."""
-        return any(
-            model.num_running
-            or model.num_waiting
-            or (model.service is not None and model.service.is_busy)
-            for model in self.models
-        )
+        if self.num_requests > 0:
+            return True
+        services = [model.service for model in self.models]
+        return any(service is not None and service.is_busy for service in services)
 
     def find(self, name: str | None) -> PooledModel:
-        """Return the model with a name or adapter, the first one for ``None``.
+        """Return the model with a name, or with an adapter of this name.
 
-        Raise ``ApiError`` without one.
+        ``None`` finds the first model.
+
+        Raises:
+            ApiError: there is no such model.
         """
         for model in self.models:
             if name is None or name in model.names:
                 return model
-        raise unknown_model(str(name), *(each for model in self.models for each in model.names.all))
+        names = [each for model in self.models for each in model.names.all]
+        raise unknown_model(str(name), *names)
 
     async def is_ready(self) -> bool:
-        """Return whether requests are accepted, and at least one model is loaded and works, or can be loaded."""
+        """Return whether requests are accepted, and a model can answer or be loaded."""
         if self.draining:
             return False
         for model in self.models:
@@ -196,9 +200,9 @@ class ModelPool:
     async def use(
         self, name: str | None, tenant: str = ""
     ) -> AsyncGenerator[tuple[Service, float]]:
-        """Yield the service of a model for a request, and the time of the call (``perf_counter``).
+        """Load a model for a request, if necessary, and keep it loaded within the block.
 
-        The model stays loaded within the ``async with`` block.
+        Yields the model's service, and the time of the request's arrival (``perf_counter``).
 
         Raises:
             ApiError: the server is shutting down, there is no such model, or it cannot be loaded.
@@ -231,29 +235,24 @@ class ModelPool:
 
         Raises:
             CheckpointError: the model cannot be loaded.
-            OptionError: it does not fit into the memory beside the models that are loaded.
+            OptionError: the model does not fit into the memory beside the loaded models.
         """
         assert model.loader is not None, "expected a model that is not loaded, found a loaded one"
         if self.memory is not None:
             estimate = model.loader.estimate()
-            estimate.check_fits(
-                model.name, self.memory, sum(each.num_bytes for each in self.models), "loaded"
-            )
+            taken = sum(each.num_bytes for each in self.models)
+            estimate.check_fits(model.name, self.memory, taken, "loaded")
             model.num_bytes = estimate.total
-        self._set_loaded(
-            model, model.loader.load(self._metrics[model], progress, executor=self.executor)
-        )
+        service = model.loader.load(self._metrics[model], progress, executor=self.executor)
+        self._set_loaded(model, service)
 
     def start(self) -> None:
-        """Start to unload idle models; called in the event loop."""
+        """Start the task that unloads idle models; called in the event loop."""
         if self._idle_seconds is not None:
             self._tasks["idle"] = asyncio.ensure_future(self._unload_idle(self._idle_seconds))
 
     def stop(self) -> None:
-        """Start no more loads.
-
-        Stop all engines after their current step, and the threads after their jobs.
-        """
+        """Stop loading models; stop engines after their step, and threads after their job."""
         for task in self._tasks.values():
             task.cancel()
         self.executor.shutdown()
@@ -263,7 +262,7 @@ class ModelPool:
                 model.service.close()
 
     async def close(self) -> None:
-        """Call :meth:`stop`, and wait for the engines."""
+        """Call :meth:`stop`, and wait for the ends of tasks and engines."""
         self.stop()
         for task in self._tasks.values():
             with suppress(asyncio.CancelledError):
@@ -273,7 +272,7 @@ class ModelPool:
                 await model.service.engine.close()
 
     def finish(self) -> None:
-        """Save what the loaded models have learned, and close them.
+        """Save the drafters' statistics of the loaded models, and close the models.
 
         Called after the end of the event loop.
         """
@@ -287,7 +286,7 @@ class ModelPool:
         return model.service.engine.alive or not self._reloads
 
     async def _service_of(self, model: PooledModel, tenant: str, ends_at: float) -> Service:
-        """Return the service of a model, once it is loaded; errors are those of :meth:`use`."""
+        """Wait until a model is loaded, and return its service; raise the errors of :meth:`use`."""
         if not self._is_usable(model):
             with self._waiting.hold(1, tenant):
                 await self._wait_until_loaded(model, tenant, ends_at)
@@ -343,7 +342,7 @@ class ModelPool:
                     wanted.remove(model)
             self._queue = {each: wanted for each, wanted in self._queue.items() if wanted}
             self._notify()
-            # let the waiting requests of this model start before memory is needed again
+            # Let the waiting requests of this model start before memory is needed again.
             await asyncio.sleep(0)
 
     async def _load(self, model: PooledModel) -> None:
@@ -369,19 +368,23 @@ class ModelPool:
                 each.retiring = False
 
     async def _make_room(self, model: PooledModel, estimate: MemoryEstimate) -> bool:
-        """Unload other models until ``model`` fits.
+        """Unload other models until ``model`` fits into the memory.
 
-        Return False if no request waits for it any more.
+        Returns:
+            Whether the model is still needed: False once no request waits for it any more.
 
-        Raises ``OptionError`` if the model does not even fit beside the pinned models alone.
+        Raises:
+            OptionError: the model does not even fit beside the pinned models alone.
         """
         if self.memory is None:
             return True
         pinned = sum(each.num_bytes for each in self.models if each.pinned)
         estimate.check_fits(model.name, self.memory, pinned, "pinned")
-        while (
-            missing := sum(each.num_bytes for each in self.models) + estimate.total - self.memory
-        ) > 0:
+        while True:
+            loaded = sum(each.num_bytes for each in self.models)
+            missing = loaded + estimate.total - self.memory
+            if missing <= 0:
+                return True
             if not model.num_waiting:
                 return False
             others = [each for each in self.models if each.service is not None and not each.pinned]
@@ -393,7 +396,6 @@ class ModelPool:
                 each.retiring = missing > 0
                 missing -= each.num_bytes
             await self._changed.wait()
-        return True
 
     async def _unload(self, model: PooledModel) -> None:
         if model.service is None:
@@ -413,25 +415,26 @@ class ModelPool:
 
     def _set_loaded(self, model: PooledModel, service: Service) -> None:
         llm = service.engine.llm
-        drafters = [*service.settings.allowed_drafters]
-        names = {"drafter": llm.get_proposer().name, "drafters": drafters}
-        sampling = {"sampling": sampling_values(recommended_params(llm.config))}
-        model.details = {"max_model_len": llm.config.context} | names | sampling
+        model.details = {
+            "max_model_len": llm.config.context,
+            "drafter": llm.get_proposer().name,
+            "drafters": [*service.settings.allowed_drafters],
+            "sampling": sampling_values(recommended_params(llm.config)),
+        }
         model.service = service
         model.state = "loaded"
         model.error = None
         model.last_use = monotonic()
 
     def _set_failed(self, model: PooledModel, error: Exception) -> None:
-        """Keep the cause for the model's own requests.
+        """Log why a load failed, and keep the error for the model's requests.
 
-        They may see the message, which quotes no prompt.
+        The message quotes no prompt, so that clients may read it.
         """
         cause = str(error) if isinstance(error, PronkError) else describe_error(error)
         _log.error("the model %s was not loaded: %s", model.name, cause)
-        model.error = ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE, f"model {model.name}: {cause}", "model_not_loaded"
-        )
+        message = f"model {model.name}: {cause}"
+        model.error = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "model_not_loaded")
         model.state = "failed"
         model.num_bytes = 0
         model.retry_at = monotonic() + _RETRY_SECONDS
@@ -442,13 +445,12 @@ class ModelPool:
             await asyncio.sleep(seconds / 10)
             async with self._lock:
                 for model in self.models:
-                    idle = not (model.pinned or model.num_running or model.num_waiting)
-                    if (
-                        idle
-                        and model.service is not None
-                        and monotonic() - model.last_use >= seconds
-                    ):
-                        await self._unload(model)
-                        _log.info(
-                            "the model %s was unloaded after %.0f idle seconds", model.name, seconds
-                        )
+                    if model.service is None or model.pinned:
+                        continue
+                    is_busy = model.num_running > 0 or model.num_waiting > 0
+                    if is_busy or monotonic() - model.last_use < seconds:
+                        continue
+                    await self._unload(model)
+                    _log.info(
+                        "the model %s was unloaded after %.0f idle seconds", model.name, seconds
+                    )

@@ -1,4 +1,4 @@
-"""Names of models, adapters and drafters in requests, and of models in the values of ``--model``."""
+"""Names of models, adapters and drafters in requests, and the models that ``--model`` names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pronk.server.replicas.dispatcher import ModelReader
 from pronk.server.settings import model_key
 
 _NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")  # NAME=PATH
-# Options of drafters that name files.
-# if the option is not set, the drafter reads a default file
+# Options of drafters that name a file; without them, the drafter reads a default file.
 _DEFAULT_FILE_OPTIONS = ("model", "datastore")
-_OPTIONAL_FILE_OPTIONS = ("store", "table")  # if the option is not set, the drafter reads no file
-# maximum number of drafters in one request, counting a combined drafter and each drafter in it
+# Options of drafters that name a file; without them, the drafter reads none.
+_OPTIONAL_FILE_OPTIONS = ("store", "table")
+# Maximum number of drafters in one request, counting a combined drafter and each drafter in it.
 _MAX_DRAFTERS = 8
 
 
@@ -38,10 +38,16 @@ class AdapterNames:
     """
 
     def __init__(self, model: str, adapters: Collection[str]) -> None:
-        """Collect the names; raise an OptionError if two are the same."""
+        """Collect the names.
+
+        Raises:
+            OptionError: two names are the same.
+        """
         self.model = model
         self.all = (model, *adapters)
-        self._adapters = {model_key(model): None} | {model_key(name): name for name in adapters}
+        self._adapters: dict[str, str | None] = {model_key(model): None}
+        for name in adapters:
+            self._adapters[model_key(name)] = name
         if len(self._adapters) < len(self.all):
             msg = (
                 "adapter: expected names other than the model's and each other's, found "
@@ -53,9 +59,10 @@ class AdapterNames:
         return model_key(name) in self._adapters
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter with a name, ``None`` for the model itself.
+        """Return the adapter that a request names, or ``None`` for the model itself.
 
-        Raise ``ApiError`` without one.
+        Raises:
+            ApiError: neither the model nor an adapter has the name.
         """
         if name is None:
             return None
@@ -64,18 +71,18 @@ class AdapterNames:
         return self._adapters[model_key(name)]
 
     def shown_as(self, name: str | None) -> str:
-        """Return the name of the model or adapter as the server's owner wrote it.
+        """Return the name of a model or adapter as the server's operator wrote it.
 
-        Errors: :meth:`adapter`.
+        Raises the error of :meth:`adapter` for an unknown name.
         """
         return self.adapter(name) or self.model
 
 
 def drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callable[[str], Drafter]:
-    """Return a function from the field ``drafter`` of a request to the drafter.
+    """Return a function that makes the drafter named in the field ``drafter`` of a request.
 
-    The function raises ``ApiError`` for drafters that read files, except the model's default and
-    ``allowed`` ones: a request must not choose which files the server reads.
+    The function raises ``ApiError`` for drafters that read files, because a request must not choose
+    which files the server reads. The model's default drafter and the ``allowed`` ones are accepted.
     """
     # Bind the allowed drafters now, so that errors show at once and loaded draft models stay in
     # memory.
@@ -94,10 +101,8 @@ def drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callab
             return proposer if drafter.for_adapter() is None else drafter
         drafters = _with_inner_drafters(drafter)
         if len(drafters) > _MAX_DRAFTERS:
-            raise refuse(
-                "drafter",
-                f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}",
-            )
+            message = f"expected at most {_MAX_DRAFTERS} drafters in one, found {len(drafters)}"
+            raise refuse("drafter", message)
         if not any(map(_reads_files, drafters)):
             return drafter
         message = (
@@ -111,56 +116,58 @@ def drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callab
 
 def _with_inner_drafters(drafter: Drafter) -> list[Drafter]:
     """Return a drafter and, if it combines others (``parts``), all drafters in it."""
-    return [
-        drafter,
-        *(inner for part in getattr(drafter, "parts", ()) for inner in _with_inner_drafters(part)),
-    ]
+    drafters = [drafter]
+    for part in getattr(drafter, "parts", ()):
+        drafters += _with_inner_drafters(part)
+    return drafters
 
 
 def _reads_files(drafter: Drafter) -> bool:
-    options: list[str] = (
-        [option.name for option in fields(drafter)] if is_dataclass(drafter) else []
-    )
-    return any(
-        option in _DEFAULT_FILE_OPTIONS
-        or (option in _OPTIONAL_FILE_OPTIONS and getattr(drafter, option) is not None)
-        for option in options
-    )
+    if not is_dataclass(drafter):
+        return False
+    for option in fields(drafter):
+        if option.name in _DEFAULT_FILE_OPTIONS:
+            return True
+        if option.name in _OPTIONAL_FILE_OPTIONS and getattr(drafter, option.name) is not None:
+            return True
+    return False
 
 
 def find_models(
     values: Sequence[str], *, progress: Callable[[int, int], None] | None = None
 ) -> list[tuple[str, Path]]:
-    """Return name and path of each model; download models that are not on this machine.
+    """Return the name and path of each model to serve; download models that are not on the disk.
 
     Args:
-        values: each a model as in :func:`pronk.models.resolve.resolve_model`, ``NAME=MODEL``, or a
+        values: each a model as for :func:`pronk.models.resolve.resolve_model`, ``NAME=MODEL``, or a
             folder of models. A folder of models has no ``config.json``; all its GGUF files, and its
-            folders with a ``config.json``, are served. Empty: the default model.
+            folders with a ``config.json``, are served. No values mean the default model.
         progress: called with the number of bytes downloaded so far and the total.
 
     Raises:
         CheckpointError: there is no such model, or the download fails.
-        OptionError: two models have one name.
+        OptionError: two models have the same name.
     """
     found: dict[str, tuple[str, Path]] = {}
-    for name, model in _expand(values) if values else [(None, None)]:
+    for given_name, model in _expand(values) if values else [(None, None)]:
         path = resolve_model(model, progress=progress)
-        named = (name or model_label(path), path)
-        other = found.setdefault(model_key(named[0]), named)
-        if other is not named:
+        name = given_name or model_label(path)
+        key = model_key(name)
+        if key in found:
+            other_name, other_path = found[key]
             msg = (
-                f"model: expected distinct names, found {other[0]} for {other[1]} and {path}; use "
-                f"--model NAME={path}"
+                f"model: expected distinct names, found {other_name} for {other_path} and {path}; "
+                f"use --model NAME={path}"
             )
             raise OptionError(msg)
+        found[key] = (name, path)
     return [*found.values()]
 
 
 def _expand(values: Sequence[str]) -> Iterator[tuple[str | None, str | Path]]:
-    """Yield the name, if given, and the model of each value.
+    """Yield the given name (or ``None``) and the model of each value of ``--model``.
 
-    Of a folder of models, those of its entries.
+    A folder of models yields each of its models, without a name.
     """
     for value in values:
         named = _NAMED.fullmatch(value)
@@ -173,10 +180,7 @@ def _expand(values: Sequence[str]) -> Iterator[tuple[str | None, str | Path]]:
 
 
 def _models_in(name: str) -> list[Path]:
-    """Return the models in a folder of models, sorted by name.
-
-    Empty if ``name`` is anything else.
-    """
+    """Return the models in a folder, sorted by name; none if ``name`` is no folder of models."""
     with suppress(OSError, RuntimeError):  # a name that is no path is checked by resolve_model()
         folder = Path(name).expanduser()
         if folder.is_dir() and not (folder / "config.json").is_file():

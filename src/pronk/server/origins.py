@@ -1,4 +1,4 @@
-"""Origins of web pages, in the one form in which browsers send them."""
+"""Check of the origins of web pages (``--allow-origin``), which must be written as browsers do."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ _MAX_PORT = 65535
 def check_origin(origin: str) -> None:
     """Raise ``OptionError`` unless browsers send exactly this text in the header ``Origin``.
 
-    They write scheme and host in small letters and leave out the path and the default port.
-    ``null`` is the origin of any page in a sandbox, and ``*`` would be every page: both are
-    refused.
+    Browsers write scheme and host in small letters, and leave out the path and the default port.
+    ``null``, the origin of any page in a sandbox, and ``*``, every page, are refused.
     """
     browsers_form = _browsers_form(origin)
     if browsers_form == origin:
@@ -39,7 +38,7 @@ def check_origin(origin: str) -> None:
 
 
 def _browsers_form(origin: str) -> str | None:
-    """Return the origin of a URL, or ``None`` if the text is no URL with a host that browsers can have."""
+    """Return the origin of a URL as browsers write it; ``None`` for a text that is no such URL."""
     try:
         parts = urlsplit(origin)
         port = parts.port
@@ -55,7 +54,10 @@ def _browsers_form(origin: str) -> str | None:
 
 
 def _host(name: str) -> str | None:
-    """Return a host as browsers write it: short IP addresses, other names in ASCII letters."""
+    """Return a host as browsers write it: IP addresses in short form, names in ASCII letters.
+
+    Returns ``None`` if the text is no host.
+    """
     if ":" in name:
         with suppress(AddressValueError):
             return f"[{IPv6Address(name).compressed}]"

@@ -1,4 +1,4 @@
-"""Paths of the API, and the paths that clients with another base URL send instead."""
+"""Paths of the HTTP API, and hints for the paths of other servers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _VERSION = "/v1"
 
 
 def canonical_path(path: str) -> str:
-    """Return the path of the API that is meant.
+    """Return the API path that a client means: ``/v1/models`` for ``/v1/v1/models/``.
 
-    A client's base URL may lack ``/v1``, have it twice, or end with a slash.
+    A client's base URL may lack ``/v1``, have it twice, or end with a slash. Other paths are
+    returned unchanged.
     """
     short = path.rstrip("/")
     while short.startswith(_VERSION * 2):
@@ -34,8 +35,7 @@ def canonical_path(path: str) -> str:
     return path
 
 
-# Paths of other servers that pronk does not have, each with the path that does the nearest thing;
-# None: no path does.
+# Paths of other servers that pronk lacks, each with the most similar path of pronk, or None.
 _CHAT = "/v1/chat/completions"
 _TEXT = "/v1/completions"
 _VECTORS = "/v1/embeddings"
@@ -99,39 +99,41 @@ _FOREIGN: Mapping[str, str | None] = {
     ),
     **dict.fromkeys(("/skills", "/chatkit", "/graders"), None),
 }
-_VERSIONS = re.compile(r"^(/(v\d+|openai))+(?=/)")  # versions before the name of a route
+_VERSIONS = re.compile(r"^(/(v\d+|openai))+(?=/)")  # prefixes such as /v1 or /openai/v1
 
 
 def near_path(path: str) -> str | None:
-    """Return the path of this server that does the nearest to what an unknown path asks for, if any does.
+    """Return the path of this server that is most similar to an unknown path, or ``None``.
 
-    The path may be one of another server, such as ``/api/chat``, have another base
+    The unknown path may be one of another server (``/api/chat``), have another base
     (``/openai/v1/responses``), or a typing error.
     """
     foreign = foreign_path(path)
     if foreign is not None:
         return _FOREIGN[foreign]
     known = (*API_PATHS, *OTHER_PATHS)
-    same_end = [each for each in known if path.rstrip("/").endswith(each.removeprefix(_VERSION))]
+    short = path.rstrip("/")
+    same_end = [each for each in known if short.endswith(each.removeprefix(_VERSION))]
     if same_end:
         return max(same_end, key=len)
-    return next(iter(get_close_matches(path, known, 1, cutoff=0.8)), None)
+    close = get_close_matches(path, known, 1, cutoff=0.8)
+    return close[0] if close else None
 
 
 def foreign_path(path: str) -> str | None:
-    """Return the path of another server that a path is or begins with; ``None`` for other paths."""
+    """Return the known path of another server with which a path begins, or ``None``."""
     short = _VERSIONS.sub("", path.rstrip("/"))
     found = [each for each in _FOREIGN if f"{short}/".startswith(f"{each}/")]
     return max(found, key=len, default=None)
 
 
 def unknown_path_message(path: str) -> str:
-    """Return the message of the error for a path that this server does not have."""
+    """Return the error message for a path that this server does not have."""
     near = near_path(path)
     if foreign_path(path) is None:
         hint = f"did you mean {near}?" if near else "see /openapi.json"
         return f"path: expected one of this server, found {path!r:.80}; {hint}"
-    advice = (
-        f"use {near} for the nearest" if near else "no other route does the same, see /openapi.json"
-    )
-    return f"path: pronk has no route {path!r:.80}; {advice}"
+    hint = "no other route does the same, see /openapi.json"
+    if near:
+        hint = f"use {near} for the nearest"
+    return f"path: pronk has no route {path!r:.80}; {hint}"

@@ -1,4 +1,4 @@
-"""Server process: sockets, signals and graceful shutdown, with uvicorn."""
+"""The server process: sockets, signals and graceful shutdown, on top of uvicorn."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from pronk.server.model_pool import ModelPool
 
 _log = logging.getLogger("pronk.server.access")
 
-# labels of the response counter; any other method counts as "other"
+# Methods that the response counter tells apart; any other method counts as "other".
 _METHODS = ("GET", "HEAD", "POST")
 _POLL_SECONDS = 0.05  # interval at which the shutdown checks whether requests are still running
-# Time after which a thread that runs Python code lets another one run; 0.005 by default. The event
-# loop waits as long for each of the threads that read requests, several times for one response.
+# Python's switch interval: the time after which a thread that runs Python code lets another one
+# run; 0.005 by default. For one response, the event loop waits this long several times for each of
+# the threads that read requests.
 _SWITCH_SECONDS = 0.001
 _FLUSH_SECONDS = 1.0  # time limit for clients to read the ends of their responses
-# time limit for requests of a stopped engine, which ends its step first, to send an error
+# Time limit for the requests of a stopped engine, which ends its step first, to send an error.
 _STOP_SECONDS = 1.0
 _CANCEL_SECONDS = 1.0  # time limit for cancelled requests to send an error
 
@@ -53,7 +54,8 @@ class Server(uvicorn.Server):
     """HTTP server of the models of a pool.
 
     After the first SIGINT or SIGTERM, running requests finish and new ones are refused. The second
-    signal ends them: those without a response get an error, and streams an event with the error.
+    signal ends the running requests with an error: as the response, or as the last event of a
+    stream.
     """
 
     def __init__(
@@ -70,9 +72,9 @@ class Server(uvicorn.Server):
         """Configure the server.
 
         Args:
-            models: answer the requests.
-            host: address to listen at.
-            port: 0 picks a free port.
+            models: models that answer the requests.
+            host: name or address to listen at.
+            port: port to listen at; 0 picks a free one.
             drain_seconds: time limit for running requests after the first signal.
             access_log: log client, route and status of each request; texts are never logged.
             on_start: called with the address and the port as soon as connections are accepted.
@@ -86,20 +88,20 @@ class Server(uvicorn.Server):
         self._drain_seconds = drain_seconds
         limits = models.settings.limits
         count_response = models.metrics.count_response
+        guard = Guard(
+            make_app(models),
+            models.settings,
+            num_connections=lambda: len(self.server_state.connections),
+            on_response=self._on_response,
+        )
+        # uvicorn makes the protocol itself, so that a subclass passes these values.
+        protocol_values = {"limits": limits, "count_response": count_response}
+        protocol = type("HttpProtocol", (HttpProtocol,), protocol_values)
         config = uvicorn.Config(
-            Guard(
-                make_app(models),
-                models.settings,
-                num_connections=lambda: len(self.server_state.connections),
-                on_response=self._on_response,
-            ),
+            guard,
             host=host,
             port=port,
-            http=type(
-                "HttpProtocol",
-                (HttpProtocol,),
-                {"limits": limits, "count_response": count_response},
-            ),
+            http=protocol,
             ws="none",
             lifespan="off",
             server_header=False,
@@ -112,14 +114,15 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def serve(self, sockets: list[socket] | None = None) -> None:
-        """Serve until the shutdown; meanwhile, the threads of the process take short turns."""
+        """Serve until the shutdown, with a short switch interval of Python's threads."""
         with _short_turns(), calm_collections():
             await super().serve(sockets)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start to accept connections.
 
-        Raise ``OptionError`` if the server cannot listen at the address.
+        Raises:
+            OptionError: the server cannot listen at the address.
         """
         await super().startup(sockets or _listen(self.config.host, self.config.port))
         if self.started:
@@ -129,11 +132,11 @@ class Server(uvicorn.Server):
             self._on_start(host, port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Finish running requests, or end them after ``drain_seconds`` or a second signal.
+        """Let running requests finish, within ``drain_seconds`` or until a second signal.
 
-        Meanwhile, new requests get a response with the HTTP status 503. Then close the engines.
-        uvicorn's own shutdown is not used: it prints lines of its own, and cancels requests
-        without a word to their clients.
+        Meanwhile, new requests get a response with the HTTP status 503. Afterwards the engines are
+        closed. uvicorn's own shutdown prints lines of its own and cancels requests without a
+        response, so that it is not called.
         """
         del sockets
         end = perf_counter() + self._drain_seconds
@@ -156,8 +159,9 @@ class Server(uvicorn.Server):
                 await self.models.close()
 
     async def _wait_until(self, done: Callable[[], bool], end: float) -> None:
-        """Wait for a condition until a time (``perf_counter``), or the second signal."""
-        while not (done() or self.force_exit or perf_counter() >= end):  # noqa: ASYNC110 - as uvicorn
+        """Wait until ``done()``, the time ``end`` (``perf_counter``), or the second signal."""
+        # uvicorn polls, too.
+        while not (done() or self.force_exit or perf_counter() >= end):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _end_requests(self) -> None:
@@ -177,20 +181,19 @@ class Server(uvicorn.Server):
     def _on_response(self, scope: Scope, status: int) -> None:
         method = scope["method"]
         route = getattr(scope.get("route"), "path", "none")
-        self.models.metrics.count_response(method if method in _METHODS else "other", route, status)
+        label = method if method in _METHODS else "other"
+        self.models.metrics.count_response(label, route, status)
         if self._access_log:
             client = (scope["client"] or ("?",))[0]
             path = scope["raw_path"].decode("latin-1")
             _log.info('%s "%s %s" %d', client, method, path, status)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown at the first signal.
-
-        At the second one, end it without waiting for requests.
-        """
+        """Start the shutdown at the first signal; stop waiting for requests at the second one."""
         del sig, frame
         self.force_exit = self.should_exit
-        self.models.draining = self.should_exit = True
+        self.should_exit = True
+        self.models.draining = True
 
     def stop(self) -> None:
         """Act like a signal, see :meth:`handle_exit`; may be called from any thread."""
@@ -199,7 +202,7 @@ class Server(uvicorn.Server):
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """Set the switch interval; restore it at the end."""
+    """Set Python's switch interval to ``_SWITCH_SECONDS``; restore it at the end."""
     seconds = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
@@ -209,9 +212,9 @@ def _short_turns() -> Iterator[None]:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise ``OptionError`` if a server cannot listen at the address.
+    """Raise ``OptionError`` if a server cannot listen at an address.
 
-    Called before a model is loaded.
+    The check comes before the load of a model, which may take minutes.
     """
     for sock in _listen(host, port):
         sock.close()
@@ -223,7 +226,7 @@ def _listen(host: str, port: int) -> list[socket]:
         addresses = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
         return [create_server(address, family=family) for family, *_, address in addresses]
     except OSError as error:
-        # cut off the address, which Python appends
+        # Python appends the address in brackets.
         cause = str(error.strerror).partition(" (while")[0]
         msg = (
             f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"

@@ -1,4 +1,4 @@
-"""Service behind the HTTP routes and ``pronk batch``: checks requests and runs them on the engine."""
+"""The service behind HTTP routes and ``pronk batch``: it checks requests and runs the engine."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ from pronk.text import (
 
 T = TypeVar("T")
 B = TypeVar("B", bound=RequestBody)
-# Work that is done in turns, between which other requests have theirs; it returns a ``T``.
+# Work on a request that yields between its parts, so that other requests go on; returns a ``T``.
 Turns = Generator[None, None, T]
 
 
 class _Run(Protocol):
-    """Runs a function in a thread."""
+    """Function that runs another function in a thread, and returns its result."""
 
     async def __call__(self, function: Callable[[], T]) -> T: ...
 
@@ -83,17 +83,17 @@ _log = logging.getLogger(__name__)
 # Special tokens that ``/tokenizer_info`` publishes. A model's files may have further entries named
 # ``…_token``, even an access token.
 _PUBLISHED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk pad sep cls mask".split())
-# Time after which a request that is being read gives others their turn, before its next text.
+# Time of one turn of tokenizing a request's texts. Afterwards, and before the next text, the texts
+# of other requests are tokenized.
 _TURN_SECONDS = 0.1
-# Sizes of the parts of a reply for the executor, in characters that are as much work: of a token,
-# of a log-probability with its token, and of a number of an embedding.
-_TOKEN_SIZE = 4
-_REPORT_SIZE = 16
-_NUMBER_SIZE = 1
+# Work to write the parts of a reply, in the executor's unit (bytes of a request).
+_TOKEN_SIZE = 4  # of a token
+_REPORT_SIZE = 16  # of a log-probability and its token
+_NUMBER_SIZE = 1  # of a number of an embedding
 
 
 class Service:
-    """Checks requests, tokenizes prompts and runs the engine, for clients that do not trust each other."""
+    """Checks requests, tokenizes prompts and runs the engine, for mutually distrustful clients."""
 
     def __init__(
         self,
@@ -103,9 +103,13 @@ class Service:
         moderation_prompt: ModerationPrompt | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """Serve the model of ``engine``.
+        """Serve the model of an engine.
 
-        ``metrics`` may be those of an earlier load of the model.
+        Args:
+            engine: runs the requests.
+            settings: names, limits and features of the server.
+            moderation_prompt: prompt that classifies texts; by default of the model's tokenizer.
+            metrics: metrics of an earlier load of the model; ``None`` makes new ones.
         """
         self.engine = engine
         self.settings = settings
@@ -116,9 +120,8 @@ class Service:
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
         # The cache keeps repetitions from filling the log.
-        self._log_ignored = lru_cache(256)(
-            partial(_log.info, "a request has parts that its answer does not follow: %s")
-        )
+        log = partial(_log.info, "a request has parts that its answer does not follow: %s")
+        self._log_ignored = lru_cache(256)(log)
 
     @property
     def is_busy(self) -> bool:
@@ -126,7 +129,7 @@ class Service:
         return self._reading.num_admitted > 0 or self.engine.num_requests > 0
 
     def close(self) -> None:
-        """Stop the engine after its current step, and texts that are being tokenized at once."""
+        """Stop the engine after its current step, and the tokenizer at once."""
         self.engine.stop()
         self.engine.llm.tokenizer.stop()
 
@@ -144,11 +147,13 @@ class Service:
     async def complete(
         self, request: TextRequest, tenant: str = "", *, arrived: float | None = None
     ) -> dict[str, Any]:
-        """Return the whole reply to a request.
+        """Return the whole reply to a request as JSON values.
 
-        ``tenant`` is the digest of the client's API key; cached KV blocks are shared within a
-        tenant only. ``arrived`` is the time of the request's arrival (``perf_counter``), by default
-        now.
+        Args:
+            request: the validated request.
+            tenant: digest of the client's API key; only requests of a tenant share cached KV
+                blocks.
+            arrived: time of the request's arrival (``perf_counter``), by default now.
 
         Raises:
             ApiError: see :meth:`prepare`.
@@ -160,11 +165,7 @@ class Service:
             async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
                     reply.record(pieces)
-                    done |= {
-                        piece.index: piece.completion
-                        for piece in pieces
-                        if piece.completion is not None
-                    }
+                    done.update(_finished(pieces))
             completions = _sort_by_index(done)
             size = _size_of(completions)
             return await self.engine.executor.run(tenant, reply.whole, completions, size=size)
@@ -172,12 +173,10 @@ class Service:
     async def stream(
         self, request: TextRequest, tenant: str = "", *, arrived: float | None = None
     ) -> AsyncGenerator[list[dict[str, Any]]]:
-        """Yield the chunks of the reply, one list per step.
+        """Yield the chunks of the reply as JSON values, one list per step of the engine.
 
-        Arguments and errors as for :meth:`complete`.
-
-        The first item comes after the first step, so that errors of the request are raised before
-        any chunk.
+        The first list comes after the first step, so that errors of the request are raised before
+        any chunk. Arguments and errors are those of :meth:`complete`.
         """
         with self.metrics.request(arrived) as start:
             (prompts, params, reply) = await self.prepare(request, tenant)
@@ -186,11 +185,7 @@ class Service:
             running = RunningUsage(prompts, request.n or 1)
             async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
                 async for pieces in steps:
-                    done |= {
-                        piece.index: piece.completion
-                        for piece in pieces
-                        if piece.completion is not None
-                    }
+                    done.update(_finished(pieces))
                     chunks = reply.step(pieces)
                     if request.continuous_usage:
                         running.add(pieces, chunks)
@@ -203,40 +198,40 @@ class Service:
     async def moderate(
         self, request: ModerationRequest, tenant: str = "", *, arrived: float | None = None
     ) -> dict[str, Any]:
-        """Return the probability of each moderation category.
+        """Classify texts; return the reply with the probability of each category for each text.
 
-        See :mod:`pronk.server.moderation`.
+        See :mod:`pronk.server.moderation` for the method, and :meth:`complete` for the arguments.
         """
         reports: dict[int, dict[int, float]] = {}
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
             prompts = await self._read_in_turns(tenant, self._moderation_prompts, request)
             params = self.moderation_prompt.params
-            texts_request = TextRequest.model_validate({"model": request.model})
-            async with aclosing(
-                self._steps(prompts, params, texts_request, tenant, start)
-            ) as steps:
+            text_request = TextRequest.model_validate({"model": request.model})
+            async with aclosing(self._steps(prompts, params, text_request, tenant, start)) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
-        return moderation(
-            self.settings.name,
-            [self.moderation_prompt.scores(each) for each in _sort_by_index(reports)],
-        )
+        scores = [self.moderation_prompt.scores(each) for each in _sort_by_index(reports)]
+        return moderation(self.settings.name, scores)
 
     async def embed(
         self, request: EmbeddingRequest, tenant: str = "", *, arrived: float | None = None
     ) -> dict[str, Any]:
-        """Return the embedding of each text; arguments and errors as for :meth:`complete`."""
+        """Return the reply with the embedding of each text.
+
+        Arguments and errors are those of :meth:`complete`.
+        """
         with self.metrics.request(arrived) as start:
-            self.names.adapter(request.model)
+            adapter = self.names.adapter(request.model)
             prompts = await self._read_in_turns(tenant, self._input_ids, request)
-            options: dict[str, Any] = {
-                "pooling": request.pooling or "mean",
-                "dimensions": request.dimensions,
-            }
-            options["normalize"] = request.normalize is not False
-            options["adapter"] = self.names.adapter(request.model)
-            vectors = await self.engine.embed(prompts, **options, **self._schedule(tenant, start))
+            vectors = await self.engine.embed(
+                prompts,
+                pooling=request.pooling or "mean",
+                dimensions=request.dimensions,
+                normalize=request.normalize is not False,
+                adapter=adapter,
+                **self._schedule(tenant, start),
+            )
             self.metrics.count_embeddings(prompts, start)
         name = self.names.shown_as(request.model)
         num_tokens = sum(map(len, prompts))
@@ -257,11 +252,12 @@ class Service:
         return {"prompt": await self._read(tenant, self._decode, request)}
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """Return special tokens, chat template and maximum length, in the form of ``tokenizer_config.json``."""
+        """Return special tokens, chat template and context as in ``tokenizer_config.json``."""
         llm = self.engine.llm
+        special_tokens = llm.tokenizer.special_tokens
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **{name: llm.tokenizer.special_tokens.get(name) for name in _PUBLISHED_TOKENS},
+            **{name: special_tokens.get(name) for name in _PUBLISHED_TOKENS},
             "chat_template": llm.tokenizer.chat_template,
             "model_max_length": llm.config.context,
         }
@@ -274,9 +270,11 @@ class Service:
         tenant: str,
         arrived: float,
     ) -> AsyncGenerator[list[Piece]]:
-        """Run prompts on the engine and update the metrics.
+        """Run prompts on the engine; yield the new tokens of each step, and update the metrics.
 
-        Convert a ``GuideError`` to an ``ApiError``.
+        Raises:
+            ApiError: the engine's error is about a field of the request, which the message names.
+            PronkError: any other error of the engine.
         """
         observe = self.metrics.observer(prompts, params, arrived)
         steps = self.engine.steps(
@@ -303,11 +301,11 @@ class Service:
     async def _error_of_form(
         self, error: GuideError, request: TextRequest, guide: Guide, tenant: str
     ) -> GuideError:
-        """Return the error of the guide that the client gave, instead of that of the engine's guide.
+        """Return the error of the client's own guide in place of an error of the engine's guide.
 
-        The client gives a form of the answer: a JSON schema, regular expression, grammar or list of
-        choices. The engine's guide also has the thoughts and calls of the model around that form,
-        and an error of it would quote them.
+        A client may give a form of the answer: a JSON schema, regular expression, grammar or list
+        of choices. The engine's guide wraps this form in the model's thoughts and calls, and an
+        error of the engine's guide would quote what the client did not write.
         """
         form = request.guide()
         if form is None or form == guide:
@@ -323,18 +321,23 @@ class Service:
         return GuideError(msg)
 
     def _schedule(self, tenant: str, arrived: float, salt: str = "") -> dict[str, Any]:
-        """Return the engine's options for a client's request that arrived at a time of ``perf_counter``."""
+        """Return the engine's options ``deadline`` (seconds from now), ``salt`` and ``tenant``.
+
+        The salt of cached KV blocks depends on the tenant, so that no tenant can find out which
+        prompts another one has sent.
+        """
+        ends_at = arrived + self.settings.limits.seconds
         return {
-            "deadline": max(0.0, arrived + self.settings.limits.seconds - perf_counter()),
+            "deadline": max(0.0, ends_at - perf_counter()),
             "salt": hashlib.sha256(f"{tenant}\0{salt}".encode()).digest(),
             "tenant": tenant,
         }
 
     def _prepare(self, request: TextRequest) -> Turns[PreparedRequest]:
-        """Do the work of :meth:`prepare`; called in a thread, as it grows with the request."""
+        """Check a request and tokenize its prompts; runs in a thread, because requests are long."""
         request.check(self.settings.limits)
         if request.drafter is not None:
-            # raises an error before the prompts are tokenized
+            # An error is raised here, before the prompts are tokenized.
             self._select_drafter(request.drafter)
         prepared = yield from self._tokenize_prompts(request)
         if ignored := request.ignored():
@@ -342,12 +345,12 @@ class Service:
         return prepared
 
     def _moderation_prompts(self, request: ModerationRequest) -> Turns[list[list[int]]]:
-        """Return the prompt for each text."""
+        """Return the token ids of the moderation prompt for each text of a request."""
         texts: list[Any] = list_prompts(request.input)
         kind = request.kind or "prompt"
-        if not 1 <= len(texts) <= self.settings.limits.prompts:
-            expected = f"expected 1..{self.settings.limits.prompts} texts"
-            raise refuse("input", f"{expected}, found {len(texts)}")
+        limit = self.settings.limits.prompts
+        if not 1 <= len(texts) <= limit:
+            raise refuse("input", f"expected 1..{limit} texts, found {len(texts)}")
         options = self.moderation_prompt.options
 
         def encode(text: Any) -> list[int]:
@@ -365,19 +368,21 @@ class Service:
             encode = self.engine.llm.request_factory.encode_prompt
             return (yield from _encode_in_turns(texts, encode))
         except PromptError as error:
-            raise refuse(
-                "input", str(error).removeprefix("prompt: "), to_api_error(error).code
-            ) from error
+            message = str(error).removeprefix("prompt: ")
+            raise refuse("input", message, to_api_error(error).code) from error
 
     def _tokenize_prompts(self, request: TextRequest) -> Turns[PreparedRequest]:
-        """Check the lengths of the prompts, tokenize the prompts, and prepare the engine's input."""
+        """Check the lengths of the prompts, tokenize them, and prepare the engine's input."""
         llm = self.engine.llm
         defaults = sampling_values(recommended_params(llm.config))
-        if request.do_sample is not None:
-            defaults["temperature"] = (defaults["temperature"] or 1.0) if request.do_sample else 0.0
-        missing: dict[str, Any] = {
-            option: value for option, value in defaults.items() if getattr(request, option) is None
-        }
+        if request.do_sample is False:
+            defaults["temperature"] = 0.0
+        elif request.do_sample:
+            defaults["temperature"] = defaults["temperature"] or 1.0
+        missing = dict[str, Any]()
+        for option, value in defaults.items():
+            if getattr(request, option) is None:
+                missing[option] = value
         name = self.names.shown_as(request.model)
         shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):
@@ -386,18 +391,18 @@ class Service:
             encode = llm.request_factory.encode_prompt
             prompts = yield from _encode_in_turns(request.prompts(), encode)
             if request.max_tokens is not None:
-                missing["max_tokens"] = self._max_tokens(request.max_tokens, max(map(len, prompts)))
-            return request.model_copy(update=missing).prepare(prompts, llm.tokenizer, shared_fields)
+                longest = max(map(len, prompts))
+                missing["max_tokens"] = self._max_tokens(request.max_tokens, longest)
+            completed = request.model_copy(update=missing)
+            return completed.prepare(prompts, llm.tokenizer, shared_fields)
         assert isinstance(request, ConversationRequest)
         answers = llm.request_factory.answer_format
         request.note_ignored(request.unfollowed(answers))
         prompt = self._conversation_ids(request)
-        max_tokens = self._max_tokens(
-            request.requested_max_tokens, len(prompt), request.limit_field
-        )
-        return request.model_copy(update=missing).prepare(
-            prompt, max_tokens, answers, shared_fields
-        )
+        requested = request.requested_max_tokens
+        max_tokens = self._max_tokens(requested, len(prompt), request.limit_field)
+        conversation = request.model_copy(update=missing)
+        return conversation.prepare(prompt, max_tokens, answers, shared_fields)
 
     def _count_tokens(self, request: ConversationRequest) -> int:
         with naming_fields_of(request):
@@ -413,7 +418,7 @@ class Service:
     def _conversation_ids(
         self, request: ConversationRequest, *, begins_answer: bool = True
     ) -> list[int]:
-        """Return the token ids of a request's conversation, with the server's system prompt and the tools.
+        """Return the token ids of a conversation with its tools and the server's system prompt.
 
         The ids end with the header of an answer if ``begins_answer``.
         """
@@ -421,9 +426,8 @@ class Service:
         # own error.
         request.check_tools(self.engine.llm.request_factory.answer_format)
         tools = request.tool_use.template_tools()
-        messages = self._place_system(
-            add_system_prompt(request.checked_conversation(), self.settings.guardrails)
-        )
+        conversation = request.checked_conversation()
+        messages = self._place_system(add_system_prompt(conversation, self.settings.guardrails))
         if not request.continues_answer:
             options = request.template_options()
             return self._chat_ids(messages, tools, options, begins_answer=begins_answer)
@@ -432,7 +436,10 @@ class Service:
         return self._continue(self._chat_ids(messages, tools, request.template_options()), begun)
 
     def _continue(self, prompt: list[int], begun: str) -> list[int]:
-        """Return a prompt with the beginning of the answer; it has no more thoughts."""
+        """Append the beginning of an answer to the token ids of a prompt.
+
+        If the prompt ends within the model's thoughts, the thoughts are closed first.
+        """
         tokenizer = self.engine.llm.tokenizer
         answers = self.engine.llm.request_factory.answer_format
         closing = list[int]()
@@ -449,9 +456,10 @@ class Service:
         *,
         begins_answer: bool = True,
     ) -> list[int]:
-        """Return the token ids of a conversation in the chat template; check its length first."""
+        """Check the length of a conversation; return its token ids in the model's chat template."""
         self._check_conversation(messages)
-        self._check_length(*(tool["function"].get("description") for tool in tools or ()))
+        descriptions = [tool["function"].get("description") for tool in tools or ()]
+        self._check_length(*descriptions)
         ids = self.engine.llm.tokenizer.chat_ids(
             messages,
             add_generation_prompt=begins_answer,
@@ -467,41 +475,37 @@ class Service:
         tokenizer = self.engine.llm.tokenizer
         self._check_length(request.prompt)
         if request.prompt is not None:
-            return tokenizer.encode(
-                request.prompt, add_special_tokens=request.add_special_tokens is not False
-            )
-        return self._conversation_ids(
-            request, begins_answer=request.add_generation_prompt is not False
-        )
+            with_special = request.add_special_tokens is not False
+            return tokenizer.encode(request.prompt, add_special_tokens=with_special)
+        begins_answer = request.add_generation_prompt is not False
+        return self._conversation_ids(request, begins_answer=begins_answer)
 
     def _check_conversation(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse conversations too long for the context, whatever the chat template adds."""
+        """Raise ``ApiError`` if a conversation exceeds the context in any chat template."""
         context = self.engine.llm.config.context
-        if len(messages) > context:  # each message has a token at least, that of its role
-            message = (
+        if len(messages) > context:  # each message has at least the token of its role
+            problem = (
                 f"messages: expected at most {context}, the tokens of the context, found "
-                f"{len(messages)}"
+                f"{len(messages)}; shorten them"
             )
-            raise ApiError(
-                HTTPStatus.BAD_REQUEST, f"{message}; shorten them", "context_length_exceeded"
-            )
-        contents = [message["content"] for message in messages]
-        parts = [
-            part["text"] for content in contents if isinstance(content, list) for part in content
-        ]
-        texts = [content for content in contents if isinstance(content, str)]
-        calls = [
-            call["function"]["arguments"]
-            for message in messages
-            for call in message.get("tool_calls", ())
-        ]
-        thoughts = [
-            message["reasoning_content"] for message in messages if "reasoning_content" in message
-        ]
-        self._check_length(*parts, *texts, *calls, *thoughts)
+            raise ApiError(HTTPStatus.BAD_REQUEST, problem, "context_length_exceeded")
+        texts = list[str]()
+        for message in messages:
+            content = message["content"]
+            if isinstance(content, str):
+                texts.append(content)
+            elif isinstance(content, list):
+                texts += [part["text"] for part in content]
+            texts += [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+            if "reasoning_content" in message:
+                texts.append(message["reasoning_content"])
+        self._check_length(*texts)
 
     def _check_length(self, *texts: str | list[int] | None) -> None:
-        """Refuse a prompt too long for the context even if each token is the longest."""
+        """Raise ``ApiError`` if texts exceed the context even with tokens of the greatest length.
+
+        A text is a string or a list of token ids; ``None`` has length 0.
+        """
         limit = self.engine.llm.config.context * self._longest_token_length
         length = sum(len(text) for text in texts if text is not None)
         if length > limit:
@@ -512,7 +516,7 @@ class Service:
             raise ApiError(HTTPStatus.BAD_REQUEST, message, "context_length_exceeded")
 
     def _place_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the conversation with system messages where the chat template takes them."""
+        """Move the system messages of a conversation to where the chat template accepts them."""
         later = any(message["role"] == "system" for message in messages[1:])
         anywhere = later and self._has_system_role_anywhere
         placed = place_system_messages(messages, first=self._has_system_role, anywhere=anywhere)
@@ -528,14 +532,22 @@ class Service:
 
     @cached_property
     def _longest_token_length(self) -> int:
-        return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
+        vocabulary = self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)
+        return max(map(len, vocabulary))
 
     def _max_tokens(self, requested: int | None, num_prompt: int, field: str = "max_tokens") -> int:
-        """Return ``requested``, at most the number of tokens that fit after the prompt, its default.
+        """Return the maximum number of tokens to generate: ``requested``, or as many as fit.
 
-        A text ends where the context is full, so that a larger maximum means the same; agents send
-        one large number to all models. Raises ``ApiError`` if the number is beyond the limit of the
-        server.
+        A text ends where the context is full, so that a number beyond it is lowered: agents send
+        one large number to all models.
+
+        Args:
+            requested: the client's maximum; ``None`` and ``NO_LIMIT`` mean the largest one.
+            num_prompt: number of tokens of the prompt.
+            field: the field of the request, for the error.
+
+        Raises:
+            ApiError: the number is beyond the limit of the server.
         """
         limit = self.settings.limits.max_tokens
         if limit is not None and requested not in (None, NO_LIMIT) and requested > limit:
@@ -545,14 +557,14 @@ class Service:
         return fitting if requested is None else min(requested, fitting)
 
     async def _read(self, tenant: str, function: Callable[[B], T], request: B) -> T:
-        """Read a request in a thread; limit the number of such calls, and the time."""
+        """Call ``function(request)`` in a thread, within the limits of :meth:`_admit_reading`."""
         async with self._admit_reading(tenant, request) as run:
             return await run(partial(function, request))
 
     async def _read_in_turns(self, tenant: str, function: Callable[[B], Turns[T]], request: B) -> T:
-        """Read a request as :meth:`_read` does, by a job for each turn.
+        """Call ``function(request)`` as :meth:`_read` does, but each of its turns as another job.
 
-        When the time is over, or the client is gone, the request has no further turn.
+        There is no further turn after the time limit, or once the client has disconnected.
         """
         turns = function(request)
         async with self._admit_reading(tenant, request) as run:
@@ -562,7 +574,12 @@ class Service:
 
     @asynccontextmanager
     async def _admit_reading(self, tenant: str, request: RequestBody) -> AsyncGenerator[_Run]:
-        """Yield a function that runs jobs of a request within the limits of number and time."""
+        """Yield a function that runs jobs of a request in threads.
+
+        Raises:
+            DeadlineError: the jobs have taken ``limits.seconds``.
+            OverloadedError: too many requests are being read, of all tenants or of this one.
+        """
         seconds = self.settings.limits.seconds
         with self._reading.hold(1, tenant) as admission:
 
@@ -583,11 +600,9 @@ class Service:
 def _encode_in_turns(
     texts: Sequence[Prompt], encode: Callable[[Prompt], list[int]]
 ) -> Turns[list[list[int]]]:
-    """Return the token ids of each text.
+    """Return the token ids of each text; a turn ends after a group of texts or ``_TURN_SECONDS``.
 
-    A turn has a group of texts at most, and ends after a time.
-
-    A tokenizer in a child process has one limit of time for all texts.
+    A tokenizer in a child process has one time limit for all texts.
     """
     limit = TimeLimit()
     prompts = list[list[int]]()
@@ -605,7 +620,7 @@ def _encode_in_turns(
 
 
 def _take_turn(turns: Turns[T]) -> tuple[T] | None:
-    """Do the work of the next turn; return its result if it is the last one."""
+    """Run the next turn; return ``(result,)`` if it was the last one, else ``None``."""
     try:
         next(turns)
     except StopIteration as end:
@@ -614,7 +629,7 @@ def _take_turn(turns: Turns[T]) -> tuple[T] | None:
 
 
 def _size_of(completions: Sequence[Completion]) -> int:
-    """Return the size of a reply for the executor, with the reports of log-probabilities."""
+    """Return the work to write a reply, in the executor's unit (bytes of a request)."""
     num_tokens = 0
     num_reported = 0
     for completion in completions:
@@ -623,6 +638,11 @@ def _size_of(completions: Sequence[Completion]) -> int:
             if reports:
                 num_reported += len(reports) * len(reports[-1] or ())
     return _TOKEN_SIZE * num_tokens + _REPORT_SIZE * num_reported
+
+
+def _finished(pieces: Sequence[Piece]) -> dict[int, Completion]:
+    """Return the completions of the samples that a step has finished, by index of the sample."""
+    return {piece.index: piece.completion for piece in pieces if piece.completion is not None}
 
 
 def _sort_by_index(samples: dict[int, T]) -> list[T]:

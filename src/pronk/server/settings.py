@@ -14,9 +14,9 @@ from pronk.server.origins import check_origin
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Maximum values.
+    """Limits of requests to a server.
 
-    The comment of a limit has the HTTP status of the response to a request beyond it.
+    In brackets after each limit: the HTTP status of the response to a request beyond the limit.
     """
 
     body: int = 4 * 2**20  # bytes of the body (HTTP 413)
@@ -24,22 +24,23 @@ class RequestLimits:
     headers: int = 16 * 2**10  # bytes of path, query and headers together (HTTP 431)
     prompts: int = 64  # number of prompts in one request (HTTP 400)
     embeddings: int = 2048  # number of texts in one request for embeddings (HTTP 400)
-    # number of tokens to generate per sample; None is the model's context (HTTP 400)
+    # Number of tokens to generate per sample; None is the model's context (HTTP 400).
     max_tokens: int | None = None
     n: int = 16  # number of samples per prompt (HTTP 400)
     stop: int = 16  # number of stop strings, of stop token ids, and of bad words, each (HTTP 400)
     stop_length: int = 256  # characters of a stop string or bad word (HTTP 400)
     logprobs: int = 20  # number of likeliest tokens to report for each token (HTTP 400)
     logit_bias: int = 1024  # number of tokens with a bias (HTTP 400)
-    # Number of running and waiting samples of all clients; of several keys, each has a share (HTTP
-    # 429).
+    # Number of running and waiting samples of all clients; each of several keys has a share
+    # (HTTP 429).
     requests: int = 256
-    # number of open connections (HTTP 429); beyond twice this, new ones are closed at once
+    # Number of open connections (HTTP 429). Beyond twice this number, new ones are closed at once.
     connections: int = 512
     seconds: float = 600.0  # seconds from the arrival of a request to its end (HTTP 408)
-    # seconds for a request's head, else the connection ends, and its body (HTTP 408)
+    # Seconds in which a request's head must arrive, else the connection is closed; and seconds in
+    # which its body must arrive (HTTP 408).
     receive_seconds: float = 30.0
-    # seconds that a client may read nothing before its connection is closed
+    # Seconds in which a client may read nothing; then its connection is closed.
     send_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -56,16 +57,16 @@ class ServerSettings:
     """Name, API keys, limits and features of a server."""
 
     name: str  # name of the model in requests and replies
-    # accepted API keys; empty accepts every client
+    # Accepted API keys; without keys, every client is accepted.
     keys: Collection[str] = field(default=(), repr=False)
     # Accepted names in the Host header; None accepts every name. The check stops DNS rebinding: if
     # the name of another site resolves to this server's address, requests from the site's pages
     # have that name in the header.
     hosts: Collection[str] | None = None
-    # origins of web pages that may use the server, such as https://example.org
+    # Origins of web pages that may use the server, such as https://example.org.
     origins: Collection[str] = ()
     limits: RequestLimits = RequestLimits()
-    # drafters that read files, but that requests may nevertheless select
+    # Drafters that read files, and that requests may select all the same.
     allowed_drafters: Collection[str] = ()
     guardrails: str | None = None  # system prompt to add to every conversation
     serve_chat_page: bool = True  # whether to serve the chat page at /
@@ -78,7 +79,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for key in self.keys:
             short = len(key) < 8
-            if short or not key.isascii() or not key.isprintable() or " " in key:
+            is_plain = key.isascii() and key.isprintable() and " " not in key
+            if short or not is_plain:
                 expected = "at least 8 printable ASCII characters without spaces"
                 found = f"{len(key)} characters" if short else "another character"
                 msg = f"api-key: expected {expected}, found {found}; choose another key"
@@ -88,15 +90,16 @@ class ServerSettings:
 
 
 def model_key(name: str) -> str:
-    """Return a model's name in small letters, without ``.gguf``.
-
-    Models with equal keys are the same.
-    """
+    """Return the key by which names of models are compared: small letters, without ``.gguf``."""
     return name.casefold().removesuffix(".gguf")
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Read API keys, one per line without # comments; raise ``OptionError`` if there is none."""
+    """Read API keys, one per line; blank lines and lines that begin with # are skipped.
+
+    Raises:
+        OptionError: the file cannot be read, or has no key.
+    """
     lines = [line.strip() for line in read_text(path, "api-key-file").splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:

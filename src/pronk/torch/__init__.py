@@ -1,7 +1,7 @@
 """Backend of torch (the extra ``torch``), for accelerators and processors without pronk's kernels.
 
-Training and benchmarks use its conversions between arrays and tensors, its operations, and the
-memory of its devices.
+Training and benchmarks also use the package's conversions between arrays and tensors, its
+operations, and its reports of the memory of devices.
 """
 
 from pronk.base.lazy import export

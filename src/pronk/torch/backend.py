@@ -1,4 +1,4 @@
-"""Implementation of :class:`~pronk.models.backend.Backend` with torch, and measurements of its device."""
+"""Backend of torch, for :class:`~pronk.models.backend.Backend`, and the memory of its devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pronk.torch.program import TorchProgram
 class TorchMatrix:
     """A weight matrix on torch's device."""
 
-    weight: Tensor  # ``[outputs, inputs]``; of a gated matrix first the outputs of the gate
+    weight: Tensor  # ``[outputs, inputs]``; the outputs of a gate, if ``gated``, come first
     bias: Tensor | None
     gated: bool
 
@@ -43,7 +43,7 @@ class TorchMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Size in memory, in bytes, without the bias."""
+        """Number of bytes in memory, without the bias."""
         return self.weight.nbytes
 
     @property
@@ -56,11 +56,12 @@ class TorchMatrix:
 
 
 class TorchBackend:
-    """Computes with torch on ``device``, with weights in ``dtype``.
+    """Backend that computes with torch on ``device``, with weights in ``dtype``.
 
-    Quantized weights are dequantized.
+    Quantized weights are dequantized when they are loaded.
 
-    A device that torch does not have here raises an OptionError.
+    Raises:
+        OptionError: torch has no such device on this machine.
     """
 
     name = "torch"
@@ -90,7 +91,7 @@ class TorchBackend:
 
     @property
     def memory(self) -> int | None:
-        """Free bytes of a CUDA device; ``None`` for other devices."""
+        """Number of free bytes of a CUDA device; ``None`` for other devices."""
         device = torch.device(self.device)
         return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
@@ -98,7 +99,7 @@ class TorchBackend:
         return dtype
 
     def for_model(self, config: ModelConfig, dtype: DType) -> TorchBackend:
-        """Return a backend of the same device, which computes every model."""
+        """Return a backend on the same device for weights in ``dtype``, with any config."""
         del config
         return TorchBackend(self.device, dtype)
 
@@ -118,7 +119,7 @@ class TorchBackend:
     def pack(
         self, weight: AnyMatrix, bias: Array | None = None, *, gated: bool = False, **layout: Any
     ) -> TorchMatrix:
-        """Copy a matrix to the device; ``layout`` is for the kernels only."""
+        """Copy a matrix and its bias to the device; only the kernels use ``layout``."""
         del layout
         values = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
         assert isinstance(values, np.ndarray), (
@@ -134,7 +135,7 @@ class TorchBackend:
     def pack_adapter(
         self, matrix: TorchMatrix, parts: Sequence[LowRank]
     ) -> list[tuple[int, Tensor, Tensor]]:
-        """Copy the parts of an adapter to the device, in float32."""
+        """Copy an adapter's parts of a matrix to the device, in float32."""
         del matrix
         return [
             (start, to_tensor(down).to(self.device), to_tensor(up).to(self.device))
@@ -155,12 +156,12 @@ class TorchBackend:
 
 
 def reset_peak_memory(device: str) -> None:
-    """Set the peak memory of a CUDA device to the memory in use now."""
+    """Begin a new measurement of :func:`peak_memory` on a CUDA device."""
     torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: str) -> int:
-    """Return the largest number of bytes that tensors on a CUDA device took since the last reset."""
+    """Return the peak memory of tensors on a CUDA device since the last reset, in bytes."""
     return torch.cuda.max_memory_allocated(device)
 
 

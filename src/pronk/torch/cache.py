@@ -1,6 +1,6 @@
-"""KV cache of the torch backend, attention from packed rows to it, and the state of a pass.
+"""KV cache of the torch backend, attention from a batch of rows to the cache, and pass buffers.
 
-The class :class:`~pronk.backends.KVSource` states which keys a row sees; the kernels follow the
+The class :class:`~pronk.backends.KVSource` states which keys a row sees. The kernels follow the
 same rule without building a mask (``kernels/README.md``).
 """
 
@@ -35,7 +35,11 @@ from pronk.torch.convert import to_array, to_tensor, torch_dtype
 class TorchCache(PagedCache):
     """A cache of tensors: ``[kv_heads, slots, head_dim]``, and ``[1, slots, width]`` for features.
 
-    A ``kv_dtype`` of int8, which only the kernels support, raises an OptionError.
+    Keys and values of a layer are ``[kv_heads, slots, head_dim]``, and kept outputs of a layer are
+    ``[1, slots, hidden]``.
+
+    Raises:
+        OptionError: ``kv_dtype`` is int8, which only the kernels support.
     """
 
     def __init__(self, config: ModelConfig, *, device: str, **options: Any) -> None:
@@ -55,15 +59,21 @@ class TorchCache(PagedCache):
         return torch.zeros(heads, *shape, dtype=torch_dtype(dtype), device=self.device)
 
     def to_index(self, slots: NDArray[np.int64]) -> Tensor:
-        """Return slots as a tensor on the device."""
+        """Return slots ``[n]`` as an int64 tensor on the device."""
         return torch.from_numpy(slots).to(self.device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store keys and values ``[rows, kv_heads, head_dim]`` of a forward pass at ``slots`` ``[rows]``.
+        """Store the keys and values of a layer (from 0) in the slots of their rows.
 
         Infinities and NaN are stored as 0: torch multiplies masked values by 0, and 0 times
-        infinity would be NaN in the rows of other requests. The request itself fails, as its logits
-        are not finite.
+        infinity would be NaN in the rows of other requests. The request itself fails, because its
+        logits are not finite.
+
+        Args:
+            layer: number of the layer, from 0.
+            slots: int64 ``[rows]``.
+            k: keys ``[rows, kv_heads, head_dim]``.
+            v: values ``[rows, kv_heads, head_dim]``.
         """
         for pool, rows in ((self.keys[layer], k), (self.values[layer], v)):
             pool[:, slots] = rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1)
@@ -94,8 +104,8 @@ class VisibleKeys(NamedTuple):
 
     num_rows: int
     slots: Tensor  # int64 ``[keys]``
-    # Bool ``[rows, keys]``: whether a row sees a key. A row that sees none has only True here: a
-    # softmax over no keys is NaN, so its output over all keys is computed and set to zero.
+    # Bool ``[rows, keys]``: whether a row sees a key. The mask of a row that sees no key is True
+    # for all keys, because a softmax over no keys is NaN; ``sees_any`` sets its output to zero.
     mask: Tensor
     sees_any: Tensor | None  # bool ``[rows, 1]``: whether a row sees a key; ``None`` if all do
 
@@ -105,7 +115,8 @@ def visible_keys(
 ) -> list[VisibleKeys]:
     """Return the visible keys of each entry of a batch.
 
-    The layers have a window of ``window`` tokens.
+    The keys of a request are its cached tokens within the window, then the nodes of its tree if the
+    pass writes the cache.
 
     ``cache`` has this ``number`` in :class:`KVSource`. The keys of an entry are its cached tokens
     from ``start`` on, then the nodes of its tree if the pass writes the cache.
@@ -141,8 +152,8 @@ def visible_keys(
 def path_slots(batch: ForwardBatch, cache: TorchCache, count: int) -> tuple[Tensor, Tensor]:
     """Return the slots of the last ``count`` tokens of each row's path, and which of them exist.
 
-    Both are ``[rows, count]``. The row's own token is the last one. A token before the text has the
-    slot 0.
+    Both tensors are ``[rows, count]``, int64 and bool. The last column is the row's own token. The
+    slot of a token before the beginning of the text is 0.
     """
     found = []
     for entry in batch.entries:
@@ -152,7 +163,7 @@ def path_slots(batch: ForwardBatch, cache: TorchCache, count: int) -> tuple[Tens
         slots = cache.slots(table, first, table.length + len(tree))
         committed = slots[: table.length - first]
         own = slots[table.length - first :]
-        # the path of a root's parent
+        # Slots of the last committed tokens, which precede a root; -1 before the text.
         start = np.concatenate((np.full(count, -1), committed))[-count:]
         paths = np.empty((len(tree), count), np.int64)
         for node, parent in enumerate(tree.parents):
@@ -173,12 +184,20 @@ def attend_rows(
     *,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend from queries ``[rows, heads, d]`` to a layer (from 0); return ``[rows, heads * d]``.
+    """Return the attention of all rows to the keys and values of a layer, ``[rows, heads · d]``.
 
-    ``scale`` is the factor of the scores, and ``cap`` their soft cap. ``sinks`` ``[heads]`` are
-    scores without a value. The query heads of each key/value head are stacked as rows, so that one
-    matrix product serves all. A row that sees no key (in a text of one token, or if the tokens of
-    its window have been released) gets zeros.
+    The query heads of each key/value head are stacked as rows, so that one matrix product serves
+    all of them. The output of a row that sees no key is zero: in a text of one token, or if the
+    blocks of its window are released.
+
+    Args:
+        queries: ``[rows, heads, d]``.
+        visible: keys that the rows of each request see.
+        cache: cache with the keys and values.
+        layer: number of the layer, from 0.
+        scale: factor of the scores.
+        cap: soft cap of the scores; ``None`` for none.
+        sinks: scores without a value, ``[heads]``; ``None`` for none.
     """
     keys: Any = cache.keys[layer]  # tensors ``[kv_heads, slots, head_dim]``, as the values
     values: Any = cache.values[layer]
@@ -224,11 +243,16 @@ def capped_attention(
     *,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return attention ``[…, rows, d]`` whose scores have a soft cap.
+    """Return attention with a soft cap of the scores, or with sinks, ``[…, rows, d]``.
 
-    ``mask``: bool ``[rows, keys]``.
-
-    ``sinks`` ``[…, rows, 1]`` are scores that take part in the softmax without a value.
+    Args:
+        q: queries ``[…, rows, d]``.
+        k: keys ``[…, keys, d]``.
+        v: values ``[…, keys, d]``.
+        mask: whether a row sees a key, bool ``[rows, keys]``.
+        scale: factor of the scores.
+        cap: soft cap ``c``: a score ``s`` becomes ``c · tanh(s / c)``; ``None`` for none.
+        sinks: scores that take part in the softmax without a value, ``[…, rows, 1]``.
     """
     scores = (q @ k.transpose(-1, -2)).float() * scale
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
@@ -256,7 +280,7 @@ class TorchPass:
         self.cache = cache
         self.collected = collected
         self.device = device
-        self._made: dict[object, Any] = {}  # what all layers share
+        self._made: dict[object, Any] = {}  # values that all layers share, by key
         self.buffers: dict[str, Tensor] = {"stream": stream}
         self._parts: dict[int, Tensor] = {}  # parts of the rows of ``A``, until all are written
         self.pairs_per_expert: list[int] = []
@@ -275,7 +299,10 @@ class TorchPass:
         return self._made[key]
 
     def store(self, name: str, part: tuple[int, int] | None, x: Tensor) -> None:
-        """Replace a buffer, or a part of the rows of ``A``, which is complete when all parts are written."""
+        """Set a buffer, or with ``part`` = (index, number of parts) a part of the buffer ``A``.
+
+        The parts are joined along the last dimension once all of them are stored.
+        """
         if part is None:
             self.buffers[name] = x
             return

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pronk.base.arrays import BFLOAT16, FLOAT8, Array, DType
 
-# NumPy has these types from ml_dtypes, which torch does not know. Their bits are passed as
-# integers.
+# Types that NumPy has from ml_dtypes, and that torch cannot convert: their bits are passed as
+# integers of the same size.
 _AS_INTEGERS: dict[DType, DType] = {BFLOAT16: np.dtype(np.int16), FLOAT8: np.dtype(np.uint8)}
 
 
@@ -20,7 +20,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return an array as a tensor on the CPU, without copying unless the array is read-only."""
+    """Return an array as a tensor on the CPU; only a read-only array is copied."""
     writable = array if array.flags.writeable else array.copy()  # torch has no read-only tensors
     integers = _AS_INTEGERS.get(array.dtype)
     if integers is None:
@@ -29,7 +29,7 @@ def to_tensor(array: Array) -> Tensor:
 
 
 def to_array(tensor: Tensor) -> Array:
-    """Return a tensor as an array, which is a copy if the tensor is not on the CPU."""
+    """Return a tensor as an array; only a tensor on another device than the CPU is copied."""
     values = tensor.detach().cpu()
     for dtype, integers in _AS_INTEGERS.items():
         if values.dtype == torch_dtype(dtype):

@@ -1,4 +1,4 @@
-"""Programs of the torch backend: each operation is a function on the tensors of a forward pass."""
+"""Programs of the torch backend: an operation is a function on the tensors of a forward pass."""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ from pronk.torch.convert import to_array, to_tensor
 
 
 def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tensor]:
-    """Return the experts of each row, in rising order, and their float32 weights: ``[rows, per_row]``.
+    """Return the experts of each row and their weights, int64 and float32 ``[rows, per_row]``.
 
-    ``scores`` ``[rows, experts]`` are those of the router. Of equal scores, the smaller number is
+    The experts of a row are in rising order. Of equal scores, the expert with the smaller number is
     chosen.
+
+    Args:
+        scores: scores of the router ``[rows, experts]``.
+        mixture: number of experts per row, and normalization of the weights.
     """
     scores = scores.float()
     # A stable sort keeps the order of equal scores.
@@ -45,7 +49,7 @@ def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tens
 
 
 def _clamped(gate: Tensor) -> Tensor:
-    """Return ``gate · sigmoid(1.702 gate)``, of a gate of at most 7 (gpt-oss)."""
+    """Return ``gate · sigmoid(1.702 · gate)``, the activation of gpt-oss; a gate is at most 7."""
     return gate * torch.sigmoid(1.702 * gate)
 
 
@@ -59,7 +63,7 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
 
 
 class TorchProgram(Program):
-    """A program whose operations run one after the other on torch's device."""
+    """Program of the torch backend; its operations run one after the other on the device."""
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class TorchProgram(Program):
         part: tuple[int, int] | None = None,
         zero_first: bool = False,
     ) -> None:
-        """Implement :meth:`Program.embed`; the tables stay in the main memory."""
+        """Append the operation :meth:`Program.embed`; the embeddings stay in the main memory."""
         scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
         normalize = self._norm(norm)
 
@@ -108,7 +112,7 @@ class TorchProgram(Program):
         only_queries: bool = False,
         source: str = "stream",
     ) -> None:
-        """Implement :meth:`Program.project`; the queries stay in a buffer."""
+        """Append the operation :meth:`Program.project`; it writes the buffer ``queries``."""
         normalize = self._norm(norm)
         cache = self.cache_of(kv)
         assert isinstance(cache, TorchCache)
@@ -278,7 +282,11 @@ class TorchProgram(Program):
     def _mix(
         experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass
     ) -> Tensor:
-        """Return the outputs of each row's experts: one row per pair, or the weighted sum of each row's pairs."""
+        """Return the outputs of each row's experts.
+
+        The result has one row per pair of a row and an expert. If ``experts.gathers``, it has one
+        row per row: the weighted sum over the row's experts.
+        """
         rows = state.buffers["pair_rows"]
         shares = state.buffers["shares"]
         pairs = (x if experts.gathers else x[rows]).split(state.pairs_per_expert)
@@ -290,7 +298,7 @@ class TorchProgram(Program):
         y = torch.cat(outputs)
         if not experts.gathers:
             return y
-        # The pairs of a row are in the order of its experts, so each row sums in this order.
+        # Each row adds its experts in rising order, whatever the other rows of the batch.
         by_row = torch.empty_like(y).index_copy_(0, state.buffers["pairs"], y)
         by_row = by_row.view(*shares.shape, -1).float() * shares[:, :, None]
         total = by_row[:, 0]
@@ -299,10 +307,7 @@ class TorchProgram(Program):
         return total.to(y.dtype)
 
     def _norm(self, norm: Any) -> Callable[[Tensor], Tensor]:
-        """Return a function that applies a norm to rows.
-
-        ``None``: a function that returns the rows.
-        """
+        """Return a function that applies a norm to rows; without a norm, it returns the rows."""
         if norm is None:
             return ACTIVATIONS[None]
         weight = to_tensor(norm.weight).to(self.device)
@@ -310,7 +315,7 @@ class TorchProgram(Program):
 
         def normalize(x: Tensor) -> Tensor:
             if bias is None:
-                # In float32: a weight 1 + w has more digits than bfloat16.
+                # In float32, because a weight 1 + w has more digits than bfloat16.
                 return F.rms_norm(x.float(), weight.shape, weight, norm.eps).to(x.dtype)
             return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), norm.eps)
 
@@ -325,7 +330,7 @@ def _heads(x: Tensor, config: ModelConfig) -> Tensor:
 def _multiply_activated(
     linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass
 ) -> Tensor:
-    """Return ``activate(x Wᵀ + b)``, or ``activate(gate) · up`` of a gated matrix."""
+    """Return ``activate(x Wᵀ + b)``; for a gated matrix ``activate(gate) · up``."""
     y = _multiply(linear, x, state)
     if not linear.packed.gated:
         return activate(y)
@@ -336,7 +341,7 @@ def _multiply_activated(
 
 
 def _multiply(linear: Any, x: Tensor, state: TorchPass) -> Tensor:
-    """Return ``x Wᵀ + b`` in the dtype of ``x``, with the adapters of the rows."""
+    """Return ``x Wᵀ + b`` in the dtype of ``x``, plus the adapters of the rows."""
     matrix = linear.packed
     y = F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)
     for number, rows in state.adapted_rows if linear.adapters else ():

@@ -69,12 +69,9 @@ def batch(
     from pronk.server.batch import BatchOutput, read_batch
 
     if source.resolve() == target.resolve():
-        refuse(
-            "OUT",
-            f"expected another file than IN, found {target} twice; choose another file",
-            OptionError,
-        )
-    # checks the file before the model is loaded
+        problem = f"expected another file than IN, found {target} twice; choose another file"
+        refuse("OUT", problem, OptionError)
+    # The whole file is checked before the model is loaded.
     ids = [line.custom_id for line in read_batch(source)]
     screen = TerminalOutput()
     with BatchOutput(target) as answers:
@@ -82,29 +79,29 @@ def batch(
         if done == len(ids):
             screen.say(f"nothing to do: {target} has the answers to all {done} requests")
             return
-        with interruptible(
+        on_interrupt = (
             "interrupted; the same command continues with the requests that have no answer in "
             f"{target}"
-        ):
+        )
+        with interruptible(on_interrupt):
             if replicas := replication():
                 cluster = replicas.connect(screen, options())
                 with cluster as (path, plan), _progress_bar(done, len(ids)) as progress:
                     from pronk.server.replicas.batch import run_on_replicas
 
-                    refused = run_on_replicas(
-                        plan, name or model_label(path), read_batch(source), answers, progress
-                    )
+                    lines = read_batch(source)
+                    label = name or model_label(path)
+                    refused = run_on_replicas(plan, label, lines, answers, progress)
             else:
                 with screen.loading() as bar:
                     llm = load(bar)
+                label = name or model_label(llm.path)
                 with _progress_bar(done, len(ids)) as progress:
-                    refused = _run_in_process(
-                        llm, name or model_label(llm.path), source, answers, progress
-                    )
-    screen.say(
-        f"{len(ids) - done} answers in {target}"
-        + (f", {refused} of them refusals" if refused else "")
-    )
+                    refused = _run_in_process(llm, label, source, answers, progress)
+    report = f"{len(ids) - done} answers in {target}"
+    if refused:
+        report += f", {refused} of them refusals"
+    screen.say(report)
 
 
 @contextmanager
@@ -113,12 +110,8 @@ def _progress_bar(done: int, total: int) -> Iterator[Callable[[], None]]:
     num_answered = count(done + 1)
     screen = Console(stderr=True)
     with status_bar(screen) as status:
-        bar = announce(
-            screen,
-            status,
-            f"{total - done} requests",
-            "fewer requests, or a smaller max_tokens in them",
-        )
+        work = f"{total - done} requests"
+        bar = announce(screen, status, work, "fewer requests, or a smaller max_tokens in them")
         bar("requests", done, total)
         yield lambda: bar("requests", next(num_answered), total)
 
@@ -130,7 +123,7 @@ def _run_in_process(
 
     from pronk.server.batch import batch_service, run_batch
 
-    # as requests end, waiting ones take their place
+    # Twice the batch: as requests end, waiting ones take their places.
     max_concurrent = 2 * llm.engine.scheduler.max_batch
 
     async def main() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pronk import OptionError
+from pronk.base import count_text
 from pronk.base.checks import install_extra, require_extra
 from pronk.commands import panel
 
@@ -20,7 +21,11 @@ _replica_option = panel("Replicas")
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaOptions:
-    """Options of the replicas; raises OptionError if --min-replicas is larger than --replicas."""
+    """Options of the command line for replicas.
+
+    Raises:
+        OptionError: --min-replicas is larger than --replicas.
+    """
 
     replicas: Annotated[
         int, _replica_option("Number of replicas of the model, each in its own process.", min=1)
@@ -60,14 +65,20 @@ class ReplicaOptions:
         max_requests: int = 1024,
         drain: float = 60.0,
     ) -> "Iterator[tuple[Path, ReplicaPlan]]":
-        """Connect to the Ray cluster, or start one.
+        """Connect to the Ray cluster, or start one, within the ``with`` block.
 
-        Yield the path of the model and the plan of the replicas.
+        Yields the path of the model and the plan of the replicas.
 
-        ``options`` are the keyword arguments of :class:`pronk.LLM`; requests may also select
-        ``extra_drafters``. ``max_requests`` is the maximum number of samples in progress. A
-        stopping replica has ``drain`` seconds to finish its requests. Raises OptionError if Ray is
-        not installed, the cluster cannot be reached, or there are too few cores.
+        Args:
+            screen: terminal, for a note that replicas start.
+            options: keyword arguments of :class:`pronk.LLM`.
+            extra_drafters: drafters that requests may select besides the default one.
+            max_requests: maximum number of samples in progress.
+            drain: seconds in which a stopping replica may finish its requests.
+
+        Raises:
+            OptionError: Ray is not installed, the cluster cannot be reached, or there are too few
+                cores.
         """
         require_extra("replicas", "ray", "ray")
         plan = self._plan(options, extra_drafters, max_requests, drain)
@@ -77,10 +88,7 @@ class ReplicaOptions:
         from pronk.server.replicas.cluster import connect
 
         path = resolve_model(options["model"])
-        screen.note(
-            f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of "
-            f"{model_label(path)}"
-        )
+        screen.note(f"starting {count_text(self.replicas, 'replica')} of {model_label(path)}")
         try:
             connect(self.ray_address, _num_cores())
             yield path, plan
@@ -109,7 +117,7 @@ class ReplicaOptions:
         threads = options["threads"]
         model = options["model"]
         if model is not None and Path(model).exists():
-            # also valid on a machine that lacks this working directory
+            # An absolute path is also valid on a machine without this working directory.
             model = str(Path(model).resolve())
         if self.ray_address is None:
             threads = self._fit_threads(workers, threads)
@@ -128,32 +136,37 @@ class ReplicaOptions:
         llm_options = {**options, "threads": threads, "model": model}
         cores = float(workers * (threads or 1))
         return ReplicaPlan(
-            llm_options,
-            self.replicas,
-            self.min_replicas,
-            tuple(extra_drafters),
-            max_requests,
-            drain,
-            cores,
+            options=llm_options,
+            replicas=self.replicas,
+            min_replicas=self.min_replicas,
+            extra_drafters=tuple(extra_drafters),
+            max_requests=max_requests,
+            drain=drain,
+            cpus=cores,
         )
 
     def _fit_threads(self, workers: int, threads: int | None) -> int:
-        """Return the number of threads of a worker.
+        """Return the number of threads per worker; ``None`` divides the cores among the workers.
 
-        Raise OptionError if the replicas need too many cores.
+        Raises:
+            OptionError: the replicas need more cores than this machine has.
         """
         cores = _num_cores()
         threads = threads or max(1, cores // (self.replicas * workers))
-        if self.replicas * workers * threads > cores:
-            limit = max(1, cores // (workers * threads))
+        per_replica = workers * threads
+        if self.replicas * per_replica > cores:
+            limit = max(1, cores // per_replica)
             msg = (
-                f"replicas: expected at most {limit} of {workers * threads} threads each on the "
-                f"{cores} cores of "
-                f"this machine, found {self.replicas}; use fewer, or --threads, or --ray-address"
+                f"replicas: expected at most {limit} of {per_replica} threads each on the {cores} "
+                f"cores of this machine, found {self.replicas}; use fewer, or --threads, or "
+                "--ray-address"
             )
             raise OptionError(msg)
         return threads
 
 
 def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of logical cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""``pronk serve``: server for clients of OpenAI and Anthropic."""
+"""``pronk serve``: an HTTP server with the APIs of OpenAI and Anthropic."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from pronk.server.settings import ServerSettings
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
-_MEMORY_FRACTION = 0.75  # share of the machine's memory that several models may use by default
+_MEMORY_FRACTION = 0.75  # fraction of the machine's memory that several models may use by default
 _ASSUMED_MEMORY = 8 << 30  # bytes of the machine's memory, if the system does not report them
+# Modules of the extra ``serve``.
 SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 
 _models = panel("Models")
@@ -156,7 +157,9 @@ def serve(
     from pronk.server.settings import RequestLimits, ServerSettings, read_keys
     from pronk.serving import check_launched, is_launched
 
-    keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
+    keys = tuple(api_key)
+    if api_key_file is not None:
+        keys += read_keys(api_key_file)
     is_local = host in _LOOPBACK
     if not is_local and not keys and not open_to_all:
         msg = (
@@ -165,11 +168,9 @@ def serve(
         )
         raise OptionError(msg)
     guardrail_prompt = _guardrails(guardrails)
-    template = (
-        read_text(moderation_prompt, "moderation-prompt")
-        if moderation_prompt
-        else MODERATION_TEMPLATE
-    )
+    template = MODERATION_TEMPLATE
+    if moderation_prompt:
+        template = read_text(moderation_prompt, "moderation-prompt")
     limits = RequestLimits(
         requests=max_requests,
         max_tokens=max_tokens,
@@ -196,11 +197,8 @@ def serve(
         check_free(host, port)
     with ExitStack() as stack:
         if replicas:
-            for option, value in {
-                "pin": pin,
-                "memory": memory,
-                "idle-minutes": idle_minutes,
-            }.items():
+            refused = {"pin": pin, "memory": memory, "idle-minutes": idle_minutes}
+            for option, value in refused.items():
                 if value:
                     msg = (
                         f"{option}: expected no such option with --replicas, found {value!r}; "
@@ -211,9 +209,8 @@ def serve(
             connection = replicas.connect(
                 screen, llm_options, extra_drafters=also, max_requests=max_requests, drain=drain
             )
-            dispatcher = _start_replicas(
-                *stack.enter_context(connection), stack, shared=settings.is_shared
-            )
+            path, plan = stack.enter_context(connection)
+            dispatcher = _start_replicas(path, plan, stack, shared=settings.is_shared)
             settings = replace(settings, name=name or model_label(dispatcher.llm.path))
             prompt = ModerationPrompt(dispatcher.llm.tokenizer, template)
             pool = ModelPool.of(Service(dispatcher, settings, moderation_prompt=prompt))
@@ -243,7 +240,7 @@ def serve(
 def _start_replicas(
     path: Path, plan: "ReplicaPlan", stack: ExitStack, *, shared: bool
 ) -> "Dispatcher":
-    """Start the replicas, which ``stack`` stops, and return their dispatcher."""
+    """Start replicas, and return their dispatcher; the end of ``stack`` stops the replicas."""
     from pronk.server.replicas.cluster import deploy
     from pronk.server.replicas.dispatcher import Dispatcher, ModelReader
 
@@ -265,10 +262,10 @@ def _open_models(
     memory: str | None,
     idle_minutes: float | None,
 ) -> "ModelPool":
-    """Return the models to serve; the pinned ones and the first one are loaded.
+    """Return the pool of the models to serve, with the pinned models and the first one loaded.
 
     The others load at their first request. A single model is pinned, unless ``idle_minutes`` is
-    set. ``options`` are the arguments of ``LLM``.
+    set. ``options`` are the arguments of :class:`pronk.LLM`.
     """
     from pronk.backends import machine_memory, parse_memory
     from pronk.server.model_loader import ModelLoader
@@ -286,13 +283,12 @@ def _open_models(
         limit = None if memory is None else parse_memory(memory, "memory")
         if limit is None and len(found) > 1:
             limit = int(_MEMORY_FRACTION * (machine_memory() or _ASSUMED_MEMORY))
-        models = [
-            PooledModel(
-                AdapterNames(name, options["adapters"]),
-                ModelLoader(path, options, replace(settings, name=name), template, limit),
-            )
-            for name, path in found
-        ]
+        models = list[PooledModel]()
+        for name, path in found:
+            names = AdapterNames(name, options["adapters"])
+            own_settings = replace(settings, name=name)
+            loader = ModelLoader(path, options, own_settings, template, limit)
+            models.append(PooledModel(names, loader))
         by_key = {model_key(model.name): model for model in models}
         for name in pins:
             if model_key(name) not in by_key:
@@ -300,9 +296,8 @@ def _open_models(
             by_key[model_key(name)].pinned = True
         models[0].pinned |= len(models) == 1 and idle_minutes is None
         idle_seconds = None if idle_minutes is None else 60.0 * idle_minutes
-        pool = ModelPool(
-            models, replace(settings, name=found[0][0]), memory=limit, idle_seconds=idle_seconds
-        )
+        first_settings = replace(settings, name=models[0].name)
+        pool = ModelPool(models, first_settings, memory=limit, idle_seconds=idle_seconds)
         for model in sorted(models, key=lambda model: not model.pinned):
             if model.pinned or model is models[0]:
                 pool.preload(model, bar)
@@ -312,9 +307,8 @@ def _open_models(
 def _check_options(count: int, name: str, options: dict[str, Any]) -> None:
     """Raise OptionError for options that only a single model can have."""
     if name:
-        refuse(
-            "name", f"expected one model, found {count}; name each: --model NAME=MODEL", OptionError
-        )
+        problem = f"expected one model, found {count}; name each: --model NAME=MODEL"
+        refuse("name", problem, OptionError)
     if options["adapters"]:
         msg = (
             f"adapter: expected one model, found {count}; "
@@ -322,29 +316,25 @@ def _check_options(count: int, name: str, options: dict[str, Any]) -> None:
         )
         raise OptionError(msg)
     if options["workers"] > 1:
-        refuse(
-            "workers",
-            f"expected 1 with several models, found {options['workers']}; leave it out",
-            OptionError,
-        )
+        problem = f"expected 1 with several models, found {options['workers']}; leave it out"
+        refuse("workers", problem, OptionError)
     if not isinstance(options["calibration"], bool):
         found = options["calibration"]
-        refuse(
-            "calibration",
-            f"expected on or off with several models, found {found}; leave the file out",
-            OptionError,
-        )
+        problem = f"expected on or off with several models, found {found}; leave the file out"
+        refuse("calibration", problem, OptionError)
 
 
 def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port: int) -> None:
     settings = pool.settings
     names = ", ".join(model.name for model in pool.models)
-    host = "localhost" if host in ("0.0.0.0", "::") else host  # noqa: S104 - all interfaces, which no browser opens
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - the address of all interfaces is none to open
+        host = "localhost"
+    if ":" in host:
+        host = f"[{host}]"
+    url = f"http://{host}:{port}"
     screen.say(f"{names} · {url}/v1 (clients of Anthropic: {url})")
-    screen.say(
-        (f"chat page: {url}/ · " if settings.serve_chat_page else "") + "Ctrl-C stops the server"
-    )
+    page = f"chat page: {url}/ · " if settings.serve_chat_page else ""
+    screen.say(f"{page}Ctrl-C stops the server")
     if not settings.keys and settings.hosts is None:
         screen.note("no API key: every client that can reach this machine is served")
 

@@ -1,4 +1,4 @@
-"""Answers of the model: blocks of thoughts, texts and tool calls, and log-probabilities of tokens."""
+"""Answers of a model: blocks of thoughts, text and tool calls, and log-probabilities of tokens."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from pronk import Completion, Piece
 from pronk.text import MAX_CALLS, AnswerReader, CallPart, Thought, Tokenizer, spell
 
 BlockKind = Literal["thought", "text", "call"]
-# token id to log-probability at one position; the first id is the text's token
+# Log-probabilities at one position by token id; the first id is that of the text's token.
 Report = Mapping[int, float]
 
 
 @dataclass
 class Block:
-    """Consecutive thoughts, consecutive text, or one call.
+    """Block of an answer: consecutive thoughts, consecutive text, or one call.
 
-    The content of a call is its arguments.
+    The content of a call is its arguments as JSON text.
     """
 
     kind: BlockKind
     number: int  # number of the block within the answer
     call: CallPart | None = None  # first part of the call: its number, id and name
     parts: list[str] = field(default_factory=list)
-    # of the tokens of a text, if requested
+    # Reports of the tokens of a text, if log-probabilities are requested.
     logprobs: list[dict[int, float]] = field(default_factory=list)
 
     @property
     def content(self) -> str:
-        """Whole content."""
+        """All parts of the content, joined."""
         return "".join(self.parts)
 
 
 class Delta(NamedTuple):
-    """New content of a block."""
+    """New content of a block, for a stream."""
 
     block: Block
     content: str
@@ -47,15 +47,15 @@ class AnswerParser:
     """Streaming parser of one sample's answer.
 
     Small models repeat calls. A call that is equal to an earlier one of the answer is dropped, and
-    so are calls beyond ``MAX_CALLS``. A call is therefore held back while it may become equal to an
-    earlier one. The engine ends the text with such a call
+    so are calls beyond ``MAX_CALLS``. Therefore a call is held back while it may become equal to an
+    earlier one. The engine ends the text after a repeated call
     (:class:`~pronk.text.chat.answers.RepeatedCalls`).
 
     Args:
         reader: parser of the answer's text.
         allows_text: if False, the answer must be a call. Any text is then part of an incomplete
             call, and is dropped.
-        text_only: whether the answer is one text, so that its block exists from the beginning.
+        text_only: whether the answer is only text, so that its block exists from the beginning.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class AnswerParser:
         self._allows_text = allows_text
         self.blocks: list[Block] = [Block("text", 0)] if text_only else []
         self.num_thought_tokens = 0
-        # names and arguments of the calls that were not dropped
+        # Names and arguments of the calls that were not dropped.
         self._calls = list[tuple[str | None, str]]()
-        # the call being read, as far as it was, while it is held back
+        # The call being read, up to its last token, while it is held back.
         self._held: CallPart | None = None
         self._in_call = False  # whether the last block is the call being read
-        # whether the answer ended within a call that began like an earlier one
+        # Whether the answer ended within a call that began like an earlier one.
         self._is_repeating = False
 
     def parse(self, pieces: Sequence[Piece]) -> list[Delta]:
@@ -86,12 +86,8 @@ class AnswerParser:
                 self._take(part, deltas)
             if piece.completion is not None:
                 self._end_answer(deltas)
-            if (
-                piece.logprobs
-                and self.blocks
-                and self.blocks[-1].kind == "text"
-                and not self._reader.in_call
-            ):
+            in_text = bool(self.blocks) and self.blocks[-1].kind == "text"
+            if piece.logprobs and in_text and not self._reader.in_call:
                 self.blocks[-1].logprobs.append(piece.logprobs)
         return deltas
 
@@ -101,10 +97,9 @@ class AnswerParser:
 
     def ends_with_call(self, done: Completion) -> bool:
         """Return whether the answer ended with complete calls."""
-        has_calls = any(block.call for block in self.blocks)
-        return has_calls and (
-            self._is_repeating or (done.finish_reason == "stop" and not self._reader.in_call)
-        )
+        if not any(block.call for block in self.blocks):
+            return False
+        return self._is_repeating or (done.finish_reason == "stop" and not self._reader.in_call)
 
     def _take(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
         """Add a part of the answer, or hold it back."""
@@ -123,30 +118,25 @@ class AnswerParser:
 
     def _may_be_dropped(self, call: CallPart) -> bool:
         """Return whether a call is one too many, or begins like an earlier one."""
-        is_begin = any(
-            call.name == name and text.startswith(call.arguments) for name, text in self._calls
-        )
-        return is_begin or len(self._calls) >= MAX_CALLS
+        if len(self._calls) >= MAX_CALLS:
+            return True
+        same_name = [text for name, text in self._calls if name == call.name]
+        return any(text.startswith(call.arguments) for text in same_name)
 
     def _end_call(self, deltas: list[Delta]) -> None:
-        """End the call that was read last.
-
-        Drop it if it is one too many, or equal to an earlier one.
-        """
+        """End the last call; drop the call if it is one too many, or equal to an earlier one."""
         held = self._held
-        if (
-            held is not None
-            and len(self._calls) < MAX_CALLS
-            and (held.name, held.arguments) not in self._calls
-        ):
-            self._release(held, deltas)
+        if held is not None and len(self._calls) < MAX_CALLS:
+            is_repeated = (held.name, held.arguments) in self._calls
+            if not is_repeated:
+                self._release(held, deltas)
         if self._in_call and (call := self.blocks[-1].call) is not None:
             self._calls.append((call.name, self.blocks[-1].content))
         self._held = None
         self._in_call = False
 
     def _end_answer(self, deltas: list[Delta]) -> None:
-        """End the last call; drop it if the answer ended in it and it began like an earlier one."""
+        """End the last call; drop an incomplete call that began like an earlier one."""
         if self._held is not None and self._reader.in_call and self._calls:
             self._held = None
             self._is_repeating = True
@@ -164,26 +154,23 @@ class AnswerParser:
     def _add(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
         """Add a part to the last block or to a new one, and to ``deltas``.
 
-        Drop text that is not allowed.
+        Text is dropped where it is not allowed.
         """
-        kind: BlockKind = (
-            "text" if isinstance(part, str) else "thought" if isinstance(part, Thought) else "call"
-        )
+        kind: BlockKind
+        call = None
+        if isinstance(part, CallPart):
+            kind = "call"
+            content = part.arguments
+            call = part
+            is_first = part.name is not None
+        else:
+            kind = "text" if isinstance(part, str) else "thought"
+            content = part if isinstance(part, str) else part.text
+            is_first = not self.blocks or self.blocks[-1].kind != kind
         if kind == "text" and not self._allows_text:
             return
-        call = part if isinstance(part, CallPart) else None
-        is_first = (
-            call.name is not None if call else not self.blocks or self.blocks[-1].kind != kind
-        )
         if is_first:
             self.blocks.append(Block(kind, len(self.blocks), call))
-        content = (
-            part
-            if isinstance(part, str)
-            else part.text
-            if isinstance(part, Thought)
-            else part.arguments
-        )
         self.blocks[-1].parts.append(content)
         if is_first or not deltas or (call and deltas[-1].is_first):
             deltas.append(Delta(self.blocks[-1], content, is_first))
@@ -202,21 +189,20 @@ class TokenTexts:
         return spell(self.tokenizer).texts
 
     def bytes(self, token: int) -> bytes:
-        """Return the bytes of a token: of a special token, its name.
+        """Return the bytes of a token's text.
 
-        Of an unassigned id, ``b""``.
+        The text of a special token is its name, and that of an unassigned id is empty.
         """
         spelled = self._spelled.get(token)
-        return (
-            (self.tokenizer.backend.id_to_token(token) or "").encode()
-            if spelled is None
-            else spelled
-        )
+        if spelled is not None:
+            return spelled
+        name = self.tokenizer.backend.id_to_token(token) or ""
+        return name.encode()
 
     def name(self, token: int) -> str:
-        r"""Return the text of a token.
+        r"""Return the text of a token as OpenAI's API names it.
 
-        Like OpenAI, ``bytes:\xe2\x82`` if the bytes (E2 82) are not UTF-8.
+        If the bytes are no UTF-8, such as E2 82, the name is ``bytes:\xe2\x82``.
         """
         data = self.bytes(token)
         try:
@@ -226,17 +212,18 @@ class TokenTexts:
 
 
 def chat_logprobs(texts: TokenTexts, reports: Sequence[Report], top: int) -> dict[str, Any]:
-    """Return ``logprobs`` of ``/v1/chat/completions``: an entry per token, with the ``top`` likeliest."""
+    """Return the field ``logprobs`` of ``/v1/chat/completions``, with an entry per token.
+
+    An entry has the ``top`` likeliest tokens at the token's position.
+    """
     return {"content": [_report_entry(texts, report, top) for report in reports], "refusal": None}
 
 
 def _report_entry(texts: TokenTexts, report: Report, top: int) -> dict[str, Any]:
     token = next(iter(report))
-    likeliest = sorted(report.items(), key=lambda item: -item[1])[:top]
-    return {
-        **_token_entry(texts, token, report[token]),
-        "top_logprobs": [_token_entry(texts, *item) for item in likeliest],
-    }
+    likeliest = sorted(report, key=lambda other: -report[other])[:top]
+    entries = [_token_entry(texts, other, report[other]) for other in likeliest]
+    return {**_token_entry(texts, token, report[token]), "top_logprobs": entries}
 
 
 def _token_entry(texts: TokenTexts, token: int, logprob: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/chat/completions``, which renders conversations with the model's chat template."""
+"""Requests and replies of ``/v1/chat/completions``: conversations in the model's chat template."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MAX_CALLS = 128  # maximum number of tool calls in one message, as in the OpenA
 
 
 class ChatTurn(Record):
-    """Base of messages: role and content."""
+    """Base of the messages of a conversation: role and content."""
 
     places: ClassVar[Sequence[str]] = ("message",)
 
@@ -56,21 +56,18 @@ class ChatTurn(Record):
     content: Content
 
     def to_template(self) -> dict[str, Any]:
-        """Return the message as a dict for chat templates.
-
-        The role ``developer`` becomes ``system``.
-        """
-        parts = [{"type": "text", "text": text} for text in texts_of(self.content)]
-        return {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": self.content if isinstance(self.content, str) else parts,
-        }
+        """Return the message as a dict for chat templates; the role ``developer`` is ``system``."""
+        content: Any = self.content
+        if not isinstance(content, str):
+            content = [{"type": "text", "text": text} for text in texts_of(content)]
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content}
 
 
 class ChatMessage(ChatTurn):
     """Message of ``/v1/chat/completions``.
 
-    Answers may be sent back as they are, empty fields included.
+    Clients may send the message of a reply back unchanged, empty fields included.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -89,8 +86,8 @@ class ChatMessage(ChatTurn):
     def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
         """Check that tool fields fit the role; set the missing content of an assistant's message.
 
-        In the former API of functions, an assistant has one ``function_call``, and its result the
-        role ``function``.
+        OpenAI's former API of functions is converted: an assistant's message has one
+        ``function_call``, and the message with its result has the role ``function``.
         """
         if value.get("role") == "function":
             value = {**value, "role": "tool"}
@@ -100,17 +97,16 @@ class ChatMessage(ChatTurn):
         calls = value.get("tool_calls")
         role = value.get("role")
         if calls and role != "assistant":
-            raise refuse(
-                "messages",
-                f"expected tool_calls with the role 'assistant' only, found the role {role!r}",
-            )
+            problem = f"expected tool_calls with the role 'assistant' only, found the role {role!r}"
+            raise refuse("messages", problem)
         if role != "tool" and value.get("tool_call_id"):
-            raise refuse(
-                "messages", "expected a tool_call_id with the role 'tool', and with no other"
-            )
+            problem = "expected a tool_call_id with the role 'tool', and with no other"
+            raise refuse("messages", problem)
         if role in ("assistant", "tool") and value.get("content") is None:
             return {**value, "content": value.get("refusal") or ""}
-        return {**value, "content": as_result(value["content"])} if role == "tool" else value
+        if role == "tool":
+            return {**value, "content": as_result(value["content"])}
+        return value
 
     @property
     def skipped_calls(self) -> Sequence[str]:
@@ -121,19 +117,22 @@ class ChatMessage(ChatTurn):
         """Return the message as a dict for chat templates, tool calls and thoughts included."""
         functions = [call for call in self.tool_calls or () if isinstance(call, ToolCall)]
         calls = [call.model_dump(include={"id", "type", "function"}) for call in functions]
-        more = {"name": self.name, "tool_calls": calls or None, "tool_call_id": self.tool_call_id}
-        # Templates read earlier thoughts under one of two names; most drop them before the last
-        # user message.
-        more |= {"reasoning_content": self.reasoning_content, "thinking": self.reasoning_content}
-        return {
-            **super().to_template(),
-            **{name: value for name, value in more.items() if value is not None},
+        optional = {
+            "name": self.name,
+            "tool_calls": calls or None,
+            "tool_call_id": self.tool_call_id,
+            # Templates read earlier thoughts under one of two names. Most templates leave out the
+            # thoughts before the last user message.
+            "reasoning_content": self.reasoning_content,
+            "thinking": self.reasoning_content,
         }
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {**super().to_template(), **given}
 
 
 @dataclass
 class ChatReply(AnswerReply):
-    """Builder of the replies of ``/v1/chat/completions``."""
+    """Builder of the reply to a request of ``/v1/chat/completions``, whole or in chunks."""
 
     request: ChatRequest
 
@@ -145,15 +144,15 @@ class ChatReply(AnswerReply):
             self._chunk_head["usage"] = None
 
     def start(self) -> list[dict[str, Any]]:
-        """Return one chunk per sample with the role.
+        """Return one chunk per sample, with the role and an empty content.
 
-        The content is null if thoughts or calls may come.
+        The content is null if the answer may have thoughts or calls.
         """
         delta = {"role": "assistant", "content": None if self.has_blocks else ""}
         return [self._chunk(index, delta) for index in range(len(self.parsers))]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return chunks for each sample with new tokens, and a last chunk for each sample that ends."""
+        """Return the chunks of a step: new content of samples, and the end of finished samples."""
         chunks = []
         for index, sample_pieces in by_sample(pieces):
             chunks += self._chunks(index, sample_pieces)
@@ -167,46 +166,42 @@ class ChatReply(AnswerReply):
         return chunks
 
     def _chunks(self, index: int, sample_pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return one chunk per delta; the first has all logprobs of ``sample_pieces``."""
+        """Return one chunk per delta of a sample; the first one has the logprobs of all pieces."""
         deltas = [_delta(delta) for delta in self.parsers[index].parse(sample_pieces)]
         if not deltas and (self.request.logprobs or self.request.leaps or not self.has_blocks):
             # Tokens without text also need a chunk for their log-probabilities.
             deltas = [{}] if self.has_blocks else [{"content": ""}]
         chunks = [self._chunk(index, delta) for delta in deltas]
         if chunks:
-            chunks[0]["choices"][0]["logprobs"] = self._logprobs(
-                [piece.logprobs or {} for piece in sample_pieces]
-            )
+            first = chunks[0]["choices"][0]
+            first["logprobs"] = self._logprobs([piece.logprobs or {} for piece in sample_pieces])
             if self.request.leaps:
-                chunks[0]["choices"][0]["leaps"] = leaps(sample_pieces)
+                first["leaps"] = leaps(sample_pieces)
         return chunks
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return a chunk with the token counts, if requested."""
-        return (
-            [{**self._chunk_head, "choices": [], "usage": self._usage(done)}]
-            if self.request.include_usage
-            else []
-        )
+        if not self.request.include_usage:
+            return []
+        return [{**self._chunk_head, "choices": [], "usage": self._usage(done)}]
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
-        choices = [
-            {
+        choices = list[dict[str, Any]]()
+        for index, completion in enumerate(done):
+            choice = {
                 "index": index,
-                "message": _message(parser),
+                "message": _message(self.parsers[index]),
                 "logprobs": self._logprobs(completion.logprobs or []),
                 "finish_reason": self._reason(index, completion),
                 "stop_reason": completion.stop_reason,
                 "seed": completion.seed,
             }
-            for index, (completion, parser) in enumerate(zip(done, self.parsers, strict=True))
-        ]
+            choices.append(choice)
         return {**self._reply_head, "choices": choices, "usage": self._usage(done)}
 
     def _usage(self, done: Sequence[Completion]) -> dict[str, Any]:
-        return usage(
-            done, len(self.parsers), sum(parser.num_thought_tokens for parser in self.parsers)
-        )
+        num_thought_tokens = sum(parser.num_thought_tokens for parser in self.parsers)
+        return usage(done, len(self.parsers), num_thought_tokens)
 
     def _reason(self, index: int, done: Completion) -> str:
         return "tool_calls" if self.parsers[index].ends_with_call(done) else done.finish_reason
@@ -224,14 +219,18 @@ class ChatReply(AnswerReply):
 def _message(parser: AnswerParser) -> dict[str, Any]:
     content = parser.content("text")
     thoughts = parser.content("thought")
-    calls = [
-        tool_call(block.call.ident, block.call.name, block.content)
-        for block in parser.blocks
-        if block.call
-    ]
-    message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-    more = {"reasoning_content": thoughts, "tool_calls": calls}
-    return message | {name: value for name, value in more.items() if value}
+    calls = list[dict[str, Any]]()
+    for block in parser.blocks:
+        if block.call is not None:
+            calls.append(tool_call(block.call.ident, block.call.name, block.content))
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if calls and not content:
+        message["content"] = None
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 def _delta(delta: Delta) -> dict[str, Any]:
@@ -239,13 +238,10 @@ def _delta(delta: Delta) -> dict[str, Any]:
     content = delta.content
     if block.call is None:
         return {"content" if block.kind == "text" else "reasoning_content": content}
+    call: dict[str, Any] = {"function": {"arguments": content}}
     if delta.is_first:
-        return {
-            "tool_calls": [
-                {"index": block.call.index, **tool_call(block.call.ident, block.call.name, content)}
-            ]
-        }
-    return {"tool_calls": [{"index": block.call.index, "function": {"arguments": content}}]}
+        call = tool_call(block.call.ident, block.call.name, content)
+    return {"tool_calls": [{"index": block.call.index, **call}]}
 
 
 class ChatRequest(GuidedRequest, ConversationRequest):
@@ -271,45 +267,38 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         if self.top_logprobs and not self.logprobs:
-            raise refuse(
-                "top_logprobs",
-                "expected logprobs: true, found none; add it, or leave top_logprobs out",
-            )
+            problem = "expected logprobs: true, found none; add it, or leave top_logprobs out"
+            raise refuse("top_logprobs", problem)
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
-        given = {*self._token_limits().values()}
-        if len(given) > 1:
-            found = " and ".join(f"{name}: {limit}" for name, limit in self._token_limits().items())
-            raise refuse(
-                "max_completion_tokens",
-                f"expected the value of max_tokens, found {found}; leave one out",
-            )
+        token_limits = self._token_limits()
+        if len({*token_limits.values()}) > 1:
+            found = " and ".join(f"{name}: {limit}" for name, limit in token_limits.items())
+            problem = f"expected the value of max_tokens, found {found}; leave one out"
+            raise refuse("max_completion_tokens", problem)
         self.check_beginning()
 
     def check_beginning(self) -> None:
         """Raise ``ApiError`` if the request neither begins an answer nor continues one."""
         if self.add_generation_prompt is False and not self.continues_answer:
-            raise unsupported(
-                "add_generation_prompt",
-                "expected true, found false; add continue_final_message: true",
-            )
-        if self.continues_answer and self.messages[-1].role != "assistant":
-            found = f"found {self.messages[-1].role!r}"
-            raise refuse(
-                "messages", f"expected a last message of the role 'assistant' to continue, {found}"
-            )
+            problem = "expected true, found false; add continue_final_message: true"
+            raise unsupported("add_generation_prompt", problem)
+        role = self.messages[-1].role
+        if self.continues_answer and role != "assistant":
+            problem = "expected a last message of the role 'assistant' to continue"
+            raise refuse("messages", f"{problem}, found {role!r}")
 
     @property
     def continues_answer(self) -> bool:
         return bool(self.continue_final_message or self.messages[-1].prefix)
 
     def _token_limits(self) -> dict[str, int]:
-        """Return the fields that limit the number of tokens."""
-        limits = {name: getattr(self, name) for name in ("max_tokens", "max_completion_tokens")}
-        return {
-            self.written(name): limit
-            for name, limit in limits.items()
-            if limit not in (None, NO_LIMIT)
-        }
+        """Return the value of each field that limits the number of tokens, by its written name."""
+        limits = dict[str, int]()
+        for name in ("max_tokens", "max_completion_tokens"):
+            limit = getattr(self, name)
+            if limit not in (None, NO_LIMIT):
+                limits[self.written(name)] = limit
+        return limits
 
     @property
     def limit_field(self) -> str:
@@ -317,17 +306,18 @@ class ChatRequest(GuidedRequest, ConversationRequest):
 
     @property
     def requested_max_tokens(self) -> int | None:
-        limit = next(iter(self._token_limits().values()), None)
-        return limit if limit is not None else self.max_tokens or self.max_completion_tokens
+        limits = [*self._token_limits().values()]
+        return limits[0] if limits else self.max_tokens or self.max_completion_tokens
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages without results of tools that this server does not use."""
+        """Return the messages for the chat template, without results of skipped tools."""
         skipped = {ident for message in self.messages for ident in message.skipped_calls}
-        return [
-            message.to_template()
-            for message in self.messages
-            if not (message.role == "tool" and message.tool_call_id in skipped)
-        ]
+        messages = list[dict[str, Any]]()
+        for message in self.messages:
+            is_skipped = message.role == "tool" and message.tool_call_id in skipped
+            if not is_skipped:
+                messages.append(message.to_template())
+        return messages
 
     def read_tools(self) -> ToolUse:
         offered = list[tuple[SchemaPath, Function]]()

@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/completions``, which continues prompts without a chat template."""
+"""Requests and replies of ``/v1/completions``, which continues prompts without a chat template."""
 
 from __future__ import annotations
 
@@ -53,36 +53,33 @@ class CompletionRequest(GuidedRequest):
             raise refuse("prompt", f"expected 1..{limits.prompts} prompts, found {count}")
         check_max("logprobs", self.logprobs, limits.logprobs)
         if self.best_of not in (None, self.n or 1):
-            raise unsupported(
-                "best_of", f"expected the value of n, found {self.best_of}; leave it out, and use n"
-            )
+            problem = f"expected the value of n, found {self.best_of}; leave it out, and use n"
+            raise unsupported("best_of", problem)
         if self.max_tokens == 0 and not self.echo:
             raise refuse("max_tokens", "expected at least 1, or echo: true with 0; found 0")
         if self.stream and self.echo and self.logprobs is not None:
-            raise unsupported(
-                "logprobs",
-                "expected stream: false with echo and logprobs, found true; do not stream",
-            )
+            problem = "expected stream: false with echo and logprobs, found true; do not stream"
+            raise unsupported("logprobs", problem)
 
     def prepare(
         self, prompts: Sequence[list[int]], tokenizer: Tokenizer, shared_fields: dict[str, Any]
     ) -> PreparedRequest:
         """Return the engine's input and the builder of the reply.
 
-        ``prompts`` are the token ids of :meth:`prompts`. ``shared_fields`` are equal in the reply
-        and in every chunk.
+        Args:
+            prompts: token ids of each of :meth:`prompts`.
+            tokenizer: tokenizer of the model.
+            shared_fields: fields that are equal in the reply and in every chunk.
         """
         max_tokens = _MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        echoes = [
-            prompt_text(tokenizer, prompt) for prompt in (self.prompts() if self.echo else [])
-        ]
-        # The engine generates at least one token. With max_tokens 0 the reply leaves this token
-        # out.
-        options = {
-            "logprobs": self.logprobs,
-            "prompt_logprobs": self.logprobs if self.echo else None,
-        }
-        params = self.params(max(1, max_tokens), **options, guide=self.guide())
+        echoed = self.prompts() if self.echo else []
+        echoes = [prompt_text(tokenizer, prompt) for prompt in echoed]
+        params = self.params(
+            max(1, max_tokens),  # the engine generates at least one token
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+            guide=self.guide(),
+        )
         reply = CompletionReply(
             self, shared_fields, TokenTexts(tokenizer), echoes, max_tokens == 0, prompts
         )
@@ -91,15 +88,15 @@ class CompletionRequest(GuidedRequest):
 
 @dataclass
 class CompletionReply:
-    """Builder of the replies of ``/v1/completions``."""
+    """Builder of the reply to a request of ``/v1/completions``, whole or in chunks."""
 
     request: CompletionRequest
     shared_fields: dict[str, Any]  # fields that are equal in the reply and in every chunk
     texts: TokenTexts
     echoes: Sequence[str]  # texts of the prompts if the field ``echo`` is set, otherwise empty
-    echo_only: bool  # whether the reply has no generated tokens (max_tokens is 0)
+    echo_only: bool  # whether the reply leaves out the generated token (max_tokens is 0)
     prompts: Sequence[Sequence[int]] = ()  # token ids
-    # positions of generated tokens, by sample
+    # Counter of the offsets of generated tokens, by index of the sample.
     _offsets: dict[int, TokenOffsets] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -108,20 +105,19 @@ class CompletionReply:
         self.n = self.request.n or 1
 
     def start(self) -> list[dict[str, Any]]:
-        """Return one chunk per sample with the prompt, if ``echo`` is set."""
-        return [
-            self._chunk(i, echo)
-            for i, echo in enumerate(echo for echo in self.echoes for _ in range(self.n))
-        ]
+        """Return one chunk per sample with the prompt's text, if ``echo`` is set."""
+        texts = [echo for echo in self.echoes for _ in range(self.n)]
+        return [self._chunk(index, text) for index, text in enumerate(texts)]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Return one chunk per sample that has new tokens."""
-        chunks = []
-        for index, sample_pieces in [] if self.echo_only else by_sample(pieces):
+        chunks = list[dict[str, Any]]()
+        if self.echo_only:
+            return chunks
+        for index, sample_pieces in by_sample(pieces):
             text = "".join(piece.text for piece in sample_pieces)
-            chunk = self._chunk(
-                index, text, self._logprobs([piece.logprobs for piece in sample_pieces], index)
-            )
+            reports = [piece.logprobs for piece in sample_pieces]
+            chunk = self._chunk(index, text, self._logprobs(reports, index))
             if self.request.leaps:
                 chunk["choices"][0]["leaps"] = leaps(sample_pieces)
             if (done := sample_pieces[-1].completion) is not None:
@@ -133,13 +129,13 @@ class CompletionReply:
         return chunks
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Do nothing: for :meth:`whole`, its argument ``done`` is enough."""
+        """Do nothing, because :meth:`whole` gets all it needs as its argument."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """Return one last chunk per sample if ``echo_only``, and a chunk with the token counts if requested."""
-        chunks = (
-            [self._chunk(i, "", None, "length") for i in range(len(done))] if self.echo_only else []
-        )
+        """Return the last chunks: the end of each sample if ``echo_only``, and the token counts."""
+        chunks = list[dict[str, Any]]()
+        if self.echo_only:
+            chunks = [self._chunk(index, "", None, "length") for index in range(len(done))]
         if self.request.include_usage:
             chunks.append({**self.shared_fields, "choices": [], "usage": self._usage(done)})
         return chunks
@@ -172,9 +168,11 @@ class CompletionReply:
         }
 
     def _logprobs(self, reports: Sequence[Any], index: int) -> dict[str, Any] | None:
-        """Return the ``logprobs`` of a choice, if requested.
+        """Return the field ``logprobs`` of a choice, or ``None`` if it was not requested.
 
-        A ``text_offset`` is where a token begins.
+        Args:
+            reports: log-probabilities by token id, for each token of the choice.
+            index: index of the choice's sample.
         """
         if self.request.logprobs is None:
             return None
@@ -188,31 +186,28 @@ class CompletionReply:
         if index not in self._offsets:
             echo = self.echoes[number] if self.echoes else ""
             self._offsets[index] = output_offsets(tokenizer, name, self.prompts[number], len(echo))
-        offsets += map(self._offsets[index].push, tokens[len(offsets) :])
+        for token in tokens[len(offsets) :]:
+            offsets.append(self._offsets[index].push(token))
         return {
-            "tokens": [self.texts.name(token) for token in tokens],
-            "token_logprobs": [
-                report[token] for token, report in zip(tokens, reports, strict=True)
-            ],
+            "tokens": [name(token) for token in tokens],
+            "token_logprobs": [report[next(iter(report))] for report in reports],
             "top_logprobs": [self._top_logprobs(report) for report in reports],
-            "text_offset": offsets,
+            "text_offset": offsets,  # where each token begins in the text, in characters
         }
 
     def _top_logprobs(self, report: Report) -> dict[str, float] | None:
-        """Map texts of the likeliest tokens and the actual token to logprobs.
+        """Return the log-probabilities of the likeliest tokens and the actual one, by their texts.
 
-        Of equal texts, the largest one.
+        Among tokens of equal text, the largest log-probability is returned.
         """
         if None in report.values():
             return None  # the first token of a prompt has no log-probability
-        token = next(iter(report))
-        top = dict(sorted(report.items(), key=lambda item: -item[1])[: self.request.logprobs]) | {
-            token: report[token]
-        }
-        return {
-            self.texts.name(token): value
-            for token, value in sorted(top.items(), key=lambda item: item[1])
-        }
+        actual = next(iter(report))
+        likeliest = sorted(report, key=lambda token: -report[token])[: self.request.logprobs]
+        if actual not in likeliest:
+            likeliest.append(actual)
+        likeliest.sort(key=lambda token: report[token])
+        return {self.texts.name(token): report[token] for token in likeliest}
 
     def _chunk(
         self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None
@@ -223,6 +218,7 @@ class CompletionReply:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        return {**self.shared_fields, "choices": [choice]} | (
-            {"usage": None} if self.request.include_usage else {}
-        )
+        chunk = {**self.shared_fields, "choices": [choice]}
+        if self.request.include_usage:
+            chunk["usage"] = None
+        return chunk

@@ -1,4 +1,4 @@
-"""Requests whose prompt is a conversation, and whose answer may think and call tools."""
+"""Requests with a conversation as prompt, and an answer that may have thoughts and tool calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -35,8 +35,8 @@ from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
 from pronk.text import AnswerCalls, AnswerFormat, join_parts
 
-# Variables of chat templates that a request may set. Texts are short names, so that they cannot
-# imitate another role.
+# Limits of the variables of chat templates that a request may set. Texts are short names, so that
+# they cannot imitate another role.
 _MAX_OPTIONS = 16
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _OPTION_TEXT = re.compile(r"[a-zA-Z0-9_.-]{0,64}")
@@ -46,14 +46,10 @@ _RESERVED = frozenset(
 
 
 def _without_nothing(options: Any) -> Any:
-    """Return variables without empty ones, which templates treat as missing."""
+    """Return the variables of a template without the empty ones, which count as missing."""
     if not isinstance(options, dict):
         return options
-    return {
-        name: value
-        for name, value in options.items()
-        if value is not None and value not in ([], {})
-    }
+    return {name: value for name, value in options.items() if value not in (None, [], {})}
 
 
 TemplateOptions = Annotated[dict[str, Any], BeforeValidator(_without_nothing)]
@@ -71,7 +67,11 @@ class AnswerReply:
     parsers: Sequence[AnswerParser]  # one per sample
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Parse the tokens: ``Completion.text`` lacks the special tokens that begin calls."""
+        """Parse the new tokens of a step.
+
+        The text of the ``Completion`` is not enough, because it lacks the special tokens that begin
+        calls.
+        """
         for index, sample_pieces in by_sample(pieces):
             self.parsers[index].parse(sample_pieces)
 
@@ -79,9 +79,9 @@ class AnswerReply:
 class ConversationRequest(TextRequest):
     """Base of requests with a conversation."""
 
-    # name of the field with the conversation, for error messages
+    # Name of the field with the conversation, for error messages.
     messages_field: ClassVar = "messages"
-    # class of the reply, with the fields of :class:`AnswerReply`
+    # Class of the reply, with the fields of :class:`AnswerReply`.
     reply_type: ClassVar[Callable[..., Reply]]
     reasoning_effort: ThinkingHint | None = None
     enable_thinking: ThinkingHint | None = Field(
@@ -107,9 +107,9 @@ class ConversationRequest(TextRequest):
         """Return the messages for the chat template."""
 
     def checked_conversation(self) -> list[dict[str, Any]]:
-        """Return :meth:`conversation`, with each tool's result whose call is missing as a text of the user.
+        """Return :meth:`conversation`, with the results of missing tool calls as texts of the user.
 
-        Agents shorten conversations and keep results whose calls they have left out.
+        Agents shorten conversations, and keep results of calls that they have left out.
         """
         messages = list[dict[str, Any]]()
         called = set[str]()
@@ -132,14 +132,17 @@ class ConversationRequest(TextRequest):
 
     @abstractmethod
     def read_tools(self) -> ToolUse:
-        """Return :attr:`tool_use`, which is read once."""
+        """Return the tools and the calls that the answer may have, for :attr:`tool_use`."""
 
     def default_thinking(self) -> Thinking:
         """Return the thinking of a request that does not ask for any."""
         return Thinking()
 
     def thinking_wishes(self) -> list[Thinking]:
-        """Return what each field asks of thinking; reports name the first that sets an effort."""
+        """Return what each field asks of thinking.
+
+        Of several fields with an effort, the report of ignored fields names the first one.
+        """
         return [
             Thinking.of_hint("reasoning_effort", self.reasoning_effort),
             Thinking.of_hint("enable_thinking", self.enable_thinking),
@@ -150,9 +153,10 @@ class ConversationRequest(TextRequest):
         ]
 
     def thinking_wish(self) -> Thinking:
-        """Return what all fields ask of thinking.
+        """Return what all fields together ask of thinking.
 
-        Raise ``ApiError`` if two contradict each other.
+        Raises:
+            ApiError: two fields contradict each other.
         """
         wish = join_wishes(self.thinking_wishes())
         return wish if wish.asks else self.default_thinking()
@@ -163,21 +167,18 @@ class ConversationRequest(TextRequest):
         return False
 
     def template_options(self) -> dict[str, Any]:
-        """Return further variables for the chat template."""
+        """Return the request's variables of the chat template, those for thinking included."""
         return self.thinking_wish().template_options() | (self.chat_template_kwargs or {})
 
     def unfollowed(self, answers: AnswerFormat) -> Iterator[str]:
-        """Yield the fields that the model cannot follow, and the keywords of schemas that are not enforced."""
+        """Yield the fields that the model cannot follow, and schema keywords that it need not."""
         yield from self.thinking_wish().report(answers)
         dialect = answers.dialect
         if self.tool_use.allowed_names and not isinstance(dialect, PromptError):
             yield from self.tool_use.not_enforced(python_syntax=dialect.has_keywords)
 
     def num_logprobs(self) -> int | None:
-        """Return the number of likeliest tokens to report.
-
-        ``None`` reports no log-probabilities.
-        """
+        """Return the number of likeliest tokens to report; ``None``: no log-probabilities."""
         return None
 
     @property
@@ -192,10 +193,9 @@ class ConversationRequest(TextRequest):
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
-        check_template_options("chat_template_kwargs", self.chat_template_kwargs or {})
-        join_wishes(
-            [*self.thinking_wishes(), *_wishes_of_template(self.chat_template_kwargs or {})]
-        )
+        options = self.chat_template_kwargs or {}
+        check_template_options("chat_template_kwargs", options)
+        join_wishes([*self.thinking_wishes(), *_wishes_of_template(options)])
         self.tool_use.check()
 
     def answer_calls(self) -> AnswerCalls | None:
@@ -211,89 +211,91 @@ class ConversationRequest(TextRequest):
         answers: AnswerFormat,
         shared_fields: Mapping[str, Any],
     ) -> PreparedRequest:
-        """Return the engine's input and the builder of the reply for ``prompt``, the tokenized conversation.
+        """Return the engine's input and the builder of the reply.
 
-        Raises ``ApiError`` if a schema is invalid, or the schemas are too large.
+        Args:
+            prompt: token ids of the conversation.
+            max_tokens: maximum number of tokens of the answer.
+            answers: format of the model's answers.
+            shared_fields: fields that are equal in the reply and in every chunk.
+
+        Raises:
+            ApiError: a schema is invalid, or the schemas are too large.
         """
         use = self.tool_use
         opened = answers.opened_by(prompt)
         names = use.allowed_names
         form = self.guide()
-        thoughtless = (
-            self.continues_answer or self.template_options().get("enable_thinking") is False
-        )
+        thinking: Literal["open", "never", "optional"] = "optional"
+        if opened:
+            thinking = "open"
+        elif self.continues_answer or self.template_options().get("enable_thinking") is False:
+            thinking = "never"
         try:
             guide = answers.grammar(tools=bool(names)).guide(
                 use.schemas(),
                 form=form,
                 allow_text=use.allows_text,
                 allow_multiple=use.allows_multiple,
-                thinking="open" if opened else "never" if thoughtless else "optional",
+                thinking=thinking,
             )
         except OptionError as error:
             raise self.field_error(error) or error from error
         budget = None if answers.reasoning is None else self.thinking_wish().budget
         has_blocks = bool(names) or answers.reasoning is not None
-        readers = [
-            answers.reader(names, opened=opened, has_form=form is not None)
-            for _ in range(self.n or 1)
-        ]
-        parsers = [
-            AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
-            for reader in readers
-        ]
+        parsers = list[AnswerParser]()
+        for _ in range(self.n or 1):
+            reader = answers.reader(names, opened=opened, has_form=form is not None)
+            parser = AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
+            parsers.append(parser)
         params = self.params(
             max_tokens, logprobs=self.num_logprobs(), guide=guide, thinking_budget=budget
         )
         texts = TokenTexts(answers.tokenizer)
-        return (
-            [prompt],
-            params,
-            self.reply_type(self, shared_fields, texts, len(prompt), has_blocks, parsers),
-        )
+        reply = self.reply_type(self, shared_fields, texts, len(prompt), has_blocks, parsers)
+        return [prompt], params, reply
 
     def field_error(self, error: PronkError) -> ApiError | None:
-        """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``."""
+        """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``.
+
+        Returns ``None`` for other errors.
+        """
         named = super().field_error(error)
         if named is None and isinstance(error, GuideError) and self.tool_use.allowed_names:
-            # Each schema can be followed by itself (relax_tools); the message of the compiler
-            # quotes the whole grammar.
+            # Each schema can be followed by itself (relax_tools). The compiler's own message would
+            # quote the whole grammar.
             expected = "expected tools whose schemas can be followed together"
-            return refuse(
-                "tools",
-                f"{expected}, found too many or too complex ones; use fewer or simpler tools",
-            )
+            found = "found too many or too complex ones; use fewer or simpler tools"
+            return refuse("tools", f"{expected}, {found}")
         return named
 
     def check_tools(self, answers: AnswerFormat) -> None:
-        """Raise ``ApiError`` if the request has tools and the model no known format of calls."""
+        """Raise ``ApiError`` if the request has tools and the format of calls is unknown."""
         if self.tool_use.allowed_names and isinstance(answers.dialect, PromptError):
             raise unsupported("tools", str(answers.dialect).removeprefix("tools: "))
 
 
 def _wishes_of_template(options: Mapping[str, Any]) -> list[Thinking]:
-    """Return what variables of chat templates ask of thinking.
+    """Return what the variables of a chat template ask of thinking.
 
-    Templates name the switch in two ways.
+    Templates name the switch ``enable_thinking`` or ``thinking``.
     """
+    wishes = list[Thinking]()
     effort = options.get("reasoning_effort")
-    switches = [options.get("enable_thinking"), options.get("thinking")]
-    return [
-        Thinking.of_hint(
-            "chat_template_kwargs.reasoning_effort", effort if isinstance(effort, str) else None
-        ),
-        *(
-            Thinking(enabled=switch, field="chat_template_kwargs.enable_thinking")
-            for switch in switches
-            if isinstance(switch, bool)
-        ),
-    ]
+    if isinstance(effort, str):
+        wishes.append(Thinking.of_hint("chat_template_kwargs.reasoning_effort", effort))
+    for name in ("enable_thinking", "thinking"):
+        switch = options.get(name)
+        if isinstance(switch, bool):
+            field = "chat_template_kwargs.enable_thinking"
+            wishes.append(Thinking(enabled=switch, field=field))
+    return wishes
 
 
 def _with_ids(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the messages with an id in each call and result.
+    """Yield the messages of a conversation with an id in each tool call and result.
 
-    Those without one match in their order.
+    A result without an id belongs to the first call without a result.
     """
     unanswered = list[str]()
     for number, message in enumerate(messages):
@@ -314,16 +316,9 @@ def check_template_options(field: str, options: Mapping[str, Any]) -> None:
         raise refuse(field, f"expected at most {_MAX_OPTIONS} names, found {len(options)}")
     for name, value in options.items():
         if _OPTION_NAME.fullmatch(name) is None or name in _RESERVED:
-            raise refuse(
-                field,
-                "expected names of template variables such as 'enable_thinking', found "
-                f"{name!r:.40}",
-            )
-        if not isinstance(value, (bool, int, float)) and not (
-            isinstance(value, str) and _OPTION_TEXT.fullmatch(value)
-        ):
-            raise refuse(
-                field,
-                f"{name}: expected a boolean, a number or a name of up to 64 letters, found "
-                "another value",
-            )
+            expected = "expected names of template variables such as 'enable_thinking'"
+            raise refuse(field, f"{expected}, found {name!r:.40}")
+        is_name = isinstance(value, str) and _OPTION_TEXT.fullmatch(value) is not None
+        if not is_name and not isinstance(value, (bool, int, float)):
+            expected = "expected a boolean, a number or a name of up to 64 letters"
+            raise refuse(field, f"{name}: {expected}, found another value")

@@ -1,22 +1,26 @@
-"""Fields that other servers have and pronk does not: one table of what happens to each.
+"""The table of fields of other servers that pronk does not implement, and their treatment.
 
-Four rules decide about a field that a request has and pronk does not implement:
+Four rules decide about such a field in a request:
 
 1. A field that **changes the answer** is refused, and the error names the field to use instead. A
    name that means the same as one of pronk's fields is read as that field.
 2. A field that **asks for nothing here** is accepted: storage, caching, telemetry, routing,
   scheduling.
-3. A **hint** (effort, verbosity, thinking) becomes the nearest that the model has, or is accepted.
+3. A **hint** (effort, verbosity, thinking) becomes the nearest one that the model has, or is
+  accepted.
 4. A **neutral value**, such as null or an empty list, is the same as no field.
 
 Two fields that mean the same may have the same value; different values are refused.
 
-An unknown option is refused if its name is like that of a field, which it may be by a typing error.
-An option that has a row for another route is treated as there. Any other unknown option is refused
-if its name has a word such as ``stop`` or ``schema``, or if its value is a number that is not
-neutral, as that of every sampler is. The remaining options are accepted: in practice they choose a
-machine, a record or a view. Unknown fields of messages, items and tools only describe what the
-client has, and are accepted, too.
+An option that is not in the table for its route is treated by the first rule that applies:
+
+1. An option whose name is almost that of a field of pronk is refused as a typing error.
+2. An option in the table for another route is treated as on that route.
+3. An option whose name has a word such as ``stop`` or ``schema`` is refused.
+4. An option with a number that is not neutral is refused, because every sampler has one.
+5. Any other option is accepted: in practice such options choose a machine, a record or a view.
+
+Unknown fields of messages, items and tools only describe what the client has, and are accepted.
 
 The names of accepted and renamed fields are reported (``RequestBody.ignored``), and the server
 sends the report in the header ``X-Pronk-Ignored``.
@@ -30,7 +34,7 @@ from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, LiteralString
 from urllib.parse import quote
 
 from pydantic_core import PydanticCustomError
@@ -38,25 +42,25 @@ from pydantic_core import PydanticCustomError
 
 @dataclass(frozen=True)
 class Accepted:
-    """Treatment of a field that does not change the answer: it is ignored, and the reply names it."""
+    """Treatment of a field that does not change the answer: the server ignores and reports it."""
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """Treatment of another name for the field ``name``."""
+    """Treatment of a field that is another name for the field ``name``."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Treatment of a field that changes the answer.
+    """Treatment of a field that changes the answer: the request is refused.
 
-    It is refused, unless its value is empty or one of ``neutral``.
+    A field with an empty value, or one of ``neutral``, is the same as no field.
     """
 
     neutral: tuple[Any, ...] = ()
-    advice: str = "leave the field out"
+    advice: str = "leave the field out"  # last part of the error message
 
 
 @dataclass(frozen=True)
@@ -67,35 +71,40 @@ class Envelope:
 Treatment = Accepted | Renamed | Refused | Envelope
 
 IGNORED_HEADER = "X-Pronk-Ignored"
-_MAX_HEADER = 1000  # maximum characters of the header's value
+_MAX_HEADER = 1000  # maximum number of characters of the header's value
 # Characters of a path that stand for themselves in the header; a comma separates paths.
 _HEADER_CHARACTERS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in ",%")
 # Values that ask for nothing in fields of pronk that have a default.
 EMPTY: tuple[Any, ...] = ("", [], {})
-# Values that ask for nothing in unknown fields: a switch or a sampler that is off, and nothing in
-# it.
+# Values that ask for nothing in unknown fields: a switch or sampler that is off, or an empty value.
 _EMPTY: tuple[Any, ...] = (False, "", [], {}, 0, -1)
-# Limits on hostile bodies: comparing names takes 0.1 ms each, and a report with many names is of no
-# use.
-_MAX_OPTIONS = 128
-_MAX_MISSPELT = 64  # characters of a name that may be that of a field, misspelt
-_MAX_REPORTED = 32  # names of one object
+# Limits on hostile bodies: a comparison of names takes 0.1 ms, and a report with many names is of
+# no use.
+_MAX_OPTIONS = 128  # options of one request
+_MAX_MISSPELT = 64  # characters of a name that may be a misspelt field
+_MAX_REPORTED = 32  # reported names of one object
 _INDEX = re.compile(r"\[\d+\]")
 # Words in names of options that only describe a request, its sender or its time. Clients invent
-# such options for their own records, so the names differ from client to client, and some values are
+# options for their own records, so that the names differ from client to client, and some values are
 # numbers.
 _FOR_RECORDS = re.compile(
     r"cache|session|trace|tracing|telemetry|metadata|request_id|client_|^user_|^x[-_]|^_"
-    r"|(^|_)(timestamp|time|deadline|date|created|updated|attempts?|retry|retries|version|revision|turn|index)(_|$)"
+    r"|(^|_)(timestamp|time|deadline|date|created|updated|attempts?|retry|retries|version|revision"
+    r"|turn|index)(_|$)"
 )
-# Words in names of options that change the answer, even if the value is a text or an object: where
-# the text ends (stop, ban), what the model reads (prompt, system, tool), which form the answer has
-# (schema, json), how tokens are drawn (sampl, penalt, greedy, beam) and what is reported (logprob).
-# An answer without such an option would be wrong.
+# Words in names of options that change the answer, even if the value is a text or an object. The
+# answer would be wrong without the option.
 _CHANGES_ANSWER = re.compile(
-    r"stop|ban|bad_words|prompt|instruction|system|schema|json|format|grammar|sampl|generation|param|penalt|token|tool"
-    r"|function|prefix|suffix|history|logprob|greedy|beam|until|terminator|^eos|^bos|choices|enum|pattern|constraint"
-    r"|prefill|exclude|^adapter|image|context|knowledge|steering|vector|mirostat|max_words|limit|output_type|do_not"
+    # where the text ends
+    r"stop|ban|bad_words|until|terminator|^eos|^bos|max_words|limit|token"
+    # what the model reads
+    r"|prompt|instruction|system|tool|function|prefix|suffix|history|prefill|image|context|knowledge"
+    # which form the answer has
+    r"|schema|json|format|grammar|choices|enum|pattern|constraint|output_type|do_not|exclude"
+    # how tokens are drawn
+    r"|sampl|generation|param|penalt|greedy|beam|mirostat|^adapter|steering|vector"
+    # what is reported
+    r"|logprob"
 )
 
 
@@ -113,50 +122,34 @@ def _refused(
 _TEXT: dict[str, Treatment] = {
     # Records, caches, billing, and the choice among machines, slots or providers.
     **_accepted(
-        "user safety_identifier metadata store service_tier keep_alive ttl preset debug verbose"
+        """
+        user safety_identifier metadata store service_tier keep_alive ttl preset debug verbose
+        id_slot slot_id n_cache_reuse usage extra_headers tags caching guardrails drop_params
+        provider transforms route models model_key fallbacks timeout num_retries max_retries
+        custom_llm_provider api_base allowed_openai_params kv_transfer_params vllm_xargs rid
+        num_ctx num_keep num_batch num_thread num_gpu n_threads t_max_predict_ms t_max_prompt_ms
+        max_context_length num_gqa main_gpu rope_frequency_base rope_frequency_scale
+        use_mmap use_mlock api_key base_url organization request_timeout max_budget mock_response
+        data_parallel_rank stream_include_usage stream_continuous_usage_stats user_name char_name
+        chat_id background_tasks features variables tool_ids tool_servers files filter_ids
+        parent_id model_item title id intent intent_threshold state snippy copilot_thread_id
+        inference_geo speed betas anthropic_beta anthropic_version diagnostics billing_policy
+        moderation safety_settings safe_prompt sensitive_word_check deferred
+        """
     ),
-    **_accepted(
-        "id_slot slot_id n_cache_reuse usage extra_headers tags caching guardrails drop_params"
-    ),
-    **_accepted(
-        "provider transforms route models model_key fallbacks timeout num_retries max_retries"
-    ),
-    **_accepted(
-        "custom_llm_provider api_base allowed_openai_params kv_transfer_params vllm_xargs rid"
-    ),
-    **_accepted(
-        "num_ctx num_keep num_batch num_thread num_gpu n_threads t_max_predict_ms t_max_prompt_ms"
-    ),
-    **_accepted("max_context_length num_gqa main_gpu rope_frequency_base rope_frequency_scale"),
-    **_accepted(
-        "use_mmap use_mlock api_key base_url organization request_timeout max_budget mock_response"
-    ),
-    **_accepted(
-        "data_parallel_rank stream_include_usage stream_continuous_usage_stats user_name char_name"
-    ),
-    **_accepted(
-        "chat_id background_tasks features variables tool_ids tool_servers files filter_ids"
-    ),
-    **_accepted(
-        "parent_id model_item title id intent intent_threshold state snippy copilot_thread_id"
-    ),
-    **_accepted(
-        "inference_geo speed betas anthropic_beta anthropic_version diagnostics billing_policy"
-    ),
-    **_accepted("moderation safety_settings safe_prompt sensitive_word_check deferred"),
     # Details of the reply and of its stream that pronk does not have.
     **_accepted(
-        "timings_per_token return_progress response_fields stream_obfuscation stream_interval"
+        """
+        timings_per_token return_progress response_fields stream_obfuscation stream_interval
+        sse_ping_interval reasoning_control backend_sampling return_hidden_states tool_stream
+        incremental_output result_format detokenize return_prompt_text return_token_ids
+        return_tokens return_tokens_as_token_ids include_reasoning n_indent chat_format
+        """
     ),
-    **_accepted(
-        "sse_ping_interval reasoning_control backend_sampling return_hidden_states tool_stream"
-    ),
-    **_accepted("incremental_output result_format detokenize return_prompt_text return_token_ids"),
-    **_accepted("return_tokens return_tokens_as_token_ids include_reasoning n_indent chat_format"),
     # Hints about drafts, on which the text does not depend, and about verbosity, which no model
     # has.
     **_accepted("prediction draft_model speculative num_draft_tokens verbosity plugins"),
-    # Searches that the server cannot make: the request asks for an answer all the same.
+    # Searches that the server cannot make; the request asks for an answer all the same.
     **_accepted("web_search_options enable_search search_options search_parameters"),
     # Other names of pronk's fields.
     "repeat_penalty": Renamed("repetition_penalty"),
@@ -201,16 +194,19 @@ _TEXT: dict[str, Treatment] = {
     **_refused(0, -1, names="top_n_sigma adaptive_target", advice="use min_p"),
     # Parameters of these samplers, which are off.
     **_accepted(
-        "mirostat_tau mirostat_eta xtc_threshold dynatemp_exponent smoothing_curve adaptive_decay"
+        """
+        mirostat_tau mirostat_eta xtc_threshold dynatemp_exponent smoothing_curve adaptive_decay
+        dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers temperature_last
+        """
     ),
+    # The order of samplers, and the number of tokens that a penalty looks back at: they matter only
+    # with several samplers.
     **_accepted(
-        "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers temperature_last"
+        """
+        samplers sampler_seq sampler_order sampler_priority penalize_nl repeat_last_n min_keep
+        rep_pen_range repetition_penalty_range truncation_length
+        """
     ),
-    # The order of samplers and how far back penalties look: only with several of them at a time.
-    **_accepted(
-        "samplers sampler_seq sampler_order sampler_priority penalize_nl repeat_last_n min_keep"
-    ),
-    **_accepted("rep_pen_range repetition_penalty_range truncation_length"),
     **_refused(1, names="use_beam_search num_beams num_beam_groups best_of", advice="use n"),
     **_refused(names="early_stopping include_stop_str_in_output"),
     **_refused(True, names="skip_special_tokens spaces_between_special_tokens add_special_tokens"),
@@ -253,10 +249,11 @@ _TEXT: dict[str, Treatment] = {
 # Options of `/v1/chat/completions`.
 _CHAT: dict[str, Treatment] = {
     **_accepted(
-        "separate_reasoning function_calling add_special_tokens stream_reasoning reasoning_split "
-        "reasoning_format"
+        """
+        separate_reasoning function_calling add_special_tokens stream_reasoning reasoning_split
+        reasoning_format parse_tool_calls thinking_forced_open max_tool_calls raw prompt_mode
+        """
     ),
-    **_accepted("parse_tool_calls thinking_forced_open max_tool_calls raw prompt_mode"),
     **_refused(names="functions", advice="use tools"),
     **_refused("none", "auto", names="function_call", advice="use tool_choice"),
     **_refused(names="echo", advice="use /v1/completions"),
@@ -278,9 +275,13 @@ _COMPLETIONS: dict[str, Treatment] = {
 
 # Options of `/v1/responses`.
 _RESPONSES: dict[str, Treatment] = {
-    **_accepted("client_metadata truncation max_tool_calls context_management background_options"),
+    **_accepted(
+        """
+        client_metadata truncation max_tool_calls context_management background_options
+        access_programs enable_response_messages previous_input_messages
+        """
+    ),
     **_refused({"context_compression": "auto"}, names="image", advice="send text only"),
-    **_accepted("access_programs enable_response_messages previous_input_messages"),
     **_refused(names="background", advice="read the stream instead"),
     **_refused(
         names="previous_response_id conversation", advice="send the whole conversation in input"
@@ -339,9 +340,11 @@ _STRUCTURED_OUTPUTS: dict[str, Treatment] = {
 
 # Options of `/v1/embeddings`, which has few.
 _EMBEDDINGS: dict[str, Treatment] = {
-    **_accepted("user metadata input_type task truncate late_chunking priority"),
     **_accepted(
-        "embedding_type embed_dtype embd_normalize keep_alive endianness mm_processor_kwargs"
+        """
+        user metadata input_type task truncate late_chunking priority embedding_type embed_dtype
+        embd_normalize keep_alive endianness mm_processor_kwargs
+        """
     ),
     # Options of texts that are generated: an embedding has none.
     **_accepted("temperature top_p top_k min_p seed stop max_tokens"),
@@ -380,15 +383,13 @@ TABLE: Mapping[str, dict[str, Treatment]] = {
     "moderations": _MODERATIONS,
     "tokenize": _TOKENIZE,
 }
-# Rows of options, as against fields of objects in a request.
+# Parts of the table for objects in a request; the other parts are for the options of routes.
+_OBJECTS = ("message", "function", "structured_outputs")
 _OPTIONS: Sequence[Mapping[str, Treatment]] = [
-    rows
-    for place, rows in TABLE.items()
-    if place not in ("message", "function", "structured_outputs")
+    rows for place, rows in TABLE.items() if place not in _OBJECTS
 ]
 
-# Neutral values of pronk's own fields: other servers read each of them as if the field were
-# missing.
+# Neutral values of pronk's own fields, with which other servers treat the field as missing.
 NEUTRAL_VALUES: Mapping[str, Collection[Any]] = {
     "seed": (-1,),
     "logprobs": (False,),
@@ -403,10 +404,10 @@ class ObjectFields:
 
     Attributes:
         known: names of the fields that pronk implements.
-        optional: names of those that may be missing.
+        optional: names of the fields in ``known`` that may be missing.
         meaningful: empty values that are not the same as no field, by the name of the field.
-        rows: treatments of other fields.
-        is_record: whether the object describes something, so that unknown fields are ignored.
+        rows: treatments of other fields, by name.
+        is_record: whether the object only describes something, so that unknown fields are ignored.
     """
 
     known: Collection[str] = frozenset()
@@ -423,9 +424,9 @@ class ObjectFields:
         return name in self.optional and _is_among(value, EMPTY) and not means_something
 
     def treatment(self, name: str, value: Any) -> Treatment | None:
-        """Return the treatment of another field.
+        """Return the treatment of a field that pronk does not implement.
 
-        ``None`` for an option that may change the answer.
+        Returns ``None`` for an unknown option that may change the answer.
         """
         row = self._row(name, self.rows)
         if row is not None or self.is_record:
@@ -434,7 +435,7 @@ class ObjectFields:
         return None if is_misspelt else self._foreign_treatment(name, value)
 
     def _foreign_treatment(self, name: str, value: Any) -> Treatment | None:
-        """Return the treatment of an option without a row here, which may have one for another route."""
+        """Return the treatment of an option that is not in the table for its own route."""
         for rows in _OPTIONS:
             if (row := self._row(name, rows)) is not None:
                 return row
@@ -446,12 +447,11 @@ class ObjectFields:
         return None if is_number or _CHANGES_ANSWER.search(name) else Accepted()
 
     def _row(self, name: str, rows: Mapping[str, Treatment]) -> Treatment | None:
-        """Return the row of a field.
+        """Return the treatment of a field in some rows of the table, or ``None``.
 
-        ``None`` if the row names a field that the object does not have.
-
-        Names are followed: where ``n_predict`` is ``max_tokens`` and this is ``max_output_tokens``,
-        so is the first.
+        A new name may itself be renamed: if ``n_predict`` is ``max_tokens``, and ``max_tokens`` is
+        ``max_output_tokens``, then ``n_predict`` is ``max_output_tokens``. If the last name is no
+        field of the object, the result is ``None``.
         """
         row = rows.get(name)
         while isinstance(row, Renamed) and row.name not in self.known:
@@ -460,15 +460,18 @@ class ObjectFields:
 
 
 def rows_of(places: Sequence[str]) -> Mapping[str, Treatment]:
-    """Return the rows of some parts of the table; the last part that has a field decides."""
+    """Return the treatments of fields in some parts of the table; later parts come first."""
     return ChainMap(*(TABLE[place] for place in reversed(places)))
 
 
 @dataclass
 class Fields:
-    """Fields of an object that pronk implements, and the names of ignored and renamed ones.
+    """The fields of an object after the rules of this module.
 
-    ``written`` has the path of each field in ``known`` that the client wrote under another name.
+    Attributes:
+        known: values of the fields that pronk implements, by name.
+        ignored: names of ignored and renamed fields, for the report.
+        written: path of each field in ``known`` that the client wrote under another name.
     """
 
     known: dict[str, Any] = field(default_factory=dict)
@@ -477,18 +480,19 @@ class Fields:
 
 
 def read_fields(given: Mapping[str, Any], about: ObjectFields, path: Path = ()) -> Fields:
-    """Sort the fields of an object by the rules of this module.
+    """Apply the rules of this module to the fields of an object.
 
     Args:
         given: the object.
         about: the fields that the object may have.
-        path: names from the object of the request to ``given``, if the latter is an envelope in it.
+        path: names from the request's object to ``given``, if ``given`` is an envelope in it.
 
     Raises:
         PydanticCustomError: a field changes the answer, contradicts another one, or is an unknown
             option.
     """
-    if not about.is_record and len(given) > _MAX_OPTIONS:  # each costs a search for a similar name
+    # Each option costs a search for a similar name.
+    if not about.is_record and len(given) > _MAX_OPTIONS:
         message = f"expected at most {_MAX_OPTIONS} fields, found {len(given)}; leave some out"
         raise PydanticCustomError("too_many_fields", "{message}", {"message": message})
     reader = _FieldReader(given, about, path)
@@ -505,7 +509,7 @@ def read_fields(given: Mapping[str, Any], about: ObjectFields, path: Path = ()) 
 
 @dataclass
 class _FieldReader:
-    """Reads the fields of an object that pronk does not have."""
+    """Reader of the fields of an object that pronk does not implement."""
 
     given: Mapping[str, Any]
     about: ObjectFields
@@ -513,7 +517,7 @@ class _FieldReader:
     fields: Fields = field(default_factory=Fields)
 
     def treat(self, name: str, value: Any) -> None:
-        """Add a field to the result as its row of the table says."""
+        """Treat a field as the table says, and add it to the result."""
         if value is None:
             return
         match self.about.treatment(name, value):
@@ -529,7 +533,7 @@ class _FieldReader:
                 raise _unknown((*self.path, name), self.about.known)
 
     def _rename(self, name: str, value: Any, target: str) -> None:
-        """Read a value as the field ``target``, unless the object has the same value there."""
+        """Read a value as the field ``target``, unless the object already has that field."""
         other = self._value(target)
         if other is None:
             if not self.about.is_neutral(target, value):
@@ -542,7 +546,7 @@ class _FieldReader:
             raise self._contradiction((*self.path, name), target, value)
 
     def _open(self, name: str, value: Mapping[str, Any]) -> None:
-        """Read the fields of an envelope as fields of this object; envelopes in it are ignored."""
+        """Read the fields of an envelope as fields of the object; ignore envelopes within it."""
         nested = [key for key in value if isinstance(self.about.rows.get(key), Envelope)]
         options = {key: each for key, each in value.items() if key not in nested}
         inner = read_fields(options, self.about, (*self.path, name))
@@ -557,23 +561,22 @@ class _FieldReader:
                 raise self._contradiction(written, target, each)
 
     def _value(self, name: str) -> Any:
-        """Return the value of a known field under any of its names.
-
-        ``None`` if the object has none.
-        """
+        """Return the value of a known field under any of its names, or ``None`` without one."""
         own = self.given.get(name)
         return self.fields.known.get(name) if self.about.is_neutral(name, own) else own
 
     def _contradiction(self, path: Path, target: str, value: Any) -> PydanticCustomError:
-        """Return the error for a field with another value than ``target``, which means the same."""
-        is_own = not self.about.is_neutral(target, self.given.get(target))
-        other = (*self.path, target) if is_own else self.fields.written.get(target, (target,))
+        """Return the error for a field that means the same as ``target``, with another value."""
+        other = self.fields.written.get(target, (target,))
+        if not self.about.is_neutral(target, self.given.get(target)):
+            other = (*self.path, target)
         expected = f"expected the value of {'.'.join(other)}, which means the same"
         return _unsupported(path, expected, value, "leave one out")
 
 
 def _near(name: str, known: Collection[str]) -> str | None:
-    return next(iter(get_close_matches(name, known, 1, cutoff=0.8)), None)
+    close = get_close_matches(name, known, 1, cutoff=0.8)
+    return close[0] if close else None
 
 
 def _is_same(value: Any, other: Any) -> bool:
@@ -582,10 +585,12 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def _refuse_unless_neutral(path: Path, value: Any, row: Refused) -> None:
-    # False is no neutral value of a switch that is on by default.
-    # Numbers are none of a sampler that another number turns off.
-    empty = [each for each in _EMPTY if not row.neutral or each in ("", [], {}) or each is False]
-    neutral = row.neutral if _is_among(True, row.neutral) else (*row.neutral, *empty)
+    neutral = row.neutral
+    if not row.neutral:
+        neutral = _EMPTY
+    elif not _is_among(True, row.neutral):  # a switch that is on by default is not off by False
+        # Without the numbers of _EMPTY: the sampler is off by another number.
+        neutral = (*row.neutral, *EMPTY, False)
     if _is_among(value, neutral):
         return
     shown = " or ".join(json.dumps(each) for each in row.neutral)
@@ -593,33 +598,33 @@ def _refuse_unless_neutral(path: Path, value: Any, row: Refused) -> None:
 
 
 def _is_among(value: Any, values: Collection[Any]) -> bool:
-    """Return whether a JSON value is among others.
-
-    ``False`` and 0 differ, and so do ``True`` and 1.
-    """
-    return any(
-        isinstance(value, bool) == isinstance(each, bool) and value == each for each in values
-    )
+    """Return whether a JSON value is among others; ``False`` and 0 differ, as do ``True`` and 1."""
+    is_bool = isinstance(value, bool)
+    return any(is_bool == isinstance(each, bool) and value == each for each in values)
 
 
 def _unsupported(path: Path, expected: str, value: Any, advice: str) -> PydanticCustomError:
-    kind = (
-        "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else None
-    )
-    found = kind or f"{json.dumps(value):.40}"
+    if isinstance(value, Mapping):
+        found = "an object"
+    elif isinstance(value, list):
+        found = "a list"
+    else:
+        found = f"{json.dumps(value):.40}"
     message = f"{expected}, found {found}; other values are not supported, {advice}"
-    return PydanticCustomError(
-        "unsupported", "{message}", {"message": message, "field": [*map(_encodable, path)]}
-    )
+    return _field_error("unsupported", message, path)
 
 
 def _unknown(path: Path, known: Collection[str]) -> PydanticCustomError:
     near = _near(path[-1], known)
     advice = f"use {near}" if near else "remove it"
     message = f"expected only known fields, found an unknown one; {advice}"
-    return PydanticCustomError(
-        "unknown_field", "{message}", {"message": message, "field": [*map(_encodable, path)]}
-    )
+    return _field_error("unknown_field", message, path)
+
+
+def _field_error(kind: LiteralString, message: str, path: Path) -> PydanticCustomError:
+    """Return pydantic's error of a kind about the field at a path in the request's object."""
+    context = {"message": message, "field": [_encodable(name) for name in path]}
+    return PydanticCustomError(kind, "{message}", context)
 
 
 def _encodable(name: str) -> str:
@@ -628,9 +633,9 @@ def _encodable(name: str) -> str:
 
 
 def summarize(paths: Iterable[str]) -> list[str]:
-    """Return distinct paths.
+    """Join paths that differ in indices alone.
 
-    Indices that differ become ``[]``: ``messages[0].id``, ``messages[1].id``.
+    For example ``messages[].id`` stands for ``messages[0].id`` and ``messages[1].id``.
     """
     groups: dict[str, list[str]] = {}
     for path in paths:
@@ -639,7 +644,7 @@ def summarize(paths: Iterable[str]) -> list[str]:
 
 
 def report_header(paths: Sequence[str]) -> str:
-    """Return the value of the header ``X-Pronk-Ignored``: paths with commas between them, percent-encoded."""
+    """Return the value of the header ``X-Pronk-Ignored``: percent-encoded paths with commas."""
     shown = list[str]()
     length = 0
     for path in paths:

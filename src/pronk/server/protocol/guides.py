@@ -1,4 +1,4 @@
-"""Fields for the form of the answer: ``response_format``, vLLM's ``guided_*``, ``structured_outputs``."""
+"""Fields for the form of the answer: ``response_format``, and vLLM's ``guided_*`` and others."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pronk.text import TOOL_NAME
 
 NAME_PATTERN = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-# Empty forms are not the same as none: the schema allows any value, and no text has one of the
-# others, so the request is refused.
+# An empty form is not the same as no form. The empty schema allows any value; the other empty forms
+# allow no text, so that the request is refused.
 _EMPTY_FORMS: Mapping[str, Any] = {"json": {}, "regex": "", "choice": [], "grammar": ""}
 
 
 class SchemaFormat(Record):
-    """Named JSON schema. The answer follows the schema whether ``strict`` is set or not."""
+    """A named JSON schema, which the answer follows whether ``strict`` is set or not."""
 
     meaningful: ClassVar = {"schema": {}}
 
@@ -38,7 +38,7 @@ class SchemaFormat(Record):
 
 
 class ResponseFormat(RequestBody):
-    """``response_format`` of chats and completions; the field ``schema`` is llama.cpp's form."""
+    """Field ``response_format`` of chats and completions; ``schema`` in it is llama.cpp's form."""
 
     meaningful: ClassVar = {"schema": {}}
 
@@ -48,45 +48,46 @@ class ResponseFormat(RequestBody):
     strict: bool | None = None
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Implement :meth:`TextRequest.guide_arguments` for this field."""
+        """Return the argument of ``Guide`` for ``response_format``, by the name of the field.
+
+        Raises:
+            ApiError: the schema is missing, is one too many, or does not fit the type.
+        """
         named = None if self.json_schema is None else self.json_schema.schema_
         schemas = [schema for schema in (named, self.schema_) if schema is not None]
-        if (self.type == "json_schema") != (self.json_schema is not None) and self.schema_ is None:
-            raise refuse(
-                "response_format",
-                "expected json_schema with the type 'json_schema', and with no other",
-            )
+        needs_schema = self.type == "json_schema"
+        if needs_schema != (self.json_schema is not None) and self.schema_ is None:
+            problem = "expected json_schema with the type 'json_schema', and with no other"
+            raise refuse("response_format", problem)
         if (len(schemas) > 1 and named != self.schema_) or (schemas and self.type == "text"):
-            raise refuse(
-                "response_format",
-                "expected one schema, and none with the type 'text'; leave one out",
-            )
-        schema = schemas[0] if schemas else None
-        return (
-            {}
-            if self.type == "text"
-            else {"response_format": {"json": _ANY_OBJECT if schema is None else schema}}
-        )
+            problem = "expected one schema, and none with the type 'text'; leave one out"
+            raise refuse("response_format", problem)
+        if self.type == "text":
+            return {}
+        schema = schemas[0] if schemas else _ANY_OBJECT
+        return {"response_format": {"json": schema}}
 
 
 class TextFormat(SchemaFormat):
-    """``text.format`` of ``/v1/responses``."""
+    """Field ``text.format`` of ``/v1/responses``."""
 
     type: Literal["text", "json_object", "json_schema"]
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Implement :meth:`TextRequest.guide_arguments` for this field."""
+        """Return the argument of ``Guide`` for ``text.format``, by the name of the field.
+
+        Raises:
+            ApiError: the schema is missing, or does not fit the type.
+        """
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise refuse(
-                "text.format.schema",
-                "expected a schema with the type 'json_schema', and with no other",
-            )
+            problem = "expected a schema with the type 'json_schema', and with no other"
+            raise refuse("text.format.schema", problem)
         schema = {"json_object": _ANY_OBJECT, "json_schema": self.schema_}.get(self.type)
         return {} if schema is None else {"text.format": {"json": schema}}
 
 
 class StructuredOutputs(RequestBody):
-    """``structured_outputs`` of vLLM: one of five forms."""
+    """Field ``structured_outputs`` of vLLM: one of five forms of the answer."""
 
     places: ClassVar[Sequence[str]] = ("structured_outputs",)
     meaningful: ClassVar = _EMPTY_FORMS
@@ -98,22 +99,24 @@ class StructuredOutputs(RequestBody):
     json_object: bool | None = None
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Implement :meth:`TextRequest.guide_arguments` for this field."""
+        """Return the arguments of ``Guide`` for ``structured_outputs``, by the names of fields."""
         given = {
             "json": self.json_,
             "regex": self.regex,
             "choice": self.choice,
             "grammar": self.grammar,
         }
-        return _by_field("structured_outputs.", given) | (
-            {"structured_outputs.json_object": {"json": _ANY_OBJECT}} if self.json_object else {}
-        )
+        arguments = _by_field("structured_outputs.", given)
+        if self.json_object:
+            arguments["structured_outputs.json_object"] = {"json": _ANY_OBJECT}
+        return arguments
 
 
 class GuidedRequest(TextRequest):
-    """Request with a form of the answer, in OpenAI's or vLLM's fields.
+    """Base of requests with fields for the form of the answer.
 
-    ``format`` is Ollama's field, ``json_schema`` that of llama.cpp.
+    ``response_format`` is OpenAI's field, ``guided_*`` and ``structured_outputs`` are vLLM's,
+    ``format`` is Ollama's and ``json_schema`` llama.cpp's.
     """
 
     meaningful: ClassVar = {f"guided_{name}": empty for name, empty in _EMPTY_FORMS.items()}
@@ -132,19 +135,25 @@ class GuidedRequest(TextRequest):
     json_schema: dict[str, Any] | None = None
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
+        arguments = dict[str, Mapping[str, Any]]()
+        if self.response_format is not None:
+            arguments.update(self.response_format.guide_arguments())
+        if self.structured_outputs is not None:
+            arguments.update(self.structured_outputs.guide_arguments())
         guided = {name: getattr(self, f"guided_{name}") for name in GUIDE_KINDS}
-        form = {} if self.response_format is None else self.response_format.guide_arguments()
-        structured = (
-            {} if self.structured_outputs is None else self.structured_outputs.guide_arguments()
-        )
-        schemas = {
-            "format": _ANY_OBJECT if self.format == "json" else self.format,
-            "json_schema": self.json_schema,
-        }
-        others = {name: {"json": schema} for name, schema in schemas.items() if schema is not None}
-        return {**form, **structured, **_by_field("guided_", guided), **others}
+        arguments.update(_by_field("guided_", guided))
+        if self.format is not None:
+            schema = _ANY_OBJECT if self.format == "json" else self.format
+            arguments["format"] = {"json": schema}
+        if self.json_schema is not None:
+            arguments["json_schema"] = {"json": self.json_schema}
+        return arguments
 
 
 def _by_field(prefix: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return ``{"guided_regex": {"regex": "a+"}}`` for ``guided_`` and ``{"regex": "a+", "json": None}``."""
+    """Return the arguments of ``Guide`` by the names of fields, without missing ones.
+
+    For example ``{"guided_regex": {"regex": "a+"}}`` for the prefix ``guided_`` and
+    ``{"regex": "a+", "json": None}``.
+    """
     return {f"{prefix}{kind}": {kind: value} for kind, value in given.items() if value is not None}

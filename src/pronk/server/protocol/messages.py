@@ -42,6 +42,7 @@ from pronk.server.protocol.tools import (
     Arguments,
     Function,
     Parameters,
+    SchemaPath,
     ToolChoice,
     ToolUse,
     tool_call,
@@ -58,7 +59,7 @@ class TextBlock(TextPart):
 
 
 class ThinkingBlock(Record):
-    """Thoughts of an earlier answer; the signature is not checked."""
+    """Content block of thoughts of an earlier answer; the signature is not checked."""
 
     type: Literal["thinking"]
     thinking: Text = ""
@@ -66,33 +67,34 @@ class ThinkingBlock(Record):
 
 
 class ToolUseBlock(Record):
-    """Tool call of an earlier answer."""
+    """Content block of a tool call of an earlier answer."""
 
     type: Literal["tool_use"]
-    # "": the next result without an id is that of this call
+    # The next result without an id belongs to a call without an id.
     id: Text = Field("", max_length=MAX_ID)
     name: Text = Field(max_length=256)
     input: Arguments = "{}"
 
 
 class ToolResultBlock(Record):
-    """Result of a tool call."""
+    """Content block with the result of a tool call."""
 
     type: Literal["tool_result"]
-    tool_use_id: Text = Field("", max_length=MAX_ID)  # "": that of the first call without a result
+    # A result without an id belongs to the first call without a result.
+    tool_use_id: Text = Field("", max_length=MAX_ID)
     content: ResultContent | None = None
     is_error: bool | None = Field(None, description="Not used: the result says what went wrong.")
 
 
 class DocumentSource(Record):
-    """Text of a document; files are refused."""
+    """Source of a document: its text; files are refused."""
 
     type: Literal["text"]
     data: Text
 
 
 class DocumentBlock(Record):
-    """Document whose text is given."""
+    """Content block of a document with its text."""
 
     type: Literal["document"]
     source: DocumentSource
@@ -100,7 +102,7 @@ class DocumentBlock(Record):
 
 
 class SearchResultBlock(Record):
-    """Result of a search by the client."""
+    """Content block with a result of the client's search."""
 
     type: Literal["search_result"]
     source: Text
@@ -108,7 +110,7 @@ class SearchResultBlock(Record):
     content: Content
 
 
-# Blocks that the model must read, but cannot: an answer without them would be wrong.
+# Blocks that the model cannot read, and without which the answer would be wrong.
 _UNREADABLE_BLOCKS = frozenset({"image", "container_upload"})
 _BLOCKS: Mapping[str, type[Record]] = {
     "text": TextBlock,
@@ -117,12 +119,12 @@ _BLOCKS: Mapping[str, type[Record]] = {
     "tool_result": ToolResultBlock,
     "document": DocumentBlock,
     "search_result": SearchResultBlock,
-    **dict.fromkeys(_UNREADABLE_BLOCKS, TextBlock),  # which says that it expects a text
+    **dict.fromkeys(_UNREADABLE_BLOCKS, TextBlock),  # its error says that a text is expected
 }
 
 
 def _block_class(block: Mapping[str, Any]) -> type[Record]:
-    """Return the class of a block; blocks of other servers' tools are skipped."""
+    """Return the class of a content block: ``Skipped`` for blocks of other servers' tools."""
     kind = type_of(block) or ("text" if "text" in block else "")
     return _BLOCKS.get(kind, Skipped)
 
@@ -137,18 +139,26 @@ AnyBlock = Annotated[
     | Skipped,
     OneOf(_block_class),
 ]
+# Content of a message: a text or blocks.
 Blocks = Annotated[
     Text | Annotated[list[AnyBlock], Field(fail_fast=True)], BeforeValidator(as_parts)
-]  # content of a message: a text or blocks
+]
 SystemText = Annotated[
     Text | Annotated[list[TextBlock], Field(fail_fast=True)], BeforeValidator(as_parts)
 ]
-_USER_BLOCKS = (TextBlock, ToolResultBlock, DocumentBlock, SearchResultBlock)
-_ANSWER_BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock)
+# Classes of the blocks that a message may have, by its role.
+_BLOCKS_OF: Mapping[str, tuple[type[Record], ...]] = {
+    "user": (TextBlock, ToolResultBlock, DocumentBlock, SearchResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
+    "system": (TextBlock,),
+}
 
 
 class MessagesTurn(Record):
-    """Message: a text or a list of blocks. A system message may stand anywhere."""
+    """Message of ``/v1/messages``: a text or a list of blocks.
+
+    A system message may stand anywhere in the conversation.
+    """
 
     role: Literal["user", "assistant", "system"]
     content: Blocks
@@ -160,25 +170,19 @@ class MessagesTurn(Record):
         return {**value, "content": ""} if is_empty else value
 
     def to_template(self) -> list[dict[str, Any]]:
-        """Return the messages for chat templates.
+        """Return the message as messages for chat templates: results of tools, then the text.
 
-        Raise ``ApiError`` if a block does not fit the role.
+        Raises:
+            ApiError: a block does not fit the role.
         """
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         blocks = [block for block in self.content if not isinstance(block, Skipped)]
-        own = (
-            _ANSWER_BLOCKS
-            if self.role == "assistant"
-            else _USER_BLOCKS
-            if self.role == "user"
-            else (TextBlock,)
-        )
-        if foreign := [block for block in blocks if not isinstance(block, own)]:
-            expected = (
-                f"expected no block {foreign[0].type!r} in a message of the role {self.role!r}"
-            )
-            raise refuse("messages", f"{expected}, found one")
+        for block in blocks:
+            if not isinstance(block, _BLOCKS_OF[self.role]):
+                kind = block.type
+                expected = f"expected no block {kind!r} in a message of the role {self.role!r}"
+                raise refuse("messages", f"{expected}, found one")
         text = "\n".join(_block_text(block) for block in blocks if not isinstance(block, _NO_TEXT))
         if self.role == "user":
             results = [block for block in blocks if isinstance(block, ToolResultBlock)]
@@ -190,21 +194,20 @@ class MessagesTurn(Record):
         thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
         uses = [block for block in blocks if isinstance(block, ToolUseBlock)]
         calls = [tool_call(block.id, block.name, block.input) for block in uses]
-        more = {"reasoning_content": thoughts, "thinking": thoughts, "tool_calls": calls}
-        return [
-            {
-                "role": "assistant",
-                "content": text,
-                **{key: each for key, each in more.items() if each},
-            }
-        ]
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thoughts:  # templates read them under one of two names
+            message["reasoning_content"] = thoughts
+            message["thinking"] = thoughts
+        if calls:
+            message["tool_calls"] = calls
+        return [message]
 
 
 _NO_TEXT = (ThinkingBlock, ToolUseBlock, ToolResultBlock)
 
 
 def _block_text(block: Record) -> str:
-    """Return the text that the model reads of a block."""
+    """Return the text of a content block for the model."""
     match block:
         case TextBlock():
             return block.text
@@ -222,7 +225,7 @@ def _result_message(block: ToolResultBlock) -> dict[str, Any]:
 
 
 class MessagesTool(Record):
-    """Tool of the client; tools of Anthropic's servers, which have other types, are skipped."""
+    """Tool of the client; tools of Anthropic's servers have other types, and are skipped."""
 
     type: Literal["custom"] | None = None
     name: Text = Field(pattern=NAME_PATTERN)
@@ -231,34 +234,35 @@ class MessagesTool(Record):
     strict: bool | None = Field(None, description="Not used: the input always follows the schema.")
 
     def to_function(self) -> Function:
-        """Return the tool in the form of the other APIs."""
+        """Return the tool as a function in the form of OpenAI's API."""
         return Function(name=self.name, description=self.description, parameters=self.input_schema)
 
 
 def _messages_tool_class(tool: Mapping[str, Any]) -> type[Record]:
     name = tool.get("name")
     is_usable = not isinstance(name, str) or TOOL_NAME.fullmatch(name) is not None
-    return MessagesTool if (type_of(tool) or "custom") == "custom" and is_usable else Skipped
+    is_custom = (type_of(tool) or "custom") == "custom"
+    return MessagesTool if is_custom and is_usable else Skipped
 
 
 AnyMessagesTool = Annotated[MessagesTool | Skipped, OneOf(_messages_tool_class)]
 
 
 class MessagesToolChoice(ToolChoice):
-    """Calls that the answer may or must have."""
+    """Field ``tool_choice``: the calls that the answer may or must have."""
 
     type: Literal["auto", "any", "tool", "none"]
 
 
 class JsonFormat(Record):
-    """JSON schema that the text of the answer follows."""
+    """Field ``format``: a JSON schema that the text of the answer follows."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Record):
-    """Form of the answer and effort of thinking."""
+    """Field ``output_config``: the form of the answer and the effort of thinking."""
 
     format: JsonFormat | None = None
     effort: ThinkingHint | None = None
@@ -266,7 +270,7 @@ class OutputConfig(Record):
 
 @dataclass
 class MessagesReply(AnswerReply):
-    """Builder of the replies of ``/v1/messages``, whole or as events."""
+    """Builder of the reply to a request of ``/v1/messages``, whole or as events."""
 
     def __post_init__(self) -> None:
         self._id = f"msg_{uuid4().hex}"
@@ -274,8 +278,7 @@ class MessagesReply(AnswerReply):
         self._open: Block | None = None  # block that is not closed yet
 
     def start(self) -> list[dict[str, Any]]:
-        """Return the event that opens the message."""
-        # the last event has the final counts
+        """Return the event that opens the message, with counts that the last event corrects."""
         usage = {"input_tokens": self.num_prompt, "output_tokens": 0}
         return [{"type": "message_start", "message": self._message([], None, None, usage)}]
 
@@ -305,9 +308,9 @@ class MessagesReply(AnswerReply):
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         blocks = [block for block in self._parser.blocks if block.content or block.kind == "call"]
-        return self._message(
-            [_content(block) for block in blocks], *self._stop(done[0]), self._usage(done)
-        )
+        content = [_content(block) for block in blocks]
+        reason, sequence = self._stop(done[0])
+        return self._message(content, reason, sequence, self._usage(done))
 
     def _message(
         self,
@@ -328,7 +331,7 @@ class MessagesReply(AnswerReply):
         }
 
     def _stop(self, done: Completion) -> tuple[str, str | None]:
-        """Return the reason for the end of the answer and the stop sequence, if one ended it."""
+        """Return the reason why the answer ended, and the stop sequence or ``None``."""
         if done.finish_reason == "length":
             return "max_tokens", None
         if isinstance(done.stop_reason, str):
@@ -336,7 +339,7 @@ class MessagesReply(AnswerReply):
         return "tool_use" if self._parser.ends_with_call(done) else "end_turn", None
 
     def _usage(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """Return the token counts; ``input_tokens`` has no tokens that were read from the cache."""
+        """Return the token counts; ``input_tokens`` leaves out the tokens in the prefix cache."""
         counts = usage(done, 1, self._parser.num_thought_tokens)
         cached = counts["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -370,7 +373,10 @@ def _delta(block: Block, kind: tuple[str, str], content: str) -> dict[str, Any]:
 
 
 def _content(block: Block) -> dict[str, Any]:
-    """Return a block as the reply has it; the input of an incomplete call is empty."""
+    """Return a block of the answer in the form of the reply.
+
+    The input of an incomplete call is empty.
+    """
     if block.call is not None:
         arguments: Any = {}
         with suppress(ValueError):
@@ -417,18 +423,16 @@ class CountTokensRequest(ConversationRequest):
         super().check(limits)
         check_max("n", self.n, 1)
         if self.leaps:
-            raise unsupported(
-                "leaps",
-                "expected no such field in /v1/messages, found one; use /v1/chat/completions",
-            )
+            problem = "expected no such field in /v1/messages, found one; use /v1/chat/completions"
+            raise unsupported("leaps", problem)
 
     @property
     def continues_answer(self) -> bool:
         """Whether the last message is a text of the assistant, which the answer continues."""
         last = self.messages[-1]
-        if last.role != "assistant" or isinstance(last.content, str):
-            return last.role == "assistant" and bool(last.content)
-        return bool(last.content) and isinstance(last.content[-1], TextBlock)
+        if last.role != "assistant" or not last.content:
+            return False
+        return isinstance(last.content, str) or isinstance(last.content[-1], TextBlock)
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -440,20 +444,21 @@ class CountTokensRequest(ConversationRequest):
         return {name: {"json": form.schema_} for name, form in formats.items() if form is not None}
 
     def conversation(self) -> list[dict[str, Any]]:
-        system = (
-            self.system
-            if isinstance(self.system, str)
-            else "\n".join(block.text for block in self.system or ())
-        )
-        messages = [message for turn in self.messages for message in turn.to_template()]
-        return [{"role": "system", "content": system}, *messages] if system else messages
+        messages = list[dict[str, Any]]()
+        system = self.system
+        if not isinstance(system, str):
+            system = "\n".join(block.text for block in system or ())
+        if system:
+            messages.append({"role": "system", "content": system})
+        for turn in self.messages:
+            messages += turn.to_template()
+        return messages
 
     def read_tools(self) -> ToolUse:
-        offered = [
-            (("tools", number, "input_schema"), tool.to_function())
-            for number, tool in enumerate(self.tools or ())
-            if isinstance(tool, MessagesTool)
-        ]
+        offered = list[tuple[SchemaPath, Function]]()
+        for number, tool in enumerate(self.tools or ()):
+            if isinstance(tool, MessagesTool):
+                offered.append((("tools", number, "input_schema"), tool.to_function()))
         skipped = [tool for tool in self.tools or () if isinstance(tool, Skipped)]
         return ToolUse.of(
             offered, self.tool_choice, parallel=self.parallel_tool_calls, skipped=skipped
@@ -464,9 +469,10 @@ class CountTokensRequest(ConversationRequest):
         return Thinking(enabled=False)
 
     def thinking_wish(self) -> Thinking:
-        """Return what the fields ask.
+        """Return what all fields together ask of thinking.
 
-        ``output_config.effort`` is about answers without thoughts, too.
+        In Anthropic's API, ``output_config.effort`` is also about answers without thoughts, so that
+        it counts only if thinking is on.
         """
         wish = super().thinking_wish()
         hint = None if self.output_config is None else self.output_config.effort

@@ -1,8 +1,8 @@
 """Parts of a message's content.
 
-A model reads text alone. A part that has a text is read whatever its type. Images and files are
-refused in messages, since an answer without them would be wrong; in the results of tools, which no
-client can leave out, a note replaces them.
+A model reads text alone, so that a part with a text is read whatever its type. Images and files in
+messages are refused, because an answer without them would be wrong. In the results of tools, which
+no client can leave out, a note replaces images and files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pronk.server.protocol.unions import OneOf, type_of
 
 
 class TextPart(Record):
-    """Part of a message that has a text; ``refusal`` is an earlier answer of another server."""
+    """Part of a message with a text; the type ``refusal`` is an answer of another server."""
 
     type: Text = "text"
     text: Text
@@ -50,7 +50,10 @@ def _part_class(part: Mapping[str, Any]) -> type[Record]:
 
 
 def as_parts(content: Any) -> Any:
-    """Return a content as a list of parts: one part may stand alone, and a text stands for a part with it."""
+    """Return a content as a text or a list of parts.
+
+    A single part may stand without a list, and a text in a list stands for a part with this text.
+    """
     if isinstance(content, dict):
         return [content] if content else []
     if not isinstance(content, list):
@@ -60,17 +63,15 @@ def as_parts(content: Any) -> Any:
 
 AnyPart = Annotated[TextPart | Skipped, OneOf(_part_class)]
 Parts = Annotated[list[AnyPart], Field(fail_fast=True)]
-# content of a message: a text or parts
+# Content of a message: a text or parts.
 Content = Annotated[Text | Parts, BeforeValidator(as_parts)]
 
 
 def texts_of(parts: str | Sequence[TextPart | Skipped]) -> list[str]:
-    """Return the texts of a content."""
-    return (
-        [parts]
-        if isinstance(parts, str)
-        else [part.text for part in parts if isinstance(part, TextPart)]
-    )
+    """Return the texts in the content of a message."""
+    if isinstance(parts, str):
+        return [parts]
+    return [part.text for part in parts if isinstance(part, TextPart)]
 
 
 class UnseenPart(Skipped):
@@ -78,7 +79,7 @@ class UnseenPart(Skipped):
 
     @property
     def note(self) -> str:
-        """Text that the model reads instead."""
+        """Text for the model in place of the part."""
         return f"[{self.type}: not shown, because the model reads text alone]"
 
 
@@ -93,7 +94,7 @@ def _is_part(part: Any) -> bool:
 
 
 def as_result(content: Any) -> Any:
-    """Return a tool's result as a text or parts; another JSON value becomes its text."""
+    """Return a tool's result as a text or a list of parts; any other JSON value becomes a text."""
     parts = as_parts(content)
     if isinstance(parts, str) or (isinstance(parts, list) and all(map(_is_part, parts))):
         return parts
@@ -102,7 +103,7 @@ def as_result(content: Any) -> Any:
 
 AnyResultPart = Annotated[TextPart | UnseenPart | Skipped, OneOf(_result_class)]
 ResultParts = Annotated[list[AnyResultPart], Field(fail_fast=True)]
-# a tool's result: a text or parts
+# Result of a tool: a text or parts.
 ResultContent = Annotated[Text | ResultParts, BeforeValidator(as_result)]
 
 
@@ -110,9 +111,10 @@ def result_texts(parts: str | Sequence[TextPart | Skipped]) -> list[str]:
     """Return the texts of a tool's result, with a note for each part that the model cannot read."""
     if isinstance(parts, str):
         return [parts]
-    notes = [part.note if isinstance(part, UnseenPart) else part for part in parts]
-    return [
-        each if isinstance(each, str) else each.text
-        for each in notes
-        if isinstance(each, (str, TextPart))
-    ]
+    texts = list[str]()
+    for part in parts:
+        if isinstance(part, UnseenPart):
+            texts.append(part.note)
+        elif isinstance(part, TextPart):
+            texts.append(part.text)
+    return texts

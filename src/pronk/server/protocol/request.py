@@ -1,4 +1,4 @@
-"""Base classes of all text requests and replies."""
+"""Base classes of requests and replies, and types of their fields."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ from pronk.serving import GuideKind, GuideMode, Rule
 from pronk.text import AnswerCalls
 
 GUIDE_KINDS = get_args(GuideKind)  # names of the arguments of ``Guide``
-_NUM_SEEDS = 2**63  # engine seeds are 0 .. 2**63 - 1; a request's seed is taken modulo 2**63
+_NUM_SEEDS = 2**63  # number of seeds of the engine; a request's seed is taken modulo this number
 
 
 class RequestBody(BaseModel):
-    """JSON object of a request.
+    """Base of the JSON objects of a request.
 
-    :mod:`pronk.server.protocol.fields` decides about fields that the object does not have. Numbers
-    written as strings are refused.
+    Fields that the class does not have are treated as :mod:`pronk.server.protocol.fields` says.
+    Numbers written as strings are refused.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    places: ClassVar[Sequence[str]] = ()  # parts of the table of fields that apply
-    # whether unknown fields are ignored, as the object only describes something
+    # Parts of the table in :mod:`pronk.server.protocol.fields` that apply to the object.
+    places: ClassVar[Sequence[str]] = ()
+    # Whether the object only describes something, so that unknown fields are ignored.
     is_record: ClassVar[bool] = False
     # Empty values that are not the same as no field, by the name of the field: the schema {} allows
     # any value.
     meaningful: ClassVar[Mapping[str, Any]] = {}
     about: ClassVar[ObjectFields] = ObjectFields()
 
-    # names of ignored and renamed fields of this object
+    # Names of ignored and renamed fields of this object.
     _ignored: list[str] = PrivateAttr(default_factory=list)
-    # the object as the client sent it
+    # The object as the client sent it.
     _given: Mapping[str, Any] = PrivateAttr(default_factory=dict)
-    # paths of fields that have another name in the body
+    # Paths of fields that the client wrote under another name.
     _written: dict[str, Path] = PrivateAttr(default_factory=dict)
     _num_bytes: int = PrivateAttr(SMALL_JOB + 1)
 
@@ -71,13 +72,13 @@ class RequestBody(BaseModel):
 
     @classmethod
     def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the object in the form of this class; it may have the form of another API."""
+        """Convert an object in the form of another API to the form of this class."""
         return value
 
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Sort the fields of an object before they are validated."""
+        """Treat unknown and renamed fields of an object before its fields are validated."""
         if not isinstance(value, dict):
             return validate(value)
         fields = read_fields(cls.adapt(value), cls.about)
@@ -93,7 +94,7 @@ class RequestBody(BaseModel):
 
     @property
     def num_bytes(self) -> int:
-        """Length of the JSON text; without a known one, that of a large body."""
+        """Number of bytes of the JSON text; if unknown, that of a large body."""
         return self._num_bytes
 
     @num_bytes.setter
@@ -101,7 +102,10 @@ class RequestBody(BaseModel):
         self._num_bytes = number
 
     def written(self, name: str) -> str:
-        """Return a field as the client wrote it: ``options.num_predict`` for ``max_tokens``."""
+        """Return the path of a field as the client wrote it.
+
+        For example ``options.num_predict`` for ``max_tokens``.
+        """
         info = type(self).model_fields.get(name)
         own = (info and info.alias) or name
         return ".".join(self._written.get(own, (own,)))
@@ -111,7 +115,7 @@ class RequestBody(BaseModel):
         return summarize(self.report(""))
 
     def note_ignored(self, names: Iterable[str]) -> None:
-        """Add names to :meth:`ignored` that only the model knows."""
+        """Add fields to :meth:`ignored` that the model in use cannot follow."""
         self._ignored.extend(names)
 
     def report(self, path: str) -> Iterator[str]:
@@ -123,11 +127,13 @@ class RequestBody(BaseModel):
 
 
 def _as_written(error: ValidationError, written: Mapping[str, Path]) -> ValidationError:
-    """Return an error with the names that the client wrote in the locations of its problems."""
+    """Return pydantic's error with the field names that the client wrote in its locations."""
     problems = list[InitErrorDetails]()
     for problem in error.errors(include_url=False):
-        first, *inner = problem["loc"] or ("",)
-        location = (*written.get(str(first), (first,)), *inner) if problem["loc"] else ()
+        location = problem["loc"]
+        if location:
+            first, *inner = location
+            location = (*written.get(str(first), (first,)), *inner)
         context = {**problem.get("ctx", {}), "message": problem["msg"]}
         kind = PydanticCustomError(problem["type"], "{message}", context)
         problems.append({"type": kind, "loc": location, "input": problem["input"]})
@@ -143,9 +149,9 @@ def _report(value: Any, path: str) -> Iterator[str]:
 
 
 class Record(RequestBody):
-    """Object that describes something that the client has, such as a message.
+    """Base of objects that describe something of the client, such as a message.
 
-    Unknown fields are ignored.
+    Unknown fields of such an object are ignored.
     """
 
     is_record: ClassVar = True
@@ -158,7 +164,7 @@ class Skipped(Record):
 
     @property
     def name_of_tool(self) -> str | None:
-        """Name that the client gave a tool, in the object or in its definition, if it has one."""
+        """Name of a tool, in the object or in its definition; ``None`` without a name."""
         definitions = [self._given, self._given.get("function"), self._given.get(self.type)]
         names = [each.get("name") for each in definitions if isinstance(each, Mapping)]
         return next((name for name in names if isinstance(name, str) and name), None)
@@ -168,9 +174,10 @@ class Skipped(Record):
 
 
 def check_encodable(text: str) -> str:
-    """Return the text.
+    """Return a text unchanged if UTF-8 can encode it.
 
-    Raise ``ValueError`` if it has half of a surrogate pair, which UTF-8 cannot encode.
+    Raises:
+        ValueError: the text has half of a surrogate pair.
     """
     try:
         text.encode()
@@ -180,40 +187,43 @@ def check_encodable(text: str) -> str:
     return text
 
 
-# without lone surrogates, which JSON can escape, but not UTF-8
+# Text without lone surrogates, which JSON can escape, but UTF-8 cannot encode.
 Text = Annotated[str, AfterValidator(check_encodable)]
-# fail_fast: a list with millions of wrong elements produces one error, not millions.
+# With fail_fast, a list of a million wrong elements raises one error, not a million.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
-# Token ids of one prompt. Pydantic checks a list in one call, in which no other thread runs; a
-# million take 40 ms.
+# Maximum number of token ids of one prompt. Pydantic checks a list in one call, in which no other
+# thread runs; a million ids take 40 ms.
 MAX_IDS = 2**20
+# Token ids of one prompt.
 Ids = Annotated[
     list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True, max_length=MAX_IDS)
 ]
 
 
 def _without_empty(texts: Any) -> Any:
-    """Return a list without empty texts: no text ends with an empty one, and none has to be avoided."""
-    return [each for each in texts if each != ""] if isinstance(texts, list) else texts
+    """Return a list of stop strings or bad words without the empty ones, which mean nothing."""
+    if not isinstance(texts, list):
+        return texts
+    return [each for each in texts if each != ""]
 
 
 StopTexts = Annotated[Text | Texts, BeforeValidator(_without_empty)]
 BadWords = Annotated[Texts, BeforeValidator(_without_empty)]
 
-NO_LIMIT = 2**31  # value of a maximum number of tokens: as many as fit
+NO_LIMIT = 2**31  # maximum number of tokens that means as many as fit into the context
 
 
 def _read_limit(limit: Any) -> Any:
-    """Return a maximum number of tokens; -1 and -2 are no limit, as in llama.cpp.
+    """Return a maximum number of tokens, with ``NO_LIMIT`` for the values that mean no limit.
 
-    So are numbers beyond ``NO_LIMIT``: JavaScript's clients send 2**53 - 1 for that.
+    In llama.cpp, -1 and -2 mean no limit. Clients in JavaScript send 2**53 - 1.
     """
     if not isinstance(limit, int) or isinstance(limit, bool):
         return limit
     return NO_LIMIT if limit in (-1, -2) or NO_LIMIT < limit < 2**63 else limit
 
 
-# -1 is no limit, as 0: also where the model recommends another one.
+# Both -1 and 0 mean no limit, even if the model recommends one.
 TopK = Annotated[
     int, Field(ge=0, le=2**31), BeforeValidator(lambda value: 0 if value == -1 else value)
 ]
@@ -221,13 +231,13 @@ MaxTokens = Annotated[int, Field(ge=1, le=NO_LIMIT), BeforeValidator(_read_limit
 
 
 def _prompt_type(prompt: Any) -> str:
-    """Return the tag of a prompt's type, by its first element; pydantic tries only this type."""
+    """Return the tag of a prompt's type by its first element, so that pydantic tries no other."""
     if not isinstance(prompt, list):
         return "<text>"
     first = prompt[0] if prompt else ""
-    return (
-        "<lists>" if isinstance(first, list) else "<texts>" if isinstance(first, str) else "<ids>"
-    )
+    if isinstance(first, list):
+        return "<lists>"
+    return "<texts>" if isinstance(first, str) else "<ids>"
 
 
 Prompts = Annotated[
@@ -245,23 +255,23 @@ def list_prompts(prompts: Any) -> list[str | list[int]]:
 
 
 class StreamOptions(RequestBody):
-    """``stream_options``: token counts in a stream."""
+    """Field ``stream_options``: token counts in a stream."""
 
-    is_record: ClassVar = True  # options of other servers concern the events, never the text
+    is_record: ClassVar = True  # options of other servers are about the events, never the text
 
     include_usage: bool = False
     continuous_usage_stats: bool = False  # field of vLLM, whose benchmark clients always set it
 
 
 def _sampling_field(name: str) -> Any:
-    """Return a field that may be missing, in the range of the option of ``SamplingParams``."""
+    """Return an optional field with the range of an option of ``SamplingParams``."""
     option = declared_options(SamplingParams)[name].option
     bounds: dict[str, Any] = {"gt" if option.exclusive_min else "ge": option.low, "le": option.high}
     return Field(None, **bounds)
 
 
 class TextRequest(RequestBody):
-    """Options of a request for text. ``None`` selects the default, like a missing field.
+    """Base of requests for text, with their common options; ``None`` is the same as no field.
 
     The OpenAI API lacks ``drafter``, ``rule``, ``guide_mode``, ``priority``, ``leaps``,
     ``cache_salt``, ``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``,
@@ -276,7 +286,7 @@ class TextRequest(RequestBody):
     top_p: float | None = Field(None, ge=0.0, le=1.0)  # 0 is allowed, see params()
     top_k: TopK | None = None
     min_p: float | None = _sampling_field("min_p")
-    n: int | None = Field(None, ge=1)  # at most that of the limits
+    n: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-_NUM_SEEDS, lt=2 * _NUM_SEEDS)
     stop: StopTexts | None = None
     stop_token_ids: Ids | None = None
@@ -302,9 +312,8 @@ class TextRequest(RequestBody):
     @classmethod
     def _check_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for token, bias in (value or {}).items():
-            if not (
-                token.isascii() and token.isdigit() and len(token) < 10 and -100.0 <= bias <= 100.0
-            ):
+            is_id = token.isascii() and token.isdigit() and len(token) < 10
+            if not is_id or not -100.0 <= bias <= 100.0:
                 msg = (
                     "expected token ids with a value in -100..100 each, found another key or value"
                 )
@@ -313,48 +322,37 @@ class TextRequest(RequestBody):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the last chunk of a stream has the token counts, and all others ``"usage": null``."""
+        """Whether the last chunk of a stream has token counts, and all others ``"usage": null``."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream has the token counts so far instead of ``"usage": null``."""
-        return (
-            self.include_usage
-            and self.stream_options is not None
-            and self.stream_options.continuous_usage_stats
-        )
+        """Whether each chunk of a stream has the token counts so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
     def check(self, limits: RequestLimits) -> None:
         """Raise ``ApiError`` if an option exceeds its limit, or contradicts another option."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        for name, value, maximum in (
-            ("n", self.n, limits.n),
-            ("stop", len(stops), limits.stop),
-            ("stop_token_ids", len(self.stop_token_ids or ()), limits.stop),
-            ("bad_words", len(self.bad_words or ()), limits.stop),
-            ("logit_bias", len(self.logit_bias or ()), limits.logit_bias),
-        ):
-            check_max(name, value, maximum)
+        check_max("n", self.n, limits.n)
+        check_max("stop", len(stops), limits.stop)
+        check_max("stop_token_ids", len(self.stop_token_ids or ()), limits.stop)
+        check_max("bad_words", len(self.bad_words or ()), limits.stop)
+        check_max("logit_bias", len(self.logit_bias or ()), limits.logit_bias)
         for name, texts in (("stop", stops), ("bad_words", self.bad_words or [])):
             longest = max(map(len, texts), default=0)
             if longest > limits.stop_length:
                 most = count_text(limits.stop_length, "character")
                 raise refuse(name, f"expected at most {most} each, found {longest}")
         if self.do_sample is False and self.temperature:
-            raise refuse(
-                "do_sample",
-                f"expected temperature: 0 with false, found {self.temperature}; leave one out",
-            )
+            found = f"{self.temperature}; leave one out"
+            raise refuse("do_sample", f"expected temperature: 0 with false, found {found}")
         if self.do_sample and self.temperature == 0:
-            raise refuse(
-                "do_sample",
-                "expected temperature above 0 with true, found temperature: 0; leave one out",
-            )
+            found = "temperature: 0; leave one out"
+            raise refuse("do_sample", f"expected temperature above 0 with true, found {found}")
         if self.leaps and not self.stream:
-            raise refuse(
-                "leaps", "expected stream: true, found no stream; add it, or leave the field out"
-            )
+            problem = "expected stream: true, found no stream; add it, or leave the field out"
+            raise refuse("leaps", problem)
         self._check_forms()
 
     def _check_forms(self) -> None:
@@ -363,13 +361,11 @@ class TextRequest(RequestBody):
         for field, form in forms[1:]:
             first, expected = forms[0]
             if form != expected:
-                raise refuse(
-                    field,
-                    f"expected one form of the answer, found {first} and {field}; leave one out",
-                )
+                found = f"{first} and {field}; leave one out"
+                raise refuse(field, f"expected one form of the answer, found {found}")
 
     def as_written(self, error: ApiError) -> ApiError:
-        """Return an error that names the field as the client wrote it."""
+        """Return an error with its field named as the client wrote it."""
         written = None if error.param is None else self.written(error.param)
         if written is None or written == error.param:
             return error
@@ -377,26 +373,33 @@ class TextRequest(RequestBody):
         return ApiError(error.status, message, error.code, written, error.headers)
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Map fields that require a form to arguments of ``Guide``: ``{"guided_regex": {"regex": "a+"}}``.
+        """Return the arguments of ``Guide`` for each field that requires a form of the answer.
 
-        Raises ``ApiError`` if a field is invalid.
+        For example ``{"guided_regex": {"regex": "a+"}}``.
+
+        Raises:
+            ApiError: a field is invalid.
         """
         return {}
 
     def guide(self) -> Guide | None:
-        """Return the guide of the field that requires a form.
+        """Return the guide for the form of the answer, or ``None`` if no form is required.
 
-        Raise ``ApiError`` if it is invalid.
+        Raises:
+            ApiError: the form is invalid.
         """
+        arguments = next(iter(self.guide_arguments().values()), None)
+        if arguments is None:
+            return None
         try:
-            return next((Guide(**arguments) for arguments in self.guide_arguments().values()), None)
+            return Guide(**arguments)
         except GuideError as error:
             raise self.field_error(error) or error from error
 
     def field_error(self, error: PronkError) -> ApiError | None:
         """Convert a ``GuideError`` to an error that names the request's field.
 
-        ``None`` for other errors.
+        Returns ``None`` for other errors.
         """
         field = next(iter(self.guide_arguments()), None)
         if not isinstance(error, GuideError) or field is None:
@@ -406,41 +409,43 @@ class TextRequest(RequestBody):
         return refuse(field, rest if kind in GUIDE_KINDS else message)
 
     def answer_calls(self) -> AnswerCalls | None:
-        """Return the calls that an answer may have; ``None``: it has none, or one at most."""
+        """Return the tool calls that an answer may have; ``None`` if it may have one at most."""
         return None
 
     def params(self, max_tokens: int, **options: Any) -> SamplingParams:
-        """Return the sampling parameters, ``options`` included.
+        """Return the sampling parameters of the request, with further ``options``.
 
-        The service has replaced missing options by those that are recommended for the model.
+        The service has set missing fields to the values that are recommended for the model.
         """
         given = {name: value for name in _UNCHANGED if (value := getattr(self, name)) is not None}
         if given.get("top_p") == 0.0:  # as in OpenAI's API: the likeliest token alone
             given |= {"top_p": 1.0, "top_k": 1}
+        logit_bias = None
+        if self.logit_bias:
+            logit_bias = {int(token): bias for token, bias in self.logit_bias.items()}
         return SamplingParams(
             max_tokens=max_tokens,
             seed=None if self.seed is None else self.seed % _NUM_SEEDS,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             bad_words=tuple(self.bad_words or ()),
-            logit_bias={int(token): bias for token, bias in self.logit_bias.items()}
-            if self.logit_bias
-            else None,
+            logit_bias=logit_bias,
             **given,
             **options,
         )
 
 
+# Options of SamplingParams with another form in requests.
+_CONVERTED = frozenset({"seed", "stop_token_ids", "bad_words", "logit_bias"})
 # Options of SamplingParams that are fields of requests with the same values.
 _UNCHANGED = [
     name
     for name in declared_options(SamplingParams)
-    if name in TextRequest.model_fields
-    and name not in {"seed", "stop_token_ids", "bad_words", "logit_bias"}
+    if name in TextRequest.model_fields and name not in _CONVERTED
 ]
 
 
 class Reply(Protocol):
-    """Builder of a reply. Sample ``s`` of prompt ``p`` has the index ``p * n + s``."""
+    """Builder of a reply; sample ``s`` of prompt ``p`` has the index ``p * n + s``."""
 
     def start(self) -> list[dict[str, Any]]:
         """Return the first chunks of a stream."""
@@ -449,10 +454,7 @@ class Reply(Protocol):
         """Return the chunks of a stream for ``pieces``, the new tokens of one decoding step."""
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Record the new tokens of a step for :meth:`whole`.
-
-        Called for each step of a reply without stream.
-        """
+        """Record the new tokens of a step for :meth:`whole`; called for replies without stream."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the last chunks of a stream; ``done`` as in :meth:`whole`."""
@@ -461,8 +463,8 @@ class Reply(Protocol):
         """Return the whole reply; ``done`` has all samples in the order of their indices."""
 
 
-# Input of the engine for one checked and tokenized request: prompts, options for every prompt,
-# builder of the reply.
+# A checked and tokenized request: token ids of each prompt, sampling parameters of all prompts, and
+# the builder of the reply.
 PreparedRequest = tuple[Sequence[list[int]], SamplingParams, Reply]
 
 
@@ -481,7 +483,7 @@ def unsupported(param: str, message: str) -> ApiError:
 
 @contextmanager
 def naming_fields_of(request: TextRequest) -> Iterator[None]:
-    """Let errors about options name the fields as the client wrote them."""
+    """Convert errors about options to an ``ApiError`` with the field's name in the request."""
     try:
         yield
     except (ApiError, OptionError) as error:
@@ -495,20 +497,23 @@ def check_max(param: str, value: int | None, maximum: int) -> None:
 
 
 def by_sample(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
-    """Return (sample index, pieces of the sample) for the pieces of a step, in order of the indices."""
-    return [
-        (i, [piece for piece in pieces if piece.index == i])
-        for i in sorted({piece.index for piece in pieces})
-    ]
+    """Return the index and the pieces of each sample in a step, ordered by index."""
+    samples: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        samples.setdefault(piece.index, []).append(piece)
+    return sorted(samples.items())
 
 
 def leaps(pieces: Sequence[Piece]) -> list[Mapping[str, Any]]:
-    """Return the field ``leaps``: id, text, drafter (``source``, null if none) and step of each token."""
+    """Return the field ``leaps``: id, text, drafter (``source``) and decoding step of each token.
+
+    ``source`` is null for a token that no drafter has drafted.
+    """
     return [{"id": p.token_id, "text": p.text, "source": p.source, "step": p.step} for p in pieces]
 
 
 class RunningUsage:
-    """Token counts of a stream so far, per sample; ``n`` is the number of samples per prompt."""
+    """Token counts of a stream so far, per sample, with ``n`` samples per prompt."""
 
     def __init__(self, prompts: Sequence[list[int]], n: int) -> None:
         self._prompts = prompts
@@ -516,10 +521,7 @@ class RunningUsage:
         self._generated = Counter[int]()
 
     def add(self, pieces: Sequence[Piece], chunks: Sequence[dict[str, Any]]) -> None:
-        """Count the tokens of a step.
-
-        Set ``usage`` in each chunk to the counts of the chunk's sample.
-        """
+        """Count the tokens of a step, and write the counts of its sample into each chunk."""
         self._generated.update(piece.index for piece in pieces)
         for chunk in chunks:
             for choice in chunk.get("choices", ()):
@@ -533,20 +535,20 @@ class RunningUsage:
 
 
 def usage(done: Sequence[Completion], n: int, num_thought_tokens: int = 0) -> dict[str, Any]:
-    """Return the token counts of all samples.
+    """Return the field ``usage``: token counts, decoding steps and draft tokens of all samples.
 
     The tokens of a prompt count once for its ``n`` samples.
     """
     stats = [completion.stats for completion in done]
-    prompt = sum(each.prompt_tokens for each in stats[::n])
+    first_stats = stats[::n]  # of the first sample of each prompt
+    prompt = sum(each.prompt_tokens for each in first_stats)
+    cached = sum(min(each.cached_tokens, each.prompt_tokens) for each in first_stats)
     generated = sum(each.generated_tokens for each in stats)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(min(s.cached_tokens, s.prompt_tokens) for s in stats[::n])
-        },
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": num_thought_tokens},
         "steps": sum(each.target_steps for each in stats),
         "drafted": sum(each.drafted for each in stats),

@@ -1,7 +1,7 @@
-"""Requests of ``/v1/responses``.
+"""Requests of ``/v1/responses``, OpenAI's Responses API.
 
-The server stores no responses, so ``previous_response_id`` is not supported: a client sends the
-whole conversation, with the items of earlier responses copied unchanged.
+The server stores no responses, so that ``previous_response_id`` is not supported. A client sends
+the whole conversation, with the items of earlier responses copied unchanged.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ _LOGPROBS = "message.output_text.logprobs"  # value of ``include``
 
 
 class InputItem(ChatTurn):
-    """Message in ``input``, possibly copied unchanged from an earlier response."""
+    """Message in ``input``, which may be an unchanged copy from an earlier response."""
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
 
 
 class AgentMessage(Record):
-    """Message of another agent, which the model reads as one of the user."""
+    """Message of another agent, which the model reads as a message of the user."""
 
     type: Literal["agent_message"]
     content: Content
 
 
 class CallItem(Record):
-    """Tool call of an earlier response."""
+    """Item of a tool call of an earlier response."""
 
     type: Literal["function_call"]
-    # "": the next result without an id is that of this call
+    # The next result without an id belongs to a call without an id.
     call_id: Text = Field("", max_length=MAX_ID)
     name: Text = Field(max_length=256)
     namespace: Text | None = Field(None, max_length=256)
@@ -74,20 +74,21 @@ class CallItem(Record):
 
 
 class CallOutputItem(Record):
-    """Result of a tool call; images in it are replaced by a note, as the model reads text alone."""
+    """Item of the result of a tool call; a note replaces each image, because models read text."""
 
     type: Literal["function_call_output"]
-    call_id: Text = Field("", max_length=MAX_ID)  # "": that of the first call without a result
+    # A result without an id belongs to the first call without a result.
+    call_id: Text = Field("", max_length=MAX_ID)
     output: ResultContent = ""
 
     @property
     def text(self) -> str:
-        """The result as text."""
+        """The result as one text."""
         return "\n".join(result_texts(self.output))
 
 
 class ThoughtText(Record):
-    """Text of thoughts."""
+    """Part of a ``reasoning`` item: a text of thoughts."""
 
     type: Text = "text"
     text: Text = ""
@@ -101,7 +102,7 @@ Thoughts = Annotated[list[ThoughtText], Field(fail_fast=True), BeforeValidator(_
 
 
 class ThoughtItem(Record):
-    """Thoughts of an earlier response; encrypted thoughts of another server are ignored."""
+    """Item of thoughts of an earlier response; encrypted ones of another server are ignored."""
 
     type: Literal["reasoning"]
     summary: Thoughts | None = None
@@ -111,7 +112,7 @@ class ThoughtItem(Record):
 class Namespace(Record):
     """Group of functions, such as those of an MCP server.
 
-    The model sees ``NAMESPACE__FUNCTION``.
+    The name of a function for the model is ``NAMESPACE__FUNCTION``.
     """
 
     type: Literal["namespace"]
@@ -121,7 +122,7 @@ class Namespace(Record):
 
     @cached_property
     def functions(self) -> Sequence[NamespaceFunction]:
-        """Functions of the group that a call can name."""
+        """Functions of the group with names that a call can have."""
         found = list[NamespaceFunction]()
         for number, tool in enumerate(self.tools or ()):
             if not isinstance(tool, FunctionTool):
@@ -130,24 +131,23 @@ class Namespace(Record):
             name = f"{self.name}{NAMESPACE_SEPARATOR}{own_name}"
             if TOOL_NAME.fullmatch(name) is None:
                 self.note_ignored([f"tools ({own_name})"])
-            else:
-                function = tool.function.model_copy(update={"name": name})
-                found.append(
-                    NamespaceFunction(function, own_name, ("tools", number, *tool.schema_path))
-                )
+                continue
+            function = tool.function.model_copy(update={"name": name})
+            schema_path: SchemaPath = ("tools", number, *tool.schema_path)
+            found.append(NamespaceFunction(function, own_name, schema_path))
         return found
 
 
 class NamespaceFunction(NamedTuple):
-    """Function of a namespace, with the name that the model sees."""
+    """Function of a namespace, under the name that the model sees."""
 
     function: Function
-    own_name: str
+    own_name: str  # name without the namespace
     schema_path: SchemaPath  # from the namespace to the schema
 
 
 class ToolsItem(Record):
-    """Tools that the conversation adds: ``additional_tools``, and the result of a search for tools."""
+    """Item with tools that the conversation adds, or with the result of a search for tools."""
 
     type: Literal["additional_tools", "tool_search_output"]
     role: Text | None = None
@@ -161,13 +161,13 @@ class SkippedItem(Skipped):
 
 
 class UnreadableItem(Record):
-    """Item that the answer needs and this server cannot read: of a stored response, or no text."""
+    """Item that the answer needs, but the server cannot read: a stored response, image or file."""
 
     type: Literal["item_reference", "input_image", "input_file", "input_audio"]
 
 
 class TextItem(Record):
-    """Text of the user without a message around it."""
+    """Item of a text of the user without a message around it."""
 
     type: Literal["input_text"]
     text: Text
@@ -199,9 +199,9 @@ def _item_class(item: Mapping[str, Any]) -> type[Record]:
 
 
 def _as_items(value: Any) -> Any:
-    """Return an input as a list of items.
+    """Return the field ``input`` as a text or a list of items.
 
-    One item may stand alone, and a text in the list stands for a message of the user.
+    A single item may stand without a list, and a text in a list stands for a message of the user.
     """
     if isinstance(value, dict):
         return [value]
@@ -226,7 +226,7 @@ Input = Annotated[Text | Annotated[list[Item], Field(fail_fast=True)], BeforeVal
 
 
 class TextOptions(Record):
-    """Options of the answer's text; no model has a verbosity."""
+    """Field ``text``: options of the answer's text; ``verbosity`` is ignored."""
 
     format: Annotated[TextFormat, BeforeValidator(as_typed)] | None = None
 
@@ -266,21 +266,16 @@ class ResponsesRequest(ConversationRequest):
         for item in self.input:
             if isinstance(item, UnreadableItem):
                 expected = f"expected items of text with their content, found {item.type!r}"
-                raise unsupported(
-                    "input", f"{expected}; responses are not stored, and the model reads text alone"
-                )
+                reason = "responses are not stored, and the model reads text alone"
+                raise unsupported("input", f"{expected}; {reason}")
         if self.leaps:
-            raise unsupported(
-                "leaps",
-                "expected no such field in /v1/responses, found true; use /v1/chat/completions",
-            )
+            expected = "expected no such field in /v1/responses"
+            raise unsupported("leaps", f"{expected}, found true; use /v1/chat/completions")
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        return (
-            {}
-            if self.text is None or self.text.format is None
-            else self.text.format.guide_arguments()
-        )
+        if self.text is None or self.text.format is None:
+            return {}
+        return self.text.format.guide_arguments()
 
     @property
     def limit_field(self) -> str:
@@ -297,7 +292,7 @@ class ResponsesRequest(ConversationRequest):
 
     @property
     def _included(self) -> list[str]:
-        """Parts of the reply that the request asks for."""
+        """Names of further parts of the reply that the request asks for (field ``include``)."""
         return [self.include] if isinstance(self.include, str) else self.include or []
 
     def unfollowed(self, answers: AnswerFormat) -> Iterator[str]:
@@ -309,16 +304,13 @@ class ResponsesRequest(ConversationRequest):
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        skipped = {
-            item.call_id for item in self.input if isinstance(item, SkippedItem) and item.call_id
-        }
+        skipped_items = [item for item in self.input if isinstance(item, SkippedItem)]
+        skipped = {item.call_id for item in skipped_items if item.call_id}
         for item in self.input:
-            if isinstance(item, CallOutputItem) and item.call_id in skipped:
-                continue
             if isinstance(item, CallOutputItem):
-                messages.append(
-                    {"role": "tool", "tool_call_id": item.call_id, "content": item.text}
-                )
+                if item.call_id not in skipped:
+                    ident = item.call_id
+                    messages.append({"role": "tool", "tool_call_id": ident, "content": item.text})
             elif isinstance(item, TextItem):
                 messages.append({"role": "user", "content": item.text})
             elif isinstance(item, AgentMessage):
@@ -330,32 +322,32 @@ class ResponsesRequest(ConversationRequest):
         return messages
 
     def all_tools(self) -> list[PlacedTool]:
-        """Return the tools of the request, and those that items of the input add: each once, its last form."""
-        items = [
-            (number, item) for number, item in enumerate(self.input) if isinstance(item, ToolsItem)
-        ]
-        added: list[PlacedTool] = [
-            (("input", number, "tools", position), tool)
-            for number, item in items
-            for position, tool in enumerate(item.tools or ())
-        ]
-        last = {_tool_key(path, tool): (path, tool) for path, tool in added}
-        own: list[PlacedTool] = [
-            (("tools", position), tool) for position, tool in enumerate(self.tools or ())
-        ]
-        return [
-            *((path, tool) for path, tool in own if _tool_key(path, tool) not in last),
-            *last.values(),
-        ]
+        """Return the tools of the request and of items in the input, each with its place.
+
+        A function that items define again has its last definition.
+        """
+        added: dict[object, PlacedTool] = {}
+        for number, item in enumerate(self.input):
+            if not isinstance(item, ToolsItem):
+                continue
+            for position, tool in enumerate(item.tools or ()):
+                path: SchemaPath = ("input", number, "tools", position)
+                added[_tool_key(path, tool)] = (path, tool)
+        own = list[PlacedTool]()
+        for position, tool in enumerate(self.tools or ()):
+            path = ("tools", position)
+            if _tool_key(path, tool) not in added:
+                own.append((path, tool))
+        return [*own, *added.values()]
 
     def namespaces(self) -> Mapping[str, tuple[str, str]]:
-        """Map the name of a function that the model sees to its namespace and its own name."""
-        groups = [tool for _, tool in self.all_tools() if isinstance(tool, Namespace)]
-        return {
-            each.function.name: (group.name, each.own_name)
-            for group in groups
-            for each in group.functions
-        }
+        """Return the namespace and own name of each function in one, by the name for the model."""
+        names = dict[str, tuple[str, str]]()
+        for _, tool in self.all_tools():
+            if isinstance(tool, Namespace):
+                for each in tool.functions:
+                    names[each.function.name] = (tool.name, each.own_name)
+        return names
 
     def read_tools(self) -> ToolUse:
         offered = list[tuple[SchemaPath, Function]]()
@@ -374,11 +366,14 @@ class ResponsesRequest(ConversationRequest):
     def described(self) -> dict[str, Any]:
         """Return the options of the request as the response repeats them."""
         form = None if self.text is None else self.text.format
-        described: dict[str, Any] = {"type": "text" if form is None else form.type}
+        text_format: dict[str, Any] = {"type": "text" if form is None else form.type}
         if form is not None and form.type == "json_schema":
             schema = {"name": form.name, "description": form.description, "schema": form.schema_}
-            described |= {**schema, "strict": form.strict}
-        choice = self.tool_choice
+            text_format |= {**schema, "strict": form.strict}
+        choice: Any = self.tool_choice or "auto"
+        if isinstance(choice, ToolChoice):
+            choice = choice.model_dump(exclude_none=True)
+        functions = [tool.function for tool in self.tools or () if isinstance(tool, FunctionTool)]
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
@@ -388,54 +383,44 @@ class ResponsesRequest(ConversationRequest):
             "reasoning": {"effort": self.thinking_wish().effort, "summary": None},
             "store": False,
             "temperature": self.temperature,
-            "text": {"format": described},
-            "tool_choice": choice.model_dump(exclude_none=True)
-            if isinstance(choice, ToolChoice)
-            else choice or "auto",
-            "tools": [
-                {"type": "function", **tool.function.model_dump()}
-                for tool in self.tools or ()
-                if isinstance(tool, FunctionTool)
-            ],
+            "text": {"format": text_format},
+            "tool_choice": choice,
+            "tools": [{"type": "function", **each.model_dump()} for each in functions],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": self.top_p,
             "truncation": "disabled",
         }
 
 
-# with the names and indices to the tool
+# A tool with the names and indices that lead to it from the request.
 PlacedTool = tuple[SchemaPath, FunctionTool | Namespace | Skipped]
 
 
 def _tool_key(path: SchemaPath, tool: FunctionTool | Namespace | Skipped) -> object:
-    """Return a key that is the same for functions of one name."""
+    """Return a key of a tool that is equal for functions of the same name only."""
     return tool.function.name if isinstance(tool, FunctionTool) else path
 
 
 def _add_to_answer(
     messages: list[dict[str, Any]], item: InputItem | CallItem | ThoughtItem
 ) -> None:
-    """Add an item of an earlier response to its message, the last one; thoughts begin a message."""
+    """Add an item of an earlier response to the assistant's message at the end of ``messages``.
+
+    Thoughts, and a text after a text or a call, begin a new message.
+    """
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if isinstance(item, ThoughtItem):
         thoughts = "".join(part.text for part in item.content or item.summary or ())
-        messages.append(
-            {
-                "role": "assistant",
-                "content": "",
-                "reasoning_content": thoughts,
-                "thinking": thoughts,
-            }
-        )
+        # Templates read thoughts under one of two names.
+        names = {"reasoning_content": thoughts, "thinking": thoughts}
+        messages.append({"role": "assistant", "content": "", **names})
     elif isinstance(item, CallItem):
         if last is None:
             last = {"role": "assistant", "content": ""}
             messages.append(last)
-        name = (
-            item.name
-            if item.namespace is None
-            else f"{item.namespace}{NAMESPACE_SEPARATOR}{item.name}"
-        )
+        name = item.name
+        if item.namespace is not None:
+            name = f"{item.namespace}{NAMESPACE_SEPARATOR}{name}"
         last.setdefault("tool_calls", []).append(tool_call(item.call_id, name, item.arguments))
     elif last is not None and not last["content"] and "tool_calls" not in last:
         last["content"] = item.to_template()["content"]

@@ -1,4 +1,4 @@
-"""Replies of ``/v1/responses``: items for thoughts, messages and calls, whole or as numbered events."""
+"""Replies of ``/v1/responses``: items of thoughts, messages and calls, whole or as events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pronk.server.protocol.responses import ResponsesRequest
 
 _ID_PREFIXES: Mapping[BlockKind, str] = {"thought": "rs", "text": "msg", "call": "fc"}
-# Names of the events with a part of the content, and with all of it.
+# Prefixes of the names of events: ``.delta`` has a part of the content, ``.done`` all of it.
 _EVENTS: Mapping[BlockKind, str] = {
     "thought": "response.reasoning_text",
     "text": "response.output_text",
@@ -28,7 +28,7 @@ _EVENTS: Mapping[BlockKind, str] = {
 
 @dataclass
 class ResponsesReply(AnswerReply):
-    """Builder of the replies of ``/v1/responses``.
+    """Builder of the reply to a request of ``/v1/responses``, whole or as numbered events.
 
     Each block of the answer is an item of the output.
     """
@@ -41,17 +41,17 @@ class ResponsesReply(AnswerReply):
         self._numbers = count()
         self._namespaces = self.request.namespaces()
         (self._parser,) = self.parsers
-        self._empty = Block("text", 0)  # the only block of an empty answer that may have had others
+        self._empty = Block("text", 0)  # block of an answer without any
         self._open: Block | None = None  # block whose item is not closed yet
-        # number of a block to the number of its log-probabilities that were sent
+        # Number of log-probabilities of a block that were sent, by number of the block.
         self._num_sent: dict[int, int] = {}
 
     def start(self) -> list[dict[str, Any]]:
         """Return the events that open the response and, if the answer is a text, its message."""
         response = self._response("in_progress", [])
         events = [
-            self._event(f"response.{state}", response=response)
-            for state in ("created", "in_progress")
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
         ]
         if not self.has_blocks:
             (self._open,) = self._parser.blocks
@@ -67,32 +67,28 @@ class ResponsesReply(AnswerReply):
             self._open = block
             if content:
                 events.append(self._delta(block, content))
-        if not self.has_blocks and len(events) == 0:
-            # for the log-probabilities of tokens without text
+        if not self.has_blocks and not events:
+            # Tokens without text need an event for their log-probabilities.
             events.append(self._delta(self._parser.blocks[0], ""))
         return events
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the events that close the last item and the response."""
         whole = self.whole(done)
-        events = []
-        if self._open is None:  # an empty answer that may have had thoughts or calls
+        events = list[dict[str, Any]]()
+        if self._open is None:  # the answer has no block
             self._open = self._empty
-            events = [*self._opened(self._empty)]
-        return [
-            *events,
-            *self._closed(whole["status"]),
-            self._event(f"response.{whole['status']}", response=whole),
-        ]
+            events += self._opened(self._empty)
+        events += self._closed(whole["status"])
+        events.append(self._event(f"response.{whole['status']}", response=whole))
+        return events
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
         (completion,) = done
         status = "incomplete" if completion.finish_reason == "length" else "completed"
-        blocks = self._parser.blocks or [self._empty]
+        *earlier, last = self._parser.blocks or [self._empty]
         # Only the last item of an answer can be incomplete.
-        items = [
-            self._item(block, status if block is blocks[-1] else "completed") for block in blocks
-        ]
+        items = [*(self._item(block, "completed") for block in earlier), self._item(last, status)]
         counts = usage(done, 1, self._parser.num_thought_tokens)
         whole = self._response(status, items)
         whole["usage"] = {
@@ -106,6 +102,7 @@ class ResponsesReply(AnswerReply):
         return whole
 
     def _response(self, status: str, output: list[Any]) -> dict[str, Any]:
+        is_incomplete = status == "incomplete"
         return {
             "id": f"resp_{self._id}",
             "object": "response",
@@ -114,9 +111,7 @@ class ResponsesReply(AnswerReply):
             **self.request.described(),
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"}
-            if status == "incomplete"
-            else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_incomplete else None,
             "output": output,
             "usage": None,
         }

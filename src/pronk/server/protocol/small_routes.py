@@ -1,4 +1,4 @@
-"""Bodies of ``/tokenize``, ``/detokenize``, ``/v1/embeddings`` and ``/v1/moderations``."""
+"""Requests of ``/tokenize``, ``/detokenize``, ``/v1/embeddings`` and ``/v1/moderations``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pronk.server.settings import RequestLimits
 
 
 class TokenizeRequest(ChatRequest):
-    """Body of ``/tokenize``: either ``prompt``, or a conversation as in ``/v1/chat/completions``."""
+    """Body of ``/tokenize``: either ``prompt``, or a conversation as for chat completions."""
 
     places: ClassVar[Sequence[str]] = ("text", "chat", "tokenize")
     meaningful: ClassVar = {**ChatRequest.meaningful, "prompt": ""}
@@ -37,14 +37,13 @@ class TokenizeRequest(ChatRequest):
 
     def check(self, limits: RequestLimits) -> None:
         if (self.prompt is None) == (not self.messages):
-            raise refuse(
-                "prompt", "expected either prompt or messages, found both or none; send one of them"
-            )
+            problem = "expected either prompt or messages, found both or none; send one of them"
+            raise refuse("prompt", problem)
         if self.messages:
             super().check(limits)
 
     def check_beginning(self) -> None:
-        """Raise ``ApiError`` if the request continues an answer that the conversation does not end with."""
+        """Raise ``ApiError`` if the request continues an answer, but the last message is none."""
         if self.continues_answer and self.messages[-1].role != "assistant":
             super().check_beginning()
 
@@ -73,25 +72,36 @@ class EmbeddingRequest(RequestBody):
     )
 
     def check(self, limits: RequestLimits, hidden_size: int) -> None:
-        """Raise ``ApiError`` if the input is empty or beyond the limits, or the model has fewer dimensions."""
+        """Check the request against the limits and the model's number of dimensions.
+
+        Raises:
+            ApiError: the input is empty or beyond the limits, or ``dimensions`` is too large.
+        """
         prompts = list_prompts(self.input)
         if not 1 <= len(prompts) <= limits.embeddings:
             raise refuse("input", f"expected 1..{limits.embeddings} texts, found {len(prompts)}")
         if not all(prompts):
-            raise refuse(
-                "input", "expected texts of at least one token, found an empty one; leave it out"
-            )
+            problem = "expected texts of at least one token, found an empty one; leave it out"
+            raise refuse("input", problem)
         if self.dimensions is not None and self.dimensions > hidden_size:
             raise refuse("dimensions", f"expected at most {hidden_size}, found {self.dimensions}")
 
     def reply(self, model: str, vectors: Sequence[Array], num_tokens: int) -> dict[str, Any]:
-        """Return the reply; in base64, a vector is its little-endian float32 numbers."""
+        """Return the reply with the embeddings of all texts.
+
+        Args:
+            model: name of the model.
+            vectors: embedding of each text; in base64, its numbers are little-endian float32.
+            num_tokens: number of tokens of all texts.
+        """
+        encoded = [self._encode(vector) for vector in vectors]
+        data = [
+            {"object": "embedding", "index": index, "embedding": each}
+            for index, each in enumerate(encoded)
+        ]
         return {
             "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": self._encode(vector)}
-                for index, vector in enumerate(vectors)
-            ],
+            "data": data,
             "model": model,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
@@ -116,18 +126,17 @@ class ModerationRequest(RequestBody):
 
 
 def moderation(model: str, results: Sequence[tuple[dict[str, float], bool]]) -> dict[str, Any]:
-    """Return the reply of ``/v1/moderations`` for the :meth:`ModerationPrompt.scores` of each text."""
-    return {
-        "id": f"modr-{uuid4().hex}",
-        "model": model,
-        "results": [
-            {
-                "flagged": flag,
-                "categories": {
-                    name: flag and value == max(scores.values()) for name, value in scores.items()
-                },
-                "category_scores": scores,
-            }
-            for scores, flag in results
-        ],
-    }
+    """Return the reply of ``/v1/moderations``.
+
+    The category of a flagged text is the one with the highest score.
+
+    Args:
+        model: name of the model.
+        results: scores of each text, and whether it is flagged (:meth:`ModerationPrompt.scores`).
+    """
+    entries = list[dict[str, Any]]()
+    for scores, flagged in results:
+        highest = max(scores.values(), default=0.0)
+        categories = {name: flagged and score == highest for name, score in scores.items()}
+        entries.append({"flagged": flagged, "categories": categories, "category_scores": scores})
+    return {"id": f"modr-{uuid4().hex}", "model": model, "results": entries}

@@ -1,4 +1,4 @@
-"""Fields that ask for thinking: switches, efforts and budgets of several APIs, read as one value."""
+"""Fields that ask for thinking: switches, efforts and budgets of several APIs, joined to one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SWITCHES = {**dict.fromkeys(_ON, True), **dict.fromkeys(_OFF, False)}
 
 
 def _read_number(value: Any) -> Any:
-    """Return the switch that 0 or 1 means.
+    """Return ``False`` for 0, ``True`` for 1, and any other number as a word.
 
-    Another number becomes a word, which no model follows.
+    No model follows such a word.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return bool(value) if value in (0, 1) else f"{value:g}"
 
 
-# A switch or an effort of thinking: true, "off", "high". It is a hint, so any word and any number
-# is accepted.
+# A switch or an effort of thinking: true, "off", "high". Any word and any number is accepted,
+# because the field is a hint.
 ThinkingHint = Annotated[
     bool | Annotated[Text, Field(max_length=64)], BeforeValidator(_read_number)
 ]
@@ -45,19 +45,16 @@ class Thinking:
     """Switch, effort and budget of thinking that a field of a request asks for.
 
     ``None`` leaves the choice to the model's chat template.
-
-    ``effort`` is one of ``EFFORTS`` or an unknown word, which is ignored. ``field`` names the field
-    that asks.
     """
 
-    effort: str | None = None
+    effort: str | None = None  # one of ``EFFORTS``, or an unknown word, which is ignored
     enabled: bool | None = None
     budget: int | None = None  # maximum number of tokens of thoughts
-    field: str = "thinking"
+    field: str = "thinking"  # name of the field
 
     @classmethod
     def of_hint(cls, field: str, hint: bool | str | None) -> Thinking:
-        """Return the wish of a field with a switch (``True``, ``"off"``) or an effort (``"high"``)."""
+        """Return what a field asks by a switch (``True``, ``"off"``) or an effort (``"high"``)."""
         if hint is None or isinstance(hint, bool):
             return cls(enabled=hint, field=field)
         word = hint.strip().lower()
@@ -72,8 +69,9 @@ class Thinking:
 
     @property
     def values(self) -> tuple[str | None, bool | None, int | None]:
-        """Effort, if any model follows it, switch and budget."""
-        has_effort = self.effort in EFFORTS and self.effort != "none"  # which is a switch
+        """Effort, switch and budget; the effort is ``None`` if no model follows it."""
+        is_switch = self.effort == "none"
+        has_effort = self.effort in EFFORTS and not is_switch
         return self.effort if has_effort else None, self.enabled, self.budget
 
     @property
@@ -82,11 +80,14 @@ class Thinking:
         return self.enabled is False and self.effort != "none"
 
     def template_options(self) -> dict[str, Any]:
-        """Return variables of the chat template."""
+        """Return the variables of chat templates for the effort and the switch."""
         return thinking_options(self.effort if self.effort in EFFORTS else None, self.enabled)
 
     def report(self, answers: AnswerFormat) -> Iterator[str]:
-        """Yield the name of the field if the model cannot follow it, with the effort that it follows instead."""
+        """Yield the name of the field if the model cannot follow the field.
+
+        If the model follows another effort, its name comes after the field's: ``think (as high)``.
+        """
         if self.effort is None:
             if self.enabled and answers.reasoning is None:
                 yield self.field
@@ -97,32 +98,33 @@ class Thinking:
 
 
 def join_wishes(wishes: Sequence[Thinking]) -> Thinking:
-    """Return the wish of several fields together; raise ``ApiError`` if two contradict each other.
+    """Return what several fields together ask of thinking.
 
-    An effort contradicts no switch: clients send the effort of their settings although thinking is
-    off.
+    An effort contradicts no switch, because clients send the effort of their settings even if
+    thinking is off.
+
+    Raises:
+        ApiError: two fields contradict each other.
     """
     asking = [wish for wish in wishes if wish.asks]
     for first, second in combinations(asking, 2):
         for value, other in zip(first.values, second.values, strict=True):
             if None not in (value, other) and value != other:
-                expected = (
-                    f"expected the same wish about thinking as {first.field}, found another one"
-                )
-                raise refuse(second.field, f"{expected}; leave {first.field} or {second.field} out")
+                expected = f"expected the same wish about thinking as {first.field}"
+                advice = f"leave {first.field} or {second.field} out"
+                raise refuse(second.field, f"{expected}, found another one; {advice}")
+    efforts = [wish for wish in asking if wish.effort is not None]
+    named = [*efforts, *asking]  # the report names the field of the effort
     return Thinking(
-        effort=next((wish.effort for wish in asking if wish.effort is not None), None),
+        effort=efforts[0].effort if efforts else None,
         enabled=next((wish.enabled for wish in asking if wish.enabled is not None), None),
         budget=next((wish.budget for wish in asking if wish.budget is not None), None),
-        field=next(
-            (wish.field for wish in sorted(asking, key=lambda wish: wish.effort is None)),
-            "thinking",
-        ),
+        field=named[0].field if named else "thinking",
     )
 
 
 class ThinkingConfig(Record):
-    """``thinking`` of Anthropic's API: off, or on with or without a budget in tokens."""
+    """Field ``thinking`` of Anthropic's API: off, or on with or without a budget in tokens."""
 
     type: Text = Field("enabled", max_length=64)  # "disabled", or a kind of thinking
     budget_tokens: ThinkingBudget = None
@@ -136,9 +138,9 @@ class ThinkingConfig(Record):
 
 
 class ReasoningOptions(Record):
-    """``reasoning`` of ``/v1/responses``, and of OpenRouter's chats.
+    """Field ``reasoning`` of ``/v1/responses``, and of chats in OpenRouter's API.
 
-    Thoughts are returned as they are: a summary is not made, and an exclusion is ignored.
+    Thoughts are returned as the model writes them: ``summary`` and ``exclude`` are ignored.
     """
 
     effort: ThinkingHint | None = None
@@ -157,7 +159,7 @@ class ReasoningOptions(Record):
 def wishes_of(
     field: str, value: ThinkingConfig | ReasoningOptions | bool | str | None
 ) -> list[Thinking]:
-    """Return what a field asks of thinking, which is an object, a switch or an effort."""
+    """Return what a field asks of thinking; its value is an object, a switch or an effort."""
     if isinstance(value, (ThinkingConfig, ReasoningOptions)):
         return value.wishes()
     return [Thinking.of_hint(field, value)]

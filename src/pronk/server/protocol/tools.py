@@ -1,4 +1,4 @@
-"""Tools of a request, and the earlier calls in its messages."""
+"""Tools of a request, the choice among them, and the earlier calls in its messages."""
 
 from __future__ import annotations
 
@@ -24,44 +24,47 @@ from pronk.server.protocol.unions import OneOf, type_of
 from pronk.serving import MAX_SIZE
 from pronk.text import TOOL_NAME, Relaxed, not_followed, relax_arguments, relax_tools
 
-# maximum number of tools in one request; OpenAI's API has 128, but agents with MCP servers send
-# more
+# Maximum number of tools in one request. OpenAI's API allows 128, but agents with MCP servers send
+# more.
 MAX_TOOLS = 1024
 NAMESPACE_SEPARATOR = "__"  # between a namespace and a function in the name that the model sees
 SchemaPath = tuple[str | int, ...]  # names and indices from the request to the schema of a tool
-# number of texts, lists and objects in the arguments of an earlier call, which are a text
+# Maximum number of texts, lists and objects in the JSON text of an earlier call's arguments.
 _MAX_VALUES = 2**16
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
-# half of a pair, as a character or as an escape
+# Half of a surrogate pair, as a character or as an escape.
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 
 
 def complete_arguments(value: Any) -> Any:
-    """Return the arguments of an earlier call as the JSON text of an object, which chat templates need.
+    """Return the arguments of an earlier call as the JSON text of an object.
 
-    Models and clients also write other things: ``max_tokens`` may end the text anywhere within the
-    object, so the strings, lists and objects that are open are closed, and a key or a number
-    without its end is left out. NaN, which JSON does not have, becomes null. ``"null"`` and ``[]``
-    become ``{}``; any other text or list becomes the object ``{"arguments": …}``. A blank text
-    stays; chat templates get ``{}`` for it.
+    Chat templates need an object, but models and clients also write other things:
+
+    - A text that ``max_tokens`` has cut: open strings, lists and objects are closed, and a key or
+      a number without its end is left out.
+    - NaN, which JSON does not have, becomes null.
+    - ``"null"`` and ``[]`` become ``{}``.
+    - Any other text or list becomes the object ``{"arguments": …}``.
+    - A blank text stays; chat templates get ``{}`` for it.
+
+    Raises:
+        ValueError: the text has more than ``_MAX_VALUES`` texts, lists and objects.
     """
     if not isinstance(value, (str, list, dict)):
-        return value  # refused: no API has numbers and booleans as arguments
-    if isinstance(value, str) and not value.strip():
-        return value
-    if isinstance(value, str) and has_more_values(value.encode("utf-8", "replace"), _MAX_VALUES):
-        msg = f"expected at most {_MAX_VALUES} texts, lists and objects, found more; send less"
-        raise ValueError(msg)
-    found, is_json = _parse(value) if isinstance(value, str) else (value, False)
-    if (
-        isinstance(value, str)
-        and isinstance(found, dict)
-        and is_json
-        and not _SURROGATE.search(value)
-    ):
-        return value  # the text that the model wrote
+        return value  # refused later: no API has numbers or booleans as arguments
+    found = value
+    if isinstance(value, str):
+        if not value.strip():
+            return value
+        if has_more_values(value.encode("utf-8", "replace"), _MAX_VALUES):
+            msg = f"expected at most {_MAX_VALUES} texts, lists and objects, found more; send less"
+            raise ValueError(msg)
+        found, is_json = _parse(value)
+        if is_json and isinstance(found, dict) and not _SURROGATE.search(value):
+            return value  # the text that the model wrote
     if not isinstance(found, dict):
         found = {} if found is None or found in EMPTY else {"arguments": found}
     # Clients cut texts between the halves of a surrogate pair; a half becomes U+FFFD.
@@ -70,9 +73,9 @@ def complete_arguments(value: Any) -> Any:
 
 
 def _parse(text: str) -> tuple[Any, bool]:
-    """Return the value of a JSON text that may end early, and whether it is complete JSON without NaN.
+    """Return the value of a JSON text that may end early, and whether the text is complete.
 
-    The value of another text is the text itself.
+    A text with NaN does not count as complete. The value of a text that is no JSON is the text.
     """
     with suppress(ValueError, RecursionError):
         return parse_json(text, parse_constant=int), True  # int("NaN") raises ValueError
@@ -90,7 +93,7 @@ Arguments = Annotated[Text, BeforeValidator(complete_arguments)]
 
 
 class FunctionCall(Record):
-    """Name and arguments of a call."""
+    """Field ``function`` of a tool call: its name and arguments."""
 
     name: Text = Field(max_length=256)
     arguments: Arguments = "{}"
@@ -99,24 +102,26 @@ class FunctionCall(Record):
 class ToolCall(Record):
     """Tool call in an earlier message of the assistant."""
 
-    # "": the next result without an id is that of this call
+    # The next result without an id belongs to a call without an id.
     id: Text = Field("", max_length=MAX_ID)
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class SkippedCall(Skipped):
-    """Call of a tool that this server does not use; its result is skipped, too."""
+    """Call of a tool that this server does not use; the result of the call is skipped, too."""
 
     id: Text = Field("", max_length=MAX_ID)
 
 
 def _read_schema(value: Any) -> Any:
     """Return a schema as an object: ``true`` allows any arguments, ``false`` none."""
-    return ({} if value else None) if isinstance(value, bool) else value
+    if not isinstance(value, bool):
+        return value
+    return {} if value else None
 
 
-# Schema of arguments, an object or a boolean.
+# JSON schema of the arguments of a function: an object or a boolean.
 Parameters = Annotated[dict[str, Any] | None, BeforeValidator(_read_schema)]
 
 
@@ -138,10 +143,8 @@ class Function(Record):
     def to_template(self) -> dict[str, Any]:
         """Return the tool as a dict for chat templates."""
         values = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {
-            "type": "function",
-            "function": {name: value for name, value in values.items() if value is not None},
-        }
+        given = {name: value for name, value in values.items() if value is not None}
+        return {"type": "function", "function": given}
 
 
 class FunctionTool(Record):
@@ -152,32 +155,27 @@ class FunctionTool(Record):
 
     @classmethod
     def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Read the flat forms of other APIs, such as ``{"name": "f", "input_schema": {…}}``."""
+        """Convert the flat forms of other APIs, such as ``{"name": "f", "input_schema": {…}}``."""
         if "function" in value or "name" not in value:
             return value
-        return {
-            "type": "function",
-            "function": {name: each for name, each in value.items() if name != "type"},
-        }
+        function = {name: each for name, each in value.items() if name != "type"}
+        return {"type": "function", "function": function}
 
     @property
     def schema_path(self) -> tuple[str, ...]:
-        """Names from the tool, as the client wrote it, to the schema of its arguments."""
+        """Names that lead from the tool to the schema of its arguments, as the client wrote it."""
         schema = self.function.written("parameters")
         return ("function", schema) if "function" in self._given else (schema,)
 
 
 class FunctionName(Record):
-    """Name of a function."""
+    """Field ``function`` of ``tool_choice``: the name of a function."""
 
     name: Text
 
 
 def tool_class(tool: Mapping[str, Any]) -> type[Record]:
-    """Return the class of a tool.
-
-    One of another type is skipped, and so is a name that calls cannot have.
-    """
+    """Return the class of a tool: ``Skipped`` for other tools than functions with a usable name."""
     if (type_of(tool) or "function") != "function":
         return Skipped
     function = tool.get("function", tool)
@@ -187,7 +185,7 @@ def tool_class(tool: Mapping[str, Any]) -> type[Record]:
 
 
 def _call_class(call: Mapping[str, Any]) -> type[Record]:
-    """Return the class of a call; that of a tool that is no function is skipped."""
+    """Return the class of a call: ``SkippedCall`` for a call of a tool that is no function."""
     return ToolCall if (type_of(call) or "function") == "function" else SkippedCall
 
 
@@ -196,14 +194,14 @@ AnyToolCall = Annotated[ToolCall | SkippedCall, OneOf(_call_class)]
 
 
 class AllowedTools(Record):
-    """Functions that the answer may call: those of the request whose names are in ``tools``."""
+    """Field ``allowed_tools`` of ``tool_choice``: the functions that the answer may call."""
 
     mode: Literal["auto", "required"]
     tools: list[dict[str, Any]]
 
 
 class ToolChoice(Record):
-    """``tool_choice`` as an object: a mode, a function to call, or some of the functions.
+    """Field ``tool_choice`` as an object: a mode, a function to call, or some of the functions.
 
     ``{"type": "function", "function": {"name": "f"}}`` is OpenAI's form in chats, ``{"type":
     "function", "name": "f"}`` that of ``/v1/responses``, and ``{"type": "tool", "name": "f"}``
@@ -230,11 +228,11 @@ class ToolUse:
     functions: Sequence[Function] = ()
     choice: Literal["none", "auto", "required"] = "auto"
     name: str | None = None  # name of the tool that the answer must call, exactly once
-    # whether the answer may have several calls, if the request says so
+    # Whether the answer may have several calls; None if the request does not say.
     parallel: bool | None = None
-    # names of the tools that the answer may call; None: all of them
+    # Names of the tools that the answer may call; None means all of them.
     only: Collection[str] | None = None
-    # place of each function's schema in the request, for error messages
+    # Place of each function's schema in the request, for error messages.
     schemas_at: Sequence[SchemaPath] = ()
     skipped: Sequence[Skipped] = ()  # tools that this server does not use
 
@@ -247,7 +245,7 @@ class ToolUse:
         parallel: bool | None = None,
         skipped: Sequence[Skipped] = (),
     ) -> ToolUse:
-        """Read ``tool_choice``.
+        """Make the value from the fields of a request.
 
         Args:
             offered: each function with the place of its schema in the request.
@@ -255,8 +253,9 @@ class ToolUse:
             parallel: field ``parallel_tool_calls``.
             skipped: tools that the server does not use.
 
-        Raises ``ApiError`` if the choice names a tool that the server does not have, or contradicts
-        ``parallel``.
+        Raises:
+            ApiError: the choice names a tool that the server does not use, is of an unknown type,
+                or contradicts ``parallel``.
         """
         pairs = [*offered]
         functions = [function for _, function in pairs]
@@ -269,37 +268,28 @@ class ToolUse:
             return cls(**tools, choice=_MODES[choice or "auto"], parallel=parallel)
         disabled = choice.disable_parallel_tool_use
         if None not in (parallel, disabled) and parallel == disabled:
-            expected = (
-                f"expected {json.dumps(not disabled)}, as tool_choice.disable_parallel_tool_use "
-                "says"
-            )
-            raise refuse(
-                "parallel_tool_calls", f"{expected}, found {json.dumps(parallel)}; leave one out"
-            )
+            source = "tool_choice.disable_parallel_tool_use"
+            expected = f"expected {json.dumps(not disabled)}, as {source} says"
+            found = f"found {json.dumps(parallel)}; leave one out"
+            raise refuse("parallel_tool_calls", f"{expected}, {found}")
         tools["parallel"] = parallel if disabled is None else not disabled
         if choice.type in _MODES:
             return cls(**tools, choice=_MODES[choice.type])
         if choice.type == "allowed_tools":
             allowed = choice.allowed_tools or choice
-            names = [
-                _tool_name(each)
-                for each in allowed.tools or ()
-                if each.get("type", "function") == "function"
-            ]
+            names = _function_names(allowed.tools or ())
             return cls(**tools, choice=_MODES[allowed.mode or "auto"], only=names)
         inner_name = None if choice.function is None else choice.function.name
         name = inner_name or choice.name
         if None not in (choice.name, inner_name) and choice.name != inner_name:
-            expected = (
-                f"expected name and function.name to be the same, found {choice.name!r:.40} and "
-                f"{name!r:.40}"
-            )
-            raise refuse("tool_choice", f"{expected}; leave one out")
+            found = f"{choice.name!r:.40} and {name!r:.40}"
+            problem = f"expected name and function.name to be the same, found {found}"
+            raise refuse("tool_choice", f"{problem}; leave one out")
         if name is not None and choice.namespace is not None:
             name = f"{choice.namespace}{NAMESPACE_SEPARATOR}{name}"
         if choice.type in ("function", "tool") and name is not None:
             return cls(**tools, choice="required", name=name)
-        if any(choice.type == tool.type for tool in skipped):
+        if any(choice.type == each.type for each in skipped):
             raise _skipped_choice(choice.type)
         expected = "expected 'auto', 'none', 'required', or the type 'function' with a name"
         raise unsupported("tool_choice", f"{expected}, found the type {choice.type!r:.40}")
@@ -326,39 +316,40 @@ class ToolUse:
         return self.allows_text if self.parallel is None else self.parallel
 
     def check(self) -> None:
-        """Raise ``ApiError`` if tools are too large or have one name, or the chosen one does not exist."""
+        """Check the tools and the choice among them.
+
+        Raises:
+            ApiError: there are too many tools, two have the same name, they are too large, or the
+                chosen tool does not exist.
+        """
         check_max("tools", len(self.functions), MAX_TOOLS)
         counts = Counter(function.name for function in self.functions)
         names = [*counts]
         duplicate = next((name for name, count in counts.items() if count > 1), None)
         if duplicate is not None:
             raise refuse("tools", f"expected distinct names, found {duplicate!r} twice; rename one")
-        size = len(
-            json.dumps([function.to_template() for function in self.functions], ensure_ascii=False)
-        )
+        templates = [function.to_template() for function in self.functions]
+        size = len(json.dumps(templates, ensure_ascii=False))
         if size > MAX_SIZE:
-            raise refuse(
-                "tools", f"expected at most {MAX_SIZE} characters, found {size}; make them smaller"
-            )
-        unknown = next(
-            (name for name in (self.name, *(self.only or ())) if name not in (None, *names)), None
-        )
+            problem = f"expected at most {MAX_SIZE} characters, found {size}; make them smaller"
+            raise refuse("tools", problem)
+        chosen = (self.name, *(self.only or ()))
+        unknown = next((name for name in chosen if name not in (None, *names)), None)
         if unknown is not None:
             if any(unknown == tool.name_of_tool for tool in self.skipped):
                 raise _skipped_choice(unknown)
             raise refuse("tool_choice", f"expected the name of one of the tools, found {unknown!r}")
         if not self.allows_text and not self.allowed_names:
-            found = (
-                "only tools that this server skips; add functions"
-                if self.skipped
-                else "none; add tools"
-            )
+            found = "none; add tools"
+            if self.skipped:
+                found = "only tools that this server skips; add functions"
             raise refuse("tool_choice", f"expected tools with 'required', found {found}")
 
     def template_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools as dicts for chat templates; ``None`` if the answer may not call tools.
 
-        Raises ``ApiError`` if a schema is invalid.
+        Raises:
+            ApiError: a schema is invalid.
         """
         if not self.allowed_names:
             return None
@@ -366,55 +357,58 @@ class ToolUse:
         return [function.to_template() for function in self.functions]
 
     def schemas(self) -> Mapping[str, str]:
-        """Return the schema of each allowed tool, as far as a grammar can enforce it.
+        """Return the JSON text of each allowed tool's schema, as far as a grammar can enforce it.
 
-        Raises ``ApiError`` if the schema of any tool allows no object.
+        Raises:
+            ApiError: the schema of any tool allows no object.
         """
-        relaxed = {
-            function.name: each.schema
-            for function, each in zip(self.functions, self._relaxed, strict=True)
-        }
+        relaxed = dict[str, Any]()
+        for function, each in zip(self.functions, self._relaxed, strict=True):
+            relaxed[function.name] = each.schema
         return {name: json.dumps(relaxed[name], ensure_ascii=False) for name in self.allowed_names}
 
     def not_enforced(self, *, python_syntax: bool = False) -> list[str]:
-        """Return the keywords that calls need not follow, such as ``tools[0].function.parameters.not``.
+        """Return the paths of the keywords in schemas that calls need not follow.
+
+        For example ``tools[0].function.parameters.not``.
 
         Args:
             python_syntax: whether the model writes calls in Python's syntax
                 (``ToolDialect.has_keywords``), in which fewer keywords are enforced.
 
-        Raises ``ApiError`` if the schema of any tool allows no object.
+        Raises:
+            ApiError: the schema of any tool allows no object.
         """
         fields = list[str]()
         allowed = {*self.allowed_names}
-        for path, function, relaxed in zip(
-            self._places(), self.functions, self._relaxed, strict=True
-        ):
+        tools = zip(self._places(), self.functions, self._relaxed, strict=True)
+        for path, function, relaxed in tools:
             if function.name not in allowed:
                 continue
-            keywords = [*relaxed.dropped, *(not_followed(relaxed.schema) if python_syntax else [])]
-            fields += [
-                join_path((*path, keyword) if keyword else path)
-                for keyword in dict.fromkeys(keywords)
-            ]
+            keywords = [*relaxed.dropped]
+            if python_syntax:
+                keywords += not_followed(relaxed.schema)
+            for keyword in dict.fromkeys(keywords):
+                fields.append(join_path((*path, keyword) if keyword else path))
         return fields
 
     def _places(self) -> Sequence[SchemaPath]:
         """Return the place of each function's schema in the request."""
-        return self.schemas_at or [
-            ("tools", n, "function", "parameters") for n in range(len(self.functions))
-        ]
+        if self.schemas_at:
+            return self.schemas_at
+        numbers = range(len(self.functions))
+        return [("tools", number, "function", "parameters") for number in numbers]
 
     @cached_property
     def _relaxed(self) -> Sequence[Relaxed]:
-        """Relaxed schema of each function."""
+        """Schema of each function as far as a grammar can enforce it, and the dropped keywords."""
         try:
             return relax_tools([function.parameters for function in self.functions])
         except OptionError as error:
             raise self._schema_error() or error from error
 
     def _schema_error(self) -> ApiError | None:
-        """Return the error of the first function whose schema is invalid."""
+        """Return the error of the first function with an invalid schema, or ``None``."""
         for path, function in zip(self._places(), self.functions, strict=True):
             try:
                 relax_arguments(function.parameters)
@@ -435,9 +429,8 @@ def _skipped_choice(name: str) -> ApiError:
 
 def join_path(path: SchemaPath) -> str:
     """Return ``tools[0].function.parameters`` for ``("tools", 0, "function", "parameters")``."""
-    return "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
-    ).removeprefix(".")
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
+    return "".join(parts).removeprefix(".")
 
 
 _MODES: Mapping[str, Literal["none", "auto", "required"]] = {
@@ -448,12 +441,17 @@ _MODES: Mapping[str, Literal["none", "auto", "required"]] = {
 }
 
 
-def _tool_name(tool: Mapping[str, Any]) -> str:
-    """Return the name of a function in ``allowed_tools``, which has the form of chats or of responses."""
-    function = tool.get("function")
-    return str(function.get("name") if isinstance(function, Mapping) else tool.get("name"))
+def _function_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of functions in ``allowed_tools``, in the form of chats or of responses."""
+    names = list[str]()
+    for tool in tools:
+        if tool.get("type", "function") == "function":
+            function = tool.get("function")
+            named = function if isinstance(function, Mapping) else tool
+            names.append(str(named.get("name")))
+    return names
 
 
 def tool_call(ident: str | None, name: str | None, arguments: str) -> dict[str, Any]:
-    """Return a call of ``/v1/chat/completions``, which is also the format of chat templates."""
+    """Return a tool call in the form of ``/v1/chat/completions`` and of chat templates."""
     return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,4 +1,4 @@
-"""Fields that have one of several classes of objects, which the object itself tells."""
+"""Unions of classes for a field of a request, of which the value itself selects one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pydantic_core import CoreSchema, core_schema
 class OneOf:
     """Annotation of a union of classes: ``Annotated[A | B, OneOf(choose)]``.
 
-    ``choose`` returns the class of an object of a request. An error is then about the fields of
-    this class alone. Other values than objects are validated as the first class, whose error says
-    that it expects an object.
+    ``choose`` returns the class of a JSON object, so that an error is about the fields of this
+    class alone. Values that are no objects are validated as the first class, whose error says that
+    it expects an object.
     """
 
     choose: Callable[[Mapping[str, Any]], type]
@@ -42,7 +42,7 @@ def type_of(value: Mapping[str, Any]) -> str | None:
 
 
 def as_typed(value: Any) -> Any:
-    """Return the object that a text stands for: ``{"type": "json_object"}`` for ``"json_object"``."""
+    """Return ``{"type": "json_object"}`` for ``"json_object"``, and other values unchanged."""
     return {"type": value} if isinstance(value, str) else value
 
 

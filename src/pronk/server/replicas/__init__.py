@@ -1,4 +1,4 @@
-"""Replicas of a model on Ray, behind one server. Each replica has the whole model."""
+"""Replicas of a model in processes of Ray, behind one server; each replica has the whole model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from secrets import token_hex
 
 
 def be_private() -> None:
-    """Restrict this process's Ray cluster to the loopback interface and to clients with a random token.
+    """Restrict the Ray cluster of this process to the loopback interface, with a random token.
 
     By default Ray listens on every interface and executes the code that any client sends. Ray reads
-    its environment when it is imported, and its processes inherit the environment of this one. The
-    token stays the same for the life of the process, because Ray caches it.
+    its environment variables when it is imported, and the processes of the cluster inherit them.
+    The token stays the same for the life of the process, because Ray caches the token.
 
     Raises:
         RuntimeError: Ray is imported already.
@@ -22,7 +22,7 @@ def be_private() -> None:
     if "ray" in sys.modules:
         msg = "expected be_private() before the import of Ray, found Ray imported; call it first"
         raise RuntimeError(msg)
-    # only the loopback interface; on Linux too
+    # With this value, Ray listens on the loopback interface only, on Linux too.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = token_hex(32)

@@ -1,11 +1,13 @@
-"""The servers and replicas of a model as an application of Ray Serve.
+r"""The servers and replicas of a model as an application of Ray Serve.
 
 ::
 
-    serve run pronk.server.replicas.application:app model=Qwen/Qwen3-0.6B replicas=4 cpus=8 api_key_file=keys.txt
+    serve run pronk.server.replicas.application:app \
+        model=Qwen/Qwen3-0.6B replicas=4 cpus=8 api_key_file=keys.txt
 
 In a config file of Ray Serve, the same options are the entries of ``args``. The application has two
-deployments: the servers, which receive the requests of clients, and the replicas, which generate.
+deployments: the servers, which receive the requests of clients, and the replicas, which generate
+the answers.
 """
 
 from __future__ import annotations
@@ -49,19 +51,19 @@ class ApplicationArgs(BaseModel):
     # Folder that exists on every machine, or Hub id. None means the default model, smollm2.
     model: str | None = None
     replicas: int = 1  # maximum number of replicas
-    # minimum number of replicas, to which low load reduces them; None means ``replicas``
+    # Number of replicas at low load; None means ``replicas``.
     least: int | None = None
     servers: int = 1  # number of server processes
     cpus: int = 1  # number of cores per replica
     resources: dict[str, float] = {}  # by name of a Ray resource, the amount a replica needs
-    # name of the model in requests; None means the name of the model's folder
+    # Name of the model in requests; None means the name of the model's folder.
     name: str | None = None
-    # file of API keys, one per line, read when the application is built
+    # File of API keys, one per line, read when the application is built.
     api_key_file: str | None = None
-    # whether ``api_key_file`` may be missing, so that every client is served
+    # Whether ``api_key_file`` may be missing, so that every client is served.
     open_to_all: bool = False
     drain: float = 60.0  # seconds for a stopping replica to finish its requests
-    # maximum number of samples in progress per server, and of requests per replica
+    # Maximum number of samples in progress per server, and of requests per replica.
     max_requests: int = 256
     options: dict[str, Any] = {}  # further options of pronk.LLM: drafter, weights, …
 
@@ -84,12 +86,11 @@ def app(args: ApplicationArgs) -> Any:
     limits = RequestLimits(requests=args.max_requests)
     plan = ReplicaPlan(
         options,
-        args.replicas,
-        args.least,
-        (),
-        limits.requests,
-        args.drain,
-        args.cpus,
+        replicas=args.replicas,
+        min_replicas=args.least,
+        max_requests=limits.requests,
+        drain=args.drain,
+        cpus=args.cpus,
         resources=args.resources,
     )
     keys = read_keys(Path(args.api_key_file)) if args.api_key_file else ()
@@ -104,14 +105,14 @@ def app(args: ApplicationArgs) -> Any:
 
 
 class _Server:
-    """Class that Ray Serve deploys as the servers; :class:`_AsgiApplication` answers their requests."""
+    """Class of the servers' deployment; :class:`_AsgiApplication` answers the requests."""
 
     def __init__(self, model: Any) -> None:
-        del model  # the replicas' deployment: Ray deploys it because it is an argument here
+        del model  # Ray starts the replicas' deployment because it is an argument here
 
 
 class _AsgiApplication:
-    """ASGI application that builds ``pronk serve`` at the first request, when the replicas are running."""
+    """ASGI application of ``pronk serve``, built at the first request, when the replicas run."""
 
     def __init__(self, settings: ServerSettings, model: str | None, drafter: str) -> None:
         self.settings = settings
@@ -121,12 +122,8 @@ class _AsgiApplication:
         self._building: asyncio.Future[ASGIApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an ASGI connection to ``pronk serve``.
-
-        Refuse it (HTTP 503) if no replica answers.
-        """
-        if scope["type"] == "lifespan":
-            # confirm the events; nothing has to be done for them
+        """Answer a request as ``pronk serve`` does, or with status 503 if no replica answers."""
+        if scope["type"] == "lifespan":  # ASGI requires a confirmation of both events
             for event in ("startup", "shutdown"):
                 await receive()
                 await send({"type": f"lifespan.{event}.complete"})
@@ -135,7 +132,7 @@ class _AsgiApplication:
             await Response('{"status": "ok"}', media_type="application/json")(scope, receive, send)
             return
         try:
-            # A probe of /ready gets its answer in time; the building goes on.
+            # A probe of /ready is answered in time, and the application is built further.
             wait = _READY_TIMEOUT if scope["path"] == "/ready" else None
             guard = await asyncio.wait_for(self._get_guard(), wait)
         except (PronkError, ReplicaLostError, RayError, RayServeException, TimeoutError) as error:
@@ -146,10 +143,7 @@ class _AsgiApplication:
         await guard(scope, receive, send)
 
     async def _get_guard(self) -> ASGIApp:
-        """Return ``pronk serve`` as an ASGI application.
-
-        Build it once, also for concurrent calls.
-        """
+        """Return the ASGI application of ``pronk serve``; concurrent calls build only one."""
         if self._guard is None:
             if self._building is None or self._building.done():
                 self._building = asyncio.ensure_future(self._build())
@@ -162,7 +156,7 @@ class _AsgiApplication:
         description = await asyncio.wait_for(replicas.about_async(), _INFO_TIMEOUT)
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, description)
         settings = self.settings
-        dispatcher = Dispatcher(
-            reader, replicas, max_requests=settings.limits.requests, shared=settings.is_shared
-        )
-        return Guard(make_app(ModelPool.of(Service(dispatcher, settings))), settings)
+        limit = settings.limits.requests
+        dispatcher = Dispatcher(reader, replicas, max_requests=limit, shared=settings.is_shared)
+        models = ModelPool.of(Service(dispatcher, settings))
+        return Guard(make_app(models), settings)

@@ -1,4 +1,4 @@
-"""Processing of batch files on replicas: Ray Data cuts a file into blocks of requests."""
+"""Processing of batch files on replicas: Ray Data divides a file into blocks of requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Rows = Mapping[str, NDArray[Any]]
 # ends with its last answer. With four blocks, 2 · max_batch requests, the engine's batch stays full
 # while the last answers are missing.
 _BLOCKS_PER_REPLICA = 4
-# maximum number of requests per Ray dataset; each dataset loads the model again
+# Maximum number of requests per Ray dataset. Each dataset loads the model again.
 _MAX_RUN_REQUESTS = 2**14
 _MAX_RESTARTS = 100  # maximum number of restarts of a replica after its process has ended
 
@@ -50,7 +50,7 @@ class BatchReplica:
     def __call__(self, rows: Rows) -> Rows:
         """Answer one block of requests.
 
-        Ray Data calls this from several threads, which share the engine.
+        Ray Data calls a replica from several threads, which share the engine.
         """
         columns = zip(rows["id"], rows["url"], rows["body"], strict=True)
         lines = [BatchLine(custom_id, url, json.loads(body)) for custom_id, url, body in columns]
@@ -64,10 +64,13 @@ class BatchReplica:
             # The engine has stopped. After the exit, Ray starts another replica, which answers the
             # whole block.
             os._exit(1)
+        ids = [line.custom_id for line in lines]
+        statuses = [int(status) for status, _ in answers]
+        bodies = [json.dumps(body, ensure_ascii=False) for _, body in answers]
         return {
-            "id": np.array([line.custom_id for line in lines], object),
-            "status": np.array([int(status) for status, _ in answers], np.int64),
-            "body": np.array([json.dumps(body, ensure_ascii=False) for _, body in answers], object),
+            "id": np.array(ids, object),
+            "status": np.array(statuses, np.int64),
+            "body": np.array(bodies, object),
         }
 
 
@@ -78,10 +81,17 @@ def run_on_replicas(
     answers: BatchOutput,
     progress: Callable[[], None] = lambda: None,
 ) -> int:
-    """Process a batch file on replicas; return the number of requests answered with an HTTP error.
+    """Answer the requests of a batch file on replicas.
 
-    ``lines`` are the requests of the file. Requests that ``answers`` already has are skipped, and
-    new answers are added to it. ``progress`` is called after each answer.
+    Args:
+        plan: number, resources and options of the replicas.
+        name: name of the model in requests.
+        lines: requests of the file; those with an answer are skipped.
+        answers: output file, with the answers of earlier runs.
+        progress: called after each new answer.
+
+    Returns:
+        Number of new answers with an HTTP status other than 200.
 
     Raises:
         OptionError: the cluster has too few cores.
@@ -94,7 +104,8 @@ def run_on_replicas(
     )
     check_cores(plan)
     context = DataContext.get_current()
-    context.enable_progress_bars = context.print_on_execution_start = False
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     num_errors = 0
     try:
@@ -113,14 +124,14 @@ def run_on_replicas(
 
 
 def _dataset(plan: ReplicaPlan, name: str, requests: list[dict[str, Any]]) -> Any:
-    """Return the dataset of the answers to ``requests``; iteration over it computes them."""
-    block_size = max(
-        1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(requests) / plan.replicas))
-    )
+    """Return the Ray dataset of the answers to requests; an iteration computes the answers."""
+    half_batch = int(plan.options.get("max_batch", 16)) // 2
+    per_replica = ceil(len(requests) / plan.replicas)
+    block_size = max(1, min(half_batch, per_replica))
+    num_blocks = ceil(len(requests) / block_size)
     with catch_warnings():
-        # max_restarts is deprecated, without a replacement
+        # Ray has deprecated max_restarts without a replacement.
         simplefilter("ignore", DeprecationWarning)
-        num_blocks = ceil(len(requests) / block_size)
         return ray.data.from_items(requests, override_num_blocks=num_blocks).map_batches(
             BatchReplica,
             fn_constructor_args=(dict(plan.options), name, plan.folder),

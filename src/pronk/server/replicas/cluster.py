@@ -37,15 +37,15 @@ _CONNECT_TIMEOUT = 5.0
 _LOAD_TIMEOUT = 1200.0  # for all replicas to load the model
 _STOP_TIMEOUT = 20.0  # for all replicas to stop, after the seconds of ``ReplicaPlan.drain``
 _POLL_INTERVAL = 0.2
-# for Ray to report the cores of stopped processes as free, which takes some seconds
+# Time in which Ray must report the cores of stopped processes as free, which takes some seconds.
 _FREE_CORES_TIMEOUT = 10.0
-# for Ray's calls of ``Replica.check_health``
+# Period and time limit of Ray's calls of ``Replica.check_health``.
 _HEALTH_PERIOD = 2.0
 _HEALTH_TIMEOUT = 10.0
-# after this time with more than ``_TARGET_REQUESTS`` per replica, Ray Serve adds replicas
+# Time with more than ``_TARGET_REQUESTS`` per replica, after which Ray Serve adds replicas.
 _UPSCALE_DELAY = 5.0
 
-# number of concurrent requests per replica; Ray Serve adds and removes replicas to reach it
+# Number of concurrent requests per replica that Ray Serve aims at by adding and removing replicas.
 _TARGET_REQUESTS = 8.0
 _CORE_TOLERANCE = 1e-4  # Ray rounds numbers of cores to multiples of this
 
@@ -57,17 +57,17 @@ class ReplicaPlan:
     options: Mapping[str, Any]  # arguments of pronk.LLM
     replicas: int  # maximum number of replicas
     min_replicas: int | None = None  # number of replicas at low load; None means no autoscaling
-    # drafters that requests may choose, besides the default in ``options``
+    # Drafters that requests may choose, besides the default in ``options``.
     extra_drafters: Sequence[str] = ()
     max_requests: int = 1024  # maximum number of concurrent requests per replica
-    # seconds for a stopping replica to finish its requests; other replicas resume unfinished ones
+    # Seconds for a stopping replica to finish its requests; other replicas resume unfinished ones.
     drain: float = 60.0
     cpus: float = 1.0  # number of cores per replica
-    # seconds with fewer than ``_TARGET_REQUESTS`` per replica until a replica is removed
+    # Seconds with fewer than ``_TARGET_REQUESTS`` per replica until a replica is removed.
     downscale_delay: float = 60.0
     # By name of a Ray resource, the amount that a replica needs.
     resources: Mapping[str, float] = field(default_factory=dict)
-    # working directory of the replicas, for relative paths
+    # Working directory of the replicas, for relative paths.
     folder: str = field(default_factory=os.getcwd)
     # Name of the Ray Serve application that the replicas delete when their server's process has
     # ended; None: they stay.
@@ -75,9 +75,10 @@ class ReplicaPlan:
 
 
 def connect(address: str | None, cpus: int) -> None:
-    """Connect to a cluster, or start one with ``cpus`` cores.
+    """Connect to the Ray cluster at an address, or start one with ``cpus`` cores for ``None``.
 
-    Raise ``OptionError`` if there is none.
+    Raises:
+        OptionError: there is no cluster at the address, or none can be started.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {
@@ -97,17 +98,15 @@ def connect(address: str | None, cpus: int) -> None:
             _check_reachable(address)
         ray.init("local" if address is None else address, **options)
     except (OSError, RuntimeError, ValueError) as error:
-        msg = (
-            f"ray-address: expected a Ray cluster at {address or 'this machine'}, found none: "
-            f"{cause_of(error)}"
-        )
+        place = address or "this machine"
+        msg = f"ray-address: expected a Ray cluster at {place}, found none: {cause_of(error)}"
         raise OptionError(msg) from error
 
 
 def _check_reachable(address: str) -> None:
-    """Raise ``OSError`` unless Ray answers at ``host:port`` in seconds.
+    """Raise ``OSError`` unless Ray answers at ``host:port`` in ``_CONNECT_TIMEOUT`` seconds.
 
-    ``ray.init`` waits for minutes.
+    ``ray.init`` itself would wait for minutes.
     """
     target = address.rpartition("://")[2]
     host, _, port = target.rpartition(":")
@@ -116,7 +115,7 @@ def _check_reachable(address: str) -> None:
     create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
     if "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
         return
-    # no proxy, like Ray itself
+    # Ray itself connects without a proxy, too.
     channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])
     try:
         grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
@@ -131,11 +130,14 @@ def model_deployment(plan: ReplicaPlan) -> Any:
     """Return a Ray Serve deployment, bound to its arguments but not started, that runs ``plan``."""
     num_replicas: dict[str, Any] = {"num_replicas": plan.replicas}
     if plan.min_replicas is not None and plan.min_replicas < plan.replicas:
-        limits = {"min_replicas": plan.min_replicas, "max_replicas": plan.replicas}
-        delays = {"upscale_delay_s": _UPSCALE_DELAY, "downscale_delay_s": plan.downscale_delay}
-        num_replicas = {
-            "autoscaling_config": {**limits, **delays, "target_ongoing_requests": _TARGET_REQUESTS}
+        autoscaling = {
+            "min_replicas": plan.min_replicas,
+            "max_replicas": plan.replicas,
+            "upscale_delay_s": _UPSCALE_DELAY,
+            "downscale_delay_s": plan.downscale_delay,
+            "target_ongoing_requests": _TARGET_REQUESTS,
         }
+        num_replicas = {"autoscaling_config": autoscaling}
     deployment = serve.deployment(
         name=MODEL,
         max_ongoing_requests=plan.max_requests,
@@ -153,9 +155,9 @@ def model_deployment(plan: ReplicaPlan) -> Any:
 
 @contextmanager
 def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
-    """Start replicas and wait until they serve.
+    """Start replicas, and wait until all of them serve.
 
-    Drain and stop them at the end of the ``with`` block.
+    At the end of the ``with`` block, the replicas finish their requests and stop.
 
     Raises:
         OptionError: the cluster has too few cores for the minimum number of replicas.
@@ -163,9 +165,9 @@ def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
     """
     check_cores(plan)
     app = f"pronk-{token_hex(4)}"  # a random name, because several servers may share a cluster
-    # Ray keeps applications if the process that started them dies, but not this actor, which the
-    # replicas look for. It is on the server's own node, so that the loss of another node does not
-    # end it.
+    # Ray keeps an application when the process that started it dies, but ends this actor. The
+    # replicas look for the actor, and stop without it. The actor runs on the server's own node, so
+    # that the loss of another node does not end it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     process = ray.remote(num_cpus=0, max_restarts=-1)(ServerProcess).options(
         name=app, namespace=NAMESPACE, scheduling_strategy=here
@@ -177,15 +179,19 @@ def deploy(plan: ReplicaPlan) -> Generator[RayReplicas]:
         try:
             _delete(app, plan.drain + _STOP_TIMEOUT)
         except RayServeException:
-            pass  # Ray Serve is not running, so no replica has to be stopped
+            pass  # Ray Serve does not run, so that there are no replicas to stop
         except (RuntimeError, RayError) as error:
             _log.warning("could not stop the replicas: %s", cause_of(error))
         del owner
 
 
 def check_cores(plan: ReplicaPlan) -> None:
-    """Raise ``OptionError`` unless the cluster has free cores for the minimum number of replicas."""
-    cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    """Raise ``OptionError`` unless the cluster has free cores for the minimum number of replicas.
+
+    A replica needs all its cores on one machine.
+    """
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    cores = [node["Resources"].get("CPU", 0.0) for node in nodes if node["Alive"]]
     count = plan.min_replicas or plan.replicas
     needed = plan.cpus * count
     if needed > sum(cores) + _CORE_TOLERANCE:
@@ -202,7 +208,10 @@ def check_cores(plan: ReplicaPlan) -> None:
         )
         raise OptionError(msg)
     end = monotonic() + _FREE_CORES_TIMEOUT
-    while needed > _CORE_TOLERANCE + (free := ray.available_resources().get("CPU", 0.0)):  # type: ignore[no-untyped-call]
+    while True:
+        free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+        if needed <= free + _CORE_TOLERANCE:
+            return
         if monotonic() > end:
             found = f"{free:g} of {sum(cores):g}"
             msg = (
@@ -229,9 +238,8 @@ def _start(plan: ReplicaPlan, app: str) -> RayReplicas:
     try:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config=_QUIET)
-        target = serve.RunTarget(
-            model_deployment(plan), name=app, route_prefix=None, logging_config=_QUIET
-        )
+        deployment = model_deployment(plan)
+        target = serve.RunTarget(deployment, name=app, route_prefix=None, logging_config=_QUIET)
         serve.run_many(
             [target],
             wait_for_ingress_deployment_creation=False,
@@ -248,15 +256,18 @@ def _start(plan: ReplicaPlan, app: str) -> RayReplicas:
 
 
 def _wait_until_running(app: str) -> None:
-    """Wait until all replicas of ``app`` serve; raise ``RuntimeError`` on failure or timeout."""
+    """Wait until all replicas of an application serve.
+
+    Raises:
+        RuntimeError: a replica failed, or the replicas take more than ``_LOAD_TIMEOUT`` seconds.
+    """
+    failures = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
     end = monotonic() + _LOAD_TIMEOUT
-    while (
-        state := serve.status().applications.get(app)
-    ) is None or state.status != ApplicationStatus.RUNNING:
-        if state is not None and state.status in (
-            ApplicationStatus.DEPLOY_FAILED,
-            ApplicationStatus.UNHEALTHY,
-        ):
+    while True:
+        state = serve.status().applications.get(app)
+        if state is not None and state.status == ApplicationStatus.RUNNING:
+            return
+        if state is not None and state.status in failures:
             raise RuntimeError(state.message)
         if monotonic() > end:
             msg = f"the model was not loaded in {_LOAD_TIMEOUT:.0f} seconds"
@@ -271,16 +282,17 @@ class RayReplicas:
         self.handle: Any = serve.get_deployment_handle(MODEL, app)  # its stream has no type
 
     def about(self) -> ReplicaInfo:
-        """Return the :class:`ReplicaInfo` of any replica.
+        """Return the description of any replica.
 
-        Blocks, so do not call this in an event loop.
+        The call blocks, so that it must not be made in an event loop.
         """
         return self.handle.about.remote().result(timeout_s=60.0)
 
     async def about_async(self) -> ReplicaInfo:
-        """Return the description of a replica that works.
+        """Return the description of any replica.
 
-        Raise ``ReplicaLostError`` if it has died.
+        Raises:
+            ReplicaLostError: the replica has died.
         """
         try:
             return await self.handle.about.remote()
@@ -288,9 +300,10 @@ class RayReplicas:
             raise ReplicaLostError(cause_of(error)) from error
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Run a request on one replica and yield its messages.
+        """Run a request on one replica, and yield the messages of the replica.
 
-        Raise ``ReplicaLostError`` if it dies.
+        Raises:
+            ReplicaLostError: the replica has died.
         """
         response = self.handle.options(stream=True, method_name="steps").remote(request)
         try:
@@ -299,13 +312,16 @@ class RayReplicas:
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(cause_of(error)) from error
         finally:
-            # replica dead, or none selected yet
+            # cancel() raises if the replica is dead, or if Ray has selected none yet.
             with suppress(RayError, RayServeException, RuntimeError):
                 response.cancel()
 
 
 def cause_of(error: BaseException | str) -> str:
-    """Return the message of pronk's last exception in Ray's traceback, else its first line."""
+    """Return the message of pronk's last exception in an error of Ray.
+
+    If the error quotes no exception of pronk, return its first line, cut at 200 characters.
+    """
     lines = str(error).strip().splitlines()
     for line in reversed(lines):
         if "pronk.base.errors." in line:
@@ -314,13 +330,10 @@ def cause_of(error: BaseException | str) -> str:
 
 
 def _app_error(app: str, error: BaseException) -> str:
-    """Return why ``app`` does not serve: the ``pronk.base.errors`` exception of a replica, else ``error``."""
+    """Return why an application does not serve: pronk's exception in a replica, else ``error``."""
     application = serve.status().applications.get(app)
-    messages = (
-        []
-        if application is None
-        else [status.message for status in application.deployments.values()]
-    )
-    return cause_of(
-        next((message for message in messages if "pronk.base.errors." in message), error)
-    )
+    if application is not None:
+        for status in application.deployments.values():
+            if "pronk.base.errors." in status.message:
+                return cause_of(status.message)
+    return cause_of(error)

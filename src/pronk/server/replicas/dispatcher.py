@@ -1,4 +1,4 @@
-"""Dispatcher: sends requests to replicas; if a replica dies, another one resumes its requests."""
+"""The dispatcher sends requests to replicas; if a replica dies, another resumes its requests."""
 
 from __future__ import annotations
 
@@ -46,33 +46,30 @@ _MAX_BLAME = 3.0
 _MAX_DEATHS = 50
 _MAX_REPLAY_DEATHS = 8
 _MAX_MISMATCHES = 3
-# seconds before retry number n = 1, 2, …: min(_MAX_PAUSE, n * _PAUSE)
+# Seconds before retry number n = 1, 2, …: min(_MAX_PAUSE, n * _PAUSE).
 _PAUSE = 0.1
 _MAX_PAUSE = 2.0
-# Seconds in which a replica has to answer for the dispatcher to be ready, and for which the answer
-# is valid.
+# Seconds in which a replica must answer, so that the dispatcher is ready.
 _READY_TIMEOUT = 2.0
+# Seconds for which the dispatcher is ready after an answer.
 _READY_SECONDS = 1.0
-# seconds after the deadline in which the replica itself may still report the DeadlineError
+# Seconds after the deadline in which the replica itself may still report the DeadlineError.
 _GRACE = 1.0
 
 
 class ReplicaLostError(Exception):
-    """The replica is gone or unreachable."""
+    """Error that a replica has died or is unreachable."""
 
 
 @dataclass(frozen=True)
 class NamedProposer:
-    """Name of the replicas' default proposer.
-
-    The server needs no more of the proposer than its name.
-    """
+    """The replicas' default proposer, of which the server only knows the name."""
 
     name: str
 
 
 class ModelReader:
-    """Config, tokenizer and default drafter of a model whose weights only the replicas load."""
+    """Config, tokenizer and default drafter of a model; only the replicas load its weights."""
 
     def __init__(
         self,
@@ -83,10 +80,14 @@ class ModelReader:
         context: int | None = None,
         adapters: Collection[str] = (),
     ) -> None:
-        """Read the model folder ``path`` and compare it with ``about``, the description of a replica.
+        """Read the files of a model, without the weights.
 
-        ``context`` is the option of :class:`~pronk.llm.LLM`. ``adapters`` are the names of the
-        replicas' adapters.
+        Args:
+            path: path of the model.
+            drafter: the replicas' default drafter.
+            about: description of a replica, with which the files are compared.
+            context: option of :class:`~pronk.llm.LLM`.
+            adapters: names of the replicas' adapters.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -104,19 +105,20 @@ class ModelReader:
         self.adapters = adapters
 
     def get_proposer(self, spec: str | Drafter | None = None) -> NamedProposer | Drafter:
-        """Check a drafter, or raise ``OptionError``.
+        """Return the drafter with a name or spec; ``None`` is the replicas' default.
 
-        Without ``spec``, return the replicas' default.
+        Raises:
+            OptionError: there is no such drafter.
         """
         return NamedProposer(self.about.drafter) if spec is None else make_drafter(spec)
 
 
 class Dispatcher:
-    """Distribute requests over replicas, with the interface of :class:`~pronk.async_llm.AsyncLLM`.
+    """Distributes requests over replicas, with the interface of :class:`~pronk.async_llm.AsyncLLM`.
 
     Replicas with equal model and kernels generate the same text for the same seed. If a replica
-    dies, another one therefore continues its requests after the delivered tokens. If all others
-    have another model or other kernels, the request fails.
+    dies, another one therefore continues its requests after the delivered tokens. If all other
+    replicas have another model or other kernels, the request fails.
     """
 
     def __init__(
@@ -134,12 +136,13 @@ class Dispatcher:
         self._admission = AdmissionLimit(max_requests, shared=shared)
         self.executor = FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._closed = False
-        # replica name to the load in the last message of the replica
+        # Load in the last message of each replica, by name.
         self._loads: dict[str, EngineLoad] = {}
-        self._active = Counter[str]()  # replica name to the number of requests on the replica
-        # Name of a dead replica to the number of requests on the replica when it died.
+        # Number of requests on each replica, by name.
+        self._active = Counter[str]()
+        # Number of requests on each dead replica at its death, by name.
         self._active_at_death: dict[str, int] = {}
-        # time until which a replica's last answer is valid (``perf_counter``)
+        # Time until which the dispatcher is ready (``perf_counter``).
         self._ready_until = 0.0
 
     @property
@@ -148,9 +151,9 @@ class Dispatcher:
         return not self._closed
 
     async def is_ready(self) -> bool:
-        """Return whether a replica answers in time.
+        """Return whether a replica answers within ``_READY_TIMEOUT`` seconds.
 
-        Its answer is valid for a second, also for other callers.
+        An answer counts for ``_READY_SECONDS``, in which further calls do not ask again.
         """
         try:
             async with asyncio.timeout(_READY_TIMEOUT):
@@ -172,14 +175,12 @@ class Dispatcher:
 
     @property
     def load(self) -> EngineLoad:
-        """Sum of the last reported loads of the replicas with requests.
-
-        The mean for the field ``kv_used``.
-        """
+        """Sum of the last reported loads of the replicas with requests; the mean of ``kv_used``."""
         loads = [*self._loads.values()]
         if not self.num_requests or not loads:
             return EngineLoad(resumed=self.resumed)
-        total = EngineLoad(*(sum(values) for values in zip(*loads, strict=True)))
+        fields = zip(*loads, strict=True)
+        total = EngineLoad(*map(sum, fields))
         return total._replace(kv_used=total.kv_used / len(loads), resumed=self.resumed)
 
     async def steps(
@@ -215,10 +216,10 @@ class Dispatcher:
             async with time_limit(deadline):
                 ids, prefix = await asyncio.wrap_future(admission.until(job))
             request = GenerateRequest(
-                ids,
-                params,
-                prefix,
-                self.llm.about.model,
+                prompts=ids,
+                params=params,
+                prefix=prefix,
+                model=self.llm.about.model,
                 drafter=bound,
                 priority=priority,
                 salt=salt,
@@ -233,24 +234,20 @@ class Dispatcher:
     def _encode(
         self, prompts: Sequence[Prompt], salt: bytes
     ) -> tuple[list[list[int]], tuple[bytes, ...]]:
-        """Return the token ids of each prompt, and the digests of the first one's prefixes."""
+        """Return the token ids of each prompt, and the digests of the first prompt's prefixes."""
         ids = self.llm.request_factory.encode_prompts(prompts)
         return ids, prefix_digests(ids[0], salt)
 
     async def _run_with_retries(
         self, request: GenerateRequest, ends_at: float | None
     ) -> AsyncGenerator[list[Piece]]:
-        """Run a request until all samples are complete.
-
-        After a failure, another replica resumes the request.
-        """
+        """Run a request on one replica after another, until all its samples are complete."""
         stream = ResumableStream(request)
         failures = _FailureCounts()
         while True:
             try:
-                attempt = self._run_on_replica(
-                    stream.next_request(_seconds_left(ends_at), failures.count), stream, ends_at
-                )
+                resumed = stream.next_request(_seconds_left(ends_at), failures.count)
+                attempt = self._run_on_replica(resumed, stream, ends_at)
                 async with aclosing(attempt) as steps:
                     async for pieces in steps:
                         if pieces:
@@ -258,7 +255,7 @@ class Dispatcher:
                             yield pieces
                 if stream.finished:
                     return
-                # the replica ended the stream before all samples were complete
+                # The replica has ended the stream before all samples were complete.
                 stream.avoid_replica()
                 failures.add_death(0.0, replaying=stream.replaying)
             except ReplicaMismatchError as error:
@@ -276,11 +273,10 @@ class Dispatcher:
     async def _run_on_replica(
         self, request: GenerateRequest, stream: ResumableStream, ends_at: float | None
     ) -> AsyncGenerator[list[Piece]]:
-        """Run a request on one replica.
+        """Run a request on one replica; yield a list of the new pieces of each step, maybe empty.
 
-        Yield a list of the new pieces of each step, possibly empty.
-
-        After a ``ReplicaLostError``, the caller must call :meth:`_release_dead`.
+        Raises:
+            ReplicaLostError: the replica has died; the caller must call :meth:`_release_dead`.
         """
         async with aclosing(self._replicas.generate(request)) as messages:
             try:
@@ -300,24 +296,25 @@ class Dispatcher:
             self._release(stream.replica)
 
     def _release(self, replica: str) -> None:
-        """Subtract a request from the count of ``replica``; if none is left, forget the replica."""
+        """Subtract a request from the count of a replica; forget a replica without requests."""
         self._active[replica] -= 1
         if self._active[replica] <= 0:
             for state in (self._active, self._active_at_death, self._loads):
                 state.pop(replica, None)
 
     def _release_dead(self, replica: str) -> float:
-        """Subtract a request from the count of a dead replica.
+        """Subtract a request from the count of a dead replica; return the request's blame.
 
-        Return its :attr:`~_FailureCounts.blame`.
+        Any request on the replica may be the cause of its death, so that the blame of each is 1
+        divided by their number.
         """
         self._loads.pop(replica, None)
         active = self._active_at_death.setdefault(replica, self._active[replica])
         self._release(replica)
         return 1.0 / max(1, active)
 
-    async def embed(self, texts: Sequence[Prompt], **_: object) -> Array:  # noqa: ARG002 - all embeddings are refused
-        """Refuse: replicas compute no embeddings."""
+    async def embed(self, texts: Sequence[Prompt], **_: object) -> Array:  # noqa: ARG002
+        """Raise ``OptionError``, because replicas compute no embeddings."""
         msg = (
             "input: expected a server that computes embeddings, found replicas; start pronk serve "
             "without --replicas"
@@ -330,7 +327,7 @@ class Dispatcher:
         self.executor.shutdown()
 
     async def close(self) -> None:
-        """Call :meth:`stop` without waiting for requests; a coroutine, like ``AsyncLLM.close``."""
+        """Call :meth:`stop`, without waiting for requests; a coroutine as ``AsyncLLM.close`` is."""
         self.stop()
 
     def _check_open(self) -> None:
@@ -346,26 +343,23 @@ class Dispatcher:
 class _FailureCounts:
     """Counts of the failures of one request since its last new token."""
 
-    # number of failed attempts: the replica died, ended the stream too early, or did not match
+    # Number of failed attempts: the replica died, ended the stream too early, or did not match.
     count: int = 0
-    # number of replicas that died while repeating tokens that the client already has
+    # Number of replicas that died while repeating tokens that the client already has.
     replay_deaths: int = 0
-    # number of replicas with another model or other kernels, which cannot continue the text
+    # Number of replicas with another model or other kernels, which cannot continue the text.
     mismatches: int = 0
-    # Sum over the dead replicas of 1 / (number of requests at the death): any of these requests may
-    # be the cause.
+    # Sum of 1 / (number of requests on the replica at its death) over the dead replicas, because
+    # any of these requests may be the cause.
     blame: float = 0.0
 
     def add_death(self, blame: float, *, replaying: bool) -> None:
         """Count the death of a replica; raise ``ClosedError`` if a limit is reached."""
-        self.count = self.count + 1
-        self.replay_deaths = self.replay_deaths + replaying
-        self.blame = self.blame + blame
-        if (
-            self.blame >= _MAX_BLAME
-            or self.count >= _MAX_DEATHS
-            or self.replay_deaths >= _MAX_REPLAY_DEATHS
-        ):
+        self.count += 1
+        self.replay_deaths += replaying
+        self.blame += blame
+        too_many = self.count >= _MAX_DEATHS or self.replay_deaths >= _MAX_REPLAY_DEATHS
+        if too_many or self.blame >= _MAX_BLAME:
             msg = (
                 f"expected a running replica, found {self.count} that ended in a row; see the logs "
                 "of the replicas"
@@ -373,12 +367,9 @@ class _FailureCounts:
             raise ClosedError(msg)
 
     def add_mismatch(self, error: ReplicaMismatchError) -> None:
-        """Count a replica that cannot continue the text.
-
-        Raise ``ResumeError`` if the limit is reached.
-        """
-        self.count = self.count + 1
-        self.mismatches = self.mismatches + 1
+        """Count a replica that cannot continue the text; at the limit, raise ``ResumeError``."""
+        self.count += 1
+        self.mismatches += 1
         if self.mismatches >= _MAX_MISMATCHES:
             msg = (
                 f"expected a replica of the same model and kernels to resume on, found {error}; "
@@ -392,8 +383,8 @@ async def _next_message(
 ) -> ReplicaMessage | None:
     """Return the next message of a replica; ``None`` at the end of the stream.
 
-    Raises ``DeadlineError`` if the deadline has passed, and the replica has not reported the error
-    itself.
+    Raises:
+        DeadlineError: the deadline has passed, and the replica has not reported this error itself.
     """
     wait = None if ends_at is None else max(0.0, ends_at - perf_counter()) + _GRACE
     try:

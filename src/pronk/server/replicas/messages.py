@@ -19,10 +19,10 @@ from pronk.text import AnswerCalls, Tokenizer
 
 @dataclass(frozen=True)
 class ReplicaInfo:
-    """Description of a replica."""
+    """Description of a replica: what its tokens depend on, and its default drafter."""
 
-    # JSON text of everything that the generated tokens depend on: model, format of the weights,
-    # kernels. Replicas with equal identities generate the same text for the same seed.
+    # JSON text of all that the generated tokens depend on: model, format of the weights, kernels.
+    # Replicas with equal identities generate the same text for the same seed.
     identity: str
     model: str  # JSON text: ``identity`` without its entry ``kernels``
     kernels: str  # instruction set of the kernels, such as "avx2", or "torch"
@@ -33,15 +33,15 @@ class ReplicaInfo:
 class GenerateRequest:
     """Arguments of :meth:`pronk.async_llm.AsyncLLM.steps`, and fields that select a replica."""
 
-    prompts: Sequence[list[int]]
+    prompts: Sequence[list[int]]  # token ids
     params: SamplingParams  # ``seed`` is set, so that every replica generates the same text
-    # prefix_digests() of the first prompt, to find a replica whose KV cache has it
+    # prefix_digests() of the first prompt, to find a replica with this prefix in its KV cache.
     prefix: Sequence[bytes] = ()
     model: str = ""  # ReplicaInfo.model that the replica must have; empty accepts every model
-    # ReplicaInfo.identity that the replica must have; None accepts every identity
+    # ReplicaInfo.identity that the replica must have; None accepts every identity.
     identity: str | None = None
-    # Sample index to the pieces that the client already has from other replicas; this replica
-    # continues after them.
+    # By sample index, the pieces that the client already has from other replicas. The replica
+    # continues after these pieces.
     given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)
     drafter: Drafter | None = None
     priority: int = 0
@@ -49,18 +49,18 @@ class GenerateRequest:
     salt: bytes = b""
     tenant: str = ""
     adapter: str | None = None  # name of the adapter
-    # names of replicas to use only if no other replica is available
+    # Names of replicas to use only if no other replica is available.
     avoid: frozenset[str] = frozenset()
     calls: AnswerCalls | None = None
 
 
 @dataclass(frozen=True)
 class RequestAccepted:
-    """First message of a replica about a request."""
+    """First message of a replica about a request, with the replica's name and identity."""
 
     replica: str  # unique name of the replica in Ray Serve
     identity: str  # ReplicaInfo.identity of the replica
-    # Whether a request's logits are independent of the other requests in the batch. If False,
+    # Whether a request's logits are independent of the other requests in the batch. Otherwise
     # another replica cannot continue a text with the same tokens.
     exact: bool = True
     node: str = ""  # Ray's id of the machine on which the replica runs
@@ -77,7 +77,7 @@ class StepReply:
 
 @dataclass(frozen=True)
 class RequestFailed:
-    """Error whose cause is the request, so that a retry on another replica would fail too."""
+    """Message of an error that the request itself causes, so that no other replica is tried."""
 
     error: Exception
 
@@ -90,25 +90,43 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
 
     ``options`` are the arguments of :class:`pronk.LLM` with which ``llm`` was created.
     """
-    model = _model_entries(llm.path, llm.config, llm.tokenizer) | {
+    parts = options.get("workers", 1) if options.get("parallel") == "tensor" else 1
+    adapters = {name: adapter.digest.hex() for name, adapter in llm.adapters.items()}
+    model = {
+        **_model_entries(llm.path, llm.config, llm.tokenizer),
         "dtype": str(llm.dtype),
         "kv_dtype": options.get("kv_dtype", "auto"),
         "weights": options.get("weights", "plain"),
-        "parts": options.get("workers", 1) if options.get("parallel") == "tensor" else 1,
-        "adapters": {name: adapter.digest.hex() for name, adapter in llm.adapters.items()},
+        "parts": parts,
+        "adapters": adapters,
         "guides": _version("llguidance"),
     }
-    library = installed_library()
-    digest = hashlib.sha256(library.read_bytes()).hexdigest()[:12] if library.is_file() else "none"
-    kernels = f"torch {_version('torch')}" if llm.kernels == "torch" else f"{llm.kernels} {digest}"
+    if llm.kernels == "torch":
+        kernels = f"torch {_version('torch')}"
+    else:
+        kernels = f"{llm.kernels} {_library_digest()}"
     return json.dumps({**model, "kernels": kernels}), json.dumps(model)
 
 
-def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: str) -> None:
-    """Raise ``OptionError`` if the model files of the server and of the replicas differ.
+def _library_digest() -> str:
+    """Return the first 12 hex digits of the SHA-256 of the kernels' library, or ``none``."""
+    library = installed_library()
+    if not library.is_file():
+        return "none"
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:12]
 
-    ``path``, ``config`` and ``tokenizer`` describe the server's files. ``model`` is
-    ``ReplicaInfo.model`` of a replica.
+
+def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: str) -> None:
+    """Compare the model files of the server with those of a replica.
+
+    Args:
+        path: path of the server's model.
+        config: config of the server's model.
+        tokenizer: tokenizer of the server's model.
+        model: ``ReplicaInfo.model`` of the replica.
+
+    Raises:
+        OptionError: the files differ.
     """
     entries = json.loads(model)
     for name, value in _model_entries(path, config, tokenizer).items():
@@ -121,7 +139,7 @@ def check_model(path: Path, config: ModelConfig, tokenizer: Tokenizer, model: st
 
 
 def _model_entries(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the part of an identity that needs no weights: versions, and digests of the model files."""
+    """Return the entries of an identity that need no weights: versions, and digests of files."""
     from pronk import __version__  # noqa: PLC0415 - the package imports its subpackages
 
     return {

@@ -25,30 +25,33 @@ from pronk.server.replicas.messages import (
 _log = logging.getLogger(__name__)
 
 NAMESPACE = "pronk"  # Ray's namespace of :class:`ServerProcess`
-# limit of the replica's engine; never reached, as the dispatcher and Ray Serve allow fewer
+# Limit of a replica's engine. The limits of the dispatcher and of Ray Serve are lower.
 _MAX_REQUESTS = 2**20
 
 
 class ServerProcess:
-    """Actor without methods, which Ray ends with the process of the server that created it."""
+    """Actor without methods, which Ray ends when the server's process ends."""
 
 
 class Replica:
-    """Actor of Ray Serve with one engine."""
+    """Actor process of Ray Serve with a whole model and its engine."""
 
     def __init__(
         self, options: Mapping[str, Any], also: Sequence[str], folder: str, app: str | None = None
     ) -> None:
-        """Load the model and start its engine; ``options`` are the arguments of :class:`pronk.LLM`.
+        """Load the model and start its engine.
 
-        Requests may select the default drafter or one of ``also``. Relative paths are relative to
-        ``folder``. ``app`` is the name of the :class:`ServerProcess` of the replica's server, and
-        of the application to delete without it.
+        Args:
+            options: arguments of :class:`pronk.LLM`.
+            also: drafters that requests may select besides the default one.
+            folder: working directory, to which paths are relative.
+            app: name of the server's :class:`ServerProcess`, and of the application to delete when
+                that actor has ended; ``None`` deletes nothing.
         """
         change_directory(folder)
         self._app = app
         self._llm = LLM(**options)
-        # keeps the draft models loaded
+        # These references keep the draft models loaded.
         self._proposers = [self._llm.get_proposer(spec) for spec in also]
         self._engine = AsyncLLM(self._llm, max_requests=_MAX_REQUESTS)
         self._identity, self._model = identity(self._llm, options)
@@ -59,18 +62,18 @@ class Replica:
     def about(self) -> ReplicaInfo:
         """Return the description of the replica.
 
-        Raise ``ClosedError`` if the engine has stopped.
+        Raises:
+            ClosedError: the engine has stopped.
         """
         self.check_health()
-        return ReplicaInfo(
-            self._identity, self._model, self._llm.kernels, self._llm.get_proposer().name
-        )
+        drafter = self._llm.get_proposer().name
+        return ReplicaInfo(self._identity, self._model, self._llm.kernels, drafter)
 
     def check_health(self) -> None:
-        """Raise ``ClosedError`` if the engine has stopped; Ray Serve then replaces the replica.
+        """Raise ``ClosedError`` if the engine has stopped, so that Ray Serve replaces the replica.
 
-        Ray Serve calls this method every few seconds. If the server's process has ended, end all
-        its replicas.
+        Ray Serve calls this method every few seconds. If the server's process has ended, the call
+        also deletes the application with all its replicas.
         """
         if self._app is not None:
             try:
@@ -85,18 +88,17 @@ class Replica:
             raise ClosedError(msg)
 
     async def steps(self, request: GenerateRequest) -> AsyncGenerator[ReplicaMessage]:
-        """Continue prompts.
+        """Run a request, and yield the messages about it.
 
-        Yield an error of the request as ``RequestFailed``; raise an error of the replica.
+        An error of the request is yielded as ``RequestFailed``; an error of the replica is raised.
         """
         yield self._accepted
         if request.model not in ("", self._model):
-            yield RequestFailed(
-                PronkError(f"expected a replica of {request.model}, found one of {self._model}")
-            )
+            message = f"expected a replica of {request.model}, found one of {self._model}"
+            yield RequestFailed(PronkError(message))
             return
         if request.identity not in (None, self._identity):
-            # the dispatcher sees the other identity in RequestAccepted, and tries another replica
+            # The dispatcher sees this identity in RequestAccepted, and tries another replica.
             return
         steps = self._engine.steps(
             request.prompts,
@@ -117,18 +119,17 @@ class Replica:
         except (ClosedError, ConnectionLostError):
             raise  # an error of the replica: the dispatcher resumes the request on another one
         except PronkError as error:
-            # without traceback and cause, which may not be serializable
+            # A copy has neither traceback nor cause, which may not be serializable.
             yield RequestFailed(type(error)(str(error)))
         except Exception as error:
             if not self._engine.alive:
                 raise
             _log.exception("a request failed")
-            yield RequestFailed(
-                RuntimeError(f"{type(error).__name__} in a replica; its log has the traceback")
-            )
+            message = f"{type(error).__name__} in a replica; its log has the traceback"
+            yield RequestFailed(RuntimeError(message))
 
     async def __del__(self) -> None:
-        """Save the calibration and close the engine.
+        """Save the drafters' statistics and close the engine.
 
         Ray Serve awaits this method when the replica ends.
         """
@@ -137,9 +138,6 @@ class Replica:
 
 
 def change_directory(folder: str) -> None:
-    """Change to ``folder``, the base of relative paths.
-
-    Do nothing if it does not exist on this machine.
-    """
+    """Change the working directory to a folder, if the folder exists on this machine."""
     with suppress(OSError):
         os.chdir(folder)

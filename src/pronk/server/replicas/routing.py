@@ -10,12 +10,12 @@ from pronk import SamplingParams
 from pronk.server.replicas.messages import GenerateRequest
 from pronk.server.replicas.prefix_routes import InFlightRequests, PrefixRoutes
 
-# stands in for calls without a request, such as Replica.about()
+# Request of calls that have none, such as Replica.about().
 _EMPTY_REQUEST = GenerateRequest([], SamplingParams())
 
 
 class PrefixRouter(RequestRouter):
-    """Route requests by the prefixes of their prompts; each calling process has its own router."""
+    """Router of requests by the prefixes of their prompts; each calling process has its own."""
 
     def initialize_state(self, **options: Any) -> None:
         """Start without known prefixes and without requests in flight."""
@@ -28,30 +28,27 @@ class PrefixRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the replica that ``PrefixRoutes`` chooses, then the other ones, fewest requests first."""
-        available = {
-            replica.replica_id: replica
-            for replica in self.select_available_replicas(candidate_replicas)
-        }
+        """Return the available replicas in the order in which Ray tries them, each in a list.
+
+        The replica that ``PrefixRoutes`` chooses comes first; the others follow by their number of
+        requests, the smallest first.
+        """
+        selected = self.select_available_replicas(candidate_replicas)
+        available = {replica.replica_id: replica for replica in selected}
         if not available:
             return []
-        request = _request_of(pending_request)
-        preferred = {
-            key: replica for key, replica in available.items() if key.unique_id not in request.avoid
-        }
+        avoid = _request_of(pending_request).avoid
+        preferred = {name: each for name, each in available.items() if name.unique_id not in avoid}
         replicas = preferred or available
         num_requests = self.in_flight.count_requests(replicas)
-        best = self.routes.choose(request.prefix, num_requests)
+        best = self.routes.choose(_request_of(pending_request).prefix, num_requests)
         if pending_request is not None:
-            # Count the request now, so that simultaneous requests see it before a replica accepts
-            # it.
-            self.in_flight.choose(
-                pending_request.metadata.internal_request_id, best, pending_request.future
-            )
-        return [
-            [replicas[key]]
-            for key in sorted(replicas, key=lambda key: (key != best, num_requests[key]))
-        ]
+            # The request counts from now on, so that simultaneous requests choose another replica
+            # even before this one accepts the request.
+            request_id = pending_request.metadata.internal_request_id
+            self.in_flight.choose(request_id, best, pending_request.future)
+        order = sorted(replicas, key=lambda name: (name != best, num_requests[name]))
+        return [[replicas[name]] for name in order]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forget the prefixes and requests of removed replicas."""
@@ -69,7 +66,7 @@ class PrefixRouter(RequestRouter):
         self.in_flight.accept(pending_request.metadata.internal_request_id, replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Record that a request ended or was rejected; Ray routes a rejected request again."""
+        """Record that a request ended, or that a replica rejected it; Ray routes it again then."""
         self.in_flight.end(internal_request_id, replica_id)
 
 

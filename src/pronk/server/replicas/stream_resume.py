@@ -1,4 +1,4 @@
-"""Output that a client already has, from which another replica can resume the request."""
+"""The output of a request that the client already has, from which another replica resumes."""
 
 from __future__ import annotations
 
@@ -22,39 +22,45 @@ _MAX_PRIORITY = 2**31
 
 
 class ReplicaMismatchError(Exception):
-    """The model or the kernels of a replica differ from those of the replica that began the text."""
+    """Error that a replica has another model or other kernels than the one that began the text."""
 
 
 class ResumableStream:
-    """Delivered pieces of one request; builds the request with which the next replica continues.
+    """Pieces of one request that the client has, and the request for the next replica.
 
-    A resumed request would not compute ``prompt_logprobs``. If they are requested, the next replica
-    generates the text from the beginning (a replay), and the pieces that the client already has are
-    dropped.
+    A resumed request does not compute ``prompt_logprobs``. If the client wants them, the next
+    replica generates the text from the beginning (a replay), and the pieces that the client already
+    has are dropped.
     """
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self.replica = ""  # name of the current replica; empty before it accepts the request
-        # whether the current replica still generates pieces that the client already has
+        # Whether the current replica still generates pieces that the client already has.
         self.replaying = False
         self._from_start = request.params.prompt_logprobs is not None
-        self._given: dict[int, list[Piece]] = {}  # sample index to the pieces that the client has
-        # in a replay: sample index to the number of pieces still to be dropped
+        self._given: dict[int, list[Piece]] = {}  # by sample index, the pieces that the client has
+        # By sample index, the number of pieces that a replay has yet to drop.
         self._skip: dict[int, int] = {}
         self._avoid = frozenset[str]()
         self._identity = ""  # ``RequestAccepted.identity`` of the last replica
         self._exact = True  # ``RequestAccepted.exact`` of the last replica
         self._attempts = 0  # number of replicas that got the request, the current one included
         self._first_step = 0  # number of decoding steps that earlier replicas delivered
-        self._started = self._resumed = perf_counter()
-        # number of a step to its time, in seconds from the start of the request
+        self._started = perf_counter()
+        self._resumed = self._started  # time at which the current replica got the request
+        # By number of a step, its time in seconds from the start of the request.
         self._clocks: dict[int, float] = {}
 
     def next_request(self, deadline: float | None, num_failures: int) -> GenerateRequest:
         """Return the request for the next replica, with a priority higher by ``num_failures``.
 
-        Raises ``ResumeError`` if no other replica can continue the text.
+        Args:
+            deadline: seconds left for the request; ``None`` sets no limit.
+            num_failures: number of failed attempts since the last new token.
+
+        Raises:
+            ResumeError: no other replica can continue the text.
         """
         if self._given and self._from_start and self._request.params.rejects:
             rule = self._request.params.rule
@@ -69,17 +75,15 @@ class ResumableStream:
                 "try again"
             )
             raise ResumeError(msg)
-        self.replica, self.replaying = "", self._from_start and bool(self._given)
-        self._attempts = self._attempts + 1
+        self.replica = ""
+        self.replaying = self._from_start and bool(self._given)
+        self._attempts += 1
         self._resumed = perf_counter()
-        self._first_step = 1 + max(
-            (piece.step for pieces in self._given.values() for piece in pieces), default=-1
-        )
-        self._skip = (
-            {index: len(pieces) for index, pieces in self._given.items()}
-            if self._from_start
-            else {}
-        )
+        steps = [piece.step for pieces in self._given.values() for piece in pieces]
+        self._first_step = 1 + max(steps, default=-1)
+        self._skip = {}
+        if self._from_start:
+            self._skip = {index: len(pieces) for index, pieces in self._given.items()}
         return replace(
             self._request,
             given={} if self._from_start else self._given,
@@ -90,7 +94,7 @@ class ResumableStream:
         )
 
     def avoid_replica(self) -> None:
-        """In the next requests, use the current replica only if no other replica is available."""
+        """Let the next attempts use the current replica only if no other one is available."""
         self._avoid |= {self.replica}
 
     @property
@@ -100,7 +104,7 @@ class ResumableStream:
         return complete == len(self._request.prompts) * self._request.params.n
 
     def receive(self, message: ReplicaMessage) -> list[Piece]:
-        """Return the pieces in a replica's message that the client does not have yet.
+        """Record a replica's message; return the pieces in it that the client does not have yet.
 
         Raises:
             ReplicaMismatchError: the replica cannot continue the text of the replica before it.
@@ -119,9 +123,9 @@ class ResumableStream:
         return [new for piece in message.pieces if (new := self._deliver(piece)) is not None]
 
     def _deliver(self, piece: Piece) -> Piece | None:
-        """Return the piece with ``step`` counted over all replicas.
+        """Return a piece with ``step`` counted over all replicas.
 
-        ``None`` if the client already has it.
+        Returns ``None`` for a piece that the client already has.
         """
         given = self._given.setdefault(piece.index, [])
         skip = self._skip.get(piece.index, 0)
@@ -141,10 +145,10 @@ class ResumableStream:
         return piece
 
     def _total_stats(self, given: Sequence[Piece], last: Stats) -> Stats:
-        """Return ``last``, the statistics of the last replica, plus the steps of the earlier replicas.
+        """Return the statistics of the last replica plus the steps of the earlier replicas.
 
-        Rejected draft tokens of earlier replicas are not counted, because their numbers are
-        unknown.
+        ``given`` are the pieces of one sample. Rejected draft tokens of earlier replicas are not
+        counted, because their numbers are unknown.
         """
         since = self._resumed - self._started
         total = perf_counter() - self._started
@@ -158,25 +162,22 @@ class ResumableStream:
             pieces = list(group)
             accepted = [piece.source for piece in pieces if piece.source is not None]
             count = len(accepted)
-            steps.append(
-                StepStats(
-                    1 + count, count, count, count, len(pieces), 0.0, 0.0, self._clocks[number]
-                )
-            )
+            clock = self._clocks[number]
+            steps.append(StepStats(1 + count, count, count, count, len(pieces), 0.0, 0.0, clock))
             for source in accepted:
                 counts = sources.get(source, SourceStats(0, 0))
                 sources[source] = SourceStats(counts.drafted + 1, counts.accepted + 1)
-        # After a resumption, the number of cached prompt tokens is unknown: the last replica's
-        # includes output tokens.
-        cached, loaded = (0, 0) if steps else (last.cached_tokens, last.disk_tokens)
         merged = replace(last, steps=steps + later, sources=sources, total_seconds=total)
-        return replace(merged, cached_tokens=cached, disk_tokens=loaded)
+        if not steps:
+            return merged
+        # After a resumption, the number of cached prompt tokens is unknown, because the number of
+        # the last replica includes output tokens.
+        return replace(merged, cached_tokens=0, disk_tokens=0)
 
 
 def _difference(found: str, expected: str) -> str:
     """Describe how two identities differ, for example ``weights int8 instead of plain``."""
     own = json.loads(found)
     other = json.loads(expected)
-    return "; ".join(
-        f"{key} {own[key]} instead of {other.get(key)}" for key in own if own[key] != other.get(key)
-    )
+    different = [key for key in own if own[key] != other.get(key)]
+    return "; ".join(f"{key} {own[key]} instead of {other.get(key)}" for key in different)
