@@ -293,8 +293,8 @@ _FILES = (
     Fault(
         "packed weights of an older file of the same name are used",
         "kernels/weight_cache.py",
-        'header["source"] != self._source or',
-        'header["source"]["version"] != VERSION or',
+        'header["source"] != self._source:',
+        'header["source"]["version"] != VERSION:',
         "kernels/test_weight_cache.py",
     ),
     Fault(
