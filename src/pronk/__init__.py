@@ -1,4 +1,4 @@
-"""Lossless speculative decoding: several tokens per forward pass, the same tokens as plain decoding."""
+"""Lossless speculative decoding: several tokens per forward pass, equal to plain decoding's."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Public names of each module. The first use of a name imports its module, so that `pronk --help`
-# loads no NumPy.
+# Public names of each module. The first use of a name imports the module, so that ``pronk --help``
+# does not load NumPy.
 _NAMES = {
     "pronk.drafting.proposer": ("Drafter", "Proposer"),
     "pronk.base.errors": errors.__all__,
@@ -63,15 +63,18 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use; those of guests are found by their entry points."""
+    """Import a public name at its first use.
+
+    The drafters of other packages are found by their entry points; see :mod:`pronk.base.guests`.
+    """
     if name == "__all__":
         return __dir__()
     if name == "Guesser":
         warn("pronk.Guesser is deprecated; use pronk.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    home = next((module for module, names in _NAMES.items() if name in names), None)
-    if home is not None:
-        return getattr(import_module(home), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     drafter = None if name.startswith("_") else find_class(name)
     if drafter is None:
         msg = f"module 'pronk' has no attribute {name!r}"
@@ -80,8 +83,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [
-        *(name for names in _NAMES.values() for name in names),
-        *drafter_classes(),
-        "__version__",
-    ]
+    own_names = [name for names in _NAMES.values() for name in names]
+    return [*own_names, *drafter_classes(), "__version__"]

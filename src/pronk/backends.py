@@ -1,9 +1,9 @@
-"""Backends: the interface behind which models are computed, and all that a backend of your own needs.
+"""Interface of backends, which compute the forward passes of a model on a device.
 
-A guest registers a function by an entry point of ``pronk.backends``. It is called with the name of
-the device and the dtype of the weights, and returns a :class:`Backend`. This module has what a
-backend needs to compute a model: the programs of its layers, their rows, weights and caches.
-:mod:`pronk.torch` is an example.
+A package that adds a backend registers a function as an entry point of ``pronk.backends`` (see
+:mod:`pronk.base.guests`). The function is called with the name of the device and the dtype of the
+weights, and returns a :class:`Backend`. This module has the classes that a backend needs: the
+programs of a model's layers, their rows, weights and caches. :mod:`pronk.torch` is an example.
 """
 
 from pronk.base.lazy import export

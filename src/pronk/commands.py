@@ -1,4 +1,4 @@
-"""Commands of your own: options, progress and messages as those of pronk's commands."""
+"""Tools for commands that other packages add to pronk: options, progress bars and messages."""
 
 from pronk.base.lazy import export
 

@@ -1,4 +1,4 @@
-"""Requests of many clients: statistics of the engine, admission, preparation of requests."""
+"""Tools for servers with many clients: load of the engine, admission, preparation of requests."""
 
 from pronk.base.lazy import export
 

@@ -1,9 +1,10 @@
-"""Helpers for tests of drafters: a tiny model, a scripted drafter, a comparison with plain decoding.
+"""Tools for tests of drafters: a tiny model, a scripted drafter, a comparison with plain decoding.
 
 ::
 
     def test_my_drafter(tmp_path):
-        llm = LLM(tiny_checkpoint(tmp_path), budget="all")  # "auto" may verify no draft token
+        # With budget="auto", the engine may decide to verify no draft tokens.
+        llm = LLM(tiny_checkpoint(tmp_path), budget="all")
         assert_lossless(llm, MyDrafter(), ["def add(a, b):", "the quick brown fox"])
 """
 
@@ -25,11 +26,16 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 
+_CODE = """\
+def add(a, b):
+    return a + b
+
+
+def mean(values):
+    return sum(values) / len(values)
+"""
 _TOKENIZER_TEXTS = (
-    (
-        "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return sum(values) / "
-        "len(values)\n"
-    ),
+    _CODE,
     "The quick brown fox jumps over the lazy dog, and then the dog sleeps in the sun.",
     "for i in range(10):\n    print(i, i * i)\n",
     "Grüße aus Köln — naïve café, 東京と大阪, 🙂🙃",
@@ -49,7 +55,10 @@ _SAMPLING_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
-    """Return a byte-level BPE tokenizer: id 0 ends a text, ids 1 to 256 are bytes, later ids are merges."""
+    """Return a byte-level BPE tokenizer, trained on a few short texts.
+
+    Id 0 is the end of a text, the ids 1 to 256 are bytes, and later ids are merges.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -66,14 +75,18 @@ def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
 def tiny_checkpoint(
     folder: Path, *, seed: int = 0, layers: int = 2, hidden: int = 64, context: int = 512
 ) -> Path:
-    """Write a random Llama model (float32, 300 token ids) and return its folder.
+    """Write a random Llama model (float32, 300 token ids); return its folder.
 
     The weights are scaled so that the most likely token has a probability of about 0.5, as in a
-    trained model, and greedy texts do not loop. Otherwise comparisons of texts would be
-    meaningless.
+    trained model, and that greedy texts do not loop. A comparison of looping texts would prove
+    little.
 
-    The number of ``layers`` is at least 1, ``hidden`` a multiple of 32, and ``context`` the maximum
-    number of tokens.
+    Args:
+        folder: the folder to write.
+        seed: seed of the random weights.
+        layers: number of layers, at least 1.
+        hidden: hidden size, a multiple of 32.
+        context: maximum number of tokens.
     """
     vocab = 300
     heads = hidden // 16
@@ -126,7 +139,11 @@ def tiny_checkpoint(
 
 
 class ScriptedProposer(Proposer[tuple[int, ...]]):
-    """Proposer of known continuations: a chain of correct tokens, with wrong tokens as siblings."""
+    """Proposer that knows the continuations of prompts.
+
+    A draft tree is a chain of correct tokens. Each has a wrong token as its sibling, so that the
+    tests also see rejections.
+    """
 
     name = "scripted"
 
@@ -138,8 +155,8 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
         Args:
             texts: for each prompt its continuation, both as token ids.
             depth: maximum length of a chain.
-            astray: if the context's length is a multiple of this number, the chain contains a wrong
-                token.
+            astray: if the number of tokens so far is a multiple of this number, the chain contains
+                a wrong token.
         """
         self.texts = dict(texts)
         self.depth = depth
@@ -150,9 +167,9 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
         return tuple(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[tuple[int, ...]]]) -> list[TokenTree]:
-        """Return one tree per context.
+        """Return a draft tree for each context.
 
-        Only a root if the prompt is unknown or its continuation has ended.
+        The tree is only a root if the prompt is unknown or its continuation has ended.
         """
         return [self._tree(context) for context in contexts]
 
@@ -162,11 +179,12 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
     def _tree(self, context: DraftContext[tuple[int, ...]]) -> TokenTree:
         length = len(context.tokens)
         text = [*context.state, *self.texts.get(context.state, ())]
-        chain = text[length : length + min(self.depth, context.max_depth, context.max_nodes // 2)]
+        max_length = min(self.depth, context.max_depth, context.max_nodes // 2)
+        chain = text[length : length + max_length]
         if chain and length % self.astray == 0:
             chain[length % len(chain)] = text[0]
         tokens = [context.tokens[-1], *chain]
-        parents = [*range(-1, len(chain))]
+        parents = list(range(-1, len(chain)))
         wrong_sibling = text[-1]
         for parent, token in enumerate(chain):
             if token != wrong_sibling:
@@ -213,14 +231,9 @@ def assert_lossless(
                     msg = f"{where}: the drafter raised {got.stats.draft_error}"
                     raise AssertionError(msg)
                 if got.token_ids != want.token_ids:
-                    pairs = enumerate(zip(got.token_ids, want.token_ids, strict=False))
-                    first = next(
-                        (i for i, (token, plain_token) in pairs if token != plain_token), "its end"
-                    )
-                    msg = (
-                        f"{where}: expected the tokens of plain decoding, "
-                        f"found others from number {first} on"
-                    )
+                    first = _first_difference(got.token_ids, want.token_ids)
+                    expected = "expected the tokens of plain decoding"
+                    msg = f"{where}: {expected}, found others from number {first} on"
                     raise AssertionError(msg)
                 drafted += got.stats.drafted
     if guesses and not drafted:
@@ -229,6 +242,14 @@ def assert_lossless(
             "load with budget='all'"
         )
         raise AssertionError(msg)
+
+
+def _first_difference(got: Sequence[int], want: Sequence[int]) -> int | str:
+    """Return the index of the first token that differs; "its end" without such a token."""
+    for index, (token, plain_token) in enumerate(zip(got, want, strict=False)):
+        if token != plain_token:
+            return index
+    return "its end"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tools for packages that extend pronk: errors, files that are written whole, quantities, durations."""
+"""Tools for packages that extend pronk: errors, atomic writes, quantities, durations."""
 
 from pronk.base.lazy import export
 

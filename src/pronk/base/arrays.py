@@ -1,4 +1,4 @@
-"""Arrays: their types, their data types by name, and memory for large ones.
+"""Arrays: type aliases, data types by name, and memory for large arrays.
 
 NumPy has no bfloat16 and no 8-bit floats; :mod:`ml_dtypes` adds them.
 """
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-# comments and docstrings state shape and data type
+# NumPy arrays of any shape and data type; docstrings and comments state both.
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 DType: TypeAlias = np.dtype[Any]
 
@@ -29,22 +29,24 @@ UINT8: DType = np.dtype(np.uint8)
 # Data types of unquantized weights, by the names that config.json and the option ``dtype`` use.
 DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
-# Bytes of a huge page (Linux on x86 and Arm). With 4 KiB pages, a model's weights cause many TLB
-# misses.
+# Bytes of a huge page (Linux on x86 and Arm). With pages of 4 KiB, reading a model's weights causes
+# many TLB misses.
 _HUGE_PAGE = 1 << 21
 _CACHE_LINE = 64  # bytes
-# bytes of a mapping that several arrays share; pages that were never written take no memory
+# Bytes of a mapping that several arrays share. Pages that were never written take no memory.
 _POOL_BYTES = 1 << 25
 
 
 def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True) -> Array:
-    """Allocate zeros.
+    """Return an array of zeros; from 2 MiB on, its memory is a mapping of its own.
 
-    From 2 MiB on in a separate memory mapping, with huge pages if Linux has them.
+    A mapping returns to the operating system as soon as the array is freed. Memory is taken on the
+    first write: 4 KiB at a time without huge pages, 2 MiB with them.
 
-    A separate mapping returns to the operating system as soon as the array is freed. Memory is
-    taken on the first write: 4 KiB at a time without huge pages, 2 MiB with them. NumPy's own large
-    arrays ask for huge pages.
+    Args:
+        shape: shape of the array.
+        dtype: data type of the array.
+        huge_pages: whether to ask Linux for huge pages, as NumPy does for its own large arrays.
 
     Raises:
         MemoryError: there is too little memory; the message is one line.
@@ -60,7 +62,7 @@ def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True)
         msg = f"expected {size} bytes of free memory, found less"
         raise MemoryError(msg) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # error of a Linux kernel without huge pages
+        with suppress(OSError):  # raised by a Linux kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, prod(shape)).reshape(tuple(shape))
 
@@ -68,19 +70,19 @@ def mapped_zeros(shape: Sequence[int], dtype: DType, *, huge_pages: bool = True)
 class MemoryPool:
     """Memory of many arrays, such as a model's matrices, in few mappings with huge pages.
 
-    In the heap they would have small pages, and be slow to read; in mappings of their own, each
-    would take half a huge page more than it needs, on average. A mapping returns to the operating
-    system when all its arrays are freed. Several threads may allocate.
+    Arrays in the heap would have small pages, and would be slow to read. If each array had a
+    mapping of its own, it would waste half a huge page on average. A mapping returns to the
+    operating system when all its arrays are freed. Several threads may allocate.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._free = np.zeros(0, np.uint8)
+        self._free = np.zeros(0, np.uint8)  # the rest of the current mapping
 
     def zeros(self, shape: Sequence[int], dtype: DType) -> Array:
-        """Allocate zeros, from 32 MiB on with :func:`mapped_zeros`.
+        """Return an array of zeros that begins with a cache line.
 
-        The first byte begins a cache line.
+        An array of 32 MiB or more gets a mapping of its own (:func:`mapped_zeros`).
         """
         size = prod(shape) * dtype.itemsize
         if size >= _POOL_BYTES:
@@ -95,13 +97,13 @@ class MemoryPool:
 
 
 def as_bytes(array: Array) -> Array:
-    """Return the bytes of an array as a vector, uint8; a view if the array is contiguous."""
+    """Return the bytes of an array as a vector of uint8; a view if the array is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def is_finite(numbers: Array) -> bool:
     """Return whether all numbers are finite."""
-    with np.errstate(invalid="ignore"):  # a signaling NaN of damaged weights
+    with np.errstate(invalid="ignore"):  # damaged weights may contain a signaling NaN
         return bool(np.isfinite(numbers).all())
 
 

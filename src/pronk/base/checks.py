@@ -1,7 +1,7 @@
-"""Checks of option values: each function returns a valid value and raises an error for any other.
+"""Checks of option values: a function returns a valid value, and raises an error for any other.
 
-The message is ``NAME: expected …, found …``, with the name as the user writes it: ``max_tokens``,
-``suffix: max_match`` for an option of a drafter, ``num-tokens`` for one of the command line.
+The message is ``NAME: expected …, found …``, with the name as the user writes it: ``max_tokens`` in
+Python, ``num-tokens`` on the command line, ``suffix: max_match`` for an option of a drafter.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def check_integer(
     *,
     error: type[PronkError] = OptionError,
 ) -> int:
-    """Return ``value`` if it is an integer in ``low..high`` (``None``: no limit), else raise ``error``."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < low
-        or (high is not None and value > high)
-    ):
-        wanted = f"of at least {low}" if high is None else f"in {low}..{high}"
-        msg = f"{name}: expected an integer {wanted}, found {value!r}"
-        raise error(msg)
-    return value
+    """Return ``value`` if it is an integer from ``low`` to ``high``; otherwise raise ``error``.
+
+    ``high`` may be ``None`` for no limit. True and False are no integers.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        is_in_range = value >= low and (high is None or value <= high)
+        if is_in_range:
+            return value
+    wanted = f"of at least {low}" if high is None else f"in {low}..{high}"
+    msg = f"{name}: expected an integer {wanted}, found {value!r}"
+    raise error(msg)
 
 
 def check_number(
@@ -48,34 +48,32 @@ def check_number(
     exclusive_min: bool = False,
     error: type[PronkError] = OptionError,
 ) -> float:
-    """Return ``value`` as a float, if in ``low..high``.
+    """Return ``value`` as a float if it is from ``low`` to ``high``; otherwise raise ``error``.
 
-    ``exclusive_min`` excludes ``low`` itself.
+    ``exclusive_min`` excludes ``low`` itself. NaN, infinity, True and False are always refused.
     """
     largest = sys.float_info.max  # an int above this cannot be converted to float
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not max(low, -largest) <= value <= min(high, largest)  # False for NaN
-        or (exclusive_min and value == low)
-    ):
-        msg = (
-            f"{name}: expected {_interval(low, high, exclusive_min=exclusive_min)}, found {value!r}"
-        )
-        raise error(msg)
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        is_in_range = max(low, -largest) <= value <= min(high, largest)  # False for NaN
+        is_excluded = exclusive_min and value == low
+        if is_in_range and not is_excluded:
+            return float(value)
+    wanted = _interval(low, high, exclusive_min=exclusive_min)
+    msg = f"{name}: expected {wanted}, found {value!r}"
+    raise error(msg)
 
 
 def _interval(low: float, high: float, *, exclusive_min: bool) -> str:
-    if high == inf:
-        return "a finite number" + (
-            "" if low == -inf else f" {'above' if exclusive_min else 'of at least'} {low:g}"
-        )
-    return (
-        f"a number above {low:g} and at most {high:g}"
-        if exclusive_min
-        else f"a number in {low:g}..{high:g}"
-    )
+    """Return an interval in words, such as ``a number in 0..1``."""
+    if high < inf:
+        if exclusive_min:
+            return f"a number above {low:g} and at most {high:g}"
+        return f"a number in {low:g}..{high:g}"
+    if low == -inf:
+        return "a finite number"
+    if exclusive_min:
+        return f"a finite number above {low:g}"
+    return f"a finite number of at least {low:g}"
 
 
 def check_flag(name: str, value: object, *, error: type[PronkError] = OptionError) -> bool:
@@ -89,10 +87,7 @@ def check_flag(name: str, value: object, *, error: type[PronkError] = OptionErro
 def check_choice(
     name: str, value: object, choices: Iterable[str], *, error: type[PronkError] = OptionError
 ) -> str:
-    """Return ``value`` if it is one of ``choices``.
-
-    Otherwise raise ``error``, with the closest choices.
-    """
+    """Return ``value`` if it is one of ``choices``; otherwise call :func:`refuse_choice`."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
         refuse_choice(name, value, names, error=error)
@@ -102,7 +97,10 @@ def check_choice(
 def refuse_choice(
     name: str, value: object, choices: Iterable[str], *, error: type[PronkError] = OptionError
 ) -> NoReturn:
-    """Raise ``error``: ``NAME: expected one of …, found VALUE``, with the closest of ``choices``."""
+    """Raise ``error`` with ``NAME: expected one of …, found VALUE; did you mean CHOICE?``.
+
+    The question is left out if no choice is spelled like ``value``.
+    """
     names = list(choices)
     near = close_choices(value, names) if isinstance(value, str) else ""
     suggestion = f"; did you mean {near}?" if near else ""
@@ -111,9 +109,7 @@ def refuse_choice(
 
 
 def close_choices(value: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the choices that are spelled most like ``value``, joined by "or".
-
-    Empty if none is close.
+    """Return the choices that are spelled most like ``value``, joined by "or"; "" if none is close.
 
     Case and the difference between ``-`` and ``_`` do not count. ``cutoff`` is the lowest
     similarity, 0..1.
@@ -130,10 +126,7 @@ def _fold(name: str) -> str:
 
 
 def check_path(name: str, value: object) -> str | None:
-    """Return ``value`` if it is a path (non-empty text) or ``None``.
-
-    Otherwise raise ``OptionError``.
-    """
+    """Return ``value`` if it is a non-empty text or ``None``; otherwise raise ``OptionError``."""
     if value is not None and not (isinstance(value, str) and value):
         msg = f"{name}: expected a path, found {value!r}"
         raise OptionError(msg)
@@ -141,22 +134,23 @@ def check_path(name: str, value: object) -> str | None:
 
 
 def install_extra(extra: str) -> str:
-    """Return the advice to install an extra of pronk. pip finds pronk in its clone only: no index has it."""
+    """Return the advice to install an extra of pronk: a command for a clone of the repository.
+
+    No package index has pronk.
+    """
     return f"run pip install '.[{extra}]' in a clone of pronk"
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Raise OptionError unless a file can be written to ``path``, the value of an option."""
+    """Raise ``OptionError`` if no file can be written to ``path``, the value of ``option``."""
     if path.is_dir():
         msg = f"{option}: expected a file, found the folder {path}; name a file in it"
         raise OptionError(msg)
     try:
         check_regular(path)
     except OSError as error:
-        msg = (
-            f"{option}: expected a file at {path}, found {describe_reason(error)}; "
-            "choose another path"
-        )
+        reason = describe_reason(error)
+        msg = f"{option}: expected a file at {path}, found {reason}; choose another path"
         raise OptionError(msg) from error
     folder = path.absolute().parent
     if not folder.is_dir():
@@ -164,17 +158,21 @@ def check_writable(option: str, path: Path) -> None:
             f"{option}: expected a file in a folder that exists, found {path}; choose another path"
         )
         raise OptionError(msg)
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+    is_protected = path.exists() and not os.access(path, os.W_OK)
+    if is_protected or not os.access(folder, os.W_OK):
         msg = f"{option}: expected a file that can be written, found {path}; choose another path"
         raise OptionError(msg)
 
 
 def require_extra(purpose: str, extra: str, *modules: str) -> None:
-    """Raise ``OptionError`` if one of ``modules`` is missing, which the extra of this name installs.
+    """Raise ``OptionError`` if a module is not installed.
 
-    ``purpose`` is the option or command that needs them; the message begins with it.
+    Args:
+        purpose: the option or command that needs the modules; the message begins with it.
+        extra: the extra of pronk that installs the modules.
+        *modules: their names.
     """
-    missing = ", ".join(name for name in modules if importlib.util.find_spec(name) is None)
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        msg = f"{purpose}: expected {missing}, found none; {install_extra(extra)}"
+        msg = f"{purpose}: expected {', '.join(missing)}, found none; {install_extra(extra)}"
         raise OptionError(msg)

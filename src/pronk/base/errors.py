@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-__all__ = [  # the names in ``pronk``; the other exceptions concern servers and several processes
+# The names that ``pronk`` exports. The other exceptions concern servers and several processes.
+__all__ = [
     "CacheFullError",
     "CheckpointError",
     "ClosedError",
@@ -29,18 +30,18 @@ __all__ = [  # the names in ``pronk``; the other exceptions concern servers and 
 
 
 _MAX_REASON = 300  # characters of the reason of an exception
-_MAX_MESSAGE = 1500  # characters of a message of pronk; those without hostile names are far shorter
+# Characters of a message of pronk. Usual messages are far shorter; names in hostile files are not.
+_MAX_MESSAGE = 1500
 _MAX_QUOTE = 16  # characters of a JSON text that a message quotes
-# Numbers of errors in messages of the operating system and of libraries, which say nothing to
-# users.
+# Error numbers in messages of the operating system and of libraries: they do not help users.
 _ERROR_NUMBER = re.compile(r"\[(Errno|WinError) -?\d+\] ?| ?\(os error \d+\)")
 
 
 class PronkError(Exception):
     """Base of every error that pronk raises on purpose.
 
-    The message may quote names and values of untrusted files: on conversion to text it becomes one
-    printable line.
+    The message may quote names and values of untrusted files. ``str(error)`` is therefore one
+    printable line of limited length.
     """
 
     def __str__(self) -> str:
@@ -66,12 +67,15 @@ class OptionError(PronkError, ValueError):
 class UnknownOptionError(OptionError, TypeError):
     """A call has a keyword that the function lacks, or has an argument twice.
 
-    Also Python's error for it.
+    The class is also a subclass of ``TypeError``, which Python itself raises for such a call.
     """
 
 
 class GuideError(OptionError):
-    """A guide (schema, grammar) is malformed, matches no text, or takes too long to compile or apply."""
+    """A guide, such as a JSON schema or a grammar, is malformed, or matches no text.
+
+    The error is also raised for a guide that takes too long to compile or to apply.
+    """
 
 
 class PromptError(PronkError, ValueError):
@@ -83,7 +87,7 @@ class ContextError(PromptError):
 
 
 class ConnectionLostError(PronkError):
-    """Another process of the model has ended, or does not answer in time."""
+    """Another process that computes a part of the model has ended, or does not answer in time."""
 
 
 class CacheFullError(PronkError):
@@ -107,7 +111,10 @@ class ClosedError(PronkError):
 
 
 def printable_line(text: str) -> str:
-    """Escape unprintable characters, and leave out the middle of a very long text."""
+    """Return a text as one printable line of about 1500 characters at most.
+
+    Unprintable characters are escaped, and the middle of a longer text is left out.
+    """
     if len(text) > _MAX_MESSAGE:
         half = _MAX_MESSAGE // 2
         text = f"{text[:half]} … {text[-half:]}"
@@ -122,7 +129,14 @@ def refuse(
     error: type[PronkError] = CheckpointError,
     cause: Exception | None = None,
 ) -> NoReturn:
-    """Raise ``error`` with the message ``SOURCE: PROBLEM``; the source is a path or an option."""
+    """Raise ``error`` with the message ``SOURCE: PROBLEM``.
+
+    Args:
+        source: the path or option that is wrong.
+        problem: ``expected …, found …; do …``.
+        error: class of the error.
+        cause: the exception that becomes the error's ``__cause__``.
+    """
     msg = f"{source}: {problem}"
     if cause is None:
         raise error(msg)  # an error that is being handled stays its context
@@ -137,7 +151,10 @@ def locate_error(
     *,
     remedy: str = "",
 ) -> Iterator[None]:
-    """Convert errors of type ``caught`` to ``error``, with the message ``SOURCE: MESSAGE`` and ``remedy``."""
+    """Convert exceptions of type ``caught`` in the block to ``error``.
+
+    The message of the new error is ``SOURCE: MESSAGE``, followed by ``remedy``.
+    """
     try:
         yield
     except caught as problem:
@@ -145,7 +162,7 @@ def locate_error(
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the reason of an exception on one line, which is never empty.
+    """Return the reason of an exception as one line of at most 300 characters, which is not empty.
 
     An exception without a message is described by its cause, or else by its class.
     """
@@ -166,9 +183,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_reason(error: BaseException) -> str:
-    """Return the reason of an exception as :func:`describe_error` does, without the name of the file.
+    """Return the reason of an exception without a file name, for messages that name the file.
 
-    It is for messages that name the file already.
+    Otherwise the text is that of :func:`describe_error`.
     """
     if isinstance(error, OSError) and error.strerror:
         # A library may repeat the number in the text: "[Errno 111] Connection refused".
@@ -177,10 +194,11 @@ def describe_reason(error: BaseException) -> str:
 
 
 def describe_json_error(error: Exception, line: int | None = None) -> str:
-    """Return the mistake in a JSON text, its position, and what is found there.
+    """Return a description of a mistake in a JSON text: kind, position, and the text found there.
 
-    ``error`` is an exception of :func:`json.loads` or of the decoding of the text. ``line`` is the
-    number of the text in its file, from 1, if each line of the file is a text of its own.
+    Args:
+        error: an exception of :func:`json.loads`, or of the decoding of the text.
+        line: number of the line in its file, from 1, if the file has one JSON text per line.
     """
     if isinstance(error, json.JSONDecodeError):
         number = error.lineno if line is None else line

@@ -1,4 +1,4 @@
-"""Estimates of the duration of a command, from the time that its first parts take."""
+"""Estimate of a command's duration from the time of its first part, announced to the user."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ _HOUR = 3600
 
 
 class TimeEstimate:
-    """Says once how long a piece of work takes, and how it becomes shorter.
+    """Announcement of a command's duration, and of the options that shorten the command.
+
+    The line is printed once, and only for a duration of at least 10 seconds.
 
     Args:
         say: function that prints a line.
         work: noun phrase for all of the work, such as "8 prompts × 2 methods".
-        shorter: the options that make it shorter, such as "--limit 1".
+        shorter: the options that shorten the command, such as "--limit 1".
         clock: function that returns the time in seconds.
     """
 
@@ -31,24 +33,26 @@ class TimeEstimate:
         self._work = work
         self._shorter = shorter
         self._clock = clock
-        # work done before the first timed part, and its time
+        # Amount of work done at the start of the timed part, and the time of the start.
         self._start: tuple[float, float] | None = None
         self._is_done = False
 
     def update(self, done: float, total: float) -> None:
-        """Note the amount of work done so far and in all.
+        """Record the progress of the work, and announce the duration when it can be estimated.
 
-        Announce the duration after the first timed part.
+        Args:
+            done: amount of work done so far, in any unit. The first call only starts the clock, so
+                that preparations do not count.
+            total: amount of work in all, in the same unit.
         """
         if self._is_done:
             return
         now = self._clock()
-        # preparations before the first part do not count
         if self._start is None or done <= self._start[0]:
             self._start = (done, now)
             return
-        first, began = self._start
-        seconds = (now - began) / (done - first) * (total - first)
+        first, start_time = self._start
+        seconds = (now - start_time) / (done - first) * (total - first)
         self._is_done = True
         if seconds >= _SHORT_SECONDS:
             self._say(f"about {duration_text(seconds)} ({self._work}); shorter: {self._shorter}")

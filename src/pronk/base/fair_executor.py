@@ -1,4 +1,8 @@
-"""Threads that run the jobs of several tenants in turns: many jobs of one do not delay another."""
+"""Executor for the jobs of several tenants: many jobs of one tenant do not delay another tenant.
+
+The tenants have a queue each, and a thread takes its next job from another tenant's queue. Small
+jobs have threads of their own, so that they do not wait for large ones.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ from pronk.base.errors import ClosedError
 
 T = TypeVar("T")
 
-# Sizes of jobs are in bytes of a body, or in characters of a text. Python reads or writes a small
-# job within some tens of milliseconds, and a tiny one within a few milliseconds.
+# Largest sizes of small and tiny jobs, in bytes of a request's body or in characters of a text.
+# Python needs some tens of milliseconds for a small job, and a few milliseconds for a tiny one.
 SMALL_JOB = 2**16
 TINY_JOB = 2**12
-_IDLE_SECONDS = 10.0  # time after which a thread without a job ends
-_EXIT_SECONDS = 1.0  # time for running jobs at the end of the process
+_IDLE_SECONDS = 10.0  # seconds after which a thread without a job ends
+_EXIT_SECONDS = 1.0  # seconds to wait for running jobs at the end of the process
 
 
 class _Job(NamedTuple):
@@ -32,19 +36,20 @@ class _Job(NamedTuple):
 
 
 class FairExecutor:
-    """Executor with a queue per tenant, whose tenants take turns; small jobs pass large ones.
+    """Executor with one queue per tenant, and with separate threads for small jobs.
 
-    At the end of the process, the running jobs have a second to end.
+    At the end of the process, running jobs have one second to finish.
     """
 
     def __init__(self, threads: int, name: str, *, shared: bool = False) -> None:
         """Create an executor.
 
         Args:
-            threads: maximum number of large jobs that run at the same time, and also of small ones.
+            threads: maximum number of large jobs that run at the same time, and of small ones.
             name: beginning of the threads' names.
-            shared: whether several tenants use the executor. If there are several threads, one
-                tenant then has at most all but one of them.
+            shared: whether several tenants use the executor. One tenant then has at most
+                ``threads - 1`` running jobs of a kind (at least 1), so that a thread is left for
+                the others.
         """
         per_tenant = max(1, threads - 1) if shared else threads
         self._large = _Threads(threads, name, per_tenant)
@@ -53,12 +58,16 @@ class FairExecutor:
     def submit(
         self, tenant: str, function: Callable[[], T], *, size: int = SMALL_JOB + 1
     ) -> Future[T]:
-        """Run a function of a tenant in a thread; return the future of its result.
+        """Run a function in a thread; return the future of its result.
 
-        A job whose ``size`` is at most ``SMALL_JOB`` is small. Threads of their own run the small
-        jobs, which therefore never wait for a large one, not even for one of the same tenant.
+        Args:
+            tenant: name of the tenant, whose jobs begin in the order of the calls.
+            function: the job.
+            size: size of the job; at most ``SMALL_JOB`` for a small job, which does not wait for
+                large ones.
 
-        Raises ``ClosedError`` after :meth:`shutdown`.
+        Raises:
+            ClosedError: after :meth:`shutdown`.
         """
         threads = self._small if size <= SMALL_JOB else self._large
         return threads.submit(tenant, function)
@@ -70,9 +79,9 @@ class FairExecutor:
         *arguments: Any,
         size: int = SMALL_JOB + 1,
     ) -> T:
-        """Await ``function(*arguments)``; arguments and errors are those of :meth:`submit`.
+        """Return ``function(*arguments)``, run as a job of :meth:`submit`.
 
-        A job whose ``size`` is at most ``TINY_JOB`` runs in the event loop, without a queue.
+        A job of at most ``TINY_JOB`` runs in the event loop at once, without a queue.
         """
         if size <= TINY_JOB:
             return function(*arguments)
@@ -80,10 +89,7 @@ class FairExecutor:
         return await asyncio.wrap_future(job)
 
     def shutdown(self) -> None:
-        """Fail the jobs that have not begun with a ``ClosedError``.
-
-        End each thread after its job.
-        """
+        """End each thread after its running job; jobs in a queue fail with ``ClosedError``."""
         self._large.shutdown()
         self._small.shutdown()
 
@@ -129,14 +135,14 @@ class _Threads:
                 job.future.set_exception(_closed_error())
 
     def join(self, end: float) -> None:
-        """Wait for the threads until a time (``monotonic``)."""
+        """Wait until all threads have ended, or until ``end``, a time of :func:`time.monotonic`."""
         with self._changed:
-            threads = [*self._threads]
+            threads = list(self._threads)
         for thread in threads:
             thread.join(max(0.0, end - monotonic()))
 
     def _run_jobs(self) -> None:
-        """Run jobs until the executor is closed, or has none for a while."""
+        """Run jobs until the executor is closed, or has had no job for 10 seconds."""
         while (job := self._wait_for_job()) is not None:
             if job.future.set_running_or_notify_cancel():
                 try:
@@ -150,7 +156,7 @@ class _Threads:
             del job  # its arguments and its result may be large
 
     def _wait_for_job(self) -> _Job | None:
-        """Return the next job that may begin; ``None`` if the thread is to end."""
+        """Wait for a job that may begin, and return it; ``None`` ends the thread."""
         with self._changed:
             self._num_idle += 1
             job = self._next_job()
@@ -165,6 +171,7 @@ class _Threads:
             return job
 
     def _next_job(self) -> _Job | None:
+        """Take a job of the next tenant that may have another thread; ``None`` if there is none."""
         free = (tenant for tenant in self._waiting if self._running[tenant] < self._per_tenant)
         tenant = next(free, None)
         if tenant is None:
@@ -182,13 +189,13 @@ _all: weakref.WeakSet[_Threads] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Close all executors when the process ends, and wait a second for the running jobs.
+    """Close all executors when the process ends, and wait at most a second for running jobs.
 
-    Python waits without a limit for threads that are no daemons. It unwinds the stacks of daemons
-    that need its lock later, which libraries in Rust or C++ may answer with an abort; hence the
-    second.
+    The threads are daemons, because Python would wait for other threads without a limit. After this
+    second, Python unwinds the stack of a daemon thread that needs the interpreter's lock, and
+    libraries in Rust or C++ may abort the process then.
     """
-    executors = [*_all]
+    executors = list(_all)
     for each in executors:
         each.shutdown()
     end = monotonic() + _EXIT_SECONDS

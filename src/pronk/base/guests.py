@@ -1,19 +1,19 @@
-"""Guests: packages that add backends, drafters and commands to the engine, which does not import them.
+"""Guests: packages that add backends, drafters and commands to pronk.
 
-A guest is a package that registers what it adds by entry points (``[project.entry-points]`` in its
-pyproject.toml), and that imports only public names of pronk. The wheel of pronk brings some guests;
-packages of others work alike:
+The engine does not import a guest. A guest imports only public names of pronk, and registers
+objects as entry points, in the section ``[project.entry-points]`` of its pyproject.toml. Some
+guests are a part of pronk's wheel; other packages work in the same way. The groups of entry points:
 
-==================  =====================================================================================
-group               object of an entry point
-==================  =====================================================================================
-``pronk.backends``  a function of device and dtype that returns a :class:`~pronk.models.backend.Backend`
-``pronk.commands``  a :class:`Command` of the command line
-``pronk.drafters``  a subclass of :class:`~pronk.drafting.proposer.Drafter`, by its name
-``pronk.workers``   ``processes``: a function that starts worker processes (:mod:`pronk.engine.workers`)
-==================  =====================================================================================
+``pronk.backends``
+    A function of device and dtype that returns a :class:`~pronk.models.backend.Backend`.
+``pronk.commands``
+    A :class:`Command` of the command line.
+``pronk.drafters``
+    A subclass of :class:`~pronk.drafting.proposer.Drafter`, under the drafter's name.
+``pronk.workers``
+    Under ``processes``, a function that starts worker processes (:mod:`pronk.engine.workers`).
 
-An entry point may name the extra of pronk that installs what the guest needs:
+An entry point may name the extra of pronk that installs the guest's requirements:
 ``"package.module:name [extra]"``.
 """
 
@@ -35,7 +35,7 @@ Group = Literal["pronk.backends", "pronk.commands", "pronk.drafters", "pronk.wor
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line, whose module is imported when the command runs.
+    """A command of the command line; its module is imported when the command runs.
 
     Attributes:
         home: ``"package.module:name"`` of a function with typer's annotations, or of a
@@ -49,17 +49,23 @@ class Command:
 
 @cache
 def guests(group: Group) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group by name, of all installed packages."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - takes longer than all else of `import pronk`
+    """Return the entry points of a group in all installed packages, by name."""
+    # This import takes longer than all others of pronk together.
+    from importlib.metadata import entry_points  # noqa: PLC0415
 
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def load_guest(group: Group, name: str, purpose: str) -> Any:
-    """Return the object that a guest registers under a name.
+    """Import and return the object that a guest registers.
 
-    Raises ``OptionError`` if there is no such guest, or if it cannot be imported. ``purpose`` is
-    what asks for the guest, such as an option; the message begins with it.
+    Args:
+        group: group of entry points.
+        name: name of the entry point.
+        purpose: the option or command that needs the guest; an error message begins with it.
+
+    Raises:
+        OptionError: no installed package registers the name, or the guest cannot be imported.
     """
     entry = guests(group).get(name)
     if entry is None:
@@ -76,15 +82,16 @@ def load_guest(group: Group, name: str, purpose: str) -> Any:
 
 
 def _import_failure(entry: EntryPoint, error: ImportError) -> str:
-    """Return why a guest cannot be imported, and what helps."""
+    """Return the problem of an import and a remedy, for an error message."""
     package = entry.module.partition(".")[0]
-    missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    missing = ""
+    if isinstance(error, ModuleNotFoundError):
+        missing = error.name or ""
     is_own = missing.partition(".")[0] == package
-    advice = (
-        f"install {package} again" if is_own or not entry.extras else install_extra(entry.extras[0])
-    )
+    extra = entry.extras[0] if entry.extras else ""
+    advice = install_extra(extra) if extra and not is_own else f"install {package} again"
     if missing:
         return f"expected {missing}, found none; {advice}"
-    needed = entry.extras[0] if entry.extras else entry.module
+    needed = extra or entry.module
     found = describe_error(error)[:80]
     return f"expected {needed} that can be imported, found {found!r}; {advice}"

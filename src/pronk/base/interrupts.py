@@ -1,8 +1,8 @@
-"""Deferral of Ctrl-C during state changes, and the end of processes whose parent has ended.
+"""Deferral of Ctrl-C (SIGINT) during a change of state; end of a process whose parent has ended.
 
-An engine step changes requests, caches and drafter state; stopping halfway would corrupt other
-requests. SIGINT is therefore deferred during a step, except in :class:`interruptible` blocks around
-long computations::
+An engine step changes requests, caches and drafter state. An interrupt in the middle of these
+changes would corrupt other requests. SIGINT is therefore deferred during a step, except in
+:class:`interruptible` blocks around long computations::
 
     with uninterrupted():
         plan()
@@ -23,20 +23,25 @@ from time import sleep
 from types import FrameType
 from typing import Any
 
-_WATCH_PERIOD = 0.5  # seconds between two checks whether ``torchrun`` is running
+_WATCH_PERIOD = 0.5  # seconds between two checks whether the parent process is alive
 
 
 class _Guard:
-    """A SIGINT handler that defers signals while ``depth`` is above 0."""
+    """A SIGINT handler that defers signals while ``depth`` is above 0.
+
+    Attributes:
+        installed: whether the guard is in use as the SIGINT handler.
+        depth: number of nested ``uninterrupted`` blocks; 0 in an ``interruptible`` block.
+        outer_depths: ``depth`` before each open ``interruptible`` block, the outermost first.
+        deferred: signal number and stack frame of each deferred signal.
+        handler: the previous SIGINT handler, which receives the deferred signals.
+    """
 
     def __init__(self) -> None:
-        self.installed = False  # whether the guard is in use as the SIGINT handler
-        self.depth = 0  # number of nested ``uninterrupted`` blocks; 0 in an ``interruptible`` block
-        # ``depth`` before each open ``interruptible`` block, the outermost first
+        self.installed = False
+        self.depth = 0
         self.outer_depths: list[int] = []
-        # signal number and stack frame of each deferred signal
         self.deferred: list[tuple[int, FrameType | None]] = []
-        # SIGINT handler from before the installation; receives the deferred signals
         self.handler: Any = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -46,10 +51,7 @@ class _Guard:
 
     @property
     def defers_here(self) -> bool:
-        """Whether the guard is installed and this is the main thread.
-
-        Other threads receive no signals.
-        """
+        """Whether the guard is installed and the caller is the main thread, which gets signals."""
         return self.installed and threading.get_ident() == threading.main_thread().ident
 
     @property
@@ -58,7 +60,7 @@ class _Guard:
         return signal.getsignal(signal.SIGINT) is self
 
     def deliver(self) -> None:
-        """If ``depth`` is 0, call ``handler`` for the first deferred signal, and drop the later ones.
+        """If ``depth`` is 0, call ``handler`` for the first deferred signal and drop the others.
 
         While ``handler`` runs in an ``interruptible`` block, and after it has raised there, further
         signals are deferred.
@@ -75,7 +77,10 @@ _guard = _Guard()
 
 
 def is_interrupt_pending() -> bool:
-    """Return whether a SIGINT is deferred, so that long work in an ``uninterrupted`` block can end early."""
+    """Return whether a SIGINT is deferred.
+
+    Long work in an ``uninterrupted`` block asks this to end early.
+    """
     return bool(_guard.deferred)
 
 
@@ -84,7 +89,7 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
 
     def __enter__(self) -> None:
         self._installed = False  # whether this block has made the guard the SIGINT handler
-        # the outermost block has looked at the handler
+        # A nested block need not look at the handler: the outermost block has done so.
         is_nested = _guard.depth or _guard.outer_depths
         if not (_guard.installed and (is_nested or _guard.is_handler)):
             self._install()
@@ -94,8 +99,8 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
     def _install(self) -> None:
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and threading.get_ident() == threading.main_thread().ident:
-            # `_guard.installed` is set last: an earlier signal is only stored, and delivered at the
-            # end of the block.
+            # ``_guard.installed`` is set last. A signal that arrives earlier is stored, and
+            # delivered at the end of the block.
             _guard.handler = _guard.handler if _guard.is_handler else handler
             self._installed = True
             signal.signal(signal.SIGINT, _guard)
@@ -115,10 +120,7 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
 
 
 class interruptible:  # noqa: N801 - read as a statement: with interruptible(): …
-    """Deliver SIGINT at once in a part of an ``uninterrupted`` block.
-
-    No effect outside such a block.
-    """
+    """Deliver SIGINT at once in a part of an ``uninterrupted`` block; no effect elsewhere."""
 
     def __enter__(self) -> None:
         self._allows = _guard.defers_here and _guard.depth > 0
@@ -138,15 +140,16 @@ class interruptible:  # noqa: N801 - read as a statement: with interruptible(): 
 
 
 def end_with_parent() -> None:
-    """End this process soon after its parent, ``torchrun``, also if the parent was killed.
+    """End this process soon after its parent, ``torchrun``, even if the parent was killed.
 
-    Other ranks are not watched: if one ends, its closed connections make the collective operations
-    fail.
+    The other processes that ``torchrun`` has started are not watched: if one of them ends, its
+    closed connections make the collective operations fail.
     """
     parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent != 1:  # 1: the parent has ended before this call
+        # A parent number of 1 means that the parent has ended before this call.
+        while os.getppid() == parent != 1:
             sleep(_WATCH_PERIOD)
         os._exit(1)
 

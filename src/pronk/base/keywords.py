@@ -1,4 +1,4 @@
-"""Class decorator: a misspelt keyword of a call gets an error that names the closest one."""
+"""Class decorator that checks the keywords of calls, and suggests the correct spelling."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def known_keywords(cls: Class) -> Class:
-    """Let the constructor of a class check the keywords of a call.
+    """Let a class check the keywords of calls of its constructor and of its public methods.
 
-    So do its public methods with keyword-only options. A keyword that a method lacks, or one that
-    is given by position, too, raises an ``UnknownOptionError``.
+    Only methods with keyword-only options are checked. A call raises ``UnknownOptionError`` if it
+    has a keyword that the method lacks, or gives an argument by position and by keyword.
     """
-    for name, function in [*vars(cls).items()]:
+    for name, function in list(vars(cls).items()):
         if not inspect.isfunction(function):
             continue
-        kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+        parameters = inspect.signature(function).parameters.values()
+        kinds = [parameter.kind for parameter in parameters]
         has_options = inspect.Parameter.KEYWORD_ONLY in kinds and not name.startswith("_")
-        if name == "__init__" or has_options:
-            shown = cls.__name__ if name == "__init__" else f"{cls.__name__}.{name}"
-            setattr(cls, name, _checked(function, shown))
+        if name == "__init__":
+            setattr(cls, name, _checked(function, cls.__name__))
+        elif has_options:
+            setattr(cls, name, _checked(function, f"{cls.__name__}.{name}"))
     return cls
 
 
@@ -41,7 +43,7 @@ def _checked(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
         for parameter in parameters
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    takes_all = len(keywords) < len(parameters)
+    takes_all = len(keywords) < len(parameters)  # the method has a parameter ``**options``
 
     def check(args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         for name in options:
@@ -69,9 +71,12 @@ def _checked(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
 
 
 def check_keywords(given: Iterable[str], shown: str, keywords: Sequence[str]) -> None:
-    """Raise an ``UnknownOptionError`` for a name that is not among ``keywords``.
+    """Raise ``UnknownOptionError`` if a call has an unknown keyword.
 
-    ``shown`` is the name of their function in the message.
+    Args:
+        given: the keywords of the call.
+        shown: name of the function in the message.
+        keywords: the keywords that the function has.
     """
     for name in given:
         if name in keywords:

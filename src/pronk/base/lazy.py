@@ -1,4 +1,7 @@
-"""Modules whose names come from other modules: public ones, and former names."""
+"""Modules without code of their own: public modules, and former names of modules.
+
+Their names come from other modules, which are imported when a name is first used.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,19 @@ from warnings import warn
 def export(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a public module.
 
+    The stub beside the module (``.pyi``), which type checkers read, has one line for each name of
+    the module, such as ``from pronk.kernels.threads import num_threads as num_threads``.
+
     Args:
         name: name of the module.
-        file: its ``__file__``. The stub beside it, which type checkers read, has one line for each
-            of its names, such as ``from pronk.kernels.threads import num_threads as num_threads``.
+        file: ``__file__`` of the module.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    homes = {
-        str(alias.asname): (str(node.module), alias.name)
-        for node in imports
-        for alias in node.names
-    }
+    homes: dict[str, tuple[str, str]] = {}  # module and name of each public name
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                homes[str(alias.asname)] = (str(node.module), alias.name)
     names = sorted(homes)
 
     def get(attribute: str) -> Any:
@@ -38,14 +42,19 @@ def export(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[], lis
 
 
 def former(name: str, *homes: str) -> Callable[[str], Any]:
-    """Return ``__getattr__`` of module ``name``, whose names have moved to ``homes``.
+    """Return ``__getattr__`` of a former module, whose names have moved to other modules.
 
-    Its use warns.
+    The use of a name gives a ``DeprecationWarning``.
+
+    Args:
+        name: name of the former module.
+        *homes: the modules that have its names now.
     """
 
     def get(attribute: str) -> Any:
         msg = f"module {name!r} has no attribute {attribute!r}"
-        # Above all not __path__: the modules of a package would be imported a second time.
+        # A former package must not have the new package's ``__path__``: its modules would be
+        # imported a second time.
         if attribute.startswith("__") and attribute != "__all__":
             raise AttributeError(msg)
         for home in homes:

@@ -1,18 +1,20 @@
-"""Options that are declared once: type, default, range and help text of a value that users set.
+"""Declarations of options: name, type, default, range and help text in one place.
 
-A declaration is a field of a dataclass, annotated with an :class:`Option`::
+The Python API, the command line, the server and the documentation use the same declaration, a
+field of a dataclass that is annotated with an :class:`Option`::
 
     @documented
     @dataclass(frozen=True, kw_only=True)
     class OvenOptions:
         degrees: Annotated[int, Option("Temperature in Celsius.", low=50, high=300)] = 220
 
-A class calls :func:`check_options` in ``__post_init__``, or with the values of all its parts.
-Options of the command line (:mod:`pronk.cli.declared`) and ranges of the server's requests are made
-from :func:`declared_options`.
+Call :func:`check_options` to check an instance, for example in ``__post_init__``.
+:func:`declared_options` returns the declarations for the command line (:mod:`pronk.cli.declared`)
+and for the ranges of the server's requests.
 
 A module that declares options does not import ``annotations`` from ``__future__``, so that the
-annotations are objects; a type that would be slow to import is a text, ``Annotated["Drafter", …]``.
+annotations are objects. A type that would be slow to import is written as a text:
+``Annotated["Drafter", …]``.
 """
 
 import inspect
@@ -53,13 +55,13 @@ class Option:
     """Description of an option; name, type and default are those of its field.
 
     Attributes:
-        text: help text: one or more sentences that hold for Python and the command line.
-        low: smallest number; ``None``: no limit, which only numbers with an own check have.
+        text: help text: one or more sentences that are true in Python and on the command line.
+        low: smallest number. ``None`` if the option is no number, or if other code checks it.
         high: largest number; ``None``: no limit.
         exclusive_min: whether ``low`` itself is refused.
-        choices: allowed texts; empty if the type says them, or if they depend on the machine.
+        choices: allowed texts; empty for a ``Literal`` type, or if the texts depend on the machine.
         absent: meaning of ``None`` as the value, for example "that of the model".
-        details: further sentences, for the documentation of the Python API.
+        details: further sentences, for the documentation of the Python API only.
     """
 
     text: str
@@ -73,7 +75,7 @@ class Option:
 
     @property
     def range(self) -> str:
-        """The range in words: ``0..100``, ``at least 1``, ``above 0 to 1``; empty without one."""
+        """The range in words: ``0..100``, ``at least 1``, ``above 0 to 1``; "" without a range."""
         if self.low is None:
             return ""
         low = _number_text(self.low)
@@ -86,7 +88,7 @@ class Option:
     def help(self) -> str:
         """The help text with the range as its last sentence.
 
-        A number of things is at least 0 in any case.
+        The range "at least 0" is left out: it is obvious for counts.
         """
         range_text = self.range
         if range_text in ("", "at least 0"):
@@ -95,22 +97,23 @@ class Option:
 
 
 def _number_text(number: float) -> str:
-    """Return a bound as text; 2**63 - 1 is ``2^63-1``."""
-    is_mask = isinstance(number, int) and number >= 2**31 and (number & (number + 1)) == 0
-    return f"2^{int(number).bit_length()}-1" if is_mask else f"{number:g}".replace("e+0", "e")
+    """Return a limit as text; ``2^63-1`` for the number 2**63 - 1."""
+    if isinstance(number, int) and number >= 2**31 and (number & (number + 1)) == 0:
+        return f"2^{number.bit_length()}-1"
+    return f"{number:g}".replace("e+0", "e")
 
 
 @dataclass(frozen=True)
 class DeclaredOption:
-    """An option as the command line and the server see it.
+    """An option with name, type and default, as the command line and the server need it.
 
     Attributes:
-        name: name of the field.
-        kind: its type without ``None``: a class, a ``Literal``, a union, or a text.
-        optional: whether ``None`` is a value.
-        default: its default.
-        option: its description.
-        owner: class that declares it.
+        name: name of the option's field in the dataclass.
+        kind: type of the value without ``None``: a class, a ``Literal``, a union, or a text.
+        optional: whether ``None`` is allowed as the value.
+        default: the default value; ``None`` if the field has none.
+        option: description of the option.
+        owner: the dataclass that declares the option.
     """
 
     name: str
@@ -123,7 +126,7 @@ class DeclaredOption:
     def check(self, value: object) -> None:
         """Raise ``OptionError`` if a value is not of the type, in the range or among the choices.
 
-        Only integers, numbers, flags and choices are checked; for other types, it does nothing.
+        Only integers, numbers, flags and choices are checked; a value of another type is accepted.
         """
         option = self.option
         if value is None and self.optional:
@@ -143,8 +146,10 @@ class DeclaredOption:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Allowed texts; empty if the option takes others, too."""
-        return get_args(self.kind) if get_origin(self.kind) is Literal else self.option.choices
+        """The allowed texts; empty if any value is allowed."""
+        if get_origin(self.kind) is Literal:
+            return get_args(self.kind)
+        return self.option.choices
 
 
 @cache
@@ -152,21 +157,26 @@ def declared_options(owner: type) -> dict[str, DeclaredOption]:
     """Return the options that a dataclass and its base classes declare, in the order of fields."""
     found: dict[str, DeclaredOption] = {}
     for each in fields(owner):
-        kind, *notes = get_args(each.type) if get_origin(each.type) is Annotated else [each.type]
-        option = next((note for note in notes if isinstance(note, Option)), None)
-        if option is None:
+        if get_origin(each.type) is not Annotated:
+            continue
+        annotated_type, *notes = get_args(each.type)
+        options = [note for note in notes if isinstance(note, Option)]
+        if not options:
             continue
         default = None if each.default is MISSING else each.default
         declaring = next(
             base for base in owner.__mro__ if each.name in inspect.get_annotations(base)
         )
-        kind, optional = _without_none(kind)
-        found[each.name] = DeclaredOption(each.name, kind, optional, default, option, declaring)
+        kind, optional = _without_none(annotated_type)
+        found[each.name] = DeclaredOption(each.name, kind, optional, default, options[0], declaring)
     return found
 
 
 def _without_none(kind: Any) -> tuple[Any, bool]:
-    """Return a type without ``None``, and whether it had it; a forward reference as its text."""
+    """Return a type without ``None``, and whether the type included ``None``.
+
+    A forward reference is returned as its text.
+    """
     if isinstance(kind, ForwardRef):
         return kind.__forward_arg__, False
     if get_origin(kind) not in (Union, UnionType):
@@ -176,29 +186,28 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
 
 
 def check_options(values: Any) -> None:
-    """Check the options of an instance of a declaring dataclass.
-
-    Raise ``OptionError`` for a wrong one.
-    """
+    """Raise ``OptionError`` if a value of an instance of a declaring dataclass is wrong."""
     owner: Any = type(values)
     for name, declared in declared_options(owner).items():
         declared.check(getattr(values, name))
 
 
 def describe_options(owner: type) -> str:
-    """Return the section of a docstring that describes the options: ``name: text``, indented."""
+    """Return the lines ``name: text`` of a docstring that describe a dataclass's options."""
     entries = []
     for name, declared in declared_options(owner).items():
         option = declared.option
-        none = f" ``None``: {option.absent}." if declared.optional and option.absent else ""
-        details = f" {option.details}" if option.details else ""
-        entry = f"{name}: {option.help}{none}{details}"
+        entry = f"{name}: {option.help}"
+        if declared.optional and option.absent:
+            entry += f" ``None``: {option.absent}."
+        if option.details:
+            entry += f" {option.details}"
         entries.append(_PARAGRAPH.fill(entry))
     return indent("\n".join(entries), "    ")
 
 
 def documented(cls: Class) -> Class:
-    """Add the options of a declaring dataclass to its docstring, as ``Attributes``."""
+    """Add the options of a dataclass to its docstring, in a section ``Attributes``."""
     cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nAttributes:\n{describe_options(cls)}\n"
     return cls
 
@@ -206,9 +215,10 @@ def documented(cls: Class) -> Class:
 def takes(
     options: Callable[Keywords, Options],
 ) -> Callable[[Callable[[Owner, Options], None]], Callable[Concatenate[Owner, Keywords], None]]:
-    """Give a constructor the arguments of the dataclass ``options``; it receives an instance of it.
+    """Give a constructor the fields of a dataclass as keyword arguments.
 
-    The options are added to the constructor's docstring, as ``Args`` after the first paragraph::
+    The decorated constructor receives an instance of the dataclass. Its docstring gets a section
+    ``Args`` with the options, after the first paragraph::
 
         class Oven:
             @takes(OvenOptions)
@@ -238,7 +248,7 @@ def takes(
 
 
 def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter without the description in its annotation, as documentation shows it."""
+    """Return a parameter with its plain type as the annotation, without the ``Option``."""
     annotation = parameter.annotation
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]

@@ -1,7 +1,8 @@
-"""Database of the blocks on disk: its tables, its transactions, and its errors.
+"""SQLite database of the KV blocks on disk: tables, transactions and errors.
 
-SQLite rather than LMDB: both are limited by the disk when they write (200 to 300 MB/s), SQLite
-reads 3 to 7 GB/s, which is faster than the checksum of a block, and it belongs to Python.
+SQLite belongs to Python's standard library, and no database is needed that is faster: writes are
+limited by the disk (200 to 300 MB/s), and reads of 3 to 7 GB/s are faster than the computation of a
+block's checksum.
 """
 
 from __future__ import annotations
@@ -20,48 +21,56 @@ from pronk.base.errors import OptionError, describe_reason
 _log = logging.getLogger(__name__)
 
 _NAME = "blocks.sqlite3"
-# version of the tables, ``user_version`` of the database; a database of another version is emptied
+# Version of the tables, ``user_version`` of the database. A database of another version is emptied.
 _FORMAT = 1
 _SCHEMA = """
-CREATE TABLE blocks (id INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, checksum BLOB NOT NULL, used INTEGER NOT NULL);
+CREATE TABLE blocks (
+    id INTEGER PRIMARY KEY,
+    key BLOB UNIQUE NOT NULL,
+    checksum BLOB NOT NULL,
+    used INTEGER NOT NULL
+);
 CREATE INDEX by_use ON blocks (used);
 CREATE TABLE contents (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL);
 CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 _WRITE_TIMEOUT = 10.0  # seconds to wait for the lock of another process
+_MODE_ATTEMPTS = 100  # attempts to set the journal mode, while other processes set it, too
+_MODE_PAUSE = 0.02  # seconds between these attempts
 _PAGE_BYTES = 1 << 14  # page size of the database: large pages read faster, small ones waste less
 
-# The message of an error may quote a name in the database; Python fails to decode it if it is
-# damaged.
+# SQLite's messages may quote a name in the database. If the name is damaged, Python cannot decode
+# the message, and raises UnicodeDecodeError.
 DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 
 class DatabaseErrors:
-    """Errors of the database: the first one of each kind is logged, and a damaged database is deleted."""
+    """Handler of database errors, which must not stop the engine.
+
+    It logs each message once, and deletes a damaged database, so that the next process begins with
+    an empty one.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._logged = set[str]()
-        self.file = 0  # number of the file (inode) that this process has opened
+        self.file = 0  # inode number of the database that this process has opened
 
     @contextmanager
     def caught(self, on_error: Callable[[], None] | None = None) -> Iterator[None]:
-        """Catch the errors of SQLite, and a lack of memory, in the ``with`` block.
-
-        Then call ``on_error``.
-        """
+        """Catch SQLite's errors and MemoryError in the ``with`` block, then call ``on_error``."""
         try:
             yield
         except (*DATABASE_ERRORS, MemoryError) as error:
-            if (kind := str(error)) not in self._logged:
+            kind = str(error)
+            if kind not in self._logged:
                 self._logged.add(kind)
                 _log.warning(
                     "prompt cache %s: %s; prompts are computed meanwhile",
                     self._path.parent,
                     kind or "no memory",
                 )
-            # The next process begins with an empty database, unless another one has replaced the
-            # damaged file already.
+            # Another process may have replaced the damaged file already; the new file stays.
             if _is_damage(error) and file_number(self._path) == self.file:
                 _delete(self._path)
             if on_error is not None:
@@ -69,16 +78,19 @@ class DatabaseErrors:
 
 
 def create_database(folder: Path) -> Path:
-    """Create the folder and an empty database if they do not exist.
+    """Return the path of the database in ``folder``; create folder and file if they are missing.
 
-    Return the path of the database.
+    A full disk is no error here: the first use of the database logs it.
+
+    Raises:
+        OptionError: ``folder`` is a file, or cannot be written.
     """
     path = folder / _NAME
     try:
         _create_file(path)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return path  # the first use of the database logs the error
+            return path
         is_file = isinstance(error, FileExistsError | NotADirectoryError)
         problem = "not a folder" if is_file else describe_reason(error)
         msg = f"prompt_cache: expected a writable folder, found {folder}: {problem}; choose another"
@@ -87,7 +99,7 @@ def create_database(folder: Path) -> Path:
 
 
 def file_number(path: Path) -> int:
-    """Return the number of a file (inode); 0 without a file."""
+    """Return the inode number of a file; 0 if the file is missing."""
     with suppress(OSError):
         return path.stat().st_ino
     return 0
@@ -98,9 +110,8 @@ def open_database(
 ) -> sqlite3.Connection:
     """Open the database, and create the file and its tables if they are missing.
 
-    See :func:`connect`.
-
-    A database of another version is emptied, and a damaged one is replaced.
+    A database of another version is emptied, and a damaged one is replaced. ``timeout`` is that of
+    :func:`connect`.
     """
     try:
         _create_file(path)
@@ -118,10 +129,10 @@ def open_database(
 
 
 def _create_file(path: Path) -> None:
-    """Create an empty file and its folder, which only this user can read, if they do not exist."""
+    """Create the file, empty, and its folder if they are missing; only this user can read both."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # An existing file is not opened: closing it would end all locks that this process's connections
-    # have on it, and another process could then write between their pages
+    # An existing file is not opened here: closing the file would release the locks that connections
+    # of this process have on it, and another process could write during their transactions
     # (https://www.sqlite.org/howtocorrupt.html, section 2.2).
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -133,29 +144,35 @@ def _create_file(path: Path) -> None:
 
 
 def _create_tables(path: Path) -> None:
+    """Create the tables, after dropping those of another version of the format."""
     with closing(connect(path)) as connection:
-        # This check needs no lock, which another process may hold for seconds.
-        if connection.execute("PRAGMA user_version").fetchone() == (_FORMAT,):
+        # The first check needs no lock, which another process may hold for seconds.
+        if _has_tables(connection):
             return
         with transaction(connection):
-            if connection.execute("PRAGMA user_version").fetchone() == (_FORMAT,):
+            if _has_tables(connection):
                 return
-            for (name,) in connection.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table'"
-            ).fetchall():
+            query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+            old_tables = connection.execute(query).fetchall()
+            for (name,) in old_tables:
                 connection.execute(f'DROP TABLE "{name}"')
             for statement in _SCHEMA.strip().split(";\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {_FORMAT}")
 
 
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    return connection.execute("PRAGMA user_version").fetchone() == (_FORMAT,)
+
+
 def connect(path: Path, timeout: float | None = None) -> sqlite3.Connection:
-    """Open the database without the transactions of Python's own.
+    """Open a connection that begins no transactions of its own; see :func:`transaction`.
 
-    Several threads may read, one at a time.
+    Several threads may use the connection, one at a time.
 
-    ``timeout`` is the number of seconds to wait for the lock of another process, by default those
-    of a writer.
+    Args:
+        path: the database.
+        timeout: seconds to wait for the lock of another process; by default 10, enough to write.
     """
     connection = sqlite3.connect(
         path, timeout=timeout or _WRITE_TIMEOUT, isolation_level=None, check_same_thread=False
@@ -163,19 +180,7 @@ def connect(path: Path, timeout: float | None = None) -> sqlite3.Connection:
     try:
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        # Changing the mode fails at once if another process changes it at the same time, without
-        # waiting.
-        for attempt in range(100):
-            try:
-                connection.execute("PRAGMA journal_mode = WAL").fetchall()
-                break
-            except sqlite3.OperationalError as error:
-                if attempt == 99 or _code(error) not in (
-                    sqlite3.SQLITE_BUSY,
-                    sqlite3.SQLITE_LOCKED,
-                ):
-                    raise
-                time.sleep(0.02)
+        _use_write_ahead_log(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
     except DATABASE_ERRORS:
         connection.close()
@@ -183,9 +188,26 @@ def connect(path: Path, timeout: float | None = None) -> sqlite3.Connection:
     return connection
 
 
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Set the journal mode.
+
+    While another process sets the mode, SQLite fails at once in spite of the connection's timeout;
+    the attempt is then repeated.
+    """
+    for attempt in range(_MODE_ATTEMPTS):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            return
+        except sqlite3.OperationalError as error:
+            is_locked = _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            if not is_locked or attempt == _MODE_ATTEMPTS - 1:
+                raise
+            time.sleep(_MODE_PAUSE)
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Run the ``with`` block as a transaction that may write."""
+    """Run the ``with`` block as a write transaction; an exception rolls it back."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -197,12 +219,13 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:
-    """Return the size of the database without its free pages."""
-    pages, free, size = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("page_count", "freelist_count", "page_size")
-    )
-    return int((pages - free) * size)
+    """Return the bytes of the database's pages, without the free pages."""
+
+    def read(name: str) -> int:
+        return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+    num_used_pages = read("page_count") - read("freelist_count")
+    return num_used_pages * read("page_size")
 
 
 def _is_damage(error: Exception) -> bool:
@@ -211,7 +234,7 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _code(error: Exception) -> int:
-    """Return the primary result code of SQLite; 0 for errors of Python's module itself."""
+    """Return SQLite's primary result code of an error; 0 for an error of Python's own module."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 

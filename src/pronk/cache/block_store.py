@@ -1,8 +1,8 @@
 """Store of KV blocks on disk: an SQLite database, which a background thread writes.
 
-Any process may end at any moment, by a crash or ``kill -9``: SQLite's write-ahead log then drops
-the last transaction. Each block has a checksum, so that a damaged one counts as missing. Several
-processes may use one folder at a time.
+A process may end at any moment, by a crash or ``kill -9``: SQLite then drops an incomplete
+transaction. Each block has a checksum; a damaged block counts as missing. Several processes may use
+one folder at the same time.
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ from pronk.cache.block_database import (
     used_bytes,
 )
 
-# bytes of blocks that wait for the writer; further blocks are offered again later
+# Bytes of blocks that wait for the writer thread. While the queue is full, no blocks are accepted;
+# the prompt cache offers the same blocks again later.
 _MAX_QUEUE_BYTES = 256 << 20
-# bytes of blocks per transaction; bounds what a crash loses, and the write-ahead log
+# Bytes of blocks per transaction: a crash loses one transaction, and the write-ahead log grows with
+# its size.
 _TRANSACTION_BYTES = 8 << 20
 _MAX_KEYS = 500  # keys per query; SQLite allows 999 in every build
-# pause after an error, such as a full disk: of writing, and of opening the database to read
+# Seconds without writes, or without attempts to open the database for reading, after an error such
+# as a full disk.
 _PAUSE_SECONDS = 60.0
-# seconds that a read waits for the lock of another process; then the blocks are computed
+# Seconds that a read waits for the lock of another process. Then the blocks count as missing, and
+# the model computes them.
 _READ_TIMEOUT = 0.5
 
 
 @dataclass
 class StoreCounts:
-    """Counts of one process since its start."""
+    """Blocks and bytes that this process has read and written since its start."""
 
     blocks_read: int = 0
     bytes_read: int = 0
@@ -51,11 +55,13 @@ class StoreCounts:
 
 @dataclass(frozen=True)
 class _Job:
-    """One task of the writer."""
+    """One task of the writer thread.
 
-    # keys of the blocks of a text, from its start; all of them have just been used
+    ``chain`` are the keys of a text's blocks, from the start of the text; their time of use becomes
+    the present. ``blocks`` are the contents to store, by index in ``chain``.
+    """
+
     chain: Sequence[bytes] = ()
-    # contents to store, by index in ``chain``
     blocks: Mapping[int, bytes] = field(default_factory=dict)
     damaged: Sequence[bytes] = ()  # keys of blocks to delete
 
@@ -65,23 +71,30 @@ class _Job:
 
 
 class BlockStore:
-    """Contents of KV blocks by key, in a folder; ``counts`` are those of this process."""
+    """Contents of KV blocks by key, in a database in a folder.
+
+    An error of the database is logged, not raised: reads then find nothing, and writes are dropped.
+    """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Open or create the database in ``folder``, readable by this user only.
 
-        ``max_bytes`` is the maximum number of bytes of the stored blocks; beyond, the least
-        recently used are deleted. Raises ``OptionError`` if ``folder`` is no folder, or not
-        writable.
+        Args:
+            folder: created if it is missing.
+            max_bytes: maximum size of the database in bytes; beyond, the least recently used blocks
+                are deleted.
+
+        Raises:
+            OptionError: ``folder`` is a file, or cannot be written.
         """
         path = create_database(folder)
         self.counts = StoreCounts()
         self._errors = DatabaseErrors(path)
         self._reader = _Reader(path, self._errors)
-        self._reader.connection()  # an error shows at the start, in the log
+        self._reader.connection()  # so that an error is logged at the start
         self._writer = _Writer(path, max_bytes, self.counts, self._errors)
-        # The thread has no reference to this object. At the end of the program it writes what is
-        # queued.
+        # The thread has no reference to this object, so the finalizer runs when the object is
+        # deleted, and at the latest at the end of the program.
         self._finalizer = weakref.finalize(self, self._writer.stop, self._reader)
 
     def count_leading(self, keys: Sequence[bytes]) -> int:
@@ -89,21 +102,17 @@ class BlockStore:
         for start in range(0, len(keys), _MAX_KEYS):
             part = keys[start : start + _MAX_KEYS]
             found = {key for (key,) in self._select("SELECT key FROM blocks", part)}
-            missing = next((index for index, key in enumerate(part) if key not in found), None)
-            if missing is not None:  # nothing after it counts; a locked database is waited for once
-                return start + missing
+            for index, key in enumerate(part):
+                if key not in found:
+                    return start + index
         return len(keys)
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the contents of blocks, at most 500.
-
-        ``None`` for one that is missing or damaged.
-        """
+        """Return the contents of at most 500 blocks; ``None`` for a missing or damaged block."""
         found: dict[bytes, bytes] = {}
         damaged = []
-        for key, checksum, content in self._select(
-            "SELECT key, checksum, bytes FROM blocks JOIN contents USING (id)", keys
-        ):
+        query = "SELECT key, checksum, bytes FROM blocks JOIN contents USING (id)"
+        for key, checksum, content in self._select(query, keys):
             if checksum == _checksum(key, content):
                 found[key] = content
             else:
@@ -117,11 +126,14 @@ class BlockStore:
         return [found.get(key) for key in keys]
 
     def is_known(self, key: bytes) -> bool:
-        """Return whether this process has read or written a block, and knows of no eviction since."""
+        """Return whether a block is on disk or queued, as far as this process knows.
+
+        This process knows the blocks that it has read or written, minus those that it has deleted.
+        """
         return key in self._writer.known
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether :meth:`write` accepts ``num_bytes`` now."""
+        """Return whether the queue has room for blocks of ``num_bytes`` bytes."""
         return self._writer.has_room(num_bytes)
 
     def write(self, chain: Sequence[bytes], blocks: Mapping[int, bytes]) -> None:
@@ -136,36 +148,35 @@ class BlockStore:
         self._writer.add(_Job(chain, blocks))
 
     def find_note(self, name: str) -> str | None:
-        """Return the text that :meth:`add_note` stored under a name."""
+        """Return the text that :meth:`add_note` stored under a name; ``None`` if there is none."""
         with self._errors.caught():
             connection = self._reader.connection()
             if connection is not None:
-                row = connection.execute(
-                    "SELECT value FROM notes WHERE name = ?", (name,)
-                ).fetchone()
+                query = "SELECT value FROM notes WHERE name = ?"
+                row = connection.execute(query, (name,)).fetchone()
                 return str(row[0]) if row else None
         return None
 
     def add_note(self, name: str, value: str) -> None:
-        """Store a short text."""
+        """Store a short text under a name, for other processes and later starts."""
         with self._errors.caught():
             connection = self._reader.connection()
             if connection is not None:
                 connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
 
     def flush(self) -> None:
-        """Wait until everything that is queued has been written."""
+        """Wait until all queued blocks have been written."""
         self._writer.wait()
 
     def close(self) -> None:
-        """Write what is queued, and end the thread.
+        """Write all queued blocks, and end the writer thread.
 
         Later writes are ignored, and later reads find nothing.
         """
         self._finalizer()
 
     def _select(self, query: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
-        """Yield the rows of ``keys``; none after an error."""
+        """Yield the rows of a query with the given keys; none after an error."""
         with self._errors.caught():
             connection = self._reader.connection()
             if connection is not None:
@@ -174,10 +185,7 @@ class BlockStore:
 
 
 class _Reader:
-    """The connection that reads.
-
-    After a failure to open it, as on a full disk, it is tried again.
-    """
+    """Owner of the connection for reading, which opens it again some time after a failure."""
 
     def __init__(self, path: Path, errors: DatabaseErrors) -> None:
         self._path = path
@@ -187,9 +195,9 @@ class _Reader:
         self._closed = False
 
     def connection(self) -> sqlite3.Connection | None:
-        """Return the connection.
+        """Return the connection; ``None`` after :meth:`close` or if the database cannot be opened.
 
-        ``None`` after :meth:`close`, and while the database cannot be opened.
+        A failed attempt to open the database is repeated after 60 seconds at the earliest.
         """
         is_due = time.monotonic() >= self._paused_until
         if self._connection is None and is_due and not self._closed:
@@ -209,12 +217,15 @@ class _Reader:
 
 
 class _Writer:
-    """The thread that writes; it keeps no reference to the :class:`BlockStore`."""
+    """Queue of blocks to write, and the thread that writes them.
+
+    Neither has a reference to the :class:`BlockStore`, so that an unused store can be deleted.
+    """
 
     def __init__(
         self, path: Path, max_bytes: int, counts: StoreCounts, errors: DatabaseErrors
     ) -> None:
-        # keys that are stored or queued, as far as this process knows
+        # Keys of the blocks that are on disk or queued, as far as this process knows.
         self.known: set[bytes] = set()
         self._path = path
         self._max_bytes = max_bytes
@@ -223,8 +234,9 @@ class _Writer:
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._num_bytes = 0  # bytes of the queued jobs and of those being written
-        self._busy = self._closing = False
-        self._paused_until = 0.0
+        self._busy = False
+        self._closing = False
+        self._paused_until = 0.0  # no block is accepted before this time of ``time.monotonic``
         self._thread = threading.Thread(target=self._run, name="pronk-prompt-cache", daemon=True)
         self._thread.start()
 
@@ -244,7 +256,7 @@ class _Writer:
             self._wake.wait_for(lambda: not (self._jobs or self._busy))
 
     def stop(self, reader: _Reader) -> None:
-        """Write what is queued, end the thread, and close the store's other connection."""
+        """Write all queued blocks, end the thread, and close the connection for reading."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -268,10 +280,7 @@ class _Writer:
                 connection.close()
 
     def _take(self) -> list[_Job]:
-        """Wait for jobs, and return those of the next transaction.
-
-        None when the thread must end.
-        """
+        """Wait for jobs, and return the jobs of one transaction; an empty list ends the thread."""
         with self._wake:
             self._wake.wait_for(lambda: self._jobs or self._closing)
             jobs = list[_Job]()
@@ -283,65 +292,72 @@ class _Writer:
             return jobs
 
     def _drop(self, jobs: Sequence[_Job]) -> None:
-        """Forget the blocks of a failed transaction and all that is queued, and pause."""
+        """Drop the jobs of a failed transaction and all queued jobs; accept none for a minute."""
         self._paused_until = time.monotonic() + _PAUSE_SECONDS
         with self._wake:
-            queued = [*self._jobs]
+            queued = list(self._jobs)
             self._jobs.clear()
             self._num_bytes -= sum(job.size for job in queued)
         for job in (*jobs, *queued):
             self.known.difference_update(job.chain)
 
     def _write(self, connection: sqlite3.Connection, jobs: Sequence[_Job]) -> None:
-        before = (
-            self._counts.blocks_written,
-            self._counts.bytes_written,
-            self._counts.blocks_evicted,
-        )
+        """Run jobs in one transaction; if it fails, the counts are as before."""
+        counts = self._counts
+        blocks_written = counts.blocks_written
+        bytes_written = counts.bytes_written
+        blocks_evicted = counts.blocks_evicted
         try:
             with transaction(connection):
                 for job in jobs:
                     self._write_job(connection, job)
         except (*DATABASE_ERRORS, MemoryError):
-            self._counts.blocks_written, self._counts.bytes_written, self._counts.blocks_evicted = (
-                before
-            )
+            counts.blocks_written = blocks_written
+            counts.bytes_written = bytes_written
+            counts.blocks_evicted = blocks_evicted
             raise
 
     def _write_job(self, connection: sqlite3.Connection, job: _Job) -> None:
         for key in job.damaged:
             self._delete(connection, key)
-        # Earlier blocks of a text get a later time of use and are evicted last: the others are
-        # useless without them.
+        # A block is useless without the blocks before it in its text. Earlier blocks therefore get
+        # a later time of use, and are evicted last.
         latest = time.time_ns()
+        earliest = latest - len(job.chain)
         for index, key in enumerate(job.chain):
             used = latest - index
-            if connection.execute("UPDATE blocks SET used = ? WHERE key = ?", (used, key)).rowcount:
+            is_stored = self._set_time_of_use(connection, key, used)
+            if is_stored:
                 continue
             content = job.blocks.get(index)
-            if content is None or not self._make_room(
-                connection, len(content), latest - len(job.chain)
-            ):
-                self.known.discard(key)  # so that the block is offered again
+            if content is None or not self._make_room(connection, len(content), earliest):
+                self.known.discard(key)  # so that the prompt cache offers the block again
                 continue
-            values = (key, _checksum(key, content), used)
-            row = connection.execute(
-                "INSERT INTO blocks (key, checksum, used) VALUES (?, ?, ?)", values
-            ).lastrowid
-            connection.execute("INSERT INTO contents VALUES (?, ?)", (row, content))
-            self._counts.blocks_written += 1
-            self._counts.bytes_written += len(content)
+            self._insert(connection, key, content, used)
+
+    def _set_time_of_use(self, connection: sqlite3.Connection, key: bytes, used: int) -> bool:
+        """Record the time of use of a block, in nanoseconds; return whether the block is stored."""
+        query = "UPDATE blocks SET used = ? WHERE key = ?"
+        return connection.execute(query, (used, key)).rowcount > 0
+
+    def _insert(
+        self, connection: sqlite3.Connection, key: bytes, content: bytes, used: int
+    ) -> None:
+        query = "INSERT INTO blocks (key, checksum, used) VALUES (?, ?, ?)"
+        row = connection.execute(query, (key, _checksum(key, content), used)).lastrowid
+        connection.execute("INSERT INTO contents VALUES (?, ?)", (row, content))
+        self._counts.blocks_written += 1
+        self._counts.bytes_written += len(content)
 
     def _make_room(self, connection: sqlite3.Connection, num_bytes: int, before: int) -> bool:
-        """Delete the least recently used blocks, if used before ``before`` (ns).
+        """Delete the least recently used blocks until ``num_bytes`` fit into the size limit.
 
-        Return False if too few.
+        Only blocks whose last use is before ``before`` (nanoseconds since 1970) are deleted. Return
+        False if these are too few.
         """
+        query = "SELECT key FROM blocks WHERE used < ? ORDER BY used LIMIT 1"
         while used_bytes(connection) + num_bytes > self._max_bytes:
-            oldest = connection.execute(
-                "SELECT key FROM blocks WHERE used < ? ORDER BY used LIMIT 1", (before,)
-            )
-            row = oldest.fetchone()
+            row = connection.execute(query, (before,)).fetchone()
             if row is None:
                 return False
             self._delete(connection, row[0])
@@ -356,16 +372,20 @@ class _Writer:
         self.known.discard(key)
 
     def _shrink(self, connection: sqlite3.Connection) -> None:
-        """Delete blocks beyond the limit, which was perhaps higher before, and give their pages back."""
+        """Shrink a database that an earlier start with a higher size limit has left.
+
+        Blocks beyond the limit are deleted, and their pages return to the file system.
+        """
         if used_bytes(connection) > self._max_bytes:
             with transaction(connection):
                 self._make_room(connection, 0, time.time_ns())
-            # ``execute`` would free only one page
+            # ``execute`` instead of ``executescript`` would free only one page.
             connection.executescript("PRAGMA incremental_vacuum")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def _checksum(key: bytes, content: bytes) -> bytes:
+    """Return the SHA-256 of a key and a content, so that a content under a wrong key is damaged."""
     digest = sha256(key)
     digest.update(content)
     return digest.digest()

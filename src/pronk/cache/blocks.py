@@ -1,9 +1,9 @@
 """Block tables and the block allocator of the KV cache.
 
-A block holds ``block_size`` tokens. Each request owns a :class:`BlockTable`; several tables may
-share a block, which is reference-counted. The allocator prefers runs of consecutive block numbers,
-because the keys of consecutive blocks are read as a view, without a gather. The free blocks are
-stored as such runs.
+A block holds the keys and values of ``block_size`` tokens. Each request owns a
+:class:`BlockTable`; several tables may share a block, which is reference-counted. The allocator
+prefers runs of consecutive block numbers, because the keys of consecutive blocks are read as a
+view, without a gather. The free blocks are therefore stored as runs.
 """
 
 from __future__ import annotations
@@ -27,24 +27,30 @@ class BlockTable:
     """Blocks of one request, in token order.
 
     Token ``p`` is in ``blocks[p // block_size - num_released]`` at offset ``p % block_size``. For
-    example, with blocks of 16, ``num_released = 2`` and ``blocks = [7, 8]``: the blocks of tokens
-    0-31, which have left the sliding window, were released, and token 37 is in block 7 at offset 5,
+    example, with blocks of 16 tokens, ``num_released = 2`` and ``blocks = [7, 8]``: tokens 0-31
+    have left the sliding window, and their blocks are released. Token 37 is in block 7 at offset 5,
     which is slot ``7 * 16 + 5 = 117``.
+
+    Attributes:
+        blocks: block numbers.
+        num_released: number of leading blocks that this table has released.
+        length: number of committed tokens in the cache; draft tokens have the slots after these.
+        contiguous: whether the block numbers are consecutive.
+        digests: digests of the text up to the end of the first, second, … full block; see
+            :mod:`pronk.cache.prefix`.
+        num_stored: number of leading blocks that are on disk, or queued for it.
+        version: ``PagedCache.version`` at the first allocation. After a change of the cache's
+            version, the prefix cache takes no blocks of this table.
+        adapter: number of the adapter that computes these tokens in every forward pass; -1: none.
     """
 
     blocks: list[int] = field(default_factory=list)
-    num_released: int = 0  # number of leading blocks that this table has released
-    # number of committed tokens in the cache; draft tokens have the slots after them
+    num_released: int = 0
     length: int = 0
-    contiguous: bool = True  # whether the block numbers are consecutive
-    # Digests of the text up to the end of the first, second, … full block
-    # (:mod:`pronk.cache.prefix`).
+    contiguous: bool = True
     digests: list[bytes] = field(default_factory=list)
-    num_stored: int = 0  # number of leading blocks that are written to disk, or queued for it
-    # ``PagedCache.version`` at the first allocation; if the cache has another one, its prefix cache
-    # takes no blocks.
+    num_stored: int = 0
     version: int = -1
-    # number of the adapter with which every forward pass computes these tokens; -1: none
     adapter: int = -1
     _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -52,45 +58,51 @@ class BlockTable:
 
     @property
     def c_blocks(self) -> ctypes.Array[ctypes.c_int32]:
-        """``blocks`` as a C array for the kernels."""
+        """The block numbers as a C array of int32, for the kernels."""
         if self._c_blocks is None:
-            self._c_blocks = (ctypes.c_int32 * len(self.blocks))(*self.blocks)
+            array_type = ctypes.c_int32 * len(self.blocks)
+            self._c_blocks = array_type(*self.blocks)
         return self._c_blocks
 
     @property
     def first_block(self) -> int | None:
-        """Number of the block of token 0, even if released.
+        """Number that the block of token 0 has, or had before its release, in a contiguous table.
 
-        ``None`` without blocks or unless ``contiguous``.
+        ``None`` for a table without blocks, or with gaps between the block numbers.
         """
-        return self.blocks[0] - self.num_released if self.blocks and self.contiguous else None
+        if self.blocks and self.contiguous:
+            return self.blocks[0] - self.num_released
+        return None
 
     def update_derived(self) -> None:
-        """Update ``contiguous`` and drop the array of ``c_blocks`` after a change of ``blocks``."""
-        self.contiguous = all(b - a == 1 for a, b in pairwise(self.blocks))
+        """Update ``contiguous`` and ``c_blocks`` after a change of ``blocks``."""
+        self.contiguous = all(after - before == 1 for before, after in pairwise(self.blocks))
         self._c_blocks = None
 
 
 class BlockAllocator:
-    """Allocates blocks of ``block_size`` tokens and counts the tables that hold each block."""
+    """Allocates blocks of ``block_size`` tokens and counts the tables that hold each block.
+
+    A block that no table holds is free: evictable if the prefix cache holds it, else empty. Empty
+    blocks are allocated first.
+
+    Attributes:
+        references: for each block, the number of tables that hold it.
+        num_free: number of empty and evictable blocks.
+        evictable: the evictable blocks, least recently used first.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.references = [0] * num_blocks  # for each block, the number of tables that hold it
-        # number of blocks that no table holds: the empty and the evictable ones
+        self.references = [0] * num_blocks
         self.num_free = num_blocks
-        # Cached blocks that no table holds, least recently used first; allocated if there are too
-        # few empty blocks.
         self.evictable: dict[int, None] = {}
         self.prefix_cache: PrefixCache | None = None
-        self._empty = FreeRuns(num_blocks)  # blocks that neither a table nor the prefix cache holds
+        self._empty = FreeRuns(num_blocks)
 
     def set_prefix_cache(self, prefix_cache: PrefixCache) -> None:
-        """Connect an empty prefix cache.
-
-        Blocks that only the previous prefix cache held become empty.
-        """
+        """Connect a prefix cache without blocks; all evictable blocks become empty."""
         self.prefix_cache = prefix_cache
         for run in to_runs(self.evictable):
             self._empty.add(run)
@@ -98,9 +110,10 @@ class BlockAllocator:
 
     def reset(self) -> None:
         """Free all blocks; existing tables must not be used any more."""
-        for block, references in enumerate(self.references):
-            if references and self.prefix_cache is not None and self.prefix_cache.is_cached(block):
-                self.evictable[block] = None
+        if self.prefix_cache is not None:
+            for block, references in enumerate(self.references):
+                if references and self.prefix_cache.is_cached(block):
+                    self.evictable[block] = None
         self.references = [0] * self.num_blocks
         self.num_free = self.num_blocks
         self._empty = FreeRuns(self.num_blocks)
@@ -112,9 +125,10 @@ class BlockAllocator:
         return -(-tokens // self.block_size)
 
     def allocate(self, block_table: BlockTable, tokens: int) -> None:
-        """Allocate slots for the first ``tokens`` tokens.
+        """Extend a table to hold ``tokens`` tokens.
 
-        Raise CacheFullError if too few blocks are free.
+        Raises:
+            CacheFullError: too few blocks are free.
         """
         needed = self.num_blocks_for(tokens) - block_table.num_released - len(block_table.blocks)
         if needed <= 0:
@@ -122,28 +136,32 @@ class BlockAllocator:
         if needed > self.num_free:
             msg = (
                 f"KV cache is full: {needed} blocks of {self.block_size} tokens needed, "
-                f"{self.num_free} of "
-                f"{self.num_blocks} free; raise kv_memory, or lower max_tokens or the number of "
-                "requests"
+                f"{self.num_free} of {self.num_blocks} free; raise kv_memory, or lower max_tokens "
+                "or the number of requests"
             )
             raise CacheFullError(msg)
-        block_table.blocks += self._allocate_blocks(
-            needed, block_table.blocks[-1] + 1 if block_table.blocks else -1
-        )
+        next_block = block_table.blocks[-1] + 1 if block_table.blocks else -1
+        block_table.blocks += self._allocate_blocks(needed, next_block)
         block_table.update_derived()
 
     def num_missing(self, block_table: BlockTable, tokens: int) -> int:
-        """Return how many free blocks :meth:`PagedCache.prepare` takes for the first ``tokens`` tokens."""
+        """Return the number of free blocks that a table takes until it holds ``tokens`` tokens.
+
+        A shared block that is written counts, because it is copied first; see
+        :meth:`PagedCache.prepare`.
+        """
         needed = self.num_blocks_for(tokens) - block_table.num_released
         first = max(0, block_table.length // self.block_size - block_table.num_released)
         num_new = max(0, needed - len(block_table.blocks))
-        # A shared block is copied before the write.
-        return num_new + sum(
-            self.references[block] > 1 for block in block_table.blocks[first:needed]
-        )
+        written = block_table.blocks[first:needed]
+        num_copied = sum(self.references[block] > 1 for block in written)
+        return num_new + num_copied
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
-        """Return a new table that shares the blocks of the first ``tokens`` tokens, with copy on write."""
+        """Return a new table that shares the blocks of the first ``tokens`` tokens.
+
+        A later write to a shared block copies the block first; see :meth:`PagedCache.prepare`.
+        """
         count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
         forked = BlockTable(num_released=block_table.num_released, length=tokens)
         forked.version = block_table.version
@@ -153,10 +171,7 @@ class BlockAllocator:
         return forked
 
     def assign_cached(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
-        """Let an empty table hold ``blocks``.
-
-        Each must be in another table or in the prefix cache.
-        """
+        """Let an empty table hold ``blocks``, each from another table or from the prefix cache."""
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
@@ -166,13 +181,17 @@ class BlockAllocator:
         block_table.update_derived()
 
     def is_shared(self, block: int) -> bool:
-        """Return whether several tables hold ``block``, so that it must be copied before a write."""
+        """Return whether several tables hold ``block``; it must be copied before a write."""
         return self.references[block] > 1
 
     def replace_shared(self, block_table: BlockTable, index: int) -> tuple[int, int]:
-        """Replace the shared ``blocks[index]`` by a new block.
+        """Replace the shared block ``blocks[index]`` of a table by a new one.
 
-        Return ``(old, new)`` for the caller to copy.
+        Returns:
+            The old and the new block number. The caller copies the content.
+
+        Raises:
+            CacheFullError: no block is free.
         """
         old = block_table.blocks[index]
         if not self.num_free:
@@ -181,7 +200,8 @@ class BlockAllocator:
                 "raise kv_memory"
             )
             raise CacheFullError(msg)
-        new = block_table.blocks[index] = self._allocate_blocks(1)[0]
+        new = self._allocate_blocks(1)[0]
+        block_table.blocks[index] = new
         self.references[old] -= 1
         block_table.update_derived()
         return old, new
@@ -189,24 +209,27 @@ class BlockAllocator:
     def release_before(self, block_table: BlockTable, token: int) -> list[int]:
         """Release the blocks that hold only tokens before ``token``.
 
-        Return the blocks that became empty.
+        Returns:
+            The blocks that became empty.
         """
-        count = min(
-            max(0, token // self.block_size - block_table.num_released), len(block_table.blocks)
-        )
+        num_left = max(0, token // self.block_size - block_table.num_released)
+        count = min(num_left, len(block_table.blocks))
         block_table.num_released += count
         return self._release_blocks(block_table, 0, count)
 
     def release(self, block_table: BlockTable) -> list[int]:
         """Release all blocks of a table; return the blocks that became empty."""
-        block_table.length = block_table.num_released = block_table.num_stored = 0
+        block_table.length = 0
+        block_table.num_released = 0
+        block_table.num_stored = 0
         block_table.digests = []
         return self._release_blocks(block_table, 0)
 
     def trim(self, block_table: BlockTable, tokens: int) -> list[int]:
-        """Release all blocks but those of the first ``tokens`` tokens.
+        """Release all blocks except the blocks of the first ``tokens`` tokens.
 
-        Return the blocks that became empty.
+        Returns:
+            The blocks that became empty.
         """
         count = max(0, self.num_blocks_for(tokens) - block_table.num_released)
         return self._release_blocks(block_table, count)
@@ -220,7 +243,8 @@ class BlockAllocator:
         if removed:
             del block_table.blocks[start:stop]
             block_table.update_derived()
-        # reversed, so that the last blocks of a text are evicted first
+        # In reverse order, so that the last blocks of a text are evicted first: they are useless
+        # without the blocks before them.
         for block in reversed(removed):
             if self.references[block] <= 0:
                 msg = f"block {block} was released twice"
@@ -238,11 +262,12 @@ class BlockAllocator:
         return freed[::-1]
 
     def _allocate_blocks(self, count: int, start: int = -1) -> list[int]:
-        """Allocate ``count`` blocks: first the empty run that begins with ``start``, if any, then long runs."""
+        """Allocate ``count`` blocks, preferably consecutive ones that begin with ``start``."""
         allocated: list[int] = []
         while len(allocated) < count:
             blocks = self._next_blocks(count - len(allocated), start)
-            for run in to_runs(block for block in blocks if block not in self.evictable):
+            empty = [block for block in blocks if block not in self.evictable]
+            for run in to_runs(empty):
                 self._empty.take(run)
             for block in blocks:
                 if block in self.evictable:
@@ -261,17 +286,17 @@ class BlockAllocator:
         used evictable blocks, sorted by number so that they form long runs: from ``start`` upwards,
         then the numbers below ``start``.
         """
-        num_evicted = count - (self.num_free - len(self.evictable))
+        num_empty = self.num_free - len(self.evictable)
+        num_evicted = count - num_empty
         if num_evicted > 0:
-            return sorted(
-                [*self._empty, *islice(self.evictable, num_evicted)],
-                key=lambda block: (block < start, block),
-            )
-        return (self._empty.run_from(start) or self._empty.best_fit(count))[:count]
+            blocks = [*self._empty, *islice(self.evictable, num_evicted)]
+            return sorted(blocks, key=lambda block: (block < start, block))
+        run = self._empty.run_from(start) or self._empty.best_fit(count)
+        return run[:count]
 
 
 class FreeRuns:
-    """Subset of the numbers ``0 .. stop - 1``, stored as runs; initially all of them."""
+    """A set of numbers, stored as runs of consecutive numbers; initially ``0 .. stop - 1``."""
 
     def __init__(self, stop: int) -> None:
         self._runs = [range(stop)] if stop else []  # ascending, with gaps between them
@@ -280,21 +305,22 @@ class FreeRuns:
         return (number for run in self._runs for number in run)
 
     def best_fit(self, length: int) -> range:
-        """Return the shortest run of at least ``length`` numbers, or the longest run if all are shorter."""
+        """Return the shortest run of at least ``length`` numbers; else the longest run."""
         long_enough = [run for run in self._runs if len(run) >= length]
-        return min(long_enough, key=len) if long_enough else max(self._runs, key=len)
+        if long_enough:
+            return min(long_enough, key=len)
+        return max(self._runs, key=len)
 
     def run_from(self, number: int) -> range:
-        """Return ``number`` and all numbers after it in its run.
-
-        Empty if ``number`` is not in the set.
-        """
+        """Return ``number`` and the numbers after it in its run; an empty range if it is absent."""
         index = self._index_after(number)
-        return range(number, max(number, self._runs[index - 1].stop if index else number))
+        stop = self._runs[index - 1].stop if index else number
+        return range(number, max(number, stop))
 
     def add(self, run: range) -> None:
         """Add a run of numbers, none of which is in the set, and merge it with adjacent runs."""
-        first = last = self._index_after(run.start)
+        first = self._index_after(run.start)  # the runs ``first:last`` are merged with ``run``
+        last = first
         start = run.start
         stop = run.stop
         if first and self._runs[first - 1].stop == start:
@@ -315,6 +341,7 @@ class FreeRuns:
         self._runs[index : index + 1] = [part for part in rest if part]
 
     def _index_after(self, number: int) -> int:
+        """Return the index of the first run that begins after ``number``."""
         return bisect_right(self._runs, number, key=attrgetter("start"))
 
 

@@ -15,30 +15,31 @@ from pronk.cache.layout import kv_bytes_per_token, state_bytes
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.checkpoint.config import ModelConfig
 
-# Tokens per block: small, so that short requests waste little memory, but large enough for short
-# block tables.
+# Tokens per block. Small blocks waste little memory of short requests; large blocks keep the block
+# tables short.
 BLOCK_SIZE = 32
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
-# number of slots for draft tokens that the default size adds to each full context
-_DRAFT_SLOTS = 128
+_DRAFT_SLOTS = 128  # slots for draft tokens that the default size adds to each full context
 _MAX_MEMORY_FRACTION = 0.25  # maximum share of the machine's memory for pools of the default size
 _ASSUMED_MEMORY = 8 << 30  # bytes of the machine's memory, if the system does not report them
 
 
 def machine_memory() -> int | None:
-    """Return the bytes of memory of the machine.
-
-    ``None`` if the system (Windows) does not report them.
-    """
+    """Return the machine's memory in bytes; ``None`` on Windows, which does not report it."""
     with suppress(AttributeError, ValueError, OSError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
 
 
 def parse_memory(value: str | int, option: str = "kv_memory") -> int:
-    """Return the bytes that ``option`` gives as ``"2GiB"``, ``"500MB"``, ``"64k"`` or an integer."""
+    """Return a memory size in bytes: of ``"2GiB"``, ``"500MB"``, ``"64k"`` or an integer.
+
+    Raises:
+        OptionError: the size is not positive, or the text has another form; ``option`` is the name
+            in the message.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", str(value).upper())
@@ -54,17 +55,18 @@ def parse_memory(value: str | int, option: str = "kv_memory") -> int:
 
 def full_context_blocks(config: ModelConfig, max_requests: int) -> int:
     """Return the number of blocks for ``max_requests`` full contexts and their draft tokens."""
-    return max_requests * -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
+    blocks_per_request = -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
+    return max_requests * blocks_per_request
 
 
 class KVBudget:
     """Memory budget of the KV pools: one pool for the target and one for each draft model.
 
-    All pools have the same number of blocks of equal size, and a request that releases blocks of
-    the target's pool releases those of the other pools too. A draft model's pool therefore usually
-    has enough blocks for the target's requests. Exceptions: the target has a sliding window,
-    requests share blocks, or two drafters of a request use one draft model. A drafter without
-    blocks proposes nothing. The pool of a deleted drafter is freed when the next is added.
+    All pools have the same number of blocks, and blocks of the same number of tokens. A request
+    releases its blocks of all pools together. A draft model's pool therefore usually has enough
+    blocks for the target's requests. Exceptions: the target has a sliding window, requests share
+    blocks, or two drafters of a request use one draft model. A drafter without blocks proposes
+    nothing. The pool of a deleted drafter is freed when the next pool is added.
     """
 
     def __init__(
@@ -74,19 +76,21 @@ class KVBudget:
         processes: int = 1,
         memory: int | None = None,
     ) -> None:
-        """Set the total size of all pools to ``kv_memory``.
+        """Set the total size of all pools.
 
-        ``None`` means enough for ``max_requests`` requests of the target's full context, but at
-        most ``memory / 4 / processes``: the bytes of (by default) the machine's memory, and the
-        number of processes with such a budget.
+        Args:
+            kv_memory: the size, as in :func:`parse_memory`. ``None``: enough for ``max_requests``
+                requests of the target's full context, but at most ``memory / 4 / processes``.
+            max_requests: number of requests that run at the same time.
+            processes: number of processes on the machine with such a budget.
+            memory: bytes of memory; by default those of the machine.
         """
         self.kv_memory = kv_memory
         self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
-        self._max_bytes = (
-            int((memory or machine_memory() or _ASSUMED_MEMORY) * _MAX_MEMORY_FRACTION) // processes
-        )
-        # blocks of ``max_requests`` full contexts; ``None`` before :meth:`add`
+        total_bytes = memory or machine_memory() or _ASSUMED_MEMORY
+        self._max_bytes = int(total_bytes * _MAX_MEMORY_FRACTION) // processes
+        # Blocks of ``max_requests`` full contexts; ``None`` before :meth:`add`.
         self._max_blocks: int | None = None
         self._pools: WeakSet[PagedCache] = WeakSet()
 
@@ -101,16 +105,24 @@ class KVBudget:
     ) -> PagedCache:
         """Return a new pool; all other pools shrink to make space.
 
-        ``make_pool`` gets the arguments of :class:`PagedCache` without ``kernels``; see
-        ``Backend.make_cache``. The first call is for the target: its context determines the default
-        size. Raises ``OptionError`` if the budget is too small for one block of every pool, or a
-        pool that has to shrink is in use.
+        The first call is for the target, whose context determines the default size.
+
+        Args:
+            config: the model of the pool.
+            dtype: the model's data type.
+            make_pool: called with the arguments of :class:`PagedCache` except ``kernels``; see
+                ``Backend.make_cache``.
+            kv_dtype: data type of stored keys and values; by default ``dtype``.
+            share_prefixes: whether the pool has a prefix cache.
+
+        Raises:
+            OptionError: the budget is too small for one block of every pool, or a request uses a
+                pool that must shrink.
         """
         if self._max_blocks is None:
             self._max_blocks = full_context_blocks(config, self.max_requests)
-        num_blocks = self._resize_pools(
-            kv_bytes_per_token(config, kv_dtype or dtype) + state_bytes(config, dtype)
-        )
+        kv_bytes = kv_bytes_per_token(config, kv_dtype or dtype)
+        num_blocks = self._resize_pools(kv_bytes + state_bytes(config, dtype))
         options = {
             "num_blocks": num_blocks,
             "block_size": BLOCK_SIZE,
@@ -126,9 +138,10 @@ class KVBudget:
         return pool
 
     def save_feature(self, pool: PagedCache, feature: SavedFeature, owner: object) -> None:
-        """Shrink all pools, and let ``pool`` save a feature for the object ``owner``.
+        """Shrink all pools, and call :meth:`PagedCache.save_feature` of ``pool``.
 
-        The errors are those of :meth:`add`.
+        Raises:
+            OptionError: as in :meth:`add`.
         """
         if feature not in pool.features:
             self._resize_pools(pool.feature_width(feature) * pool.dtype.itemsize)
@@ -137,13 +150,13 @@ class KVBudget:
     def _resize_pools(self, extra_bytes: int) -> int:
         """Make space for ``extra_bytes`` more bytes per token.
 
-        Return the new number of blocks of each pool.
+        Returns:
+            The new number of blocks of each pool.
         """
         for pool in self._pools:
             pool.drop_unused_features()
-        num_blocks = self._num_blocks(
-            BLOCK_SIZE * (extra_bytes + sum(pool.bytes_per_token for pool in self._pools))
-        )
+        bytes_per_token = extra_bytes + sum(pool.bytes_per_token for pool in self._pools)
+        num_blocks = self._num_blocks(BLOCK_SIZE * bytes_per_token)
         if any(pool.in_use and pool.allocator.num_blocks > num_blocks for pool in self._pools):
             msg = (
                 "expected no running request while a draft model is added, found some; finish or "
@@ -156,13 +169,14 @@ class KVBudget:
         return num_blocks
 
     def _num_blocks(self, block_bytes: int) -> int:
+        """Return the number of blocks per pool; ``block_bytes`` are those of one block of each."""
         if self.num_bytes is None:
-            return max(1, min(self._max_blocks or 1, self._max_bytes // block_bytes))
+            num_blocks = min(self._max_blocks or 1, self._max_bytes // block_bytes)
+            return max(1, num_blocks)
         if self.num_bytes < block_bytes:
             msg = (
                 f"kv_memory: expected at least {block_bytes} bytes, one block of {BLOCK_SIZE} "
-                "tokens; "
-                f"found {self.kv_memory!r}"
+                f"tokens; found {self.kv_memory!r}"
             )
             raise OptionError(msg)
         return self.num_bytes // block_bytes

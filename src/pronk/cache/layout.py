@@ -1,19 +1,20 @@
 """Memory layout of one layer's keys and values.
 
-The kernels read values as rows, and keys as panels of 16 slots, so that a vector register holds the
-same dimension of 16 keys. Keys and values have the model's dtype, or 8 bits:
+The kernels read values as rows, one per slot. They read keys as panels of 16 slots, so that a
+vector register holds the same dimension of 16 keys. Keys and values have the model's dtype, or 8
+bits. The kernels also write both.
 
-=====================  ====================================================================================
-rows                   ``[kv_heads, slots, head_dim]``
-panels                 ``[kv_heads, slots / 16, head_dim / n, 16, n]``, where ``n`` is 2 for bfloat16 (pairs of
-                       adjacent dimensions) and 1 for float32
-rows of 8 bits         ``[kv_heads, slots, head_dim + 4]`` bytes: codes, then their float32 scale
-panels of 8 bits       ``[kv_heads, slots / 16, head_dim + 4, 16]`` bytes: codes, then the 16 scales
-=====================  ====================================================================================
+================  ========================================================
+rows              ``[kv_heads, slots, head_dim]``
+panels            ``[kv_heads, slots / 16, head_dim / n, 16, n]``
+rows, 8 bits      ``[kv_heads, slots, head_dim + 4]`` bytes: codes, scale
+panels, 8 bits    ``[kv_heads, slots / 16, head_dim + 4, 16]`` bytes:
+                  codes of 16 slots, then their 16 scales
+================  ========================================================
 
-In 8 bits a number is ``scale * code``. Each key or value of a head has its own scale, its largest
-magnitude divided by 127, so the codes of a token do not depend on other tokens. The kernels write
-keys and values.
+``n`` adjacent dimensions of a key are stored side by side: 2 in bfloat16, 1 in float32. In 8 bits a
+number is ``scale * code``, with a float32 scale (4 bytes) for each token and head: the largest
+magnitude divided by 127. The codes of a token therefore do not depend on other tokens.
 """
 
 from __future__ import annotations
@@ -31,16 +32,25 @@ _SCALE_BYTES = FLOAT32.itemsize
 
 
 class PoolLayout:
-    """Arrangement of keys, values or layer outputs in an array (the pool) with the heads as dimension 0."""
+    """Arrangement of numbers in a pool: one layer's array of keys, values or outputs.
+
+    Dimension 0 of a pool is the key-value head; layer outputs have one head.
+    """
 
     def __init__(self, panel: int = 1, num_adjacent: int = 1, *, int8: bool = False) -> None:
-        """``panel``: slots per panel, 1 for rows; ``num_adjacent``: ``n`` in the module's table."""
+        """Describe a layout of the table at the top of this module.
+
+        Args:
+            panel: slots per panel; 1 for rows.
+            num_adjacent: ``n`` in the table.
+            int8: whether numbers are stored as codes of 8 bits with scales.
+        """
         self.panel = panel
         self._num_adjacent = num_adjacent
         self._int8 = int8
 
     def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
-        """Return the shape of the pool without the first dimension."""
+        """Return the shape of the pool without its first dimension, the heads."""
         width = head_dim + (_SCALE_BYTES if self._int8 else 0)
         if self.panel == 1:
             return slots, width
@@ -48,17 +58,21 @@ class PoolLayout:
         return slots // self.panel, width // self._num_adjacent, self.panel, *adjacent
 
     def parts(self, pool: Array) -> list[Array]:
-        """Return views ``[kv_heads, panels, dimensions, slots of a panel, n]``; 8-bit panels: codes, scales."""
+        """Return the pool as views ``[kv_heads, panels, dimensions, slots of a panel, n]``.
+
+        There is one view; panels of 8 bits have two, the codes (int8) and the scales (float32).
+        """
         if self.panel == 1:
             return [pool[..., None, None]]
         if not self._int8:
             return [pool]
-        scales = pool.reshape(*pool.shape[:2], -1)[..., -_SCALE_BYTES * PANEL :].view(np.float32)
+        panels = pool.reshape(*pool.shape[:2], -1)
+        scales = panels[..., -_SCALE_BYTES * PANEL :].view(np.float32)
         return [pool[:, :, :-_SCALE_BYTES, :, None], scales[:, :, None, :, None]]
 
 
-# Layout of the states of short convolutions, and of the outputs of a layer that the cache keeps for
-# drafters: rows with one head of the hidden size.
+# Rows: the layout of values, of the states of short convolutions, and of the layer outputs that
+# the cache saves for drafters.
 ROWS = PoolLayout()
 
 
@@ -71,23 +85,31 @@ def choose_layouts(kv_dtype: DType) -> tuple[PoolLayout, PoolLayout]:
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: DType) -> int:
     """Return the number of bytes of one token's keys and values, over all layers."""
-    head = config.head_dim * kv_dtype.itemsize + (_SCALE_BYTES if kv_dtype == INT8 else 0)
-    num_layers = config.num_layers - (
-        0 if config.convolution is None else sum(config.convolution.layers)
-    )
-    return 2 * num_layers * config.num_kv_heads * head
+    scale_bytes = _SCALE_BYTES if kv_dtype == INT8 else 0
+    head_bytes = config.head_dim * kv_dtype.itemsize + scale_bytes
+    num_layers = config.num_layers - _num_convolutions(config)
+    return 2 * num_layers * config.num_kv_heads * head_bytes
 
 
 def state_bytes(config: ModelConfig, dtype: DType) -> int:
-    """Return the number of bytes of one token's states, over all layers with a short convolution."""
-    num_layers = 0 if config.convolution is None else sum(config.convolution.layers)
-    return num_layers * config.hidden_size * dtype.itemsize
+    """Return the number of bytes of one token's states in all layers with a short convolution."""
+    return _num_convolutions(config) * config.hidden_size * dtype.itemsize
+
+
+def _num_convolutions(config: ModelConfig) -> int:
+    """Return the number of layers with a short convolution, which have states instead of keys."""
+    return 0 if config.convolution is None else sum(config.convolution.layers)
 
 
 def fill_poison(pool: Array, poison: float) -> None:
-    """Overwrite a pool with ``poison``.
+    """Overwrite an array with ``poison``, so that tests detect reads of it.
 
-    In 8 bits, with a byte that makes the scales NaN or huge.
+    An array of 8 bits is filled with a byte that makes the scales NaN if ``poison`` is NaN, else
+    huge.
     """
-    # Four bytes of -1 are the float32 scale NaN; four bytes of 100 are 1.7e22.
-    pool[...] = (-1 if math.isnan(poison) else 100) if pool.dtype == INT8 else poison
+    if pool.dtype != INT8:
+        pool[...] = poison
+    elif math.isnan(poison):
+        pool[...] = -1  # four of these bytes are NaN in float32
+    else:
+        pool[...] = 100  # four of these bytes are 1.7e22 in float32

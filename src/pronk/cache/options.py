@@ -38,8 +38,10 @@ class CacheOptions:
         bool,
         Option(
             "Reuse the KV cache of earlier requests for prompts with the same prefix.",
-            details="The text is the same. Ignored with dynamic RoPE: "
-            "keys depend on the prompt's length.",
+            details=(
+                "The text is the same. Ignored with dynamic RoPE: keys depend on the prompt's "
+                "length."
+            ),
         ),
     ] = False
     prompt_cache: Annotated[

@@ -8,10 +8,10 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
 Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated: a vector
 load of the last slot may read past its end. :mod:`pronk.cache.layout` defines the bytes of a slot.
 
-A layer with a short convolution has states of ``hidden`` numbers in place of keys, in rows, and no
-values. For drafters, the cache may also save *features* of each token: outputs of some layers, or
-functions of them. The features of a token have the token's slot, so that whatever copies, moves,
-caches or drops keys does the same with them.
+A layer with a short convolution has no values; its states, rows of ``hidden`` numbers, take the
+place of keys. For drafters, the cache also saves *features*: outputs of some layers, or functions of
+several outputs, in an array with the same slots. An operation that copies, moves, caches or drops a
+token's keys therefore does the same with its saved outputs.
 """
 
 from __future__ import annotations
@@ -40,15 +40,20 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig, RopeTable
 from pronk.kernels.library import TYPES, Kernels
 
-# Numbers that the kernel ``pronk_move`` uses for kinds of arrays: features, values, keys.
+# Kinds of arrays in calls of the kernel ``pronk_move``: saved layer outputs, values, keys.
 _ROW, _VALUE, _KEY = range(3)
 
 
 class Feature(Protocol):
-    """A function of the outputs of several layers at one token, whose value the cache saves."""
+    """A function of several layers' outputs at one token; the cache saves its value for drafters.
 
-    layers: tuple[int, ...]  # the layers, from 1; 0 is the embedding
-    width: int  # size of a value
+    Attributes:
+        layers: the layers, from 1; 0 is the embedding.
+        width: number of elements of a value.
+    """
+
+    layers: tuple[int, ...]
+    width: int
 
     @property
     def identity(self) -> str:
@@ -56,18 +61,34 @@ class Feature(Protocol):
         ...
 
     def compute(self, outputs: Sequence[Array]) -> Array:
-        """Return values ``[rows, width]``, given the output ``[rows, hidden]`` of each of ``layers``."""
+        """Return the values ``[rows, width]`` of several tokens.
+
+        Args:
+            outputs: for each layer of ``layers``, its output ``[rows, hidden]``.
+        """
 
 
-# What the cache saves of each token besides keys and values: the output of a layer (by its number,
-# from 1), or a function of several.
+# Feature that the cache saves for each token: the output of a layer (by its number, from 1), or a
+# function of several outputs.
 SavedFeature = int | Feature
 
 
 class PagedCache:
-    """Paged KV cache of one model: arrays, block allocator, and commit and rollback of draft tokens."""
+    """Paged KV cache of one model: arrays, block allocator, commit and rollback of draft tokens.
 
-    # whether features that are functions can be saved: not if several processes share a forward pass
+    Attributes:
+        can_compute_features: whether features can be functions; false if several processes share the
+            forward passes.
+        version: number that increases with every change of ``keys``, ``values`` and ``features``.
+        dtype: data type of the model, of states and of saved layer outputs.
+        kv_dtype: data type of stored keys and values: ``dtype`` or int8.
+        keys: one array per layer; see :mod:`pronk.cache.layout`.
+        values: one array per layer, empty for a layer with a short convolution.
+        features: arrays ``[1, slots, width]`` of saved features.
+        prefix_cache: blocks that later prompts can reuse; ``None`` if prompts share no blocks.
+        prompt_cache: blocks of the prefix cache on disk, if any.
+    """
+
     can_compute_features = True
 
     def __init__(
@@ -84,62 +105,61 @@ class PagedCache:
     ) -> None:
         """Allocate the arrays.
 
-        Tests pass ``poison``, a number written over freed blocks, to detect reads.
-
-        ``kernels`` move the rows of accepted draft tokens; they are ``None`` only in a subclass
-        with its own ``move``.
+        Args:
+            config: the model.
+            num_blocks: number of blocks.
+            block_size: tokens per block, a multiple of 16.
+            dtype: data type of the model.
+            kernels: move the rows of accepted draft tokens; ``None`` only for a subclass with its
+                own :meth:`move`.
+            kv_dtype: data type of stored keys and values, ``dtype`` or int8; by default ``dtype``.
+            poison: number that is written over freed blocks, so that tests detect reads of them.
+            share_prefixes: whether prompts reuse blocks of earlier texts with the same prefix.
         """
         assert block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
-        # increases with every change of the arrays ``keys``, ``values`` and ``features``
         self.version = 0
         self.config = config
-        # data type of keys and values before they are stored, of states and of ``features``
         self.dtype = dtype
-        self.kv_dtype = kv_dtype or dtype  # data type of stored keys and values: ``dtype`` or int8
+        self.kv_dtype = kv_dtype or dtype
         self.block_size = block_size
         self.poison = poison
+        self.prefix_cache: PrefixCache | None = None
         # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share
         # them.
-        self.prefix_cache = (
-            PrefixCache() if share_prefixes and not config.has_dynamic_rope else None
-        )
-        self.prompt_cache: PromptCache | None = None  # blocks of the prefix cache on disk
-        # one array per layer; ``values`` likewise; see ``pronk.cache.layout``
+        if share_prefixes and not config.has_dynamic_rope:
+            self.prefix_cache = PrefixCache()
+        self.prompt_cache: PromptCache | None = None
         self.keys: list[Array]
         self.values: list[Array]
-        self.features: dict[SavedFeature, Array] = {}  # their pools, ``[1, slots, width]``
+        self.features: dict[SavedFeature, Array] = {}
         self._key_layout, self._value_layout = self._choose_layouts()
-        self._owners: dict[SavedFeature, WeakSet[object]] = {}  # the objects that read them
+        # The drafters that read a feature.
+        self._owners: dict[SavedFeature, WeakSet[object]] = {}
         self._rope_tables: dict[RopeConfig, RopeTable] = {}
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
-        """Replace the arrays by empty ones of ``num_blocks`` blocks.
-
-        No request may hold a block.
-        """
+        """Replace all arrays by new ones of ``num_blocks`` blocks; no request may hold a block."""
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
         features = tuple(self.features)
-        # frees the arrays before others are allocated
+        # The old arrays are freed before the new ones are allocated.
         self.keys = []
         self.values = []
         self.features = {}
         config = self.config
-        width = self.config.hidden_size
-        key_shape, value_shape = (
-            each.shape(self.num_slots, config.head_dim)
-            for each in (self._key_layout, self._value_layout)
-        )
+        key_shape = self._key_layout.shape(self.num_slots, config.head_dim)
+        value_shape = self._value_layout.shape(self.num_slots, config.head_dim)
         for layer in range(config.num_layers):
-            heads = 0 if config.convolution_of(layer) else config.num_kv_heads
-            self.keys.append(
-                self._new_pool(heads, key_shape, self.kv_dtype)
-                if heads
-                else self._new_feature_pool(width)
-            )
-            self.values.append(self._new_pool(heads, value_shape, self.kv_dtype))
+            if config.convolution_of(layer):
+                keys = self._new_feature_pool(config.hidden_size)  # states in place of keys
+                values = self._new_pool(0, value_shape, self.kv_dtype)
+            else:
+                keys = self._new_pool(config.num_kv_heads, key_shape, self.kv_dtype)
+                values = self._new_pool(config.num_kv_heads, value_shape, self.kv_dtype)
+            self.keys.append(keys)
+            self.values.append(values)
         for feature in features:
             self.features[feature] = self._new_feature_pool(self.feature_width(feature))
         self._on_pool_change()
@@ -153,8 +173,8 @@ class PagedCache:
     def save_feature(self, feature: SavedFeature, owner: object) -> None:
         """Save a feature of the tokens of every later forward pass.
 
-        After the deletion of ``owner``, which reads it, :meth:`drop_unused_features` frees the
-        memory.
+        ``owner`` is the drafter that reads the saved numbers. After its deletion,
+        :meth:`drop_unused_features` frees their memory.
         """
         self._owners.setdefault(feature, WeakSet()).add(owner)
         if feature not in self.features:
@@ -162,30 +182,29 @@ class PagedCache:
             self._on_pool_change()
 
     def feature_width(self, feature: SavedFeature) -> int:
-        """Return the number of values of a feature of one token."""
+        """Return how many numbers are saved per token: the hidden size, or a function's width."""
         return self.config.hidden_size if isinstance(feature, int) else feature.width
 
     @property
     def computed_features(self) -> list[Feature]:
-        """The saved features that :class:`~pronk.models.model_runner.ModelRunner` computes.
-
-        Outputs of layers are stored by the forward pass itself.
-        """
+        """The features that are functions: a forward pass computes and saves them."""
         return [feature for feature in self.features if not isinstance(feature, int)]
 
     def drop_unused_features(self) -> None:
         """Free the features whose owners have all been deleted."""
-        for feature in [each for each in self.features if not self._owners[each]]:
-            del self.features[feature], self._owners[feature]
+        unused = [feature for feature in self.features if not self._owners[feature]]
+        for feature in unused:
+            del self.features[feature]
+            del self._owners[feature]
             self._on_pool_change()
 
     def _on_pool_change(self) -> None:
-        """Increase ``version``.
+        """Increase ``version``, and clear the prefix cache.
 
-        Clear the prefix cache: its blocks are lost or lack a new layer output.
+        The blocks of the prefix cache are lost, or lack a layer output that is saved from now on.
         """
         self.version += 1
-        # those of ``pronk_move`` that describe the arrays
+        # The arguments of ``pronk_move`` that describe the arrays.
         self._move_arguments: tuple[Array, ...] | None = None
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
@@ -195,8 +214,8 @@ class PagedCache:
         return choose_layouts(self.kv_dtype)
 
     def _new_pool(self, heads: int, shape: tuple[int, ...], dtype: DType) -> Array:
-        # Few tokens touch every pool: with huge pages, a short text would take 2 MiB for each layer
-        # and head.
+        # Even a short text writes to every pool: with huge pages, it would take 2 MiB for each
+        # layer and head.
         return mapped_zeros((heads, *shape), dtype, huge_pages=False)
 
     def _new_feature_pool(self, width: int) -> Array:
@@ -204,8 +223,9 @@ class PagedCache:
 
     @property
     def _pools(self) -> tuple[Array, ...]:
-        """All arrays of the cache; dimension 1 is the slot, or in keys the panel of 16 slots."""
-        return (*self.keys, *(pool for pool in self.values if len(pool)), *self.features.values())
+        """All arrays of the cache; dimension 1 is the slot, or for keys the panel of 16 slots."""
+        values = [pool for pool in self.values if len(pool)]
+        return (*self.keys, *values, *self.features.values())
 
     @property
     def in_use(self) -> bool:
@@ -214,35 +234,36 @@ class PagedCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Number of bytes of one token: its keys and values in all layers, and its features."""
-        features = sum(map(self.feature_width, self.features)) * self.dtype.itemsize
-        return (
-            kv_bytes_per_token(self.config, self.kv_dtype)
-            + state_bytes(self.config, self.dtype)
-            + features
-        )
+        """Bytes of one token: keys, values and states of all layers, and saved outputs."""
+        kv_bytes = kv_bytes_per_token(self.config, self.kv_dtype)
+        width = sum(map(self.feature_width, self.features))
+        return kv_bytes + state_bytes(self.config, self.dtype) + width * self.dtype.itemsize
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
 
         Missing blocks are allocated, and blocks that several tables hold are replaced by copies.
-        Raises ``CacheFullError`` if too few blocks are free.
+
+        Raises:
+            CacheFullError: too few blocks are free.
         """
         if not block_table.blocks:
             block_table.version = self.version
         self.allocator.allocate(block_table, tokens)
         first = block_table.length // self.block_size - block_table.num_released
-        for index in range(first, self.allocator.num_blocks_for(tokens) - block_table.num_released):
-            if self.allocator.is_shared(block_table.blocks[index]):
-                self._copy(*self.allocator.replace_shared(block_table, index))
+        stop = self.allocator.num_blocks_for(tokens) - block_table.num_released
+        for index in range(first, stop):
+            block = block_table.blocks[index]
+            if self.allocator.is_shared(block):
+                old, new = self.allocator.replace_shared(block_table, index)
+                self._copy(old, new)
             elif self.prefix_cache is not None:
-                # This block is about to be written. It may be cached: if this table was forked in
-                # the middle of the block, and the other table filled it, cached it and was
-                # released.
-                self.prefix_cache.evict(block_table.blocks[index])
+                # The block may be cached: this table was forked in the middle of the block, and the
+                # other table filled the block, cached it and was released.
+                self.prefix_cache.evict(block)
 
     def feature_name(self, feature: SavedFeature) -> str:
-        """Return a name that means the same in every process."""
+        """Return a name of a feature that is the same in every process."""
         return f"layer {feature}" if isinstance(feature, int) else feature.identity
 
     def read_block(self, block: int) -> bytes:
@@ -251,11 +272,11 @@ class PagedCache:
         return b"".join(pool[:, self._block_range(pool, block)].tobytes() for pool in pools)
 
     def write_block(self, block: int, data: bytes, tokens: Sequence[int]) -> None:
-        """Store the result of :meth:`read_block` of a cache with this layout.
+        """Overwrite a block with the result of :meth:`read_block` of a cache with the same layout.
 
-        ``tokens`` are the block's.
+        ``tokens`` are the token ids in the block.
         """
-        del tokens  # only a cache with mirrors needs them
+        del tokens  # used by the cache of several processes, which overrides this method
         begin = 0
         for _, pool in self._layouts_and_pools():
             part = pool[:, self._block_range(pool, block)]
@@ -267,17 +288,14 @@ class PagedCache:
             pool[:, self._block_range(pool, new)] = pool[:, self._block_range(pool, old)]
 
     def _block_range(self, pool: Array, block: int) -> slice:
-        """Return the range of a block's slots, or panels, in the second dimension of ``pool``."""
+        """Return the range of a block's slots, or panels of slots, in dimension 1 of ``pool``."""
         size = self.block_size * pool.shape[1] // self.num_slots
         return slice(block * size, (block + 1) * size)
 
     def slots(
         self, block_table: BlockTable, start: int, stop: int
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the slots of tokens ``start .. stop - 1``.
-
-        An arbitrary slot for tokens without a block.
-        """
+        """Return the slots of tokens ``start .. stop - 1``; any number for one without a block."""
         tokens = np.arange(start, stop, dtype=np.int64)
         if block_table.first_block is not None:
             base = block_table.first_block * self.block_size
@@ -286,65 +304,51 @@ class PagedCache:
         blocks = np.asarray(block_table.blocks, dtype=np.int64)
         index = tokens // self.block_size - block_table.num_released
         in_table = (index >= 0) & (index < len(blocks))
-        return np.where(
-            in_table,
-            blocks[np.where(in_table, index, 0)] * self.block_size + tokens % self.block_size,
-            0,
-        )
+        token_blocks = blocks[np.where(in_table, index, 0)]
+        slots = token_blocks * self.block_size + tokens % self.block_size
+        return np.where(in_table, slots, 0)
 
     def read_feature(
         self, feature: SavedFeature, block_table: BlockTable, start: int, stop: int
     ) -> Array:
-        """Return a feature of tokens ``start .. stop - 1``, ``[stop - start, width]``.
+        """Return the feature of tokens ``start .. stop - 1``.
 
         The tokens must have blocks, and must have been computed after :meth:`save_feature`.
+
+        Returns:
+            An array ``[stop - start, width]`` of the model's data type.
         """
         return self.features[feature][0, self.slots(block_table, start, stop)]
 
     def write_feature(self, feature: Feature, slots: NDArray[np.int64], values: Array) -> None:
-        """Store values ``[rows, width]`` of a feature at ``slots`` ``[rows]``."""
+        """Store the values ``[rows, width]`` of a feature in the slots ``[rows]``."""
         self.features[feature][0, slots] = values
 
     def commit_slots(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """Commit draft tokens: the one at index ``length + offsets[i]`` becomes token ``length + i``.
+        """Commit draft tokens: token ``length + offsets[i]`` becomes token ``length + i``.
 
-        Only tokens with ``offsets[i] != i`` are moved; ``commit_slots(block_table, range(n))`` moves
-        none.
+        A token is moved only if ``offsets[i] != i``; ``commit_slots(block_table, range(n))`` moves none.
         """
-        moves = [(offset, target) for target, offset in enumerate(offsets) if offset != target]
-        if moves:
+        moved_from = [offset for index, offset in enumerate(offsets) if offset != index]
+        moved_to = [index for index, offset in enumerate(offsets) if offset != index]
+        if moved_from:
             length = block_table.length
             slots = self.slots(block_table, length, length + max(offsets) + 1)
-            self.move(
-                slots[[offset for offset, _ in moves]], slots[[target for _, target in moves]]
-            )
+            self.move(slots[moved_from], slots[moved_to])
         block_table.length += len(offsets)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy the slots ``source`` to ``target``.
+        """Copy the content of the slots ``source`` to the slots ``target``.
 
-        A slot in both is read before it is overwritten.
+        All slots are read before any is overwritten.
+
+        Raises:
+            MemoryError: there is no memory for a copy of the content.
         """
         assert self.kernels is not None
         if self._move_arguments is None:
-            row = self.config.num_kv_heads, self.num_slots, self.config.head_dim
-            kinds = [
-                _ROW if self.config.convolution_of(layer) else _KEY
-                for layer in range(self.config.num_layers)
-            ]
-            kinds += [_VALUE] * kinds.count(_KEY) + [_ROW] * len(self.features)
-            shapes = [
-                pool.shape if kind == _ROW else row
-                for kind, pool in zip(kinds, self._pools, strict=True)
-            ]
-            self._move_arguments = (
-                np.array([pool.ctypes.data for pool in self._pools], dtype=np.int64),
-                np.array([TYPES[pool.dtype] for pool in self._pools], dtype=np.int32),
-                np.array(kinds, dtype=np.int32),
-                np.array(shapes, dtype=np.int64),
-            )
-        # `arrays` keeps contiguous copies of the arguments alive during the call, which gets
-        # addresses only.
+            self._move_arguments = self._describe_pools()
+        # The kernel gets addresses only; ``arrays`` keeps contiguous copies alive during the call.
         arrays = (*self._move_arguments, np.ascontiguousarray(source), np.ascontiguousarray(target))
         addresses = [array.ctypes.data for array in arrays]
         code = self.kernels.library.pronk_move(
@@ -354,38 +358,70 @@ class PagedCache:
             msg = f"kernels: no memory to move {len(source)} rows"
             raise MemoryError(msg)
 
-    def export_slots(self, slots: NDArray[np.int64]) -> Array:
-        """Return the stored bytes of ``slots``, ``[len(slots), bytes_per_token]``, to copy to another process."""
-        parts = [
-            part[:, slots // layout.panel, :, slots % layout.panel]
-            for layout, pool in self._layouts_and_pools()
-            for part in layout.parts(pool)
+    def _describe_pools(self) -> tuple[Array, ...]:
+        """Return the arguments of ``pronk_move`` that describe the arrays.
+
+        Returns:
+            For each array: address, number of its data type, kind, and shape as rows (heads, slots,
+            width).
+        """
+        config = self.config
+        kv_shape = (config.num_kv_heads, self.num_slots, config.head_dim)
+        kinds = [
+            _ROW if config.convolution_of(layer) else _KEY for layer in range(config.num_layers)
         ]
-        return np.concatenate(
-            [np.ascontiguousarray(x).reshape(len(slots), -1).view(UINT8) for x in parts], axis=1
+        kinds += [_VALUE] * kinds.count(_KEY)
+        kinds += [_ROW] * len(self.features)
+        pools = self._pools
+        shapes = [
+            pool.shape if kind == _ROW else kv_shape
+            for kind, pool in zip(kinds, pools, strict=True)
+        ]
+        return (
+            np.array([pool.ctypes.data for pool in pools], dtype=np.int64),
+            np.array([TYPES[pool.dtype] for pool in pools], dtype=np.int32),
+            np.array(kinds, dtype=np.int32),
+            np.array(shapes, dtype=np.int64),
         )
 
+    def export_slots(self, slots: NDArray[np.int64]) -> Array:
+        """Return the content of ``slots``, to copy it to the cache of another process.
+
+        Returns:
+            Bytes ``[len(slots), bytes_per_token]``, uint8.
+        """
+        rows = []
+        for layout, pool in self._layouts_and_pools():
+            for part in layout.parts(pool):
+                values = part[:, slots // layout.panel, :, slots % layout.panel]
+                values = np.ascontiguousarray(values).reshape(len(slots), -1)
+                rows.append(values.view(UINT8))
+        return np.concatenate(rows, axis=1)
+
     def import_slots(self, slots: NDArray[np.int64], data: Array) -> None:
-        """Store bytes that :meth:`export_slots` of a cache with the same layout returned."""
+        """Overwrite ``slots`` with the result of :meth:`export_slots`, with the same layout."""
         begin = 0
         for layout, pool in self._layouts_and_pools():
             for part in layout.parts(pool):
                 slot = part[:, 0, :, 0]
-                values = np.ascontiguousarray(data[:, begin : begin + slot.nbytes]).view(part.dtype)
-                part[:, slots // layout.panel, :, slots % layout.panel] = values.reshape(
-                    len(slots), *slot.shape
-                )
-                begin += slot.nbytes
+                stop = begin + slot.nbytes
+                values = np.ascontiguousarray(data[:, begin:stop]).view(part.dtype)
+                values = values.reshape(len(slots), *slot.shape)
+                part[:, slots // layout.panel, :, slots % layout.panel] = values
+                begin = stop
 
     def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Array]]:
+        """Yield all arrays with their layouts, in the same order in every process."""
         for layer, pool in enumerate(self.keys):
             yield ROWS if self.config.convolution_of(layer) else self._key_layout, pool
-        yield from ((self._value_layout, pool) for pool in self.values if len(pool))
+        for pool in self.values:
+            if len(pool):
+                yield self._value_layout, pool
         for feature in sorted(self.features, key=self.feature_name):
             yield ROWS, self.features[feature]
 
     def rollback(self, block_table: BlockTable, length: int) -> None:
-        """Drop all tokens but the first ``length``; the blocks stay allocated."""
+        """Drop all tokens after the first ``length``; the blocks stay allocated."""
         block_table.length = length
         del block_table.digests[length // self.block_size :]
         block_table.num_stored = min(block_table.num_stored, len(block_table.digests))
@@ -393,13 +429,13 @@ class PagedCache:
     def match_prefix(
         self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
     ) -> BlockTable | None:
-        """Return a table with the longest cached prefix of a text.
+        """Return a table with the longest cached prefix of ``tokens``; ``None`` if it is empty.
 
-        See :meth:`PrefixCache.match`.
+        The arguments are those of :meth:`PrefixCache.match`.
         """
-        block_table = (
-            None if self.prefix_cache is None else self.prefix_cache.match(tokens, salt, digests)
-        )
+        if self.prefix_cache is None:
+            return None
+        block_table = self.prefix_cache.match(tokens, salt, digests)
         if block_table is not None:
             block_table.version = self.version
         return block_table
@@ -415,14 +451,19 @@ class PagedCache:
         salt: bytes = b"",
         num_committed: int | None = None,
     ) -> None:
-        """Add a table's full blocks to the prefix cache, unless ``version`` changed after their allocation."""
+        """Add a table's full blocks to the prefix cache, and to the prompt cache, if there are any.
+
+        Nothing is added if the cache's ``version`` changed after the allocation of the blocks: a
+        layer output that is saved now may be missing. The arguments are those of
+        :meth:`PrefixCache.insert`.
+        """
         if self.prefix_cache is not None and block_table.version == self.version:
             self.prefix_cache.insert(block_table, tokens, salt, num_committed)
             if self.prompt_cache is not None:
                 self.prompt_cache.store_blocks(block_table)
 
     def release_before(self, block_table: BlockTable, token: int) -> None:
-        """Release the blocks that hold only tokens before ``token``, which have left the sliding window."""
+        """Release the blocks that hold only tokens before ``token``."""
         self._poison_blocks(self.allocator.release_before(block_table, token))
 
     def release_outside_window(self, block_table: BlockTable) -> None:
@@ -432,7 +473,7 @@ class PagedCache:
             self.release_before(block_table, block_table.length - window + 1)
 
     def trim(self, block_table: BlockTable, tokens: int) -> None:
-        """Release all blocks but those of the first ``tokens`` tokens."""
+        """Release all blocks except the blocks of the first ``tokens`` tokens."""
         self._poison_blocks(self.allocator.trim(block_table, tokens))
 
     def release(self, block_table: BlockTable) -> None:
@@ -440,7 +481,8 @@ class PagedCache:
         self._poison_blocks(self.allocator.release(block_table))
 
     def _poison_blocks(self, blocks: Sequence[int]) -> None:
-        if self.poison is not None:
-            for block in blocks:
-                for pool in self._pools:
-                    fill_poison(pool[:, self._block_range(pool, block)], self.poison)
+        if self.poison is None:
+            return
+        for block in blocks:
+            for pool in self._pools:
+                fill_poison(pool[:, self._block_range(pool, block)], self.poison)

@@ -1,9 +1,9 @@
 """Prefix cache: full blocks of committed tokens, found by a digest of the text up to their end.
 
 ``digest(block) = hash(digest(previous block), tokens of the block)``. The chain begins with a hash
-of the tenant's salt. The hash has a key: random per process, or that of the prompt cache on disk. A
-hit also compares the tokens. If empty blocks run out, the allocator takes cached blocks that no
-table holds, least recently used first.
+of the tenant's salt. The hash function is keyed, with a random key per process or the key of the
+prompt cache on disk. Besides the digest, the tokens are compared. If no block is empty, the
+allocator takes cached blocks that no table holds, least recently used first.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ import numpy as np
 
 from pronk.cache.blocks import BlockAllocator, BlockTable
 
-_DIGEST_BYTES = 32  # no client can prepare two texts with the same digest, even if the key is known
+# With 32 bytes, a client cannot find two texts with the same digest, even if the key is known.
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A cached block: its number, the digest of the text before the block, and the tokens in the block."""
+    """A cached block.
+
+    Attributes:
+        block: its number.
+        parent_digest: digest of the text before the block.
+        tokens: token ids in the block.
+    """
 
     block: int
     parent_digest: bytes
@@ -30,7 +37,7 @@ class _Entry:
 
 
 class PrefixCache:
-    """The cached blocks of one :class:`PagedCache`, by digest."""
+    """The cached blocks of one :class:`PagedCache`, by the digest of the text up to their end."""
 
     def __init__(self) -> None:
         self.key = secrets.token_bytes(32)  # key of the hash; changed only while no block is cached
@@ -41,20 +48,21 @@ class PrefixCache:
         return len(self._entries)
 
     def attach(self, allocator: BlockAllocator) -> None:
-        """Remove all blocks, and connect the prefix cache with a new allocator."""
+        """Remove all blocks, and use the blocks of another allocator from now on."""
         self._entries.clear()
         self._digests.clear()
         self._allocator = allocator
         allocator.set_prefix_cache(self)
 
     def is_cached(self, block: int) -> bool:
-        """Return whether later prompts can reuse the content of the block."""
+        """Return whether the prefix cache holds the block, so that later prompts can reuse it."""
         return block in self._digests
 
     def evict(self, block: int) -> None:
         """Remove a block from the prefix cache, if it is cached, before it is overwritten."""
         if block in self._digests:
-            del self._entries[self._digests.pop(block)]
+            digest = self._digests.pop(block)
+            del self._entries[digest]
 
     def contains(self, digest: bytes) -> bool:
         """Return whether a block with this digest is cached."""
@@ -63,25 +71,30 @@ class PrefixCache:
     def match(
         self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
     ) -> BlockTable | None:
-        """Return a table with the longest cached prefix of ``tokens``.
+        """Return a table with the longest cached prefix of a text; ``None`` if no block is cached.
 
-        ``None`` if no block is cached.
+        The prefix consists of whole blocks. It never contains the last token, which must be
+        computed to get logits.
 
-        The prefix has whole blocks only, of texts inserted with the same ``salt``. It never
-        contains the last token, which must be computed to get logits. ``digests`` are those of the
-        text's first blocks; computed ones are appended. Pass the same list again for the same or a
-        longer text, so that each block is hashed only once.
+        Args:
+            tokens: token ids of the text.
+            salt: only blocks that were inserted with the same salt are found.
+            digests: digests of the text's first blocks; digests of further blocks are computed and
+                appended. Pass the same list again for the same or a longer text, so that each block
+                is hashed only once.
         """
         size = self._allocator.block_size
         digests = [] if digests is None else digests
         blocks = list[int]()
         parent = self._digest(b"", salt)
         for number in range((len(tokens) - 1) // size):
-            block_tokens = list(tokens[number * size : (number + 1) * size])
             if number == len(digests):
                 self._append_digest(digests, tokens, salt)
             entry = self._entries.get(digests[number])
-            if entry is None or (entry.parent_digest, entry.tokens) != (parent, block_tokens):
+            if entry is None or entry.parent_digest != parent:
+                break
+            block_tokens = list(tokens[number * size : (number + 1) * size])
+            if entry.tokens != block_tokens:
                 break
             blocks.append(entry.block)
             parent = digests[number]
@@ -95,11 +108,12 @@ class PrefixCache:
     def extend_digests(
         self, tokens: Sequence[int], salt: bytes, digests: list[bytes]
     ) -> list[bytes]:
-        """Return the digests of all blocks that :meth:`match` looks up.
+        """Append the missing digests of a text's full blocks to ``digests``, and return the list.
 
-        The arguments are those of ``match``.
+        A block that ends with the last token is left out. The arguments are those of :meth:`match`.
         """
-        while len(digests) < (len(tokens) - 1) // self._allocator.block_size:
+        num_blocks = (len(tokens) - 1) // self._allocator.block_size
+        while len(digests) < num_blocks:
             self._append_digest(digests, tokens, salt)
         return digests
 
@@ -110,36 +124,44 @@ class PrefixCache:
         salt: bytes = b"",
         num_committed: int | None = None,
     ) -> None:
-        """Add the blocks of a table with the text ``tokens`` that have been filled since the last call.
+        """Add the blocks of a table that have been filled since the last call.
 
-        ``num_committed`` is the number of leading tokens that cannot be rolled back any more;
-        ``None`` means all.
+        Args:
+            block_table: a table, whose ``digests`` are extended.
+            tokens: token ids of its text.
+            salt: as in :meth:`match`.
+            num_committed: number of leading tokens that cannot be rolled back any more; ``None``:
+                all.
         """
         size = self._allocator.block_size
-        stop = (
-            block_table.length if num_committed is None else min(num_committed, block_table.length)
-        )
+        stop = block_table.length
+        if num_committed is not None:
+            stop = min(num_committed, stop)
         for number in range(len(block_table.digests), stop // size):
-            parent = block_table.digests[-1] if block_table.digests else self._digest(b"", salt)
+            parent = self._last_digest(block_table.digests, salt)
             digest = self._append_digest(block_table.digests, tokens, salt)
             index = number - block_table.num_released
-            if (
-                index >= 0
-                and digest not in self._entries
-                and block_table.blocks[index] not in self._digests
-            ):
-                block_tokens = list(tokens[number * size : (number + 1) * size])
-                self._entries[digest] = _Entry(block_table.blocks[index], parent, block_tokens)
-                self._digests[block_table.blocks[index]] = digest
+            if index < 0 or digest in self._entries:
+                continue
+            block = block_table.blocks[index]
+            if block in self._digests:
+                continue
+            block_tokens = list(tokens[number * size : (number + 1) * size])
+            self._entries[digest] = _Entry(block, parent, block_tokens)
+            self._digests[block] = digest
 
     def _append_digest(self, digests: list[bytes], tokens: Sequence[int], salt: bytes) -> bytes:
-        """Append the digest of the next block to the digests of all blocks before it; return it."""
+        """Compute the digest of block ``len(digests)`` of a text; append it to ``digests``."""
         size = self._allocator.block_size
         number = len(digests)
-        parent = digests[-1] if digests else self._digest(b"", salt)
         block_tokens = np.asarray(tokens[number * size : (number + 1) * size], dtype=np.int32)
-        digests.append(self._digest(parent, block_tokens.tobytes()))
-        return digests[-1]
+        digest = self._digest(self._last_digest(digests, salt), block_tokens.tobytes())
+        digests.append(digest)
+        return digest
+
+    def _last_digest(self, digests: Sequence[bytes], salt: bytes) -> bytes:
+        """Return the last of the digests, or the start of the chain, a digest of the salt."""
+        return digests[-1] if digests else self._digest(b"", salt)
 
     def _digest(self, parent: bytes, tokens: bytes) -> bytes:
         return blake2b(parent + b"\0" + tokens, digest_size=_DIGEST_BYTES, key=self.key).digest()

@@ -1,10 +1,10 @@
 """Prompt cache: the second level of the prefix cache, on disk, where blocks outlive the process.
 
 A block on disk has the key of the prefix cache (:mod:`pronk.cache.prefix`): a digest of the
-tenant's salt and of the text up to the end of the block. The first link of this chain is the
-``identity``, a text with everything else that the bytes of a block depend on. A stored block
-therefore has the bytes that a forward pass would compute, because the kernels fix the order of
-every sum.
+tenant's salt and of the text up to the end of the block. The key of this hash is made from the
+``identity``, a text with everything else that the bytes of a block depend on, such as the model.
+The kernels fix the order of every sum, so a stored block has exactly the bytes that a forward pass
+would compute.
 """
 
 from __future__ import annotations
@@ -20,22 +20,33 @@ from pronk.cache.blocks import BlockTable
 if TYPE_CHECKING:
     from pronk.cache.paged import PagedCache
 
-# bytes of blocks per read; bounds the memory for their copies, and the time of a part
+# Bytes of blocks per read: limits the memory for copies, and the time of a part of :meth:`load`.
 _READ_BYTES = 16 << 20
+_MAX_BLOCKS_PER_READ = 500  # limit of ``BlockStore.read``
 
 
 class PromptCache:
-    """Blocks of one :class:`PagedCache` on disk."""
+    """The blocks of one :class:`PagedCache` that are stored on disk.
+
+    Attributes:
+        store: the blocks of all prompts and models in one folder.
+        num_hits: number of texts that began with blocks from disk.
+    """
 
     def __init__(self, store: BlockStore, identity: str) -> None:
+        """``identity`` names everything that the bytes of a block depend on besides its text."""
         self.store = store
-        self.num_hits = 0  # number of texts of which blocks were read
+        self.num_hits = 0
         self._identity = identity
-        # moving average of reads; ``None`` before the first
+        # Moving average of the seconds to read a block; ``None`` before the first read.
         self._seconds_per_block: float | None = None
 
     def attach(self, cache: PagedCache) -> None:
-        """Connect a new, empty cache that has a prefix cache, which then has the same keys in every process."""
+        """Connect a new, empty cache.
+
+        The digests of its prefix cache become the same in every process. A cache without a prefix
+        cache is not connected.
+        """
         if cache.prefix_cache is not None:
             layout = (
                 f"{self._identity} blocks of {cache.block_size} tokens of {cache.kv_dtype} for "
@@ -46,10 +57,11 @@ class PromptCache:
             cache.prompt_cache = self
 
     def store_blocks(self, block_table: BlockTable) -> None:
-        """Copy the full blocks of a table that are not on disk yet, and queue the copies for the writer.
+        """Store the full blocks of a table that are not on disk yet.
 
-        Blocks for which the queue has no room are copied in a later call. A call that finds more
-        blocks of the table's text on disk also records their use, for eviction.
+        The blocks are copied, and a thread writes the copies. Blocks for which the thread's queue
+        has no room are copied in a later call. The time of use of blocks that are on disk already
+        is updated, because the least recently used blocks are evicted first.
         """
         table = block_table
         digests = block_table.digests
@@ -64,7 +76,8 @@ class PromptCache:
             if number >= table.num_released and not self.store.is_known(keys[number]):
                 if not self.store.has_room((len(new) + 1) * size):
                     break
-                new[number] = self._cache.read_block(table.blocks[number - table.num_released])
+                block = table.blocks[number - table.num_released]
+                new[number] = self._cache.read_block(block)
             table.num_stored += 1
         if table.num_stored > before:
             self.store.write(keys[: table.num_stored], new)
@@ -79,46 +92,56 @@ class PromptCache:
     ) -> Iterator[int]:
         """Read the blocks after a table's cached prefix from disk, in parts that extend the table.
 
-        Blocks of a sliding window are one part, because none is of use without the others. The last
-        token is never read, because it must be computed to get logits. Computed digests are
-        appended to ``digests``, those of the text's first blocks. ``seconds_per_token`` is the
-        measured duration of computing a token of a prompt; ``None`` if unknown.
+        The last token is never read, because it must be computed to get logits. Under a sliding
+        window, only the blocks of the window are read, all in one part, because none is of use
+        without the others.
+
+        Args:
+            block_table: a table with a cached prefix of the text, or empty.
+            tokens: token ids of the text.
+            salt: salt of the tenant.
+            digests: digests of the text's first blocks; digests of further blocks are appended.
+            seconds_per_token: measured duration of the computation of a prompt's token; ``None`` if
+                unknown. Blocks are read only if reading is faster.
 
         Yields:
-            After each part but the last: the number of tokens that are left to read.
+            The number of tokens that are left to read, after each part but the last.
         """
         cache = self._cache
         size = self._cache.block_size
         length = block_table.length
-        # a fork of another sample's table, which has the whole prompt
+        # A table with a part of a block is a fork of another sample's table, with the whole prompt.
         if length % size or cache.prefix_cache is None:
             return
         first = length // size
-        keys = self._keys(cache.prefix_cache.extend_digests(tokens, salt, digests))
+        digests = cache.prefix_cache.extend_digests(tokens, salt, digests)
+        keys = self._keys(digests)
         stop = first + self.store.count_leading(keys[first:])
-        start = first
-        window = cache.config.window
-        if window is not None:  # blocks that have left the attention window are not needed
-            start = max(first, (stop * size - window + 1) // size)
-        if stop == first or not self._pays(stop - start, (stop - first) * size, seconds_per_token):
+        if stop == first:
             return
-        if start > first:
+        start = self._first_needed(first, stop)
+        if not self._pays(stop - start, (stop - first) * size, seconds_per_token):
+            return
+        skips_blocks = start > first
+        blocks_per_part = self._blocks_per_read
+        if skips_blocks:
+            blocks_per_part = stop - start
             cache.release(block_table)
             block_table.num_released = start
             block_table.length = start * size
-        count = stop - start if start > first else self._blocks_per_read
         before = self._seconds_per_block
         seconds = 0.0
-        for begin in range(start, stop, count):
-            end = min(begin + count, stop)
+        for begin in range(start, stop, blocks_per_part):
+            end = min(begin + blocks_per_part, stop)
             start_time = perf_counter()
             reached = self._read(block_table, tokens, keys, begin, end)
-            if start > first and reached < stop:  # a part of the window is missing
+            if skips_blocks and reached < stop:  # a part of the window is missing
                 cache.release(block_table)
                 return
             block_table.length = reached * size
             cache.cache_blocks(block_table, tokens, salt)
-            self.num_hits += begin == start and reached > start
+            if begin == start and reached > start:
+                self.num_hits += 1
             if reached < end:
                 return
             seconds += perf_counter() - start_time
@@ -126,6 +149,14 @@ class PromptCache:
             self._seconds_per_block = per_block if before is None else (before + per_block) / 2
             if end < stop:
                 yield (stop - end) * size
+
+    def _first_needed(self, first: int, stop: int) -> int:
+        """Return the first of blocks ``first .. stop - 1`` that is in the attention window."""
+        window = self._cache.config.window
+        if window is None:
+            return first
+        size = self._cache.block_size
+        return max(first, (stop * size - window + 1) // size)
 
     def _read(
         self,
@@ -135,9 +166,11 @@ class PromptCache:
         start: int,
         stop: int,
     ) -> int:
-        """Read blocks ``start .. stop - 1`` of a text if they fit.
+        """Read blocks ``start .. stop - 1`` of a text from disk into the cache.
 
-        Return the number of the first missing.
+        Returns:
+            ``stop``, or the number of the first block that is missing or damaged; ``start`` if the
+            cache has no room for the blocks.
         """
         cache = self._cache
         size = self._cache.block_size
@@ -146,7 +179,8 @@ class PromptCache:
             return start
         cache.prepare(block_table, stop * size)
         for begin in range(start, stop, self._blocks_per_read):
-            for content in self.store.read(keys[begin : min(begin + self._blocks_per_read, stop)]):
+            end = min(begin + self._blocks_per_read, stop)
+            for content in self.store.read(keys[begin:end]):
                 if content is None or len(content) != self._block_bytes:
                     return number
                 block = block_table.blocks[number - block_table.num_released]
@@ -155,33 +189,36 @@ class PromptCache:
         return number
 
     def _pays(self, num_read: int, num_saved: int, seconds_per_token: float | None) -> bool:
-        """Return whether reading blocks is faster than computing tokens, by measured durations, if known.
+        """Return whether reading ``num_read`` blocks is faster than computing ``num_saved`` tokens.
 
-        After each refusal the estimate is lowered by a tenth, so that a disk that was slow once is
-        tried again.
+        True if one of the durations is unknown. After each False, the measured duration of a read
+        is lowered by a tenth, so that a disk that was slow once is tried again.
         """
         per_block = self._seconds_per_block
-        if (
-            seconds_per_token is None
-            or per_block is None
-            or num_read * per_block < num_saved * seconds_per_token
-        ):
+        if seconds_per_token is None or per_block is None:
+            return True
+        if num_read * per_block < num_saved * seconds_per_token:
             return True
         self._seconds_per_block = 0.9 * per_block
         return False
 
     @property
     def _blocks_per_read(self) -> int:
-        return max(1, min(500, _READ_BYTES // self._block_bytes))
+        num_blocks = _READ_BYTES // self._block_bytes
+        return max(1, min(_MAX_BLOCKS_PER_READ, num_blocks))
 
     @property
     def _block_bytes(self) -> int:
         return self._cache.block_size * self._cache.bytes_per_token
 
     def _keys(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Return the keys on disk, which depend on what the cache keeps for drafters besides."""
-        names = "\n".join(sorted(map(self._cache.feature_name, self._cache.features)))
+        """Return the keys on disk of blocks with these digests.
+
+        The bytes of a block also depend on the layer outputs that the cache saves for drafters, so
+        the names of these outputs become a part of the keys.
+        """
+        names = sorted(map(self._cache.feature_name, self._cache.features))
         if not names:
             return list(digests)
-        key = blake2b(names.encode()).digest()
+        key = blake2b("\n".join(names).encode()).digest()
         return [blake2b(digest, key=key, digest_size=32).digest() for digest in digests]

@@ -2,13 +2,13 @@
 
 A scaling extends the context: *linear* (position interpolation), *dynamic* (NTK-aware), *yarn*
 (Peng et al. 2023), *llama3* (Llama 3.1's frequency-dependent rule), *factors* (a divisor for each
-frequency), or *longrope* (Ding et al. 2024: two lists of divisors, for short and for long texts,
-between which :meth:`RopeConfig.for_context` chooses).
+frequency), or *longrope* (Ding et al. 2024). *longrope* has two lists of divisors, for short and
+for long texts, of which :meth:`RopeConfig.for_context` chooses one.
 
-The rotation of a token depends on its position alone, so splitting a prompt into chunks changes no
-keys. With *dynamic* scaling the rotation also depends on a text length. All tokens of a prompt of
-``P`` tokens then use length ``P``, and a generated token at position ``p`` uses length ``p + 1``,
-so that splitting changes no keys either.
+The rotation of a token depends on its position alone, so a prompt that is split into chunks has the
+same keys. With *dynamic* scaling the rotation also depends on a text length. This length is ``P``
+for all tokens of a prompt of ``P`` tokens, and ``p + 1`` for a generated token at position ``p``,
+so that a split prompt has the same keys here, too.
 """
 
 from __future__ import annotations
@@ -25,61 +25,74 @@ from pronk.base.checks import check_number
 from pronk.base.errors import ConfigError, refuse
 
 _MAX_NUMBER = 1e15  # a larger number means a damaged file; its powers would overflow float32
-# number of positions in a new RopeTable; for a longer text it grows to the next power of 2
+# Number of positions in a new RopeTable; for a longer text, the number grows to a power of 2.
 _INITIAL_POSITIONS = 1024
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _KNOWN_KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor "
-    "low_freq_factor "
-    "high_freq_factor beta_fast beta_slow mscale mscale_all_dim attention_factor truncate "
-    "finetuned short_factor "
-    "long_factor".split()
+    "low_freq_factor high_freq_factor beta_fast beta_slow mscale mscale_all_dim attention_factor "
+    "truncate finetuned short_factor long_factor".split()
 )
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Parameters of the rotary embedding, most of which apply to one kind of scaling only."""
+    """Parameters of the rotary embedding; most of them apply to one kind of scaling only.
 
-    dim: int  # number of dimensions of a head that are rotated, the first ones; mostly all of them
-    theta: float = 10000.0  # base of the frequencies: frequency ``i`` is ``theta ** (-2 i / dim)``
+    Attributes:
+        dim: number of dimensions of a head that are rotated, from the first one; mostly all.
+        theta: base of the frequencies: frequency ``i`` is ``theta ** (-2 i / dim)``.
+        kind: kind of scaling; *default* is none.
+        factor: ratio of the context length after scaling to the length before scaling.
+        original: context length of pre-training, in tokens.
+        low_freq_factor: *llama3*: longer wavelengths than ``original / low_freq_factor`` are
+            scaled.
+        high_freq_factor: *llama3*: shorter wavelengths than ``original / high_freq_factor`` are not
+            scaled.
+        beta_fast: *yarn*: frequencies with more turns in ``original`` positions are not scaled.
+        beta_slow: *yarn*: frequencies with fewer turns in ``original`` positions are scaled.
+        truncate: *yarn*: whether the limits between these frequencies are rounded to whole pairs.
+        attention_scale: factor of all cosines and sines.
+        divisors: *factors* and *longrope*: a divisor for each of the ``dim / 2`` frequencies; of
+            *longrope*, those of long texts.
+        short_divisors: *longrope*: the divisors of texts of at most ``original`` tokens.
+    """
+
+    dim: int
+    theta: float = 10000.0
     kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors", "longrope"] = (
         "default"
     )
     factor: float = 1.0
-    # context length of pre-training, in tokens; after scaling it is ``factor`` times as long
     original: int = 2048
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    attention_scale: float = 1.0  # factor of all cosines and sines
-    # For *factors* and *longrope*: divisor of each frequency, ``dim / 2`` of them; for *longrope*
-    # those of long texts.
+    attention_scale: float = 1.0
     divisors: tuple[float, ...] = ()
-    # for *longrope*: those of texts of at most ``original`` tokens
     short_divisors: tuple[float, ...] = ()
 
     def extend(self, context: int) -> int:
-        """Return the context length after scaling.
+        """Return the context length after scaling, in tokens.
 
-        ``context`` is ``max_position_embeddings`` of config.json.
-
-        ``context`` is the length before scaling for *linear* and *dynamic*, and the length after
-        scaling for all other kinds, except that some *yarn* checkpoints store the length before
-        scaling.
+        Args:
+            context: ``max_position_embeddings`` of config.json. This is the length before scaling
+                for *linear* and *dynamic*, the length after scaling for the other kinds, and in
+                *yarn* checkpoints either of them.
         """
         if self.kind in ("linear", "dynamic"):
             return int(context * self.factor)
-        return max(context, int(self.original * self.factor)) if self.kind == "yarn" else context
+        if self.kind == "yarn":
+            return max(context, int(self.original * self.factor))
+        return context
 
     def for_context(self, context: int) -> RopeConfig:
-        """Return the RoPE of a model that is opened for texts of at most ``context`` tokens.
+        """Return the rotary embedding of a model for texts of at most ``context`` tokens.
 
-        *longrope* takes one list of divisors for all texts, those of long texts if ``context``
-          exceeds ``original``:
-        keys in the KV cache cannot change when a text grows.
+        *longrope* becomes *factors*: all texts get the divisors of long texts if ``context``
+        exceeds ``original``, because keys in the KV cache cannot change while a text grows.
         """
         if self.kind != "longrope":
             return self
@@ -93,20 +106,26 @@ def refuse_config(problem: str) -> NoReturn:
 
 
 def check_positive(name: str, value: object, low: float = 0) -> float:
-    """Return a number above ``low``.
-
-    Raise a ConfigError for another value, or one that no model has.
-    """
+    """Return a number above ``low`` and at most 1e15; raise a ConfigError for any other value."""
     return check_number(name, value, low, _MAX_NUMBER, exclusive_min=True, error=ConfigError)
 
 
 def parse_rope(
     raw: Mapping[str, Any], head_dim: int, context: int, *, partial: bool = False
 ) -> RopeConfig:
-    """Parse ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones).
+    """Read the rotary embedding from ``config.json``.
 
-    ``partial``: whether the family can rotate a part of each head, ``partial_rotary_factor`` of its
-    dimensions.
+    Newer checkpoints have ``rope_parameters``, older ones ``rope_theta`` and ``rope_scaling``.
+
+    Args:
+        raw: the content of ``config.json``.
+        head_dim: dimensions of a head.
+        context: maximum number of tokens in ``config.json``.
+        partial: whether the family may rotate a part of each head's dimensions
+            (``partial_rotary_factor``).
+
+    Raises:
+        ConfigError: the embedding is unsupported, or a value is wrong.
     """
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     dim = _check_supported(scaling, raw, head_dim, partial=partial)
@@ -117,23 +136,16 @@ def parse_rope(
         return check_positive(f"config.json: {key} ({kind} rope)", value)
 
     theta = number("rope_theta", raw.get("rope_theta") or 10000.0)
-    config = RopeConfig(
-        dim,
-        check_number("config.json: rope_theta", theta, 1, exclusive_min=True, error=ConfigError),
-    )
+    theta = check_number("config.json: rope_theta", theta, 1, exclusive_min=True, error=ConfigError)
+    config = RopeConfig(dim, theta)
     if kind == "default":
         return config
-    config = replace(
-        config,
-        kind=kind,
-        factor=number("factor", 1.0 if kind == "longrope" else None),
-        original=context,
-    )
+    factor = number("factor", 1.0 if kind == "longrope" else None)
+    config = replace(config, kind=kind, factor=factor, original=context)
     if kind in ("linear", "dynamic"):
         return config
-    original = number(
-        "original_max_position_embeddings", raw.get("original_max_position_embeddings") or context
-    )
+    key = "original_max_position_embeddings"
+    original = number(key, raw.get(key) or context)
     config = replace(config, original=max(1, int(original)))
     if kind == "longrope":
         return _parse_longrope(scaling, config, context)
@@ -141,17 +153,15 @@ def parse_rope(
         low = number("low_freq_factor")
         high = number("high_freq_factor")
         return replace(config, low_freq_factor=low, high_freq_factor=high)
-    mscale, mscale_all_dim = (
-        number(key) if scaling.get(key) else 0.0 for key in ("mscale", "mscale_all_dim")
-    )
+    mscale = number("mscale") if scaling.get("mscale") else 0.0
+    mscale_all_dim = number("mscale_all_dim") if scaling.get("mscale_all_dim") else 0.0
+    default_scale = yarn_scale(config.factor, mscale, mscale_all_dim)
     return replace(
         config,
         beta_fast=number("beta_fast", 32.0),
         beta_slow=number("beta_slow", 1.0),
         truncate=bool(scaling.get("truncate", True)),
-        attention_scale=number(
-            "attention_factor", yarn_scale(config.factor, mscale, mscale_all_dim)
-        ),
+        attention_scale=number("attention_factor", default_scale),
     )
 
 
@@ -171,11 +181,9 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, par
     share = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if share not in (None, 1) and not partial:
         refuse_config(f"partial_rotary_factor = {share!r} is not supported; expected 1.0")
-    share = (
-        1
-        if share is None
-        else check_number("config.json: partial_rotary_factor", share, 0, 1, error=ConfigError)
-    )
+    if share is None:
+        share = 1
+    share = check_number("config.json: partial_rotary_factor", share, 0, 1, error=ConfigError)
     dim = int(head_dim * share)
     if dim % 2 or not dim:
         name = "head_dim" if share == 1 else "partial_rotary_factor * head_dim"
@@ -184,24 +192,22 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, par
 
 
 def _parse_longrope(scaling: Mapping[str, Any], config: RopeConfig, context: int) -> RopeConfig:
-    """Return *longrope*, whose lists of divisors are ``long_factor`` and ``short_factor``."""
+    """Add the divisors of *longrope* to a configuration: ``long_factor`` and ``short_factor``."""
 
     def divisors(key: str) -> tuple[float, ...]:
         values = scaling.get(key)
-        if not isinstance(values, list) or len(values) != config.dim // 2:
+        count = config.dim // 2
+        if not isinstance(values, list) or len(values) != count:
             refuse_config(
-                f"{key} (longrope): expected a list of {config.dim // 2} numbers, found "
-                f"{values!r:.80}"
+                f"{key} (longrope): expected a list of {count} numbers, found {values!r:.80}"
             )
         return tuple(check_positive(f"config.json: {key} (longrope)", each) for each in values)
 
     factor = config.factor if scaling.get("factor") else context / config.original
-    default = (
-        math.sqrt(1 + math.log(factor) / math.log(config.original))
-        if factor > 1 < config.original
-        else 1.0
-    )
-    scale = scaling.get("attention_factor") or default
+    default_scale = 1.0
+    if factor > 1 and config.original > 1:
+        default_scale = math.sqrt(1 + math.log(factor) / math.log(config.original))
+    scale = scaling.get("attention_factor") or default_scale
     scale = check_number("config.json: attention_factor (longrope)", scale, 0, error=ConfigError)
     long = divisors("long_factor")
     short = divisors("short_factor")
@@ -209,25 +215,26 @@ def _parse_longrope(scaling: Mapping[str, Any], config: RopeConfig, context: int
 
 
 def yarn_scale(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
-    """Return YaRN's factor of cosines and sines; 0 for ``mscale`` or ``mscale_all_dim`` means not given."""
+    """Return YaRN's factor of cosines and sines (Peng et al. 2023).
+
+    ``mscale`` and ``mscale_all_dim`` are values of ``config.json``; 0 if it does not have them.
+    """
 
     def scale_for(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    return (
-        scale_for(mscale) / scale_for(mscale_all_dim)
-        if mscale and mscale_all_dim
-        else scale_for(1.0)
-    )
+    if mscale and mscale_all_dim:
+        return scale_for(mscale) / scale_for(mscale_all_dim)
+    return scale_for(1.0)
 
 
 class RopeTable:
-    """Table of cosines and sines, float32 ``[entries, 2, dim / 2]``.
+    """Table of cosines and sines, float32 ``[entries, 2, dim / 2]``; entry ``i`` is of position i.
 
-    Entry ``i`` belongs to position ``i``. Angles are products of position and frequency in float32,
-    as in training. Cosines and sines are computed in float64 and rounded, so that an entry has the
-    same bits however many entries are computed at once. A pair of coordinates ``i`` and ``i + dim /
-    2`` of a query or key is rotated.
+    A rotation turns each pair of coordinates ``i`` and ``i + dim / 2`` of a query or key. Its angle
+    is the product of position and frequency in float32, as in training. Cosines and sines are
+    computed in float64 and rounded, so that the bits of an entry do not depend on the number of
+    entries that are computed at once.
     """
 
     def __init__(self, config: RopeConfig | None) -> None:
@@ -237,24 +244,22 @@ class RopeTable:
 
     @property
     def dynamic(self) -> bool:
-        """Whether a rotation depends on position and text length.
-
-        Each row then needs an entry of its own.
-        """
+        """Whether a rotation depends on the text length, so that each row needs its own entry."""
         return self.config is not None and self.config.kind == "dynamic"
 
     def up_to(self, stop: int) -> Array:
-        """Return the table, extended if necessary, so that it has entries for the positions ``0 … stop - 1``."""
+        """Return the table with entries for at least the positions ``0 .. stop - 1``."""
         if len(self._table) < stop:
-            self._table = self.compute_entries(
-                range(max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())), ()
-            )
+            num_entries = max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())
+            self._table = self.compute_entries(range(num_entries), ())
         return self._table
 
     def compute_entries(self, positions: Sequence[int], spans: Sequence[int]) -> Array:
-        """Return one entry per position.
+        """Return entries, float32 ``[positions, 2, dim / 2]``.
 
-        ``spans``: text length of each one, which only *dynamic* uses.
+        Args:
+            positions: positions of the tokens.
+            spans: text length of each token, in tokens; only *dynamic* uses it.
         """
         assert self.config is not None
         frequencies = self._frequencies
@@ -262,13 +267,15 @@ class RopeTable:
             by_span = {span: _dynamic_frequencies(self.config, span) for span in set(spans)}
             frequencies = np.stack([by_span[span] for span in spans])
         angles = (np.asarray(positions, np.float32)[:, None] * frequencies).astype(np.float64)
-        return (
-            np.stack((np.cos(angles), np.sin(angles)), axis=1) * self.config.attention_scale
-        ).astype(np.float32)
+        entries = np.stack((np.cos(angles), np.sin(angles)), axis=1) * self.config.attention_scale
+        return entries.astype(np.float32)
 
 
 def _inverse_powers(base: float, dim: int) -> Array:
-    """Return ``base ** (-2 i / dim)`` of each pair ``i``, float32 ``[dim / 2]``, rounded from float64."""
+    """Return ``base ** (-2 i / dim)`` for ``i`` in ``0 .. dim / 2 - 1``, float32 ``[dim / 2]``.
+
+    The powers are computed in float64.
+    """
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return np.float32(1.0) / np.power(base, exponents.astype(np.float64)).astype(FLOAT32)
 
@@ -285,7 +292,7 @@ def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
 
 
 def _frequencies(config: RopeConfig) -> Array:
-    """Return the scaled frequencies, float32 ``[dim / 2]``; for *dynamic*, those before scaling."""
+    """Return the frequencies after scaling, float32 ``[dim / 2]``; *dynamic* is not scaled here."""
     assert config.kind != "longrope", "expected one list of divisors, see RopeConfig.for_context"
     plain = _inverse_powers(config.theta, config.dim)
     if config.kind == "linear":
@@ -302,11 +309,10 @@ def _frequencies(config: RopeConfig) -> Array:
 def _llama3_frequencies(config: RopeConfig, plain: Array) -> Array:
     """Keep high frequencies, divide low ones by ``factor``, and blend those in between.
 
-    High: the wavelength is below ``original / high_freq_factor``. Low: it is above ``original /
-    low_freq_factor``.
+    The wavelength of a high frequency is below ``original / high_freq_factor``, the wavelength of a
+    low frequency is above ``original / low_freq_factor``.
     """
-    # As torch computes them in training: it divides a number by an array as reciprocal times
-    # number.
+    # Torch, which trained the models, divides a number by an array as number times reciprocal.
     wavelength = np.float32(1.0) / plain * np.float32(2 * math.pi)
     low = config.low_freq_factor
     high = config.high_freq_factor
@@ -321,16 +327,14 @@ def _llama3_frequencies(config: RopeConfig, plain: Array) -> Array:
 def _yarn_frequencies(config: RopeConfig, plain: Array) -> Array:
     """Keep high frequencies, divide low frequencies by ``factor``, and blend linearly in between.
 
-    In between: frequencies that make ``beta_slow`` to ``beta_fast`` full turns within ``original``
+    The frequencies in between make ``beta_slow`` to ``beta_fast`` full turns within ``original``
     positions.
     """
 
     def index_with(turns: float) -> float:
-        return (
-            config.dim
-            * math.log(config.original / (turns * 2 * math.pi))
-            / (2 * math.log(config.theta))
-        )
+        """Return the index, not rounded, of the frequency with this number of turns."""
+        log_wavelength = math.log(config.original / (turns * 2 * math.pi))
+        return config.dim * log_wavelength / (2 * math.log(config.theta))
 
     low = index_with(config.beta_fast)
     high = index_with(config.beta_slow)

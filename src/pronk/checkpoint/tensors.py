@@ -29,15 +29,15 @@ from pronk.base.files.regular import is_file, read_input
 from pronk.checkpoint.formats.scheme import FLOATS
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 
-SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
+SINGLE = "model.safetensors"  # name of the only file with tensors
 INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
-# Bytes of a JSON file or header. Parsed values need up to 30 times the memory; the largest index of
-# a model has 5 MB.
+# Maximum bytes of a JSON file or header. Parsed values need up to 30 times the memory; the largest
+# known index of a model has 5 MB.
 MAX_JSON_BYTES = 1 << 24
-# levels of a JSON file; functions that recurse, such as repr, have a limit of about 1000
+# Maximum depth of a JSON file. Recursive functions, such as repr, fail at a depth of about 1000.
 _MAX_NESTING = 100
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# Supported dtypes by their names in safetensors. Types that are not in FLOATS are for quantized
+# Supported data types by their names in safetensors. Those that FLOATS lacks are for quantized
 # weights only.
 DTYPES = {
     "F32": FLOAT32,
@@ -53,41 +53,48 @@ DTYPES = {
 
 
 class _MappedTensor(NamedTuple):
-    """Tensor in a mapped file."""
+    """A tensor in a mapped file.
+
+    Attributes:
+        file: the mapped file.
+        dtype: key of ``DTYPES``.
+        shape: shape of the tensor.
+        start: position of the first byte in the file.
+        size: number of bytes.
+    """
 
     file: mmap.mmap
-    dtype: str  # key of ``DTYPES``
+    dtype: str
     shape: tuple[int, ...]
-    start: int  # position of the first byte in the file
-    size: int  # number of bytes
+    start: int
+    size: int
 
 
 class Checkpoint:
-    """The tensors of a model folder, by name.
-
-    Safetensors files that are absent, truncated, damaged or do not match the index raise a
-    CheckpointError.
-    """
+    """The tensors of a model folder, by name."""
 
     config_source = "config.json"  # origin of the expected shapes, named in error messages
 
     def __init__(
         self, folder: Path, remedy: str = "download it again", files: Sequence[Path] | None = None
     ) -> None:
-        """Map ``files``, by default those of a model.
+        """Map the safetensors files of a folder.
 
-        Errors about incomplete files end with ``remedy``.
+        Args:
+            folder: the model folder.
+            remedy: end of an error message about an incomplete file.
+            files: the files; by default those that a model folder has.
+
+        Raises:
+            CheckpointError: a file is missing, truncated or damaged, or contradicts the index.
         """
         self.folder = folder
         self._entries: dict[str, _MappedTensor] = {}
         for path in files or _safetensors_files(folder, remedy):
             entries = _map_file(path, remedy)
             for name in entries.keys() & self._entries.keys():
-                refuse(
-                    folder,
-                    f"expected tensor {name} in one file, found it in two; "
-                    "remove the leftover shards",
-                )
+                problem = f"expected tensor {name} in one file, found it in two"
+                refuse(folder, f"{problem}; remove the leftover shards")
             self._entries |= entries
 
     def __iter__(self) -> Iterator[str]:
@@ -105,7 +112,10 @@ class Checkpoint:
         return self._entries[name].size
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = FLOATS) -> None:
-        """Raise a :class:`CheckpointError` if the tensor's safetensors dtype is not in ``dtypes``."""
+        """Raise a CheckpointError if a tensor has another dtype than ``dtypes``.
+
+        ``dtypes`` are names of safetensors, by default the types of unquantized weights.
+        """
         found = self._entries[name].dtype
         if found in dtypes:
             return
@@ -129,7 +139,8 @@ class Checkpoint:
     def release(self) -> None:
         """Free the memory of all pages that were read; a later access reads the page again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            for file in {id(entry.file): entry.file for entry in self._entries.values()}.values():
+            files = {id(entry.file): entry.file for entry in self._entries.values()}
+            for file in files.values():
                 file.madvise(mmap.MADV_DONTNEED)
 
 
@@ -139,88 +150,81 @@ AnyCheckpoint = Checkpoint | GgufCheckpoint
 def open_checkpoint(path: Path) -> AnyCheckpoint:
     """Open a model folder or a GGUF file.
 
-    Raise a CheckpointError if it is damaged or incomplete.
+    Raises:
+        CheckpointError: the folder or file is damaged or incomplete.
     """
     return GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
 
 
 def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
-    """Read a JSON object.
+    """Return the JSON object in a file.
 
-    Raise ``error_type`` if the file cannot be read or holds anything else.
+    Raises:
+        error_type: the file cannot be read, or is no JSON object, or has more than 16 MiB or 100
+            nested brackets.
     """
+    remedy = "restore the file from its source"
     try:
         data = read_input(path, MAX_JSON_BYTES + 1)
         if len(data) > MAX_JSON_BYTES:
-            found = "more; restore the file from its source"
-            refuse(
-                path,
-                f"expected at most {MAX_JSON_BYTES >> 20} MiB of JSON, found {found}",
-                error_type,
-            )
+            expected = f"expected at most {MAX_JSON_BYTES >> 20} MiB of JSON"
+            refuse(path, f"{expected}, found more; {remedy}", error_type)
         document = json.loads(data.removeprefix(codecs.BOM_UTF8).decode())
     except OSError as problem:
         msg = f"{path}: expected a readable file, found {describe_reason(problem)}"
         raise error_type(msg) from problem
     except (ValueError, RecursionError, MemoryError) as problem:
-        msg = (
-            f"{path}: expected JSON, found {describe_json_error(problem)}; "
-            "restore the file from its source"
-        )
+        msg = f"{path}: expected JSON, found {describe_json_error(problem)}; {remedy}"
         raise error_type(msg) from problem
     if not isinstance(document, dict):
         refuse(path, f"expected a JSON object, found {type(document).__name__}", error_type)
     if _is_deeper(document, _MAX_NESTING):
-        expected = f"expected at most {_MAX_NESTING} nested brackets, found more"
-        refuse(path, f"{expected}; restore the file from its source", error_type)
+        expected = f"expected at most {_MAX_NESTING} nested brackets"
+        refuse(path, f"{expected}, found more; {remedy}", error_type)
     return document
 
 
 def _is_deeper(document: object, limit: int) -> bool:
     """Return whether objects and lists are nested deeper than ``limit``."""
-    level: list[Any] = [document]
+    level: list[Any] = [document]  # the values of one depth
     for _ in range(limit + 1):
-        containers = [
-            value.values() if isinstance(value, dict) else value
-            for value in level
-            if isinstance(value, dict | list)
-        ]
-        if not containers:
+        next_level: list[Any] = []
+        has_container = False
+        for value in level:
+            if isinstance(value, dict | list):
+                has_container = True
+                next_level += value.values() if isinstance(value, dict) else value
+        if not has_container:
             return False
-        level = [value for container in containers for value in container]
+        level = next_level
     return True
 
 
 def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
-    """Return the safetensors files.
+    """Return the safetensors files of a model folder.
 
-    As in transformers, ``SINGLE`` takes precedence over ``INDEX``.
+    A folder with both a single file and an index is read as in transformers: the file counts.
     """
     if is_file(folder / SINGLE):
         return [folder / SINGLE]
     if not is_file(folder / INDEX):
         _refuse_missing_weights(folder)
     weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) for name in weight_map.values()
-    ):
-        refuse(
-            folder / INDEX,
-            f"expected an object 'weight_map' of file names, found {type(weight_map).__name__}",
-        )
-    names = sorted(set(weight_map.values()))
+    shards: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    if not all(isinstance(name, str) for name in shards):
+        found = type(weight_map).__name__
+        refuse(folder / INDEX, f"expected an object 'weight_map' of file names, found {found}")
+    names = sorted(set(shards))
     for name in names:
         # A name with a path separator could lead out of the folder.
         if Path(name).name != name or not is_file(folder / name):
-            refuse(
-                folder,
-                f"expected the {len(names)} shards that {INDEX} lists, found no {name:.80}; "
-                f"{remedy}",
-            )
+            expected = f"expected the {len(names)} shards that {INDEX} lists"
+            refuse(folder, f"{expected}, found no {name:.80}; {remedy}")
     return [folder / name for name in names]
 
 
 def _refuse_missing_weights(folder: Path) -> NoReturn:
+    """Raise a CheckpointError about a folder without safetensors files of a model."""
     pickles = sorted(path.name for pattern in _PICKLE_FILES for path in folder.glob(pattern))
     if pickles:
         remedy = (
@@ -233,7 +237,7 @@ def _refuse_missing_weights(folder: Path) -> NoReturn:
 
 
 def _check_header_size(path: Path) -> None:
-    """Raise a ValueError if the header is larger than that of any model; see ``MAX_JSON_BYTES``."""
+    """Raise a ValueError if the header of a safetensors file exceeds ``MAX_JSON_BYTES``."""
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
     if size > MAX_JSON_BYTES:
@@ -242,7 +246,10 @@ def _check_header_size(path: Path) -> None:
 
 
 def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
-    """Map a safetensors file: 8 bytes with the length of the header, a JSON header, and the tensors."""
+    """Map a safetensors file, and return its tensors by name.
+
+    The file consists of 8 bytes with the length of the header, the JSON header, and the tensors.
+    """
     try:
         _check_header_size(path)
         # safe_open checks the header: all offsets are in the file, and the sizes match shapes and
@@ -259,10 +266,10 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
         msg = f"{path}: expected a complete safetensors file, found {found}; {remedy}"
         raise CheckpointError(msg) from error
     header.pop("__metadata__", None)
-    return {
-        name: _MappedTensor(
-            file, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin
-        )
-        for name, entry in header.items()
-        for begin, end in (entry["data_offsets"],)
-    }
+    first = 8 + length  # position of the first tensor
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        tensors[name] = _MappedTensor(file, entry["dtype"], shape, first + begin, end - begin)
+    return tensors

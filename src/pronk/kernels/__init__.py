@@ -1,1 +1,1 @@
-"""Compute kernels for CPUs with a fixed order of summation; see ``README.md`` in this folder."""
+"""Compute kernels for CPUs, with a fixed order of every sum; see ``README.md`` in this folder."""

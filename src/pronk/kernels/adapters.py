@@ -15,34 +15,54 @@ from pronk.kernels.weights import PackedMatrix, pack
 
 
 class LowRank(NamedTuple):
-    """An adapter of adjacent outputs of a matrix: adds ``(x downᵀ) upᵀ`` to them."""
+    """A low-rank adapter of adjacent outputs of a matrix, to which it adds ``(x downᵀ) upᵀ``.
 
-    start: int  # first of the outputs
-    down: Array  # float32 ``[rank, inputs]``
-    up: Array  # float32 ``[outputs, rank]``
+    Attributes:
+        start: number of the first of these outputs.
+        down: float32 ``[rank, inputs]``.
+        up: float32 ``[outputs, rank]``.
+    """
+
+    start: int
+    down: Array
+    up: Array
 
 
 @dataclass(frozen=True, eq=False)
 class PackedAdapter:
-    """An adapter of a matrix in the kernels' layout (``pronk_adapter``)."""
+    """An adapter of a matrix in the kernels' layout (``pronk_adapter``).
 
-    down: PackedMatrix  # the matrices ``down`` of all parts, padded to the largest rank
-    up: PackedMatrix  # the matrices ``up``, in the outputs of the adapted matrix
-    first: Array = field(repr=False)  # int32 ``[blocks]``
+    The adapter may have several parts, each for other outputs of the matrix.
+
+    Attributes:
+        down: the matrices ``down`` of all parts below each other, padded to the largest rank.
+        up: the matrices ``up`` of all parts, each in the rows of its outputs.
+        first: for each block of 16 outputs, the first row in ``down`` of its part; -1 without a
+            part. int32 ``[blocks]``.
+    """
+
+    down: PackedMatrix
+    up: PackedMatrix
+    first: Array = field(repr=False)
 
     @property
     def struct(self) -> CAdapter:
-        """The structure, whose addresses are valid as long as this object exists."""
-        return CAdapter(
-            ctypes.pointer(self.down.struct), ctypes.pointer(self.up.struct), self.first.ctypes.data
-        )
+        """The structure for the kernels; its addresses are valid as long as this object exists."""
+        down = ctypes.pointer(self.down.struct)
+        up = ctypes.pointer(self.up.struct)
+        return CAdapter(down, up, self.first.ctypes.data)
 
 
 def pack_adapter(matrix: PackedMatrix, parts: Sequence[LowRank]) -> PackedAdapter:
-    """Pack the adapter of a matrix; ``parts`` have disjoint outputs."""
+    """Pack the adapter of a matrix.
+
+    Args:
+        matrix: the adapted matrix.
+        parts: adapters of disjoint outputs of the matrix.
+    """
     outputs = _outputs_of_blocks(matrix)
-    parts, first = list(parts), _first_inputs(outputs, parts)
-    if first is None:
+    first = _first_inputs(outputs, parts)
+    if first is None:  # a block has outputs of several parts
         parts = [_merge(parts)]
         first = _first_inputs(outputs, parts)
         assert first is not None
@@ -53,19 +73,16 @@ def pack_adapter(matrix: PackedMatrix, parts: Sequence[LowRank]) -> PackedAdapte
     for number, part in enumerate(parts):
         down[number, : len(part.down)] = part.down
         up[part.start : part.start + len(part.up), : part.up.shape[1]] = part.up
-    unit = matrix.struct.unit
+    packed_down = pack(matrix.kernels, down.reshape(-1, inputs))
     gated = bool(matrix.struct.gated)
-    return PackedAdapter(
-        pack(matrix.kernels, down.reshape(-1, inputs)),
-        pack(matrix.kernels, up, unit=unit, gated=gated),
-        first,
-    )
+    packed_up = pack(matrix.kernels, up, unit=matrix.struct.unit, gated=gated)
+    return PackedAdapter(packed_down, packed_up, first)
 
 
 def _outputs_of_blocks(matrix: PackedMatrix) -> list[range]:
-    """Return the outputs of each block of 16 of a matrix.
+    """Return the outputs in each block of a packed matrix, up to 16.
 
-    Gate and up projection alternate in a gated one.
+    In a gated matrix, blocks of the gate and of the up projection alternate.
     """
     struct = matrix.struct
     units = [range(start, start + struct.unit) for start in range(0, matrix.shape[0], struct.unit)]
@@ -76,7 +93,7 @@ def _outputs_of_blocks(matrix: PackedMatrix) -> list[range]:
 
 
 def _first_inputs(outputs: Sequence[range], parts: Sequence[LowRank]) -> Array | None:
-    """Return ``pronk_adapter.first``, or ``None`` if a block has outputs of several parts."""
+    """Return ``PackedAdapter.first``; ``None`` if a block has outputs of several parts."""
     rank = max(len(part.down) for part in parts)
     first = np.full(len(outputs), -1, np.int32)
     for block, covered in enumerate(outputs):
@@ -89,13 +106,15 @@ def _first_inputs(outputs: Sequence[range], parts: Sequence[LowRank]) -> Array |
 
 
 def _merge(parts: Sequence[LowRank]) -> LowRank:
-    """Return one part that adds the same to the outputs of all; its rank is the sum of theirs."""
+    """Return one adapter that is equal to several parts together; the ranks add up."""
     start = min(part.start for part in parts)
     stop = max(part.start + len(part.up) for part in parts)
-    up = np.zeros((stop - start, sum(len(part.down) for part in parts)), FLOAT32)
-    rank = 0
+    down = np.concatenate([part.down for part in parts])
+    up = np.zeros((stop - start, len(down)), FLOAT32)
+    column = 0
     for part in parts:
-        rows = slice(part.start - start, part.start - start + len(part.up))
-        up[rows, rank : rank + len(part.down)] = part.up
-        rank += len(part.down)
-    return LowRank(start, np.concatenate([part.down for part in parts]), up)
+        row = part.start - start
+        rank = len(part.down)
+        up[row : row + len(part.up), column : column + rank] = part.up
+        column += rank
+    return LowRank(start, down, up)

@@ -1,9 +1,9 @@
 """Compile the kernels and the suffix automaton: ``python build.py [OUT] [FLAGS]``.
 
-``OUT`` is the path of the kernels' library; the suffix automaton's library is written beside it.
-The module imports only the standard library, because the installation (``hatch_build.py``) runs it
-before pronk and its dependencies are importable. Each instruction set has a source file and
-compiler flags; ``dispatch.cpp`` selects one at run time.
+``OUT`` is the path of the kernels' library. The library of the suffix automaton is written beside
+it. Each instruction set has a source file and compiler flags; ``dispatch.cpp`` selects one at run
+time. The module imports only the standard library, because the installation (``hatch_build.py``)
+runs it before pronk and its dependencies can be imported.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
 
-# -ffp-contract=off: fused multiply-add only where the source has it, so that results do not depend
-# on the compiler.
+# -ffp-contract=off: the compiler uses fused multiply-add only where the source does, so that
+# results do not depend on the compiler.
 _FLAGS = [
     "-O2",
     "-std=c++17",
@@ -48,8 +48,8 @@ _X86 = {
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 _ARM = {"isa_dot": ["-march=armv8.2-a+dotprod"], "isa_i8mm": ["-march=armv8.2-a+dotprod+i8mm"]}
-# Source files that a build for this processor alone leaves out, by the flag of ``/proc/cpuinfo``
-# that the processor lacks, and the macro that removes them from ``dispatch.cpp``.
+# For a flag in ``/proc/cpuinfo`` that a processor may lack: source files that a build for this
+# processor alone leaves out, and the macro that removes them from ``dispatch.cpp``.
 _OPTIONAL = {
     "avx512f": ("PRONK_WITHOUT_AVX512", ("isa_avx512", "isa_vnni", "isa_avx512_bf16", "isa_amx")),
     "avx_vnni": ("PRONK_WITHOUT_AVX_VNNI", ("isa_avx_vnni",)),
@@ -71,16 +71,22 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class BuildTarget:
-    """Platform to compile for."""
+    """Platform to compile for.
 
-    machine: str  # ``"x86_64"`` or ``"aarch64"``, as ``platform.machine`` names them
-    system: str  # ``"linux"``, ``"darwin"`` or ``"win32"``, as ``sys.platform`` names them
+    Attributes:
+        machine: ``"x86_64"`` or ``"aarch64"``, as ``platform.machine`` names them on Linux.
+        system: ``"linux"``, ``"darwin"`` or ``"win32"``, as ``sys.platform`` names them.
+    """
+
+    machine: str
+    system: str
 
     @classmethod
     def current(cls) -> BuildTarget:
-        """Return the platform that this process runs on."""
+        """Return the platform of this process."""
         machine = platform.machine().lower()
-        return cls({"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), sys.platform)
+        other_names = {"amd64": "x86_64", "arm64": "aarch64"}  # of Windows and macOS
+        return cls(other_names.get(machine, machine), sys.platform)
 
     @property
     def source_flags(self) -> dict[str, list[str]]:
@@ -89,17 +95,24 @@ class BuildTarget:
 
 
 def _left_out(target: BuildTarget) -> tuple[list[str], set[str]]:
-    """Return the macros and the source files to leave out in a build for this processor alone."""
+    """Return differences of a build for this processor alone.
+
+    Returns:
+        Further compiler flags, and the source files to leave out.
+    """
+    if target.machine != "x86_64":
+        return [], set()
     try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+        processor_flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     except OSError:
         return [], set()
-    missing = [
-        _OPTIONAL[flag] for flag in _OPTIONAL if target.machine == "x86_64" and flag not in flags
-    ]
-    return [f"-D{macro}" for macro, _ in missing], {
-        source for _, sources in missing for source in sources
-    }
+    macros: list[str] = []
+    left_out: set[str] = set()
+    for flag, (macro, sources) in _OPTIONAL.items():
+        if flag not in processor_flags:
+            macros.append(f"-D{macro}")
+            left_out.update(sources)
+    return macros, left_out
 
 
 def library_name(system: str = sys.platform) -> str:
@@ -113,12 +126,14 @@ def suffix_library(kernels: Path) -> Path:
 
 
 def find_compiler() -> list[str] | None:
-    """Return the command of the system's C++ compiler, from ``$CXX`` or ``$PATH``, or ``None``."""
+    """Return the command of the system's C++ compiler, of ``$CXX`` or in ``$PATH``, or ``None``."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
-    return next(
-        ([path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None
-    )
+    for name in ("c++", "g++", "clang++"):
+        path = shutil.which(name)
+        if path:
+            return [path]
+    return None
 
 
 def build(
@@ -129,19 +144,19 @@ def build(
     *,
     native: bool = False,
 ) -> None:
-    """Build the libraries of the kernels and of the suffix automaton; if one fails, write neither.
+    """Build the libraries of the kernels and of the suffix automaton; write both or none.
 
     Args:
-        out: path of the kernels' library; the suffix automaton's is written to
+        out: path of the kernels' library; the library of the suffix automaton is written to
             ``suffix_library(out)``.
-        compiler: command of the compiler; by default the system's.
+        compiler: command of the compiler; by default the compiler of the system.
         target: platform that ``compiler`` compiles for; by default this machine.
-        extra: further flags for compiling and linking, such as a sanitizer's.
+        extra: further flags for compiling and linking, such as the flags of a sanitizer.
         native: whether to build only the instruction sets of this processor, in less than half the
             time.
 
-    Raises ``BuildError`` if there is no compiler, or it fails; the message has the first line of
-    its error.
+    Raises:
+        BuildError: there is no compiler, or it fails; the message has the first line of its error.
     """
     target = target or BuildTarget.current()
     compiler = list(compiler or find_compiler() or ())
@@ -156,25 +171,22 @@ def build(
     ).stdout
     is_gcc = "Free Software Foundation" in version
     flags = [*_FLAGS, *(_GCC_FLAGS if is_gcc else []), *shared, *macros]
-    # does not know -march=armv8.2-a, which GCC needs
+    # zig does not know -march=armv8.2-a, which GCC needs.
     if any(Path(part).name.startswith("zig") for part in compiler):
         renamed = ("-march=armv8.2-a", "-mcpu=generic+v8_2a")
         sources = {name: [flag.replace(*renamed) for flag in own] for name, own in sources.items()}
     libraries = [] if target.system == "win32" else ["-lm"]
     if is_gcc and target.system == "linux":
         libraries.append("-static-libgcc")
-    # -s drops the symbol table, which a debugger (-g) needs.
-    link = [
-        *compiler,
-        "-shared",
-        *shared,
-        *([] if any(flag.startswith("-g") for flag in extra) else ["-s"]),
-        *extra,
-    ]
+    link = [*compiler, "-shared", *shared, *extra]
+    is_debug_build = any(flag.startswith("-g") for flag in extra)
+    if not is_debug_build:
+        link.append("-s")  # drops the symbol table, which a debugger needs
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        flags_of = {name: [*own, *extra] for name, own in (sources | {_SUFFIX_SOURCE: []}).items()}
-        _compile([*compiler, *flags], flags_of, folder)
+        source_flags = {name: [*own, *extra] for name, own in sources.items()}
+        source_flags[_SUFFIX_SOURCE] = list(extra)
+        _compile([*compiler, *flags], source_flags, folder)
         for library, names in ((suffix_library(out), [_SUFFIX_SOURCE]), (out, sorted(sources))):
             objects = [str(folder / f"{name}.o") for name in names]
             _run([*link, *objects, "-o", str(folder / library.name), *libraries])
@@ -186,26 +198,27 @@ def build(
 
 
 def _compile(command: Sequence[str], source_flags: dict[str, list[str]], folder: Path) -> None:
-    """Compile all source files in parallel, first ``isa_*`` (instruction sets), which take longest."""
+    """Compile source files in parallel; write their object files to ``folder``.
+
+    Args:
+        command: the compiler, and the flags of all files.
+        source_flags: further flags of each file, by its name without ``.cpp``.
+        folder: folder of the object files.
+    """
 
     def compile_source(name: str) -> None:
-        _run(
-            [
-                *command,
-                *source_flags[name],
-                "-c",
-                str(SOURCES / f"{name}.cpp"),
-                "-o",
-                str(folder / f"{name}.o"),
-            ]
-        )
+        source = str(SOURCES / f"{name}.cpp")
+        output = str(folder / f"{name}.o")
+        _run([*command, *source_flags[name], "-c", source, "-o", output])
 
+    # The files of instruction sets take longest, so they come first.
+    names = sorted(source_flags, key=lambda name: not name.startswith("isa_"))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        names = sorted(source_flags, key=lambda name: not name.startswith("isa_"))
         list(pool.map(compile_source, names))  # list() raises the first error of a compilation
 
 
 def _run(command: Sequence[str]) -> None:
+    """Run a compiler; raise a BuildError with the first line of its error if it fails."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - the user's compiler
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Find, check and load the compiled kernels with :mod:`ctypes`.
+"""Loading of the compiled kernels with :mod:`ctypes`, and checks of their library.
 
-The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all its
-versions. Without a usable library, torch computes instead if it is installed (the extra ``torch``),
-with a warning of one line.
+The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all versions of
+Python. Without a usable library, torch (the extra ``torch``) computes if it is installed, and a
+warning of one line says so.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from pronk.kernels.threads import num_threads
 
 VERSION = 13  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
-# Indexed by ``pronk_isa`` of ``csrc/pronk.h``. A processor with an instruction set also has all
-# earlier ones.
+# Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
+# has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
 
-# Values of ``pronk_type`` (``csrc/pronk.h``): TYPES by dtype; CODED_TYPES by bits of a code, for
-# weights with groups.
+# Values of ``pronk_type`` (``csrc/pronk.h``): by data type; by bits of a code for weights with
+# groups; and by bits of a code for weights with super-blocks.
 TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
-# by bits of a code, for weights with super-blocks
 SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9}
 
 _MAX_HEAD_DIM = 512  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
@@ -50,11 +49,17 @@ class KernelsError(Exception):
 
 @dataclass(frozen=True)
 class Kernels:
-    """A loaded library and the instruction set to use."""
+    """A loaded library of kernels, and the instruction set to use.
+
+    Attributes:
+        library: the library, with the functions of ``csrc/pronk.h``.
+        path: file of the library.
+        isa: index of the instruction set in ``INSTRUCTION_SETS``.
+    """
 
     library: Any = field(repr=False)
-    path: Path  # file of the library
-    isa: int  # index of the instruction set in ``INSTRUCTION_SETS``
+    path: Path
+    isa: int
 
     @property
     def name(self) -> str:
@@ -67,34 +72,41 @@ class Kernels:
         return head_dim % 2 == 0 and head_dim <= _MAX_HEAD_DIM
 
     def run(self, ops: Any, count: int, call: CForward) -> None:
-        """Run the ``count`` operations ``ops`` on the rows of ``call``.
+        """Run a forward pass.
 
-        Raise a MemoryError if memory is full.
+        Args:
+            ops: array of operations (``COp``).
+            count: number of operations.
+            call: rows, inputs and results of the forward pass.
+
+        Raises:
+            MemoryError: memory is full.
         """
         _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
     def draft_chain(self, ops: Any, count: int, call: CForward, chain: CDraftChain) -> int:
-        """Compute a chain of draft tokens; return the number of forward passes.
+        """Compute a chain of draft tokens, one forward pass per token; return the number of passes.
 
-        Errors are those of ``run``.
+        The first forward pass computes the rows of ``call``, each further pass the last draft
+        token. The chain ends after ``chain.steps`` tokens, or if ``chain.on_token`` returns 0.
 
-        The first forward pass computes the rows of ``call``, each further pass the draft token
-        before. The chain ends after ``chain.steps`` tokens, or if ``chain.on_token`` returns 0.
+        Raises:
+            MemoryError: memory is full.
         """
-        return _check_status(
-            self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain)),
-            call,
-        )
+        library = self.library
+        code = library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(chain))
+        return _check_status(code, call)
 
     def choose(self, logits: Array, temperature: float, key: int) -> int:
         """Return the first argmax of ``logits / temperature + noise``; -1 if a logit is not finite.
 
-        ``logits``: float32 ``[vocab]``, contiguous. ``temperature``: 0 or more; 0 means no noise.
-        ``key``: noise key of the position, in [0, 2**64); see :mod:`pronk.sampling.noise`.
+        Args:
+            logits: float32 ``[vocab]``, contiguous.
+            temperature: 0 or more; 0 means no noise.
+            key: noise key of the position, in 0..2**64 - 1; see :mod:`pronk.sampling.noise`.
         """
-        return int(
-            self.library.pronk_sample(logits.ctypes.data, logits.size, temperature, key, self.isa)
-        )
+        address = logits.ctypes.data
+        return int(self.library.pronk_sample(address, logits.size, temperature, key, self.isa))
 
     def draft_token(
         self,
@@ -103,14 +115,20 @@ class Kernels:
         key: int | None,
         ids: NDArray[np.int32] | None = None,
     ) -> tuple[int, float, NDArray[np.float32]]:
-        """Sample a draft token with less precise noise than :meth:`choose`.
+        """Sample a draft token, with less precise noise than :meth:`choose`.
 
         A logit of ``-inf`` bans a token.
 
-        ``key`` is ``None`` for no noise. ``ids``, ``[vocab]``, has the token of each logit;
-        ``None``: 0, 1, …. Returns the token, or -1 if all tokens are banned or a logit is NaN or
-        ``inf``; its softmax probability over the scores; the scores (``logits / temperature +
-        noise``), float32 ``[vocab]``.
+        Args:
+            logits: float32 ``[vocab]``, contiguous.
+            temperature: as in :meth:`choose`.
+            key: noise key of the position; ``None`` for no noise.
+            ids: token id of each logit, ``[vocab]``; ``None``: 0, 1, ….
+
+        Returns:
+            The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; its softmax
+            probability over the scores; and the scores ``logits / temperature + noise``, float32
+            ``[vocab]``.
         """
         vocab = logits.size
         confidence = c_float()
@@ -129,26 +147,30 @@ class Kernels:
         return int(token), confidence.value, scores
 
     def read(self, data: Array) -> None:
-        """Read all bytes of an array on all threads.
-
-        Benchmarks time this to measure memory bandwidth.
-        """
+        """Read all bytes of an array on all threads; benchmarks measure the memory bandwidth so."""
         self.library.pronk_read(data.ctypes.data, data.nbytes, num_threads())
 
     def multiply(self, rounds: int) -> float:
-        """Multiply 8-bit codes in registers on all threads, without AMX tiles.
+        """Multiply 8-bit codes in registers on all threads; return the number of products.
 
-        Return the number of products.
+        Benchmarks measure the computing power so. AMX tiles are not used.
         """
         return float(self.library.pronk_multiply(rounds, self.isa, num_threads()))
 
 
 def _check_status(code: int, call: CForward) -> int:
-    if code < 0:
-        reason = "memory" if code == -1 else "unsupported shape, or rows without a cache slot"
-        msg = f"kernels: pass of {call.rows} rows failed ({reason})"
-        raise MemoryError(msg) if code == -1 else AssertionError(msg)
-    return code
+    """Return the result of a kernel; raise an error if it is negative.
+
+    -1 means too little memory, other codes a mistake in the call.
+    """
+    if code >= 0:
+        return code
+    failure = f"kernels: pass of {call.rows} rows failed"
+    if code == -1:
+        msg = f"{failure} (memory)"
+        raise MemoryError(msg)
+    msg = f"{failure} (unsupported shape, or rows without a cache slot)"
+    raise AssertionError(msg)
 
 
 # Result type and argument types of each function, by its name without ``pronk_``.
@@ -187,7 +209,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @cache
 def open_library(path: Path) -> Any:
-    """Load the kernels' library once; the errors are those of :func:`load_library`."""
+    """Load the kernels' library, once per process; the errors are those of :func:`load_library`."""
     return load_library(path, "pronk", VERSION, STRUCTURES, _SIGNATURES)
 
 
@@ -198,19 +220,22 @@ def load_library(
     structures: Sequence[type[Structure]],
     signatures: Mapping[str, Any],
 ) -> Any:
-    """Load the library at ``path`` and declare the signatures of its functions.
+    """Load a compiled library, and declare the signatures of its functions.
 
-    ``signatures`` has the result type and the argument types of each function, by its name without
-    ``prefix`` and an underscore. Raises ``KernelsError`` if the library is missing or damaged, or
-    the results of ``{prefix}_version`` and ``{prefix}_sizes`` are not ``version`` and the sizes of
-    ``structures``.
+    Args:
+        path: file of the library.
+        prefix: beginning of the functions' names, without the underscore.
+        version: expected result of the function ``{prefix}_version``.
+        structures: structures whose sizes the function ``{prefix}_sizes`` must return.
+        signatures: result type and argument types of each function, by its name without the prefix.
+
+    Raises:
+        KernelsError: the library is missing or damaged, or has another version or other structures.
     """
     remedy = "install pronk again"
     if not path.is_file():
-        msg = (
-            f"found no compiled kernels at {path}; {remedy}, with a C++ compiler or from a wheel "
-            "for this platform"
-        )
+        msg = f"found no compiled kernels at {path}; {remedy}"
+        msg += ", with a C++ compiler or from a wheel for this platform"
         raise KernelsError(msg)
     if not _is_complete(path):
         msg = f"{path}: expected pronk's kernels, found a part of the file; {remedy}"
@@ -221,17 +246,12 @@ def load_library(
         sizes = (c_int32 * len(structures))()
         getattr(library, f"{prefix}_sizes")(sizes)
     except (OSError, AttributeError) as error:
-        reason = describe_error(error)[:80]
-        msg = (
-            f"{path}: expected pronk's kernels, found a file that cannot be loaded ({reason}); "
-            f"{remedy}"
-        )
+        found = f"a file that cannot be loaded ({describe_error(error)[:80]})"
+        msg = f"{path}: expected pronk's kernels, found {found}; {remedy}"
         raise KernelsError(msg) from error
     if found_version != version:
-        msg = (
-            f"{path}: expected kernels of version {version}, found version {found_version}; "
-            f"{remedy}"
-        )
+        found = f"version {found_version}"
+        msg = f"{path}: expected kernels of version {version}, found {found}; {remedy}"
         raise KernelsError(msg)
     expected = [ctypes.sizeof(structure) for structure in structures]
     if list(sizes) != expected:
@@ -245,38 +265,45 @@ def load_library(
 
 
 def _is_complete(path: Path) -> bool:
-    """Return False for a truncated ELF file, which would crash the process when loaded.
+    """Return whether an ELF file is complete; True for other files.
 
-    Else True.
+    Loading a truncated ELF file would crash the process.
     """
     with path.open("rb") as file:
         header = file.read(64)
     if header[:4] != b"\x7fELF":
         return True
-    # Fields e_shoff, e_shentsize, e_shnum: offset, entry size and length of the section headers,
-    # which end the file.
-    fields = header[40:48], header[58:60], header[60:62]
-    start, size, count = (int.from_bytes(number, "little") for number in fields)
+    # The section headers end the file; e_shoff, e_shentsize and e_shnum are their offset, the size
+    # of one of them, and their number.
+    start = int.from_bytes(header[40:48], "little")
+    size = int.from_bytes(header[58:60], "little")
+    count = int.from_bytes(header[60:62], "little")
     return start + size * count <= path.stat().st_size and len(header) == 64
 
 
 def installed_library() -> Path:
-    """Return the path of the library that the installation compiled or unpacked."""
+    """Return the path of the kernels' library that the installation compiled or unpacked."""
     return Path(__file__).parent / library_name()
 
 
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
-    """Return one ``Kernels`` per instruction set that ``choice`` allows, best first, without self-checks.
+    """Return the kernels of each instruction set that is allowed, the best first.
 
-    ``choice`` is ``"auto"`` for every instruction set of this processor, or the name of one.
-    ``path`` is that of the library, by default the installed one. Raises ``KernelsError`` if the
-    library cannot be loaded, ``OptionError`` if ``choice`` is not an instruction set, or this
-    processor lacks it.
+    The kernels are not checked by a computation yet.
+
+    Args:
+        choice: ``"auto"`` for all instruction sets of this processor, or the name of one.
+        path: file of the library; by default the installed one.
+
+    Raises:
+        KernelsError: the library cannot be loaded.
+        OptionError: ``choice`` is not an instruction set, or this processor lacks it.
     """
     check_choice("kernels", choice, [name for name in CHOICES if name != "torch"])
     location = path or installed_library()
     library = open_library(location)
-    usable = [Kernels(library, location, isa) for isa in range(int(library.pronk_detect()), -1, -1)]
+    best = int(library.pronk_detect())
+    usable = [Kernels(library, location, isa) for isa in range(best, -1, -1)]
     found = [kernels for kernels in usable if choice in ("auto", kernels.name)]
     if not found:
         available = ", ".join(kernels.name for kernels in reversed(usable))
@@ -286,14 +313,17 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
 
 
 def arithmetic_digest(kernels: Kernels) -> str:
-    """Return a digest of what determines a result's bits: library, instructions, NumPy, processor."""
+    """Return a digest of everything that determines the bits of a result besides the inputs.
+
+    It covers the kernels' library, the instruction set, the version of NumPy and the processor.
+    """
     digest = hashlib.sha256(kernels.path.read_bytes())
     digest.update(f"{kernels.name}\n{np.__version__}\n{_processor()}".encode())
     return digest.hexdigest()
 
 
 def _processor() -> str:
-    """Return the processor's model, flags and microcode: the self-check's result may depend on them."""
+    """Return the processor's model, flags and microcode, on which the results may depend."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:

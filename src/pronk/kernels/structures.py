@@ -1,7 +1,7 @@
 """Structures of ``csrc/pronk.h`` for :mod:`ctypes`; the header documents their fields.
 
-Fields have the header's order and types. ``library.py`` compares only sizes, which two swapped
-fields do not change.
+Fields must have the header's order and types: the check at loading (``library.py``) compares only
+the sizes of structures, which two swapped fields do not change.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ NUM_ROPE_TABLES = 4  # entries of ``pronk_pass.rope``
 
 
 def structure_fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
-    """Return ``_fields_`` for ctypes.
+    """Return the fields of a structure, given groups of names with a common type.
 
-    ``("type gated", t)`` stands for ``("type", t), ("gated", t)``.
+    The group ``("type gated", t)`` stands for the fields ``("type", t), ("gated", t)``.
     """
     return [(name, field_type) for names, field_type in groups for name in names.split()]
 
@@ -89,13 +89,13 @@ class CForward(Structure):
     )
 
 
-# ``on_token(token, confidence)`` is called with each draft token; returning 0 ends the draft
-# model's chain.
+# Type of a function ``on_token(token, confidence)``, called with each draft token of a chain. The
+# result 0 ends the chain.
 OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
 class CDraftChain(Structure):
-    """``pronk_chain``: how to sample a chain of tokens from a draft model, and the scores."""
+    """``pronk_chain``: options of sampling a chain of draft tokens, and the resulting scores."""
 
     _fields_ = structure_fields(
         ("key", c_uint64),
@@ -107,7 +107,7 @@ class CDraftChain(Structure):
     )
 
 
-# ``library.py`` compares their sizes with those of ``pronk_sizes``, which has the same order.
+# All structures, in the order in which the function ``pronk_sizes`` returns their sizes.
 STRUCTURES: tuple[type[Structure], ...] = (
     CWeights,
     CAdapter,

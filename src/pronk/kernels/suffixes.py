@@ -1,10 +1,10 @@
-"""Interface of the suffix automaton in C++ (``csrc/suffix.cpp``), an index of the substrings of texts.
+"""Interface of the suffix automaton in C++ (``csrc/suffix.cpp``): an index of a text's substrings.
 
-Where the last tokens of a request's text occur in an indexed text (a *match*), the tokens after the
-occurrences become draft tokens. Acceptance is counted in *buckets*: by the source (the request's
-own text or other texts), the length of the match, and the share of the token: its count after the
-match, divided by 1 plus the counts of all tokens there. A draft token's *gain* is the product of
-the estimated acceptance probabilities along its path from the root.
+An occurrence of a text's last tokens in an indexed text is a *match*; the tokens after it become
+draft tokens. Acceptance is counted in *buckets*. A draft token's bucket depends on the indexed text
+(the request's own text or another), the length of the match, and the token's share: its count after
+the match, divided by 1 plus the counts of all tokens there. A draft token's *gain* is the product
+of the estimated acceptance probabilities along its path from the root.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pronk.kernels.structures import structure_fields
 
 _VERSION = 1  # version of the C interface: result of ``pronk_suffixes_version``
 
-NUM_BUCKETS = 32  # 2 kinds of sources × 4 ranges of match lengths × 4 ranges of shares
+NUM_BUCKETS = 32  # 2 kinds of indexed texts × 4 ranges of match lengths × 4 ranges of shares
 _NUM_DEPTHS = 4  # depths 1, 2 and 3 have separate priors; all depths from 4 on share one
 
-# Initial cache of the priors, by bucket and depth; NaN: the library calls ``prior`` and stores the
-# result.
+# Initial cache of the priors, by bucket and depth. At NaN, the library calls ``prior``, and stores
+# the result.
 _UNKNOWN_PRIORS: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _NUM_DEPTHS)
 
-# Type of the C function ``prior(bucket, depth)``, which returns the prior acceptance probability of
-# a draft token.
+# Type of a function ``prior(bucket, depth)`` for C, which returns the prior acceptance probability
+# of a draft token.
 _Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
 
 
@@ -69,16 +69,21 @@ def open_suffix_library() -> Any:
 
 
 class CompiledSuffixes:
-    """Suffix automaton of one or more texts: their substrings, with counts and following tokens."""
+    """Suffix automaton of texts: an index of their substrings, with counts and following tokens."""
 
     def __init__(self, library: Any, max_match: int) -> None:
-        """Create an empty automaton; ``library`` is from :func:`open_suffix_library`.
+        """Create an empty automaton.
 
-        ``max_match`` is the maximum number of tokens of a substring that can be found, at least 1.
+        Args:
+            library: result of :func:`open_suffix_library`.
+            max_match: maximum number of tokens of a substring that can be found, at least 1.
+
+        Raises:
+            MemoryError: there is too little memory.
         """
         self.max_match = max_match
         self._library = library
-        # address of the automaton in the library
+        # Address of the automaton in the library.
         self.handle: int | None = library.pronk_suffixes_new(max_match)
         if self.handle is None:
             raise MemoryError
@@ -95,20 +100,25 @@ class CompiledSuffixes:
         return f"{type(self).__name__}(max_match={self.max_match}, num_tokens={self.num_tokens})"
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens, with ids in [0, 2**31), to the current text; unusable after a MemoryError."""
-        ids = [*tokens]
-        if self._library.pronk_suffixes_extend(self.handle, (c_int32 * len(ids))(*ids), len(ids)):
+        """Append tokens, with ids in 0..2**31 - 1, to the current text.
+
+        Raises:
+            MemoryError: there is too little memory; the automaton cannot be used any more.
+        """
+        ids = list(tokens)
+        c_ids = (c_int32 * len(ids))(*ids)
+        if self._library.pronk_suffixes_extend(self.handle, c_ids, len(ids)):
             raise MemoryError
 
     def end_text(self) -> None:
-        """End the current text; later tokens begin another text, and no substring spans both."""
+        """End the current text: later tokens begin another text, and no substring spans both."""
         self._library.pronk_suffixes_end_text(self.handle)
 
     @property
     def num_tokens(self) -> int:
         """Number of appended tokens.
 
-        A count in Python would be wrong if Ctrl-C ended :meth:`extend`.
+        The library counts them, because a count in Python would be wrong after Ctrl-C.
         """
         return int(self._library.pronk_suffixes_tokens(self.handle))
 
@@ -119,20 +129,32 @@ class CompiledSuffixes:
 
 
 class TreeLimits(NamedTuple):
-    """Limits of a tree, and of the matches that the tree is built from."""
+    """Limits of a draft tree, and of the matches from which it is built.
 
-    max_nodes: int  # maximum number of draft tokens
-    max_depth: int  # maximum number of draft tokens on a path
-    min_match: int  # minimum match length in tokens
-    depth_factor: float  # maximum depth divided by the match length; depth 1 is always allowed
-    # minimum gain of a node (probability that it and all its ancestors are accepted), 0..1
+    Attributes:
+        max_nodes: maximum number of draft tokens.
+        max_depth: maximum number of draft tokens on a path.
+        min_match: minimum length of a match in tokens.
+        depth_factor: maximum depth divided by the length of the match; depth 1 is always allowed.
+        min_gain: minimum gain of a node, 0..1: the estimated probability that the node and all its
+            ancestors are accepted.
+    """
+
+    max_nodes: int
+    max_depth: int
+    min_match: int
+    depth_factor: float
     min_gain: float
 
 
 class NativeTree(NamedTuple):
-    """A draft tree as lists with one entry per node, each node after its parent.
+    """A draft tree as lists with one entry per node; each node comes after its parent.
 
-    The root's parent is -1.
+    Attributes:
+        tokens: token ids; the first one is the root, the last token of the text.
+        parents: index of each node's parent; -1 for the root.
+        gains: estimated probability that the node and all its ancestors are accepted.
+        buckets: number of each node's bucket.
     """
 
     tokens: list[int]
@@ -142,21 +164,23 @@ class NativeTree(NamedTuple):
 
 
 class NativeTreeBuilder:
-    """Builds one request's draft trees with the library.
+    """Builder of the draft trees of one request.
 
-    A draft token's estimated acceptance probability is ``(accepted + prior * prior_weight) /
-    (verified + prior_weight)``, with the numbers of accepted and verified draft tokens of its
-    bucket.
+    The estimated acceptance probability of a draft token is ``(accepted + prior * prior_weight) /
+    (verified + prior_weight)``, where ``accepted`` and ``verified`` are numbers of draft tokens of
+    its bucket.
     """
 
     def __init__(
         self, library: Any, prior: Callable[[int, int], float], prior_weight: float
     ) -> None:
-        """Prepare the calls of ``library`` for one request.
+        """Prepare the calls of the library.
 
-        ``prior`` maps a bucket, 0 .. ``NUM_BUCKETS - 1``, and a depth, 1 or more, to the prior
-        acceptance probability, which counts like ``prior_weight`` verified draft tokens. It is
-        called once per pair, with depths from 4 on as one.
+        Args:
+            library: result of :func:`open_suffix_library`.
+            prior: function of a bucket (0..31) and a depth (1..4; 4 stands for all greater depths,
+                too) that returns the prior acceptance probability. It is called once per pair.
+            prior_weight: number of verified draft tokens that the prior counts for.
         """
         self._library = library
         self._num_verified = (c_double * NUM_BUCKETS)()
@@ -168,30 +192,31 @@ class NativeTreeBuilder:
             priors=self._priors,
             weight=prior_weight,
         )
-        # exceptions of ``prior``; :meth:`build` raises the first one
+        # Exceptions of ``prior``, which cannot propagate through C++; ``build`` raises the first.
         self._raised: list[BaseException] = []
         raised = self._raised  # ``self`` in ``call_prior`` would be a reference cycle
 
         def call_prior(bucket: int, depth: int) -> float:
             try:
                 return prior(bucket, depth)
-            except BaseException as error:  # noqa: BLE001 - exceptions cannot propagate through C++
+            except BaseException as error:  # noqa: BLE001 - raised later
                 raised.append(error)
                 return 0.0
 
         self._call.prior = _Prior(call_prior)
         self._capacity = 0
-        self._handles: list[int | None] = []  # automata of the last call
+        self._handles: list[int | None] = []  # addresses of the last call's automata
         self._tail = (c_int32 * 0)()
 
     def set_counts(
         self, num_verified: Mapping[int, float], num_accepted: Mapping[int, float]
     ) -> None:
-        """Set the numbers of verified and of accepted draft tokens, by bucket; 0 for other buckets."""
-        for counts, new_counts in (
-            (self._num_verified, num_verified),
-            (self._num_accepted, num_accepted),
-        ):
+        """Set the numbers of verified and of accepted draft tokens by bucket; other buckets get 0.
+
+        Negative bucket numbers are ignored.
+        """
+        pairs = ((self._num_verified, num_verified), (self._num_accepted, num_accepted))
+        for counts, new_counts in pairs:
             memset(counts, 0, sizeof(counts))
             for bucket, count in new_counts.items():
                 if bucket >= 0:
@@ -200,36 +225,43 @@ class NativeTreeBuilder:
     def build(
         self, sources: Sequence[CompiledSuffixes], tail: Sequence[int], limits: TreeLimits
     ) -> NativeTree:
-        """Build a draft tree from the tokens after earlier occurrences of the text's longest suffixes.
+        """Build a draft tree from the tokens after earlier occurrences of the text's last tokens.
 
-        Draft tokens are added one by one, the one with the largest gain first. Raises
-        ``MemoryError``. ``sources`` are the automaton of the request's own text, then those of
-        other texts. ``tail`` are the last tokens of the text, at least one; the very last is the
-        root of the tree.
+        Draft tokens are added one by one, always the one with the largest gain.
+
+        Args:
+            sources: the automaton of the request's own text, then the automata of other texts.
+            tail: the last tokens of the text, at least one; the very last is the root of the tree.
+            limits: limits of the tree.
+
+        Raises:
+            MemoryError: there is too little memory.
         """
+        # In the next two blocks, Ctrl-C may end the method before the last assignment; the next
+        # call then repeats the block.
         call = self._call
         if limits.max_nodes >= self._capacity:
-            call.tokens, call.parents, call.buckets = (
-                (c_int32 * (limits.max_nodes + 1))() for _ in range(3)
-            )
-            call.gains = (c_double * (limits.max_nodes + 1))()
-            # set last: if Ctrl-C prevents this, the next call allocates again
-            self._capacity = limits.max_nodes + 1
+            capacity = limits.max_nodes + 1
+            call.tokens = (c_int32 * capacity)()
+            call.parents = (c_int32 * capacity)()
+            call.buckets = (c_int32 * capacity)()
+            call.gains = (c_double * capacity)()
+            self._capacity = capacity
         handles = [source.handle for source in sources]
-        # what is compared is set last: after Ctrl-C, the next call sets all again
         if handles != self._handles:
             call.sources = (c_void_p * len(handles))(*handles)
             call.num_sources = len(handles)
             self._handles = handles
         if len(tail) > len(self._tail):
-            call.tail = longer = (c_int32 * len(tail))()
+            longer = (c_int32 * len(tail))()
+            call.tail = longer
             self._tail = longer
-        self._tail[: len(tail)] = [*tail]
+        self._tail[: len(tail)] = list(tail)
         call.tail_tokens = len(tail)
         call.width, call.max_depth, call.min_match, call.depth_factor, call.min_gain = limits
         num_nodes = self._library.pronk_suffixes_grow(call)
         if self._raised:
-            self._priors[:] = _UNKNOWN_PRIORS  # the failed call has stored 0
+            self._priors[:] = _UNKNOWN_PRIORS  # the failed call has stored 0 as a prior
             error = self._raised[0]
             self._raised.clear()
             raise error

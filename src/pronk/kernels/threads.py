@@ -9,10 +9,7 @@ from pronk.base.checks import check_integer
 
 
 def _available_cores() -> int:
-    """Return the number of cores that this process may use.
-
-    Hardware threads of a core count once.
-    """
+    """Return the number of processor cores that this process may use, not of hardware threads."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = set[str]()
@@ -29,13 +26,16 @@ _num_threads = _available_cores()
 
 
 def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> None:
-    """Set the kernels' number of threads in this process; raise OptionError if it is out of range.
+    """Set the kernels' number of threads in this process.
 
     Args:
-        threads: number of threads, 1..4096; ``None`` keeps or divides the current number, see
-            ``divide``.
+        threads: number of threads, 1..4096; ``None``: the current number, divided by ``workers`` if
+            ``divide`` is set.
         workers: number of processes that compute on this machine, 1..64.
-        divide: whether ``None`` as ``threads`` divides the current number by ``workers``.
+        divide: whether to divide the current number; a given number is never divided.
+
+    Raises:
+        OptionError: a number is out of range.
     """
     global _num_threads  # noqa: PLW0603 - the setting is the process's
     check_integer("workers", workers, 1, 64)
@@ -47,5 +47,5 @@ def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> No
 
 
 def num_threads() -> int:
-    """Return the number of threads: by default that of the processor cores that this process may use."""
+    """Return the kernels' number of threads; by default one per core that this process may use."""
     return _num_threads

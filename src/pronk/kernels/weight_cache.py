@@ -1,8 +1,10 @@
-"""Packed weights of a model in a file, which later processes map instead of packing them again.
+"""File with the packed weights of a model: later processes map it instead of packing them again.
 
-The file is a header, then the matrices, each at a multiple of 4 KiB (little-endian)::
+The file consists of these parts::
 
-    length of the JSON text 8   JSON: {"source": …, "matrices": {name: [offset, size]}}   padding   matrices
+    length of the JSON text, 8 bytes, little-endian
+    JSON text: {"source": …, "matrices": {name: [offset, size]}}
+    the matrices, each at a multiple of 4 KiB
 
 ``source`` identifies the model's files and the packed layout. A file with another ``source`` is
 replaced. Mapped matrices are read from the page cache, so processes that map the same file share
@@ -28,15 +30,16 @@ from pronk.base.errors import OptionError, describe_error
 from pronk.base.files.atomic import replace_file
 from pronk.kernels.library import VERSION
 
-_ALIGNMENT = 4096
+_ALIGNMENT = 4096  # bytes
 _MAX_HEADER_BYTES = 1 << 24
 
 
 class WeightCache:
-    """The packed matrices of one model: those of a file in ``folder``, and new ones until :meth:`save`.
+    """The packed matrices of one model, in a file and newly added.
 
-    ``identity``: path, and other properties that change with the content, of each of the model's
-    files.
+    Args:
+        folder: folder of the file.
+        identity: for each of the model's files its path, and numbers that change with its content.
     """
 
     def __init__(self, folder: Path, identity: Sequence[tuple[str, int, int, int]]) -> None:
@@ -49,13 +52,15 @@ class WeightCache:
     def open(
         cls, option: bool | str | Path, identity: Sequence[tuple[str, int, int, int]] | None
     ) -> WeightCache | None:
-        """Return the cache for the option ``weight_cache`` of :class:`pronk.LLM`.
+        """Return the cache that the option ``weight_cache`` of :class:`pronk.LLM` asks for, if any.
 
-        ``None`` for ``False``.
+        Args:
+            option: False for no cache, True for the default folder, or a folder.
+            identity: as in the constructor; ``None`` if the weights of this model cannot be cached.
 
-        ``identity`` is that of the class; ``None`` if the model's weights cannot be cached. Raises
-        ``OptionError`` if the option is no bool or folder, the weights cannot be cached, or there
-        is no home folder.
+        Raises:
+            OptionError: the option has another type, the weights cannot be cached, or there is no
+                home folder.
         """
         if option is False:
             return None
@@ -69,11 +74,10 @@ class WeightCache:
             msg = f"weight_cache: expected True, False or a folder, found {option!r}"
             raise OptionError(msg)
         try:
-            folder = (
-                Path.home() / ".cache" / "pronk" / "weights"
-                if option is True
-                else Path(option).expanduser()
-            )
+            if option is True:
+                folder = Path.home() / ".cache" / "pronk" / "weights"
+            else:
+                folder = Path(option).expanduser()
         except RuntimeError as error:
             msg = "weight_cache: expected a home folder, found none; name a folder"
             raise OptionError(msg) from error
@@ -82,17 +86,16 @@ class WeightCache:
     def find(self, name: str, size: int) -> Array | None:
         """Return a matrix of the file, uint8 ``[size]``; ``None`` if the file does not have it."""
         found = self._mapped.get(name)
-        return found if found is not None and len(found) == size else None
+        if found is None or len(found) != size:
+            return None
+        return found
 
     def add(self, name: str, data: Array) -> None:
-        """Add a packed matrix, uint8 ``[size]``, that the file lacks."""
+        """Add a packed matrix, uint8 ``[size]``, that the file lacks; :meth:`save` writes it."""
         self._new[name] = data
 
     def save(self) -> None:
-        """Write the file, if matrices were added.
-
-        Warn if this fails, for example on a full disk.
-        """
+        """Write the file if matrices were added; warn on a failure, such as a full disk."""
         if not self._new:
             return
         try:
@@ -105,48 +108,52 @@ class WeightCache:
         self._new.clear()
 
     def _map(self) -> dict[str, Array]:
-        """Return the matrices as views of the mapped file.
+        """Return the matrices of the file as views of its mapping, by name.
 
-        Empty if missing, damaged or of another source.
+        There are none if the file is missing or damaged, or belongs to another model or layout.
         """
-        # RecursionError: deeply nested JSON.
+        # RecursionError: the JSON text is deeply nested.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with self.path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
-                size = file.seek(0, 2)
-                if header["source"] != self._source or not all(
-                    0 < at <= at + count <= size and at % _ALIGNMENT == 0
-                    for at, count in header["matrices"].values()
-                ):
+                file_size = file.seek(0, os.SEEK_END)
+                if header["source"] != self._source:
                     return {}
+                for start, size in header["matrices"].values():
+                    is_inside = 0 < start <= start + size <= file_size
+                    if not is_inside or start % _ALIGNMENT:
+                        return {}
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if hasattr(mmap, "MADV_WILLNEED"):
                 with suppress(OSError):
                     memory.madvise(mmap.MADV_WILLNEED)
             return {
-                name: np.frombuffer(memory, np.uint8, count, at)
-                for name, (at, count) in header["matrices"].items()
+                name: np.frombuffer(memory, np.uint8, size, start)
+                for name, (start, size) in header["matrices"].items()
             }
         return {}
 
 
 def _write(file: BinaryIO, source: Mapping[str, object], matrices: Mapping[str, Array]) -> None:
-    sizes = {name: data.nbytes for name, data in matrices.items()}
-    # The offsets depend on the header's length, which depends on their digits: leave room for
-    # offsets of any length.
-    longest = {name: [1 << 62, 1 << 62] for name in sizes}
-    start = _align(8 + len(json.dumps({"source": source, "matrices": longest})))
+    """Write the parts of the file; ``source`` is that of the header."""
+    # The offsets depend on the length of the header, which contains the offsets. The place of the
+    # first matrix therefore leaves room for a header with the longest offsets.
+    longest = {name: [1 << 62, 1 << 62] for name in matrices}
+    longest_header = json.dumps({"source": source, "matrices": longest})
+    start = _align(8 + len(longest_header))
     places = {}
-    for name, size in sizes.items():
-        places[name] = [start, size]
-        start = _align(start + size)
+    for name, data in matrices.items():
+        places[name] = [start, data.nbytes]
+        start = _align(start + data.nbytes)
     header = json.dumps({"source": source, "matrices": places}).encode()
-    file.write(len(header).to_bytes(8, "little") + header)
+    file.write(len(header).to_bytes(8, "little"))
+    file.write(header)
     for name, data in matrices.items():
         file.seek(places[name][0])
         file.write(data.data)
 
 
 def _align(offset: int) -> int:
+    """Return the next multiple of 4 KiB from ``offset`` on."""
     return (offset + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT

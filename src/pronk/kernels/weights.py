@@ -1,4 +1,4 @@
-"""Packing of weight matrices into the memory layout that the kernels read."""
+"""Packing of weight matrices into the memory layout of the kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pronk.kernels.structures import CBlocks, CWeights
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weight_cache import WeightCache
 
-_NO_MINIMA, _MINIMA, _ZEROS = range(3)  # values of ``pronk_weights.minima``
+# Values of ``pronk_weights.minima``: the matrix has no minima, has minima, or has zero points.
+_NO_MINIMA, _MINIMA, _ZEROS = range(3)
 
 _MEMORY = MemoryPool()
 
@@ -27,7 +28,7 @@ _SLAB = 1 << 22
 
 
 class CodedRows(Protocol):
-    """A quantized matrix ``[outputs, inputs]`` that can be read slice by slice."""
+    """A quantized matrix ``[outputs, inputs]`` that can be read in slices of outputs."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -35,13 +36,13 @@ class CodedRows(Protocol):
 
     @property
     def scale_format(self) -> ScaleFormat:
-        """Smallest format that represents all scales and minima exactly."""
+        """The smallest format that represents all scales and minima exactly."""
 
     def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
         """Return the weights of outputs ``start .. stop - 1``."""
 
 
-# GGUF types: number of the type in llama.cpp, ``pronk_type``, number of inputs per scale,
+# For each GGUF type: its number in llama.cpp, ``pronk_type``, number of inputs per scale, and
 # ``pronk_weights.minima``.
 _BLOCK_LAYOUTS = {
     "Q4_0": (2, CODED_TYPES[4], 32, _NO_MINIMA),
@@ -54,35 +55,38 @@ _BLOCK_LAYOUTS = {
     "Q6_K": (14, SUPER_BLOCK_TYPES[6], 16, _NO_MINIMA),
 }
 
-_BITS_OF_TYPE = {
-    number: bits for bits, number in [*CODED_TYPES.items(), *SUPER_BLOCK_TYPES.items()]
-}
+_BITS_OF_TYPE = {number: bits for bits, number in CODED_TYPES.items()}
+_BITS_OF_TYPE |= {number: bits for bits, number in SUPER_BLOCK_TYPES.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class PackedMatrix:
-    """A matrix ``[outputs, inputs]`` in the kernels' layout."""
+    """A matrix ``[outputs, inputs]`` in the kernels' layout.
+
+    Attributes:
+        kernels: the kernels that packed the matrix.
+        struct: description of ``data`` for the kernels: shape, format and address.
+        data: packed weights; ``pronk_weights`` in ``csrc/pronk.h`` describes the layout.
+        bias: float32 ``[blocks * 16]``, in the order of the outputs in ``data``.
+        order: int32 ``[inputs]``: column ``i`` of ``data`` is input ``order[i]``; ``None``: column
+            ``i`` is input ``i``.
+    """
 
     kernels: Kernels = field(repr=False)
-    struct: CWeights  # describes ``data`` to the kernels: shape, format, address
-    data: Array = field(repr=False)  # packed weights; layout: ``pronk_weights`` in ``csrc/pronk.h``
-    # float32 ``[blocks * 16]``, in the order of the outputs in ``data``
+    struct: CWeights
+    data: Array = field(repr=False)
     bias: Array | None = field(repr=False)
-    # int32 ``[inputs]``: column ``i`` of ``data`` is for input ``order[i]``; ``None``: for input
-    # ``i``
     order: Array | None = field(repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of outputs and inputs.
-
-        A gated matrix has the outputs of gate and up projection.
-        """
-        return self.struct.N * (2 if self.struct.gated else 1), self.struct.K
+        """Numbers of outputs and inputs; outputs of gate and up projection both count."""
+        outputs = 2 * self.struct.N if self.struct.gated else self.struct.N
+        return outputs, self.struct.K
 
     @property
     def nbytes(self) -> int:
-        """Size in memory in bytes, scales, minima and padding included, without a bias."""
+        """Size in memory in bytes, with scales, minima and padding, without a bias."""
         return self.data.nbytes
 
     @property
@@ -91,30 +95,32 @@ class PackedMatrix:
         bits = _BITS_OF_TYPE.get(self.struct.type)
         if bits is None:
             return str(self.data.dtype)
-        super_blocks = (
-            " in super-blocks of 256" if self.struct.type in SUPER_BLOCK_TYPES.values() else ""
-        )
-        return f"int{bits} in groups of {self.struct.group}{super_blocks}"
+        text = f"int{bits} in groups of {self.struct.group}"
+        if self.struct.type in SUPER_BLOCK_TYPES.values():
+            text += " in super-blocks of 256"
+        return text
 
     def slice_outputs(self, start: int, stop: int) -> PackedMatrix:
-        """Return outputs ``start .. stop - 1`` as a view; ``start`` must be a multiple of 16.
+        """Return a matrix of the outputs ``start .. stop - 1``, as a view.
 
-        The outputs must be packed one after the other: neither padded per attention head nor
-        interleaved with a gate.
+        ``start`` must be a multiple of 16. The matrix must have no gate, and no padding between
+        attention heads.
         """
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
         assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"
         assert not start % 16, f"expected the beginning of a block, found {start}"
         struct = CWeights.from_buffer_copy(self.struct)
-        struct.N = struct.unit = stop - start
+        struct.N = stop - start
+        struct.unit = struct.N
         struct.blocks = ceil(struct.N / 16)
-        struct.data += start // 16 * (self.data.nbytes // self.struct.blocks)
+        block_bytes = self.data.nbytes // self.struct.blocks
+        struct.data += start // 16 * block_bytes
         if self.bias is not None:
             struct.bias = self.bias.ctypes.data + start * self.bias.itemsize
         return replace(self, struct=struct)
 
     def unpack(self) -> Array:
-        """Unpack to float32 ``[outputs, inputs]``."""
+        """Return the weights, float32 ``[outputs, inputs]``."""
         rows = np.empty(self.shape, np.float32)
         for row in range(len(rows)):
             self.kernels.library.pronk_unpack(ctypes.byref(self.struct), row, rows[row].ctypes.data)
@@ -133,26 +139,25 @@ def pack(
     """Copy a matrix into the kernels' layout.
 
     Args:
-        kernels: library that packs; the layout is the same for all instruction sets.
-        weight: ``[outputs, inputs]``, float32, bfloat16, float16, or quantized. The result does not
-            refer to it. The outputs of a gated matrix are those of the gate, then of the up
-            projection.
+        kernels: the kernels that pack; the layout is the same for all instruction sets.
+        weight: ``[outputs, inputs]``, float32, bfloat16, float16, or quantized. The result has no
+            reference to this matrix.
         bias: ``[outputs]``, or ``None`` without a bias.
-        unit: every ``unit`` outputs are padded to whole blocks of 16: ``head_dim`` for heads; by
-            default all outputs.
-        gated: whether the first half of the outputs is the gate and the second half the up
+        unit: number of outputs that are padded to whole blocks of 16: ``head_dim`` for attention
+            heads; by default all outputs.
+        gated: whether the first half of the outputs is the gate, and the second half the up
             projection.
-        cache: packed blocks of earlier loads, and where to add others; weights in other forms are
-            not cached.
+        cache: packed blocks of earlier starts. A matrix of GGUF blocks is looked up here, and added
+            if it is missing; other matrices are not.
 
-    Raises ``ValueError`` if a scale in a block is not finite.
+    Raises:
+        ValueError: a scale in a GGUF block is not finite.
     """
     rows, inputs = weight.shape
     outputs = rows // 2 if gated else rows
     unit = unit or outputs
-    struct = CWeights(
-        gated=int(gated), N=outputs, K=inputs, unit=unit, blocks=rows // unit * ceil(unit / 16)
-    )
+    blocks = rows // unit * ceil(unit / 16)
+    struct = CWeights(gated=int(gated), N=outputs, K=inputs, unit=unit, blocks=blocks)
     order = None
     if isinstance(weight, np.ndarray):
         data = _pack_numbers(kernels, struct, weight)
@@ -168,29 +173,33 @@ def pack(
 
 
 def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Array) -> Array:
-    struct.type, struct.K_pad = TYPES[weight.dtype], ceil(struct.K / 32) * 32
-    source = np.ascontiguousarray(weight)
+    """Pack floats; set their format in ``struct``."""
+    struct.type = TYPES[weight.dtype]
+    struct.K_pad = ceil(struct.K / 32) * 32
+    rows = np.ascontiguousarray(weight)
     per_output = struct.K_pad if weight.dtype == BFLOAT16 else struct.K
     data = _MEMORY.zeros((struct.blocks, per_output, 16), weight.dtype)
     struct.data = data.ctypes.data
-    kernels.library.pronk_pack(
-        ctypes.byref(struct), source.ctypes.data, struct.K, struct.data, num_threads()
-    )
+    call = (ctypes.byref(struct), rows.ctypes.data, struct.K, struct.data, num_threads())
+    kernels.library.pronk_pack(*call)
     return data
 
 
 def _pack_blocks(
     kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache: WeightCache | None
 ) -> Array:
+    """Pack GGUF blocks, or find them packed in ``cache``; set their format in ``struct``."""
     block_format, struct.type, struct.group, struct.minima = _BLOCK_LAYOUTS[weight.type]
     struct.scale_type = TYPES[FLOAT16]
     struct.K_pad = struct.K
     size = int(kernels.library.pronk_packed_size(ctypes.byref(struct)))
     tensors = " ".join(rows.name for rows in weight.parts)
     name = f"{tensors} {weight.type} {struct.N} {struct.K} {struct.unit} {struct.gated}"
-    if cache is not None and (found := cache.find(name, size)) is not None:
-        struct.data = found.ctypes.data
-        return found
+    if cache is not None:
+        found = cache.find(name, size)
+        if found is not None:
+            struct.data = found.ctypes.data
+            return found
     data = _MEMORY.zeros((size,), UINT8)
     struct.data = data.ctypes.data
     parts = (CBlocks * len(weight.parts))()
@@ -198,14 +207,14 @@ def _pack_blocks(
         part.data = rows.stored.ctypes.data
         part.rows = len(rows.stored)
         part.heads = rows.heads
-    call = ctypes.byref(struct), parts, len(parts), block_format, struct.data, num_threads()
+    call = (ctypes.byref(struct), parts, len(parts), block_format, struct.data, num_threads())
     status = kernels.library.pronk_pack_blocks(*call)
-    if status not in {0, -1}:
-        msg = "expected as many rows as the matrix has, found another number"
-        raise AssertionError(msg)
-    if status:
+    if status == -1:
         msg = "expected finite scales, found NaN or infinity"
         raise ValueError(msg)
+    if status:
+        msg = "expected as many rows as the matrix has, found another number"
+        raise AssertionError(msg)
     if cache is not None:
         cache.add(name, data)
     return data
@@ -214,11 +223,16 @@ def _pack_blocks(
 def _pack_codes(
     kernels: Kernels, struct: CWeights, weight: CodedRows
 ) -> tuple[Array, Array | None]:
-    """Pack quantized weights by slabs of output rows, so that few codes are unpacked at a time."""
-    # A gated matrix has two halves, gate and up projection. With several units (heads), slabs begin
-    # with a unit.
+    """Pack quantized weights by slabs of outputs, so that few codes are unpacked at a time.
+
+    The format of the weights is set in ``struct``.
+
+    Returns:
+        The packed weights, uint8, and the order of the inputs as in :class:`PackedMatrix`.
+    """
+    # A gated matrix has two halves, gate and up projection; a slab has outputs of both. If the
+    # matrix has several units (attention heads), a slab has whole units.
     num_halves = 1 + struct.gated
-    blocks_of_unit = ceil(struct.unit / 16)
     one_unit = struct.gated or struct.unit == struct.N
     step = 16 if one_unit else struct.unit
     step *= max(1, _SLAB // (step * struct.K * num_halves))
@@ -230,45 +244,49 @@ def _pack_codes(
         ]
         slab = _stack_padded(matrices)
         if not start:
-            scales = weight.scale_format
-            struct.type = CODED_TYPES[slab.bits]
-            struct.group = slab.group
-            struct.K_pad = slab.shape[1]
-            struct.scale_type = TYPES[scales.dtype]
-            struct.minima = (
-                _NO_MINIMA if slab.minimum is None else _ZEROS if scales.zeros else _MINIMA
-            )
-            data = _MEMORY.zeros(
-                (int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), UINT8
-            )
+            _set_coded_format(struct, slab, weight.scale_format)
+            size = int(kernels.library.pronk_packed_size(ctypes.byref(struct)))
+            data = _MEMORY.zeros((size,), UINT8)
             struct.data = data.ctypes.data
         slab_struct = CWeights.from_buffer_copy(struct)
         slab_struct.N = stop - start
-        slab_struct.unit = stop - start if one_unit else struct.unit
-        slab_struct.blocks = (
-            num_halves * (slab_struct.N // slab_struct.unit) * ceil(slab_struct.unit / 16)
-        )
-        num_blocks_before = (
-            num_halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
-        )
+        slab_struct.unit = slab_struct.N if one_unit else struct.unit
+        num_units = num_halves * (slab_struct.N // slab_struct.unit)
+        slab_struct.blocks = num_units * ceil(slab_struct.unit / 16)
+        if one_unit:
+            num_blocks_before = num_halves * start // 16
+        else:
+            num_blocks_before = start // struct.unit * ceil(struct.unit / 16)
+        block_bytes = len(data) // struct.blocks
         kernels.library.pronk_pack_codes(
             ctypes.byref(slab_struct),
             slab.codes.ctypes.data,
             slab.scale.ctypes.data,
             None if slab.minimum is None else slab.minimum.ctypes.data,
-            struct.data + num_blocks_before * (len(data) // struct.blocks),
+            struct.data + num_blocks_before * block_bytes,
             num_threads(),
         )
-    order = None if matrices[0].order is None else np.ascontiguousarray(matrices[0].order, np.int32)
-    struct.order = None if order is None else order.ctypes.data
+    if matrices[0].order is None:
+        return data, None
+    order = np.ascontiguousarray(matrices[0].order, np.int32)
+    struct.order = order.ctypes.data
     return data, order
 
 
-def _stack_padded(matrices: list[QuantizedMatrix]) -> QuantizedMatrix:
-    """Stack matrices along the outputs.
+def _set_coded_format(struct: CWeights, slab: QuantizedMatrix, scales: ScaleFormat) -> None:
+    """Set the format of quantized weights in ``struct``, given the first slab."""
+    struct.type = CODED_TYPES[slab.bits]
+    struct.group = slab.group
+    struct.K_pad = slab.shape[1]
+    struct.scale_type = TYPES[scales.dtype]
+    if slab.minimum is None:
+        struct.minima = _NO_MINIMA
+    else:
+        struct.minima = _ZEROS if scales.zeros else _MINIMA
 
-    Pad their rows with code 0 to a multiple of the group size.
-    """
+
+def _stack_padded(matrices: list[QuantizedMatrix]) -> QuantizedMatrix:
+    """Stack matrices along the outputs, with rows padded with code 0 to whole groups."""
     first = matrices[0]
     inputs = matrices[0].shape[1]
     missing = -inputs % first.group
@@ -278,24 +296,20 @@ def _stack_padded(matrices: list[QuantizedMatrix]) -> QuantizedMatrix:
         scale = np.ascontiguousarray(first.scale)
         return replace(first, codes=codes, scale=scale, minimum=minimum, order=None)
     rows = [matrix.shape[0] for matrix in matrices]
-    # Memory outside the heap: freed codes of many slabs would fragment the heap.
+    # The memory is a mapping, because freed codes of many slabs would fragment the heap.
     codes = mapped_zeros((sum(rows), inputs + missing), np.dtype(np.uint8))
     for target, matrix in zip(split_rows(codes, rows), matrices, strict=True):
         target[:, :inputs] = matrix.codes
     scale = np.concatenate([matrix.scale for matrix in matrices])
     minima = [matrix.minimum for matrix in matrices if matrix.minimum is not None]
-    return replace(
-        first,
-        codes=codes,
-        scale=scale,
-        minimum=np.concatenate(minima) if minima else None,
-        order=None,
-    )
+    minimum = np.concatenate(minima) if minima else None
+    return replace(first, codes=codes, scale=scale, minimum=minimum, order=None)
 
 
 def _pack_bias(bias: Array, unit: int, *, gated: bool) -> Array:
-    """Return a bias ``[outputs]`` in packed order, float32 ``[blocks * 16]``, with zeros as padding."""
-    units = np.zeros((len(bias) // unit, ceil(unit / 16) * 16), np.float32)
+    """Return a bias ``[outputs]`` in packed order, float32 ``[blocks * 16]``, padded with zeros."""
+    units: Array = np.zeros((len(bias) // unit, ceil(unit / 16) * 16), np.float32)
     units[:, :unit] = bias.reshape(-1, unit)
-    # In a gated matrix, the blocks of its two units, gate and up projection, alternate.
-    return (units.reshape(2, -1, 16).swapaxes(0, 1) if gated else units).reshape(-1)
+    if gated:  # the blocks of the two units, gate and up projection, alternate
+        units = units.reshape(2, -1, 16).swapaxes(0, 1)
+    return units.reshape(-1)

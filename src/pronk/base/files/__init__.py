@@ -1,1 +1,1 @@
-"""Reading and writing of files: atomic writes, safetensors shards, JSON Lines."""
+"""Reading and writing of files: atomic writes, JSON Lines, text, model cards."""

@@ -1,8 +1,8 @@
 """Atomic writes: after a crash or on a full disk, a file or folder is complete or unchanged.
 
-If a write fails, :func:`replace_file`, :func:`replace_folder` and :func:`new_folder` let the error
-propagate; :func:`write_json` and :func:`write_tokens` turn the error into a CheckpointError with a
-message of one line.
+If a write fails, :func:`replace_file`, :func:`replace_folder` and :func:`new_folder` raise the
+system's error. :func:`write_text`, :func:`write_json` and :func:`write_tokens` raise a
+CheckpointError, whose message is one line.
 """
 
 from __future__ import annotations
@@ -26,18 +26,26 @@ from pronk.base.files.regular import check_regular
 
 @contextmanager
 def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary file, and rename it to ``path`` after the block unless the block raises.
+    """Open a temporary file, and rename it to ``path`` after the block.
 
-    If ``path`` is a link, the file that it points to is replaced; a device or a pipe raises an
-    OSError. A file keeps its permissions. If ``shared``, several processes or threads may replace
-    the file at the same time: the name of the temporary file is random, and the file of a killed
-    process is never removed. Otherwise the next call overwrites that file.
+    If the block raises, the temporary file is removed, and the file at ``path`` is unchanged. The
+    new file has the permissions of the old one.
+
+    Args:
+        path: the file to replace. If it is a link, the file that it points to is replaced.
+        shared: whether several processes or threads may replace the file at the same time. The name
+            of the temporary file is random then, so that the temporary file of a killed process
+            stays for ever. Otherwise the next call overwrites it.
+
+    Raises:
+        OSError: ``path`` is a device or a pipe, or the file cannot be written.
     """
     check_regular(path)
     path = path.resolve()
-    partial = path.with_name(
-        f"{path.name}.{secrets.token_hex(8)}.partial" if shared else f"{path.name}.partial"
-    )
+    if shared:
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+    else:
+        partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("xb" if shared else "wb") as file:
             yield file
@@ -54,12 +62,11 @@ def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder, and rename it to ``folder`` after the block.
+    """Create a temporary folder; after the block, replace ``folder`` by it.
 
-    The old folder is deleted.
-
-    If the block raises, ``folder`` is unchanged. The old folder is first renamed to ``NAME.old``;
-    if the process dies before the second rename, the next call renames the old folder back.
+    If the block raises, ``folder`` is unchanged. The old folder is first renamed to ``NAME.old``,
+    and deleted at the end. If the process dies between the two renames, the next call renames the
+    old folder back.
     """
     old = folder.with_name(f"{folder.name}.old")
     _restore(old, folder)
@@ -79,9 +86,9 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder.
+    """Create a temporary folder; after the block, rename it to ``folder``.
 
-    After the block rename it to ``folder``, which must be absent or empty.
+    ``folder`` must be missing or empty. If the block raises, it stays so.
     """
     with _partial_folder(folder) as partial:
         yield partial
@@ -93,10 +100,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial_folder(folder: Path) -> Iterator[Path]:
-    """Create the temporary folder ``NAME.partial``.
-
-    Remove it at the end unless the caller renamed it.
-    """
+    """Create the temporary folder ``NAME.partial``; remove it at the end unless it was renamed."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -107,7 +111,7 @@ def _partial_folder(folder: Path) -> Iterator[Path]:
 
 
 def _restore(old: Path, folder: Path) -> None:
-    """If ``folder`` is missing, rename ``old``, its previous version, to ``folder``."""
+    """Rename ``old``, the previous version of a folder, to ``folder`` if ``folder`` is missing."""
     if old.exists() and not folder.exists():
         old.rename(folder)
 
@@ -121,10 +125,12 @@ def _fsync_files(folder: Path) -> None:
 
 @contextmanager
 def convert_write_errors(path: Path, content: str, *error_types: type[Exception]) -> Iterator[None]:
-    """Turn write errors of the block into a CheckpointError of one line, which begins with ``path``.
+    """Convert write errors of the block to a CheckpointError, whose message begins with ``path``.
 
-    ``content`` is a noun phrase for the message, such as ``the datastore``. ``error_types`` are
-    classes of exceptions that count as write errors, besides ``OSError``.
+    Args:
+        path: the file or folder that the block writes.
+        content: noun phrase for the message, such as ``the datastore``.
+        *error_types: classes of exceptions that count as write errors, besides ``OSError``.
     """
     write_errors: tuple[type[Exception], ...] = (OSError, *error_types)
     try:
@@ -132,25 +138,24 @@ def convert_write_errors(path: Path, content: str, *error_types: type[Exception]
     except PronkError:  # already has a message for the user
         raise
     except write_errors as error:
-        refuse(
-            path, f"expected to write {content}, found {_describe(error)}", CheckpointError, error
-        )
+        problem = f"expected to write {content}, found {_describe(error)}"
+        refuse(path, problem, CheckpointError, error)
 
 
 def _describe(error: Exception) -> str:
-    first_line = (str(error).splitlines() or [""])[0]
-    problem = (
-        describe_reason(error)
-        if isinstance(error, OSError)
-        else first_line or describe_reason(error)
-    )
-    if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT, None):
-        return f"{problem}; choose a writable folder"
-    return f"{problem}; make room and give the same command again"
+    """Return the reason of a write error and a remedy."""
+    make_room = "make room and give the same command again"
+    if isinstance(error, OSError):
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, None)
+        remedy = make_room if is_full else "choose a writable folder"
+        return f"{describe_reason(error)}; {remedy}"
+    lines = str(error).splitlines()
+    reason = lines[0] if lines else ""
+    return f"{reason or describe_reason(error)}; {make_room}"
 
 
 def write_text(path: Path, text: str, content: str = "a text") -> None:
-    """Replace the file ``path`` by a text in UTF-8; raise a CheckpointError if this fails.
+    """Replace the file ``path`` by a text in UTF-8; raise a CheckpointError on failure.
 
     ``content`` describes the text in the message, as in :func:`convert_write_errors`.
     """
@@ -159,12 +164,16 @@ def write_text(path: Path, text: str, content: str = "a text") -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) -> None:
-    """Replace the file ``path`` by a JSON document; raise a CheckpointError if this fails."""
+    """Replace the file ``path`` by a JSON document; raise a CheckpointError on failure."""
     with convert_write_errors(path, "JSON"), replace_file(path) as file:
         file.write((json.dumps(value, indent=indent) + "\n").encode())
 
 
 def write_tokens(path: Path, tokens: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Replace the file ``path`` by the bytes of an array of token ids."""
+    """Replace the file ``path`` by the bytes of an array of token ids.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
     with convert_write_errors(path, "token ids"), replace_file(path) as file:
-        file.write(tokens.data)  # not ``tofile`` of NumPy, which does not notice a full disk
+        file.write(tokens.data)  # NumPy's ``tofile`` does not notice a full disk

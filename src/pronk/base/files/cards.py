@@ -8,7 +8,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def render_card(package: str, card: str, **facts: Any) -> str:
-    """Fill in the template ``cards/CARD.md.j2`` of a package of this project."""
+    """Return a model card in Markdown, made from a template.
+
+    Args:
+        package: package with the folder ``cards``, such as ``pronk.train``.
+        card: name of the template, without ``.md.j2``.
+        **facts: values of the template's variables.
+    """
     environment = Environment(  # noqa: S701 - Markdown, from files of the package
         loader=PackageLoader(package, "cards"),
         undefined=StrictUndefined,

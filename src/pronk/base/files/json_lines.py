@@ -1,4 +1,4 @@
-"""Reader for JSON Lines files."""
+"""Reader of JSON Lines files: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from pronk.base.files.text import decode_text
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line number (from 1) and JSON object of each non-empty line of a ``.jsonl[.gz]`` file.
+    """Yield the JSON objects of a file with their line numbers, from 1; skip empty lines.
+
+    A file whose name ends in ``.gz`` is decompressed.
 
     Raises:
         OptionError: the file cannot be read or decompressed, or a line is not a JSON object in
@@ -39,10 +41,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _read_lines(file: io.BufferedIOBase | BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file.
-
-    Raise an OSError for one of more than ``MAX_STREAM_BYTES`` bytes.
-    """
+    """Yield the lines of a file; raise OSError for a line of more than ``MAX_STREAM_BYTES``."""
     while line := file.readline(MAX_STREAM_BYTES + 1):
         if len(line) > MAX_STREAM_BYTES:
             raise OSError(errno.EFBIG, f"a line of more than {MAX_STREAM_BYTES >> 20} MiB")
@@ -50,20 +49,15 @@ def _read_lines(file: io.BufferedIOBase | BinaryIO) -> Iterator[bytes]:
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    # Without the line break: the position of a mistake at the end of a line is in the line.
-    text = decode_text(line.rstrip(b"\r\n"), f"{path}, line {number}")
+    where = f"{path}, line {number}"
+    # Without the line break, a mistake at the end of the line has a position in this line.
+    text = decode_text(line.rstrip(b"\r\n"), where)
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        problem = (
-            f"expected one JSON object a line, found {describe_json_error(error, number)}; "
-            "correct the line"
-        )
-        refuse(f"{path}, line {number}", problem, OptionError, error)
+        found = describe_json_error(error, number)
+        problem = f"expected one JSON object a line, found {found}; correct the line"
+        refuse(where, problem, OptionError, error)
     if not isinstance(row, dict):
-        refuse(
-            f"{path}, line {number}",
-            f"expected a JSON object, found {type(row).__name__}",
-            OptionError,
-        )
+        refuse(where, f"expected a JSON object, found {type(row).__name__}", OptionError)
     return row

@@ -1,6 +1,7 @@
-"""Kinds of files that can be read to an end, and replaced: regular files, and for reading open pipes.
+"""Checks of the kind of a file: regular files, and for reading also open pipes, are accepted.
 
-Opening a named pipe may wait for ever, and ``/dev/zero`` has no end.
+Other kinds are refused, because opening a named pipe may wait for ever, and ``/dev/zero`` has no
+end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# of an input without a known size: standard input, an open pipe, a line of a file
+# Bytes that are read of an input of unknown size: standard input, an open pipe, a line of a file.
 MAX_STREAM_BYTES = 2**28
 
 _KINDS = (
@@ -24,16 +25,13 @@ _KINDS = (
 
 
 def check_regular(path: Path) -> None:
-    """Raise an OSError if ``path`` is a device, pipe or socket.
-
-    Its ``strerror`` says what it is.
-    """
+    """Raise an OSError if ``path`` is a device, pipe or socket; its ``strerror`` names the kind."""
     with suppress(FileNotFoundError):
         _check_kind(path, path.stat().st_mode)
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a path leads to a regular file; False for names that no file can have."""
+    """Return whether ``path`` is a regular file; False for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -41,7 +39,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a path leads to a folder; False for names that no folder can have."""
+    """Return whether ``path`` is a folder; False for a name that no folder can have."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -49,9 +47,12 @@ def is_folder(path: Path) -> bool:
 
 
 def open_input(path: Path) -> BinaryIO:
-    """Open a regular file for reading, or a pipe that this process holds, as in ``<(…)`` of a shell.
+    """Open a regular file, or a pipe that this process holds, for reading.
 
-    Raises an OSError if the file cannot be opened or is of another kind.
+    A shell's ``<(…)`` is a pipe of this kind.
+
+    Raises:
+        OSError: the file cannot be opened, or is of another kind.
     """
     state = path.stat()
     if not (stat.S_ISFIFO(state.st_mode) and _is_held(state)):
@@ -60,9 +61,10 @@ def open_input(path: Path) -> BinaryIO:
 
 
 def read_input(path: Path, max_bytes: int = -1) -> bytes:
-    """Return the content of a file, or its first ``max_bytes`` (-1: no limit).
+    """Return the content of a file, or its first ``max_bytes`` bytes (-1: no limit).
 
-    The errors are those of :func:`open_input`.
+    Raises:
+        OSError: as in :func:`open_input` and :func:`read_stream`.
     """
     with open_input(path) as file:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -72,7 +74,7 @@ def read_input(path: Path, max_bytes: int = -1) -> bytes:
 
 
 def read_stream(stream: BinaryIO) -> bytes:
-    """Return all bytes of a stream; raise an OSError if they are more than ``MAX_STREAM_BYTES``."""
+    """Return all bytes of a stream; raise OSError if there are more than ``MAX_STREAM_BYTES``."""
     data = stream.read(MAX_STREAM_BYTES + 1)
     if len(data) > MAX_STREAM_BYTES:
         raise OSError(errno.EFBIG, f"more than {MAX_STREAM_BYTES >> 20} MiB")
@@ -86,9 +88,9 @@ def _check_kind(path: Path, mode: int) -> None:
 
 
 def _is_held(state: os.stat_result) -> bool:
-    """Return whether a file descriptor of this process belongs to the file with this state."""
+    """Return whether this process has an open file descriptor of the file with this state."""
     for descriptor in Path("/dev/fd").iterdir():
-        with suppress(OSError):  # that of the listing itself is closed
+        with suppress(OSError):  # the descriptor of the listing itself is closed already
             if os.path.samestat(os.fstat(int(descriptor.name)), state):
                 return True
     return False

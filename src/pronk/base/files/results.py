@@ -1,4 +1,4 @@
-"""Results of long computations, which a full disk or a missing folder must not lose."""
+"""Saving of results of long computations, which must survive a full disk or a missing folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from pronk.base.files.atomic import replace_file
 
 
 def save_result(option: str, path: Path, text: str) -> None:
-    """Replace the file ``path``, the value of an option, by ``text``.
+    """Replace the file ``path`` by ``text``.
 
-    If this fails, the text is kept in a new file of the folder for temporary files, and if this
-    fails, too, it is written to standard output. The old file at ``path`` stays. Raises
-    OptionError, whose message names the new place.
+    If this fails, the old file stays, and the text is written to a new file in the folder for
+    temporary files, or else to standard output.
+
+    Args:
+        option: the option that gives the path; an error message begins with it.
+        path: the file.
+        text: the result.
+
+    Raises:
+        OptionError: the file cannot be written; the message names the place of the text.
     """
     content = text.encode("utf-8", "backslashreplace")
     try:
@@ -25,20 +32,17 @@ def save_result(option: str, path: Path, text: str) -> None:
         place = _save_elsewhere(path, content)
         if place is None:
             sys.stdout.write(text)
-        kept = "standard output" if place is None else place
+        saved_in = "standard output" if place is None else place
         reason = describe_reason(error)
-        refuse(
-            option,
-            f"expected to write {path}, found: {reason}; the result is in {kept}",
-            OptionError,
-            error,
-        )
+        problem = f"expected to write {path}, found: {reason}; the result is in {saved_in}"
+        refuse(option, problem, OptionError, error)
 
 
 def _save_elsewhere(path: Path, content: bytes) -> Path | None:
-    """Write a new file with a name like that of ``path``.
+    """Write a file with the name of ``path`` in a new temporary folder.
 
-    Return its path, or ``None`` if this fails.
+    Returns:
+        The path of the new file; ``None`` if it cannot be written.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="pronk-"))

@@ -1,9 +1,9 @@
-"""Checkpoints in the format compressed-tensors, as LLM Compressor writes them.
+"""Checkpoints in the format compressed-tensors, which LLM Compressor writes.
 
 Each entry of ``config_groups`` in ``config.json`` is a rule for the modules that its ``targets``
-match, unless ``ignore`` matches them too. A target is a module name, ``re:`` with a regular
-expression, or a class name. A weight is ``scale * (code - zero_point)`` with signed codes, which
-are stored as int8, or packed as ``code + 2**(bits - 1)``.
+match, except modules that ``ignore`` matches. A target is a module name, ``re:`` with a regular
+expression, or a class name. A weight is ``scale * (code - zero_point)`` with signed codes. The
+codes are stored as int8, or in packed words as ``code + 2**(bits - 1)``.
 """
 
 from __future__ import annotations
@@ -28,57 +28,61 @@ from pronk.checkpoint.formats.scheme import FLOATS, LinearModule, Scheme, Stored
 class PackedIntegers(NamedTuple):
     """Weight of a linear module, stored as integer codes, scales and perhaps zero points.
 
-    If packed, the codes ``weight_packed`` are int32 ``[outputs, inputs * bits / 32]``, the first
-    code in the lowest bits, and the zero points are int32 ``[outputs * bits / 32, groups]``.
-    Otherwise, both tensors are int8.
+    Packed codes, ``weight_packed``, are int32 ``[outputs, inputs * bits / 32]``, with the first
+    code in the lowest bits. Their zero points are int32 ``[outputs * bits / 32, groups]``. If codes
+    are not packed, both tensors are int8.
+
+    Attributes:
+        module: the linear module.
+        bits: number of bits per code.
+        group: number of inputs per group.
+        packed: whether codes are packed into 32-bit words.
+        symmetric: whether the zero points of the signed codes are all 0.
+        single_scale: whether the matrix has only one scale, instead of one per output and group.
     """
 
     module: LinearModule
-    bits: Bits  # number of bits per code
-    group: int  # number of inputs per group
-    packed: bool  # whether codes are packed into 32-bit words
-    symmetric: bool  # whether the zero points of the signed codes are all 0
-    single_scale: bool  # whether the matrix has only one scale; if not, one per output and group
+    bits: Bits
+    group: int
+    packed: bool
+    symmetric: bool
+    single_scale: bool
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        _, outputs, inputs, *_ = self.module
+        outputs = self.module.outputs
+        inputs = self.module.inputs
         num_groups = ceil(inputs / self.group)
-        shapes: tuple[tuple[int, ...], ...] = (
-            ((), (1,), (1, 1)) if self.single_scale else ((outputs, num_groups),)
-        )
-        packed_shapes = (
-            ((ceil(outputs * self.bits / 32), num_groups),)
-            if self.packed and not self.single_scale
-            else ()
-        )
+        scale_shapes: tuple[tuple[int, ...], ...] = ((outputs, num_groups),)
+        if self.single_scale:
+            scale_shapes = ((), (1,), (1, 1))
+        zero_shapes = scale_shapes
+        if self.packed and not self.single_scale:
+            # compressed-tensors packs this tensor since version 0.9.
+            zero_shapes += ((ceil(outputs * self.bits / 32), num_groups),)
+        integers = ("I8", "I32")
         tensors = {
-            "weight_scale": StoredTensor(shapes),
-            # compressed-tensors packs this tensor since version 0.9. For symmetric weights, older
-            # versions write zeros.
-            "weight_zero_point": StoredTensor(
-                shapes + packed_shapes, ("I8", "I32"), required=not self.symmetric
-            ),
+            "weight_scale": StoredTensor(scale_shapes),
+            # For symmetric weights, old versions of compressed-tensors write zeros.
+            "weight_zero_point": StoredTensor(zero_shapes, integers, required=not self.symmetric),
             "input_scale": StoredTensor(None, FLOATS, required=False),
-            "input_zero_point": StoredTensor(None, ("I8", "I32", "I64", *FLOATS), required=False),
+            "input_zero_point": StoredTensor(None, (*integers, "I64", *FLOATS), required=False),
             "weight_g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=False),
         }
         if not self.packed:
             return {"weight": StoredTensor(((outputs, inputs),), ("I8",)), **tensors}
+        packed_shape = (outputs, ceil(inputs * self.bits / 32))
         tensors["weight_shape"] = StoredTensor(((2,),), ("I64", "I32"))
-        return {
-            "weight_packed": StoredTensor(((outputs, ceil(inputs * self.bits / 32)),), ("I32",)),
-            **tensors,
-        }
+        return {"weight_packed": StoredTensor((packed_shape,), ("I32",)), **tensors}
 
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
-        _, outputs, inputs, *_ = self.module
+        outputs = self.module.outputs
+        inputs = self.module.inputs
         if self.packed:
-            if (shape := tensors["weight_shape"].tolist()) != [outputs, inputs]:
-                refuse(
-                    "weight_shape",
-                    f"expected [{outputs}, {inputs}] from config.json, found {shape}",
-                )
+            shape = tensors["weight_shape"].tolist()
+            if shape != [outputs, inputs]:
+                problem = f"expected [{outputs}, {inputs}] from config.json, found {shape}"
+                refuse("weight_shape", problem)
             matrix.unpack_into(codes, tensors["weight_packed"], self.bits)
         else:
             self._to_unsigned("weight", tensors["weight"], codes)
@@ -90,9 +94,9 @@ class PackedIntegers(NamedTuple):
         return to_quantized_matrix(codes, self._zeros(tensors), scale, self.bits, self.group, order)
 
     def _zeros(self, tensors: Mapping[str, Array]) -> Array | None:
-        """Return zero points of unsigned codes, ``[outputs, groups]``.
+        """Return the zero points of unsigned codes, uint8 ``[outputs, groups]``.
 
-        ``None`` if all are ``2**(bits - 1)``.
+        ``None`` if all zero points are ``2**(bits - 1)``.
         """
         outputs = self.module.outputs
         if self.symmetric:
@@ -103,30 +107,28 @@ class PackedIntegers(NamedTuple):
             return matrix.unpack(zeros.T, self.bits, outputs).T
         unsigned = np.empty(zeros.shape, UINT8)
         self._to_unsigned("weight_zero_point", zeros, unsigned)
-        return (
-            np.broadcast_to(unsigned.reshape(1, 1), (outputs, 1)) if self.single_scale else unsigned
-        )
+        if self.single_scale:
+            return np.broadcast_to(unsigned.reshape(1, 1), (outputs, 1))
+        return unsigned
 
     def _to_unsigned(self, name: str, integers: Array, codes: Array) -> None:
         """Write ``integers + 2**(bits - 1)`` to ``codes``, uint8.
 
-        Refuse integers of more than ``bits`` bits.
+        Raises:
+            CheckpointError: an integer of the tensor ``name`` has more than ``bits`` bits.
         """
         middle = 1 << (self.bits - 1)
         low = int(integers.min())
         high = int(integers.max())
         if low < -middle or high >= middle:
-            refuse(
-                name,
-                f"expected {self.bits}-bit integers of {-middle}..{middle - 1}, found "
-                f"{low}..{high}",
-            )
-        # The sum is in 0 .. 255, so uint8 addition, which is modulo 256, needs no temporary array
-        # of wider integers.
+            expected = f"{self.bits}-bit integers of {-middle}..{middle - 1}"
+            refuse(name, f"expected {expected}, found {low}..{high}")
+        # The sums are in 0..255. The addition of uint8 numbers, which is modulo 256, is therefore
+        # exact, and needs no temporary array of wider integers.
         np.add(integers.astype(INT8, copy=False).view(UINT8), middle, out=codes)
 
 
-# Supported formats, each with the type of its weights: ``int``, ``float``, or ``None`` for either.
+# Type of the weights of each supported format: ``int``, ``float``, or ``None`` for either.
 _FORMATS = {
     "pack-quantized": "int",
     "int-quantized": "int",
@@ -145,22 +147,33 @@ _CACHE_NOTE = "kv_cache_scheme is ignored: its scales are not used"
 
 
 class _Rule(NamedTuple):
-    """Entry of ``config_groups``."""
+    """An entry of ``config_groups``: how the weights of some modules are stored.
+
+    Attributes:
+        targets: the modules, by name, regular expression or class name.
+        format: key of ``_FORMATS``.
+        bits: number of bits per weight; ``None`` if the weights are not quantized.
+        floats: whether the weights are FP8 numbers instead of integer codes.
+        symmetric: whether all codes have the same zero point.
+        strategy: extent of a scale: ``tensor``, ``channel`` (one output), ``group`` or ``block``.
+        group: number of inputs per scale if the strategy is ``group``, else -1.
+        block: number of outputs and of inputs per scale if the strategy is ``block``.
+        has_static_scales: whether the checkpoint has fixed scales of activations; they are not
+            used.
+    """
 
     targets: tuple[str, ...]
     format: str = ""
-    bits: Bits | None = None  # number of bits per weight; ``None`` if the weights are not quantized
-    floats: bool = False  # whether the weights are FP8 numbers, not integer codes
-    symmetric: bool = True  # whether codes have a fixed zero point
-    # extent of a scale: ``tensor``, ``channel`` (one output), ``group`` or ``block``
+    bits: Bits | None = None
+    floats: bool = False
+    symmetric: bool = True
     strategy: str = "tensor"
-    group: int = -1  # number of inputs per scale if the strategy is ``group``, else -1
-    block: tuple[int, int] | None = None  # (outputs, inputs) per scale if the strategy is ``block``
-    # whether the checkpoint has fixed scales of activations, which are not used
+    group: int = -1
+    block: tuple[int, int] | None = None
     has_static_scales: bool = False
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Return how the module's weight is stored; ``None`` if it is not quantized."""
+        """Return the description of the module's stored weight; ``None`` if it is not quantized."""
         if self.bits is None:
             return None
         if self.floats:
@@ -168,19 +181,25 @@ class _Rule(NamedTuple):
             return FP8Weight(module, block, ("weight_scale",))
         size = matrix.group_size(self.group, module.inputs)
         packed = self.format == "pack-quantized"
-        return PackedIntegers(
-            module, self.bits, size, packed, self.symmetric, self.strategy == "tensor"
-        )
+        single_scale = self.strategy == "tensor"
+        return PackedIntegers(module, self.bits, size, packed, self.symmetric, single_scale)
 
 
 @dataclass(frozen=True)
 class CompressedTensors(Scheme):
-    """Scheme of a compressed-tensors checkpoint."""
+    """Quantization of a compressed-tensors checkpoint.
 
-    rules: tuple[_Rule, ...]  # rules in the order of ``config_groups``
-    ignore: tuple[str, ...] = ()  # targets of modules that are not quantized
-    notes: tuple[str, ...] = ()  # parts of the config that are ignored, for a warning
-    ignored: re.Pattern[str] = scheme.MATCHES_NOTHING  # names of tensors that are not loaded
+    Attributes:
+        rules: the entries of ``config_groups``, in their order.
+        ignore: targets of modules that are not quantized.
+        notes: warnings about properties of the checkpoint that are ignored or converted.
+        ignored: names of tensors that are not loaded.
+    """
+
+    rules: tuple[_Rule, ...]
+    ignore: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    ignored: re.Pattern[str] = scheme.MATCHES_NOTHING
 
     name = "compressed-tensors"
 
@@ -191,53 +210,59 @@ class CompressedTensors(Scheme):
             if config.get(key):
                 scheme.refuse(f"no {key}", config[key], _REMEDY)
         sparsity = config.get("sparsity_config")
-        if sparsity and (
-            not isinstance(sparsity, dict) or sparsity.get("format") not in (None, "dense")
-        ):
-            scheme.refuse("no sparse weights in sparsity_config", sparsity, _REMEDY)
+        if sparsity:
+            is_dense = isinstance(sparsity, dict) and sparsity.get("format") in (None, "dense")
+            if not is_dense:
+                scheme.refuse("no sparse weights in sparsity_config", sparsity, _REMEDY)
         groups = config.get("config_groups")
         if not isinstance(groups, dict) or not groups:
             scheme.refuse("an object of rules as config_groups", groups)
         rules = tuple(_parse_rule(group, config.get("format")) for group in groups.values())
-        cache = bool(config.get("kv_cache_scheme"))
-        notes = (
-            (FP8_NOTE, any(rule.floats for rule in rules)),
-            (scheme.STATIC_NOTE, any(rule.has_static_scales for rule in rules)),
-            (_CACHE_NOTE, cache),
-        )
         ignore = _check_targets(scheme.read_names(config, "ignore"))
-        applying = tuple(note for note, holds in notes if holds)
-        return cls(rules, ignore, applying, _CACHE_SCALES if cache else scheme.MATCHES_NOTHING)
+        notes = []
+        if any(rule.floats for rule in rules):
+            notes.append(FP8_NOTE)
+        if any(rule.has_static_scales for rule in rules):
+            notes.append(scheme.STATIC_NOTE)
+        ignored = scheme.MATCHES_NOTHING
+        if config.get("kv_cache_scheme"):
+            notes.append(_CACHE_NOTE)
+            ignored = _CACHE_SCALES
+        return cls(rules, ignore, tuple(notes), ignored)
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
         # compressed-tensors quantizes the classes Linear and Embedding only; GPT-2's matrices are
         # of the class Conv1D.
-        if module.transposed or any(
-            _match_rank(target, module.name) is not None for target in self.ignore
-        ):
+        if module.transposed:
             return None
-        # As in the library, of several matches the lowest rank applies, then the first target in
+        if any(_match_rank(target, module.name) is not None for target in self.ignore):
+            return None
+        # If several targets match, the library takes the lowest rank, then the first target in
         # alphabetical order, then the last rule: the minimum of (rank, target, -index).
-        matches = [
-            (rank, target, -index)
-            for index, rule in enumerate(self.rules)
-            for target in rule.targets
-            if (rank := _match_rank(target, module.name)) is not None
-        ]
-        return self.rules[-min(matches)[2]].weight(module) if matches else None
+        matches = []
+        for index, rule in enumerate(self.rules):
+            for target in rule.targets:
+                rank = _match_rank(target, module.name)
+                if rank is not None:
+                    matches.append((rank, target, -index))
+        if not matches:
+            return None
+        _, _, negative_index = min(matches)
+        return self.rules[-negative_index].weight(module)
 
 
 def _match_rank(target: str, name: str) -> int | None:
-    """Return 0 if ``target`` matches by name, 1 by regular expression, 2 by class.
+    """Return the kind of match between a target and a module name; ``None`` without a match.
 
-    ``None`` if not at all.
+    0: equal names; 1: a regular expression that matches; 2: the name of a class of linear modules.
     """
     if target == name:
         return 0
     if target.startswith("re:"):
         return 1 if re.match(target.removeprefix("re:"), name) else None
-    # LinearBase is vLLM's class
-    return 2 if target in ("Linear", "LinearBase", "LinearModule") else None
+    if target in ("Linear", "LinearBase", "LinearModule"):  # LinearBase is a class of vLLM
+        return 2
+    return None
 
 
 def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
@@ -247,21 +272,16 @@ def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
             try:
                 re.compile(target.removeprefix("re:"))
             except scheme.EXPRESSION_ERRORS as error:
-                scheme.refuse(
-                    "regular expressions after re:", target, f"correct the expression ({error})"
-                )
+                remedy = f"correct the expression ({error})"
+                scheme.refuse("regular expressions after re:", target, remedy)
     return tuple(targets)
 
 
 def _parse_rule(group: object, default: object) -> _Rule:
-    """Parse an entry of ``config_groups``.
-
-    If the entry names no format, ``default`` is its format.
-    """
+    """Parse an entry of ``config_groups``; ``default`` is its format if it names none."""
     if not isinstance(group, dict):
-        scheme.refuse(
-            "objects in config_groups", group, "write out the fields of the preset scheme"
-        )
+        remedy = "write out the fields of the preset scheme"
+        scheme.refuse("objects in config_groups", group, remedy)
     targets = _check_targets(scheme.read_names(group, "targets"))
     weights = group.get("weights")
     if group.get("output_activations"):
@@ -275,16 +295,12 @@ def _parse_rule(group: object, default: object) -> _Rule:
         scheme.refuse(f"the format {' or '.join(_FORMATS)}", weight_format, _REMEDY)
     inputs = group.get("input_activations")
     has_static_scales = isinstance(inputs, dict) and inputs.get("dynamic") is False
-    return _Rule(
-        targets,
-        weight_format,
-        has_static_scales=has_static_scales,
-        **_parse_weights(weights, weight_format),
-    )
+    fields = _parse_weights(weights, weight_format)
+    return _Rule(targets, weight_format, has_static_scales=has_static_scales, **fields)
 
 
 def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
-    """Convert the object ``weights`` of an entry of ``config_groups`` to arguments of :class:`_Rule`."""
+    """Return the fields of a :class:`_Rule` that the object ``weights`` of an entry determines."""
     kind = check_choice(
         "quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError
     )
@@ -303,9 +319,13 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
         scheme.refuse("weights that are not dynamic", weights["dynamic"], _REMEDY)
     size = weights.get("group_size")
     strategy = weights.get("strategy")
-    if strategy is None:
-        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-    strategies = ("tensor", "channel", "group", *(("block",) if floats else ()))
+    if strategy is None and size is None:
+        strategy = "tensor"
+    elif strategy is None:
+        strategy = "channel" if size == -1 else "group"
+    strategies = ["tensor", "channel", "group"]
+    if floats:
+        strategies.append("block")
     check_choice("quantization_config: strategy", strategy, strategies, error=ConfigError)
     fields = {"bits": bits, "floats": floats, "symmetric": symmetric, "strategy": strategy}
     if strategy == "group":
@@ -320,15 +340,14 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
 
 
 def _parse_block(structure: object) -> tuple[int, int]:
-    """Parse the outputs and inputs of a block: ``[128, 64]`` or ``"128x64"`` gives ``(128, 64)``."""
+    """Return the outputs and inputs of a block: (128, 64) for ``[128, 64]`` or ``"128x64"``."""
     sizes = structure
     if isinstance(structure, str):
         match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", structure)
         sizes = [int(size) for size in match.groups()] if match else None
     if not isinstance(sizes, list) or len(sizes) != 2:
         scheme.refuse("two sizes as block_structure", structure, _REMEDY)
-    outputs, inputs = (
-        check_integer("quantization_config: block_structure", n, 1, error=ConfigError)
-        for n in sizes
-    )
+    name = "quantization_config: block_structure"
+    outputs = check_integer(name, sizes[0], 1, error=ConfigError)
+    inputs = check_integer(name, sizes[1], 1, error=ConfigError)
     return outputs, inputs

@@ -1,4 +1,4 @@
-"""Checkpoints of floats with scales: FP8 (e4m3) and MXFP4 (e2m1)."""
+"""Checkpoints whose weights are short floats with scales: FP8 (e4m3) and MXFP4 (e2m1)."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memor
 
 _REMEDY = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
 _SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # names that the tensor of scales may have
-# Names of tensors with scales of activations: a checkpoint may have these tensors, but they are not
-# used.
+# Tensors with scales of activations, which a checkpoint may have; they are not used.
 _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 
 
 @dataclass(frozen=True)
 class FP8(Scheme):
-    """Scheme of an FP8 checkpoint, as DeepSeek, Qwen, vLLM and FBGEMM write them.
+    """Quantization of an FP8 checkpoint, as DeepSeek, Qwen, vLLM and FBGEMM write it.
 
     There is one scale per block of outputs and inputs (``weight_scale_inv``, usually 128 by 128),
-    per output, or per matrix (``weight_scale``). CPUs have no FP8 arithmetic, and the 8-bit kernels
-    multiply integers. Loading therefore dequantizes the weights: ``weight * scale`` is computed in
-    float32 and rounded to bfloat16.
+    or one per output or per matrix (``weight_scale``). CPUs have no FP8 arithmetic, and the 8-bit
+    kernels multiply integers. Loading therefore dequantizes the weights: ``weight * scale`` is
+    computed in float32 and rounded to bfloat16.
+
+    Attributes:
+        block: outputs and inputs per scale; ``None``: one scale per output or per matrix.
+        unquantized: patterns of names of modules without FP8; see :func:`matches_components`.
+        notes: warnings about properties of the checkpoint that are ignored or converted.
     """
 
-    # (outputs, inputs) per scale; ``None`` means one scale per output or per matrix
     block: tuple[int, int] | None
-    # patterns of names of modules without FP8; see ``matches_components``
     unquantized: tuple[str, ...] = ()
     notes: tuple[str, ...] = (FP8_NOTE,)
 
@@ -56,61 +58,57 @@ class FP8(Scheme):
         if config.get("modules_to_convert"):
             scheme.refuse("no modules_to_convert", config["modules_to_convert"], _REMEDY)
         block = config.get("weight_block_size")
-        if block is not None and not (
-            isinstance(block, list)
-            and len(block) == 2
-            and all(type(n) is int and n > 0 for n in block)
-        ):
-            scheme.refuse("two sizes as weight_block_size", block, _REMEDY)
-        unquantized = scheme.read_names(config, "modules_to_not_convert") + scheme.read_names(
-            config, "ignored_layers"
-        )
-        notes = (
-            (FP8_NOTE, scheme.STATIC_NOTE)
-            if config.get("activation_scheme") == "static"
-            else (FP8_NOTE,)
-        )
-        return cls(None if block is None else (block[0], block[1]), tuple(unquantized), notes)
+        if block is not None:
+            are_sizes = isinstance(block, list) and all(type(n) is int and n > 0 for n in block)
+            if not are_sizes or len(block) != 2:
+                scheme.refuse("two sizes as weight_block_size", block, _REMEDY)
+            block = (block[0], block[1])
+        unquantized = scheme.read_names(config, "modules_to_not_convert")
+        unquantized += scheme.read_names(config, "ignored_layers")
+        notes: tuple[str, ...] = (FP8_NOTE,)
+        if config.get("activation_scheme") == "static":
+            notes = (FP8_NOTE, scheme.STATIC_NOTE)
+        return cls(block, tuple(unquantized), notes)
 
     def weight(self, module: LinearModule) -> FP8Weight | None:
-        if (
-            module.head
-            or module.transposed
-            or any(matches_components(module.name, name) for name in self.unquantized)
-        ):
+        if module.head or module.transposed:
             return None
-        return FP8Weight(module, self.block, _SCALE_NAMES[:1] if self.block else _SCALE_NAMES)
+        if any(matches_components(module.name, name) for name in self.unquantized):
+            return None
+        scale_names = _SCALE_NAMES[:1] if self.block else _SCALE_NAMES
+        return FP8Weight(module, self.block, scale_names)
 
 
 class FP8Weight(NamedTuple):
-    """Weight of a linear module, stored as e4m3 values and scales."""
+    """Weight of a linear module, stored as e4m3 values and scales.
+
+    Attributes:
+        module: the linear module.
+        block: outputs and inputs per scale; ``None``: one scale per output or per matrix.
+        scale_names: allowed names of the tensor of scales; the checkpoint must have exactly one
+            tensor with one of these names.
+    """
 
     module: LinearModule
-    # (outputs, inputs) per scale; ``None`` means one scale per output or per matrix
     block: tuple[int, int] | None
-    # the checkpoint must have exactly one tensor with one of these names: the scales
     scale_names: tuple[str, ...]
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        _, outputs, inputs, *_ = self.module
-        shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs, 1), (outputs,))
+        outputs = self.module.outputs
+        inputs = self.module.inputs
+        scale_shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs, 1), (outputs,))
         if self.block is not None:
-            shapes = ((ceil(outputs / self.block[0]), ceil(inputs / self.block[1])),)
-        return {
-            "weight": StoredTensor(((outputs, inputs),), ("F8_E4M3",)),
-            **{
-                name: StoredTensor(shapes, FLOATS, required=len(self.scale_names) == 1)
-                for name in self.scale_names
-            },
-            **{name: StoredTensor(None, FLOATS, required=False) for name in _ACTIVATION_SCALES},
-        }
+            scale_shapes = ((ceil(outputs / self.block[0]), ceil(inputs / self.block[1])),)
+        scale = StoredTensor(scale_shapes, FLOATS, required=len(self.scale_names) == 1)
+        tensors = {"weight": StoredTensor(((outputs, inputs),), ("F8_E4M3",))}
+        tensors |= dict.fromkeys(self.scale_names, scale)
+        tensors |= dict.fromkeys(_ACTIVATION_SCALES, StoredTensor(None, FLOATS, required=False))
+        return tensors
 
-    def read(self, tensors: Mapping[str, Array], codes: Array) -> Array:  # noqa: ARG002 - FP8 has no integer codes
-        """Return the dequantized weight, bfloat16 ``[outputs, inputs]``.
-
-        Leave ``codes`` unchanged.
-        """
+    def read(self, tensors: Mapping[str, Array], codes: Array) -> Array:
+        """Return the dequantized weight, bfloat16 ``[outputs, inputs]``; ``codes`` is not used."""
+        del codes  # FP8 weights have no integer codes
         names = [name for name in self.scale_names if name in tensors]
         if len(names) != 1:
             allowed = " and ".join(self.scale_names)
@@ -119,13 +117,22 @@ class FP8Weight(NamedTuple):
             )
             raise CheckpointError(msg)
         scale = tensors[names[0]].astype(FLOAT32)
-        return _dequantize(
-            tensors["weight"], scale, self.block or (1, self.module.inputs), names[0]
-        )
+        block = self.block or (1, self.module.inputs)
+        return _dequantize(tensors["weight"], scale, block, names[0])
 
 
 def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) -> Array:
-    """Return ``weight * scale``, bfloat16, computed in slices to keep float32 temporaries small."""
+    """Return ``weight * scale`` in bfloat16, computed in slices to keep float32 temporaries small.
+
+    Args:
+        weight: e4m3 ``[outputs, inputs]``.
+        scale: float32, one for each block, or one per output, or one.
+        block: outputs and inputs per scale.
+        name: name of the tensor of scales, for an error message.
+
+    Raises:
+        CheckpointError: a product is not finite.
+    """
     outputs, inputs = weight.shape
     block_outputs = min(block[0], outputs)
     block_inputs = min(block[1], inputs)
@@ -147,26 +154,29 @@ def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) 
     return out
 
 
-_GROUP = 32
+_GROUP = 32  # number of weights with a common scale
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])  # twice the floats 0, 0.5, 1, 1.5, 2, 3, 4, 6
-# By the four bits of a float, of which the highest is the sign. The code of the weight 0 is 16.
+# Code of each 4-bit float: twice the float plus 16. The highest of the four bits is the sign.
 MXFP4_CODES = (16 + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
 
 
 @dataclass(frozen=True)
 class MXFP4(Scheme):
-    """Scheme of a checkpoint (gpt-oss) whose experts are 4-bit floats (e2m1) in groups of 32 with a scale.
+    """Quantization of a checkpoint (gpt-oss) whose experts are 4-bit floats (e2m1).
 
-    A scale is a power of two. Twice a float of e2m1 is an integer from -12 to 12. Loading keeps
-    these integers as codes of 5 bits, and half of the scale as their scale, so that the weights are
-    exact. Two floats are a byte, the first one in its low half.
+    Each group of 32 floats has a scale, a power of two. Two floats are a byte, the first one in its
+    low half. Twice a float is an integer from -12 to 12. Loading keeps these integers as codes of 5
+    bits, and half of the file's scale as their scale, so that the weights are exact.
     """
 
     name = "mxfp4"
 
     @classmethod
     def parse(cls, _: Mapping[str, Any]) -> MXFP4:
-        """Ignore the entries of ``quantization_config``: tensor names show which matrices are quantized."""
+        """Return the scheme; ``quantization_config`` is not needed.
+
+        The names of the tensors show which matrices are quantized.
+        """
         return cls()
 
     def weight(self, module: LinearModule) -> _Weight | None:
@@ -174,25 +184,29 @@ class MXFP4(Scheme):
 
 
 class _Weight(NamedTuple):
-    """Matrix of an expert, in two tensors with those of all experts."""
+    """Matrix of an expert; the checkpoint stores those of all experts in two tensors."""
 
     module: LinearModule
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors in the checkpoint; a shape is that of all experts."""
-        _, name = self.module.name.rsplit(".", 1)
-        if self.module.inputs % _GROUP:
-            refuse(
-                self.module.name,
-                f"expected a multiple of {_GROUP} inputs, found {self.module.inputs}",
-            )
-        shape = self.module.experts, self.module.outputs, self.module.inputs // _GROUP
-        blocks = StoredTensor(((*shape, _GROUP // 2),), ("U8",))
-        return {f"{name}_blocks": blocks, f"{name}_scales": StoredTensor((shape,), ("U8",))}
+        """Expected tensors in the checkpoint, with the matrices of all experts."""
+        module = self.module
+        _, name = module.name.rsplit(".", 1)
+        if module.inputs % _GROUP:
+            problem = f"expected a multiple of {_GROUP} inputs, found {module.inputs}"
+            refuse(module.name, problem)
+        groups = (module.experts, module.outputs, module.inputs // _GROUP)
+        blocks = StoredTensor(((*groups, _GROUP // 2),), ("U8",))
+        return {f"{name}_blocks": blocks, f"{name}_scales": StoredTensor((groups,), ("U8",))}
 
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
-        """Return the weight of an expert, of which ``tensors`` has the blocks, then the scales."""
+        """Return the weight of an expert.
+
+        Args:
+            tensors: the expert's parts of the two tensors: the blocks, then the scales.
+            codes: uint8 ``[outputs, inputs]``, which receives the codes.
+        """
         blocks, exponents = tensors.values()
         pairs = blocks.reshape(len(codes), -1)
         codes[:, 0::2] = MXFP4_CODES[pairs & 15]
@@ -201,5 +215,5 @@ class _Weight(NamedTuple):
 
 
 def mxfp4_scale(exponents: Array) -> Array:
-    """Return the scales of codes, float32, by the stored exponents of groups, which have a bias of 127."""
+    """Return the float32 scales of codes, given the stored exponents of groups (bias 127)."""
     return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127).astype(FLOAT32)

@@ -17,7 +17,7 @@ from pronk.checkpoint.formats import matrix, scheme
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, to_quantized_matrix
 from pronk.checkpoint.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor
 
-# checkpoint_format to the number to add to a stored zero point
+# The number to add to a stored zero point, for each ``checkpoint_format``.
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 _REMEDY = (
     "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, "
@@ -29,23 +29,37 @@ _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 
 @dataclass(frozen=True)
 class GPTQ(Scheme):
-    """Scheme of a GPTQ checkpoint, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
+    """Quantization of a GPTQ checkpoint, as AutoGPTQ and GPTQModel write it (Frantar et al. 2023).
 
-    One int32 word packs the codes of consecutive inputs (``qweight`` ``[inputs * bits / 32,
-    outputs]``) or the zero points of consecutive outputs (``qzeros`` ``[groups, outputs * bits /
-    32]``). A weight is ``scales[g] * (code - zero[g])``, where ``g = g_idx[input]`` is its group.
-    The format ``gptq`` stores ``zero - 1``, the format ``gptq_v2`` stores ``zero``.
+    A word of int32 packs the codes of consecutive inputs, or the zero points of consecutive
+    outputs::
+
+        qweight    [inputs * bits / 32, outputs]
+        qzeros     [groups, outputs * bits / 32]
+
+    A weight is ``scales[g] * (code - zero[g])``, where ``g = g_idx[input]`` is its group. The
+    format ``gptq`` stores ``zero - 1``, the format ``gptq_v2`` stores ``zero``.
+
+    Attributes:
+        bits: number of bits per code.
+        group: number of inputs per group; -1: all inputs.
+        zero_offset: number to add to a stored zero point.
+        symmetric: whether all zero points must be ``2**(bits - 1)``.
+        needs_index: whether the tensor ``g_idx``, the group of each input, must exist
+            (``desc_act``).
+        head: whether the LM head is quantized.
+        excluded: patterns of names of unquantized modules.
+        included: ends of the names of quantized modules, such as ``self_attn.q_proj``; ``None``:
+            all linear modules of layers.
     """
 
-    bits: Bits  # number of bits per code
-    group: int  # number of inputs per group; -1 means all inputs
-    zero_offset: int  # number to add to a stored zero point
-    symmetric: bool  # whether all zero points must be ``2**(bits - 1)``
-    needs_index: bool  # whether the tensor ``g_idx`` (group of each input) must exist: ``desc_act``
-    head: bool = False  # whether the LM head is quantized
-    excluded: tuple[re.Pattern[str], ...] = ()  # patterns of names of unquantized modules
-    # Suffixes of the names of quantized modules, such as ``self_attn.q_proj``; ``None``: all linear
-    # modules of layers.
+    bits: Bits
+    group: int
+    zero_offset: int
+    symmetric: bool
+    needs_index: bool
+    head: bool = False
+    excluded: tuple[re.Pattern[str], ...] = ()
     included: frozenset[str] | None = None
 
     @classmethod
@@ -77,30 +91,28 @@ class GPTQ(Scheme):
         return f"GPTQ of {self.bits} bits"
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        if any(pattern.match(module.name) for pattern in self.excluded) or (
-            module.head and not self.head
-        ):
+        if module.head and not self.head:
             return None
-        included = (
-            module.head
-            or self.included is None
-            or any(module.name.endswith(f".{n}") for n in self.included)
-        )
-        return (
-            _Weight(self, module, matrix.group_size(self.group, module.inputs))
-            if included
-            else None
-        )
+        if any(pattern.match(module.name) for pattern in self.excluded):
+            return None
+        if not module.head and self.included is not None:
+            is_included = any(module.name.endswith(f".{name}") for name in self.included)
+            if not is_included:
+                return None
+        return _Weight(self, module, matrix.group_size(self.group, module.inputs))
 
 
 class _Weight(NamedTuple):
+    """Weight of a linear module in a GPTQ checkpoint, with ``group`` inputs per group."""
+
     scheme: GPTQ
     module: LinearModule
-    group: int  # number of inputs per group
+    group: int
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        _, outputs, inputs, *_ = self.module
+        outputs = self.module.outputs
+        inputs = self.module.inputs
         bits = self.scheme.bits
         num_groups = ceil(inputs / self.group)
         return {
@@ -108,7 +120,7 @@ class _Weight(NamedTuple):
             "qzeros": StoredTensor(((num_groups, ceil(outputs * bits / 32)),), ("I32",)),
             "scales": StoredTensor(((num_groups, outputs),)),
             "g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=self.scheme.needs_index),
-            # For a module without a bias, AutoGPTQ writes a bias of zeros.
+            # AutoGPTQ writes a bias of zeros for a module without a bias.
             "bias": StoredTensor(((outputs,),), FLOATS, required=False),
         }
 
@@ -122,37 +134,32 @@ class _Weight(NamedTuple):
             order = matrix.input_order(
                 "g_idx", tensors["g_idx"], group, required=self.scheme.needs_index
             )
-        return to_quantized_matrix(
-            codes, self._zeros(tensors["qzeros"]), tensors["scales"].T, bits, group, order
-        )
+        zeros = self._zeros(tensors["qzeros"])
+        return to_quantized_matrix(codes, zeros, tensors["scales"].T, bits, group, order)
 
     def _zeros(self, packed: Array) -> Array:
         """Unpack and check the zero points; return them as int16 ``[outputs, groups]``."""
         bits = self.scheme.bits
-        zeros = (
-            matrix.unpack(packed, bits, self.module.outputs).T.astype(np.int16)
-            + self.scheme.zero_offset
-        )
+        stored = matrix.unpack(packed, bits, self.module.outputs).T
+        zeros = stored.astype(np.int16) + self.scheme.zero_offset
+        lowest = int(zeros.min())
+        highest = int(zeros.max())
         maximum = (1 << bits) - 1
         middle = 1 << (bits - 1)
-        if int(zeros.max()) > maximum:
-            # Cause: the format gptq stores a zero point of 0 as -1, whose one bits overwrite other
-            # zero points.
-            refuse(
-                "qzeros",
-                f"expected 0..{maximum}, found {int(zeros.max())}; "
-                "use a checkpoint in the format gptq_v2",
-            )
+        if highest > maximum:
+            # The program that wrote the file stored a zero point of 0 as -1, whose bits, all 1,
+            # overwrote other zero points of the word.
+            remedy = "use a checkpoint in the format gptq_v2"
+            refuse("qzeros", f"expected 0..{maximum}, found {highest}; {remedy}")
         if self.scheme.symmetric and bool((zeros != middle).any()):
-            found = (
-                f"{int(zeros.min())}..{int(zeros.max())}; check sym and checkpoint_format in "
-                "quantization_config"
-            )
-            refuse("qzeros", f"expected zero points of {middle}, as sym is true, found {found}")
+            expected = f"expected zero points of {middle}, as sym is true"
+            remedy = "check sym and checkpoint_format in quantization_config"
+            refuse("qzeros", f"{expected}, found {lowest}..{highest}; {remedy}")
         return zeros
 
 
 def _parse_group_size(size: object, remedy: str) -> int:
+    """Return a group size: -1, or a multiple of 8; an error message ends with ``remedy``."""
     if size == -1 and not isinstance(size, bool):
         return -1
     group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
@@ -163,15 +170,19 @@ def _parse_group_size(size: object, remedy: str) -> int:
 
 def _read_flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
     value = config.get(key)
-    return check_flag(
-        f"quantization_config: {key}", default if value is None else value, error=ConfigError
-    )
+    if value is None:
+        value = default
+    return check_flag(f"quantization_config: {key}", value, error=ConfigError)
 
 
 def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
-    """Compile the patterns of unquantized modules: rules ``-:PATTERN`` in ``dynamic``.
+    """Return the patterns of unquantized modules.
 
-    Refuse other rules.
+    Args:
+        dynamic: entry of ``quantization_config``: an object whose keys are rules ``-:PATTERN``.
+
+    Raises:
+        ConfigError: there is another kind of rule, or an invalid pattern.
     """
     if not dynamic:
         return ()
@@ -185,44 +196,50 @@ def _parse_excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
         try:
             patterns.append(re.compile(rule.removeprefix("-:")))
         except scheme.EXPRESSION_ERRORS as error:
-            scheme.refuse(
-                "regular expressions in dynamic", rule, f"correct the expression ({error})"
-            )
+            remedy = f"correct the expression ({error})"
+            scheme.refuse("regular expressions in dynamic", rule, remedy)
     return tuple(patterns)
 
 
 def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the names in ``modules_in_block_to_quantize``, a list or a list of lists.
+    """Return the names of quantized modules, or ``None`` if the config does not list any.
 
-    ``None`` if absent.
+    The entry ``modules_in_block_to_quantize`` is a list of names, or a list of such lists.
     """
     blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
     if not blocks:
         return None
-    lists: list[Any] = blocks if isinstance(blocks, list) else [None]
-    names = [name for block in lists for name in (block if isinstance(block, list) else [block])]
+    names: list[Any] = []
+    for block in blocks if isinstance(blocks, list) else [None]:
+        names += block if isinstance(block, list) else [block]
     if not all(isinstance(name, str) for name in names):
         scheme.refuse("lists of names as modules_in_block_to_quantize", blocks)
     return frozenset(names)
 
 
 _AWQ_REMEDY = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
-# Entry i is the position of output i in a word: the inverse of the permutation 0 2 4 6 1 3 5 7.
+# Position of each of eight outputs in a word: the inverse of the permutation 0 2 4 6 1 3 5 7.
 _POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @dataclass(frozen=True)
 class AWQ(Scheme):
-    """Scheme of an AWQ checkpoint in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
+    """Quantization of an AWQ checkpoint (Lin et al. 2024) in the version ``gemm`` of AutoAWQ.
 
-    One int32 word packs the 4-bit codes (``qweight`` ``[inputs, outputs / 8]``) or the 4-bit zero
-    points (``qzeros`` ``[groups, outputs / 8]``) of eight consecutive outputs. From the lowest bits
-    up, the word holds the outputs 0 2 4 6 1 3 5 7. A weight is ``scales[g] * (code - zero[g])``,
-    where ``g = input // group`` is its group.
+    A word of int32 packs the 4-bit codes, or the 4-bit zero points, of eight consecutive outputs.
+    From the lowest bits up, the word holds the outputs 0 2 4 6 1 3 5 7::
+
+        qweight    [inputs, outputs / 8]
+        qzeros     [groups, outputs / 8]
+
+    A weight is ``scales[g] * (code - zero[g])``, where ``g = input // group`` is its group.
+
+    Attributes:
+        group: number of inputs per group; -1: all inputs.
+        unquantized: parts of module names; a module whose name contains one is not quantized.
     """
 
-    group: int  # number of inputs per group; -1 means all inputs
-    # parts of module names; a module whose name has one is not quantized
+    group: int
     unquantized: tuple[str, ...] = ()
 
     name = "AWQ"
@@ -239,38 +256,36 @@ class AWQ(Scheme):
         )
         if str(version).lower() != "gemm":
             scheme.refuse("the version gemm", version, _AWQ_REMEDY)
-        # its words pack consecutive inputs, not outputs
+        # A word of the backend llm-awq packs consecutive inputs, not outputs.
         if config.get("backend", "autoawq") == "llm-awq":
             scheme.refuse("the backend autoawq", "llm-awq", _AWQ_REMEDY)
         if config.get("zero_point", True) is not True:
             scheme.refuse("zero_point true", config["zero_point"], _AWQ_REMEDY)
-        size = _parse_group_size(
-            config.get("group_size", config.get("q_group_size", 128)), _AWQ_REMEDY
-        )
-        return cls(size, tuple(scheme.read_names(config, "modules_to_not_convert")))
+        size = config.get("group_size", config.get("q_group_size", 128))
+        group = _parse_group_size(size, _AWQ_REMEDY)
+        return cls(group, tuple(scheme.read_names(config, "modules_to_not_convert")))
 
     def weight(self, module: LinearModule) -> _AWQWeight | None:
-        if (
-            module.head
-            or module.transposed
-            or any(text in module.name for text in self.unquantized)
-        ):
+        if module.head or module.transposed:
+            return None
+        if any(text in module.name for text in self.unquantized):
             return None
         if module.outputs % 8:
-            refuse(
-                module.name,
-                f"expected a multiple of 8 outputs, found {module.outputs}; {_AWQ_REMEDY}",
-            )
+            problem = f"expected a multiple of 8 outputs, found {module.outputs}"
+            refuse(module.name, f"{problem}; {_AWQ_REMEDY}")
         return _AWQWeight(module, matrix.group_size(self.group, module.inputs))
 
 
 class _AWQWeight(NamedTuple):
+    """Weight of a linear module in an AWQ checkpoint, with ``group`` inputs per group."""
+
     module: LinearModule
     group: int
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        _, outputs, inputs, *_ = self.module
+        outputs = self.module.outputs
+        inputs = self.module.inputs
         num_groups = ceil(inputs / self.group)
         return {
             "qweight": StoredTensor(((inputs, outputs // 8),), ("I32",)),
@@ -284,15 +299,11 @@ class _AWQWeight(NamedTuple):
         for start in range(0, outputs, matrix.SLICE_OUTPUTS):
             stop = min(start + matrix.SLICE_OUTPUTS, outputs)
             codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).T
-        return to_quantized_matrix(
-            codes, _unpack(tensors["qzeros"], outputs).T, tensors["scales"].T, 4, self.group
-        )
+        zeros = _unpack(tensors["qzeros"], outputs).T
+        return to_quantized_matrix(codes, zeros, tensors["scales"].T, 4, self.group)
 
 
 def _unpack(packed: Array, outputs: int) -> Array:
-    """Unpack int32 ``[rows, outputs / 8]`` to uint8 ``[rows, outputs]``, in the order of the outputs."""
-    return (
-        matrix.unpack(packed, 4, outputs)
-        .reshape(len(packed), -1, 8)[..., _POSITIONS]
-        .reshape(len(packed), outputs)
-    )
+    """Unpack the words of AWQ, int32 ``[rows, outputs / 8]``, to uint8 ``[rows, outputs]``."""
+    words = matrix.unpack(packed, 4, outputs).reshape(len(packed), -1, 8)
+    return words[..., _POSITIONS].reshape(len(packed), outputs)

@@ -1,15 +1,16 @@
-"""Common representation of quantized weights, and the conversion of all file formats to it.
+"""Quantized matrix: the form of all quantized weights in memory, and conversions to it.
 
-A weight is ``scale * code + minimum``, or without minima ``scale * (code - zero)`` with ``zero =
-2**(bits - 1)``. The columns of a row are divided into groups; each group has a scale and, in a
-matrix with minima, a minimum. The kernels round activations to 8 bits in the same groups and
-compute each group as a sum of integer products (``kernels/README.md``).
+A weight is ``scale * code + minimum``, or in a matrix without minima ``scale * (code - zero)``,
+where ``zero`` is ``2**(bits - 1)``. The columns of a row are divided into groups. Each group has a
+scale and, in a matrix with minima, a minimum. The kernels round activations to 8 bits in the same
+groups, and compute each group as a sum of integer products (``kernels/README.md``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil, gcd
 from typing import Literal, NamedTuple
 
@@ -23,21 +24,25 @@ Bits = Literal[8, 4]
 # Group sizes are multiples of 8: kernels read 4 bytes of an output at a time, which are eight 4-bit
 # codes.
 GROUP_MULTIPLE = 8
-# maximum: 65,536 products code * activation, each at most 255 * 127, have a sum below 2**31
+# Maximum number of inputs. The sum of 65,536 products of a code (at most 255) and an activation (at
+# most 127) is below 2**31.
 _MAX_INPUTS = 65_536
-# A group may be longer than its row by at most 31 inputs. Reason: a quantized input row (codes
-# padded to whole groups, then scale and sum, 8 bytes per group) has to fit the buffer of an
-# unquantized row, 16 bits per input, padded to 32.
+# Number of inputs by which a group may be longer than its row. A quantized input row (codes padded
+# to whole groups, and 8 bytes per group for scale and sum) must fit into the buffer of an
+# unquantized row (16 bits per input, padded to 32 inputs).
 MAX_GROUP_PADDING = 31
 
 
 class ScaleFormat(NamedTuple):
-    """How the scales and minima of a matrix can be stored without loss."""
+    """A way to store the scales and minima of a matrix without loss.
 
-    # of the scales, and of minima that are stored as such: float16, bfloat16 or float32
+    Attributes:
+        dtype: float16, bfloat16 or float32: type of scales, and of minima that are stored.
+        zeros: whether integers ``zero`` in 0..255 are stored in place of minima: each minimum is
+            ``-scale * zero``.
+    """
+
     dtype: DType
-    # whether every minimum is ``-scale * zero`` with an integer ``zero`` in 0 .. 255, which is
-    # stored
     zeros: bool
 
 
@@ -45,61 +50,57 @@ class ScaleFormat(NamedTuple):
 class QuantizedMatrix:
     """Quantized matrix ``[outputs, inputs]`` with groups along the inputs.
 
-    Invalid shapes, types or values raise a ValueError of one line.
+    Attributes:
+        codes: uint8 ``[outputs, inputs]``, in 0..2**bits - 1; the columns of a group are adjacent.
+        scale: float32 ``[outputs, groups]``, where ``groups`` is ``ceil(inputs / group)``.
+        minimum: weight of the code 0, float32 ``[outputs, groups]``; ``None``: the weight of a code
+            is ``scale * (code - zero)``.
+        bits: number of bits per code: 4, 8, or 5 in groups of 32.
+        group: number of inputs per group, a multiple of 8 of at most ``inputs + 31``. The last
+            group of a row may be shorter.
+        order: int64 ``[inputs]``: column ``i`` of ``codes`` is input ``order[i]``. ``None``: column
+            ``i`` is input ``i``.
+
+    Raises:
+        ValueError: a shape, type or value is invalid; the message is one line.
     """
 
-    # uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1; the columns of a group are adjacent
     codes: Array
-    scale: Array  # float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``
-    # weight of code 0, float32 ``[outputs, groups]``; ``None``: ``zero`` is subtracted
+    scale: Array
     minimum: Array | None
-    bits: Bits | Literal[5]  # number of bits per code
-    # Number of inputs per group: a multiple of 8, at most ``inputs + 31``. The last group of a row
-    # may be shorter.
+    bits: Bits | Literal[5]
     group: int
-    # int64 ``[inputs]``: column ``i`` of ``codes`` is input ``order[i]``. ``None``: column ``i`` is
-    # input ``i``.
     order: Array | None = None
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
-        if (
-            self.codes.dtype != UINT8
-            or self.bits not in (8, 5, 4)
-            or (self.bits == 5 and self.group != 32)
-        ):
+        is_allowed = self.bits in (8, 4) or (self.bits == 5 and self.group == 32)
+        if self.codes.dtype != UINT8 or not is_allowed:
             expected = "codes of 8 or 4 bits, or of 5 bits in groups of 32, as uint8"
             msg = f"expected {expected}, found {self.bits} bits as {self.codes.dtype}"
             raise ValueError(msg)
-        if (
-            self.group % GROUP_MULTIPLE
-            or self.group < GROUP_MULTIPLE
-            or not 0 < inputs <= _MAX_INPUTS
-        ):
+        is_multiple = self.group >= GROUP_MULTIPLE and self.group % GROUP_MULTIPLE == 0
+        if not is_multiple or not 0 < inputs <= _MAX_INPUTS:
             expected = f"groups of a multiple of {GROUP_MULTIPLE} and 1..{_MAX_INPUTS} inputs"
             msg = f"expected {expected}, found {self.group}, {inputs}"
             raise ValueError(msg)
-        if self.group > inputs + MAX_GROUP_PADDING:
-            msg = (
-                f"expected groups of at most {inputs + MAX_GROUP_PADDING} for {inputs} inputs, "
-                f"found {self.group}"
-            )
+        longest = inputs + MAX_GROUP_PADDING
+        if self.group > longest:
+            expected = f"groups of at most {longest} for {inputs} inputs"
+            msg = f"expected {expected}, found {self.group}"
             raise ValueError(msg)
+        shape = [outputs, ceil(inputs / self.group)]
         for name, values in (("scale", self.scale), ("minimum", self.minimum)):
             if values is None:
                 continue
-            if values.shape != (outputs, ceil(inputs / self.group)) or values.dtype != FLOAT32:
-                shape = [outputs, ceil(inputs / self.group)]
-                msg = (
-                    f"expected {name} {shape} in float32, found {list(values.shape)} in "
-                    f"{values.dtype}"
-                )
+            found_shape = list(values.shape)
+            if found_shape != shape or values.dtype != FLOAT32:
+                found = f"{found_shape} in {values.dtype}"
+                msg = f"expected {name} {shape} in float32, found {found}"
                 raise ValueError(msg)
             if not is_finite(values):
-                msg = (
-                    f"expected finite numbers in {name}, found NaN or infinity; "
-                    "the weights are damaged"
-                )
+                expected = f"finite numbers in {name}"
+                msg = f"expected {expected}, found NaN or infinity; the weights are damaged"
                 raise ValueError(msg)
         if self.order is not None and not np.array_equal(np.sort(self.order), np.arange(inputs)):
             msg = f"expected an order that is a permutation of the {inputs} inputs, found none"
@@ -112,12 +113,12 @@ class QuantizedMatrix:
 
     @property
     def zero(self) -> int:
-        """Number to subtract from codes: 0 if the matrix has minima, else the zero point ``2**(bits - 1)``."""
+        """The number to subtract from codes: ``2**(bits - 1)``, or 0 if the matrix has minima."""
         return 0 if self.minimum is not None else 1 << (self.bits - 1)
 
     @property
     def scale_format(self) -> ScaleFormat:
-        """Smallest format that represents all scales and minima exactly."""
+        """The smallest format that represents all scales and minima exactly."""
         scale = self.scale
         minimum = self.minimum
         for dtype in (FLOAT16, BFLOAT16):
@@ -125,7 +126,7 @@ class QuantizedMatrix:
                 continue
             if minimum is None:
                 return ScaleFormat(dtype, zeros=False)
-            # With 16-bit scales the products scale * zero are exact.
+            # The product of a 16-bit scale and an integer up to 255 is exact in float32.
             with np.errstate(all="ignore"):
                 zeros = np.round(np.where(scale == 0, np.float32(0), -minimum / scale))
                 has_zeros = np.array_equal(zeros * scale, -minimum)
@@ -150,46 +151,54 @@ class QuantizedMatrix:
         return ordered
 
     def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
-        """Return the outputs ``start .. stop - 1`` as a matrix whose arrays are views of this matrix."""
+        """Return a matrix of the outputs ``start .. stop - 1``, whose arrays are views."""
         return self.take_outputs(slice(start, stop))
 
     def take_outputs(self, rows: slice | Sequence[int]) -> QuantizedMatrix:
-        """Return some outputs; a sequence of indices copies them."""
+        """Return a matrix of some outputs: views for a slice, copies for a sequence of indices."""
         minimum = None if self.minimum is None else self.minimum[rows]
         return replace(self, codes=self.codes[rows], scale=self.scale[rows], minimum=minimum)
 
 
 def _can_store(numbers: Array, dtype: DType) -> bool:
+    """Return whether a type represents all numbers of a float32 array exactly."""
     with np.errstate(over="ignore"):  # a number beyond the largest of the type becomes infinite
         return np.array_equal(numbers.astype(dtype).astype(FLOAT32), numbers)
 
 
 def fusible_runs(weights: Sequence[Array | QuantizedMatrix]) -> list[slice]:
-    """Split a list of weights into runs that can be stacked without conversion, each as long as possible.
+    """Split a list of weights into runs that can be stacked without a conversion.
 
-    Each run is a slice of the list. Its weights are all unquantized; or they are quantized with
-    equal bits, group size and input order, and all or none have minima.
+    The weights of a run are all unquantized; or they are quantized with equal bits, group size and
+    input order, and all or none have minima. Runs are as long as possible.
+
+    Returns:
+        A slice of the list for each run.
     """
-    formats = [
-        None
-        if isinstance(each, np.ndarray)
-        else (each.bits, each.group, each.minimum is None, _order_bytes(each))
-        for each in weights
-    ]
+    formats = [_stack_format(each) for each in weights]
     starts = [i for i, each in enumerate(formats) if i == 0 or formats[i - 1] != each]
-    return [
-        slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)
-    ]
+    bounds = [*starts, len(weights)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+def _stack_format(weight: Array | QuantizedMatrix) -> object:
+    """Return a value that is equal for weights that can be stacked without a conversion."""
+    if isinstance(weight, np.ndarray):
+        return None
+    return weight.bits, weight.group, weight.minimum is None, _order_bytes(weight)
 
 
 def stack_matrices(matrices: Sequence[QuantizedMatrix], codes: Array) -> QuantizedMatrix | None:
     """Stack matrices along the outputs without loss; return ``None`` if their input orders differ.
 
-    Matrices of different formats are converted: a 4-bit code can be stored as an 8-bit code, a
-    group can be split into smaller groups with the same scale, and ``scale * (code - zero)`` equals
-    ``scale * code + minimum`` with ``minimum = -scale * zero``. The codes of ``matrices`` are views
-    of consecutive rows of ``codes``, uint8 ``[sum of outputs, inputs]``: the codes of the result,
-    which may be converted from 4 bits in place.
+    Matrices of different formats are converted. A 4-bit code can be stored as an 8-bit code. A
+    group can be split into smaller groups with the same scale. ``scale * (code - zero)`` equals
+    ``scale * code + minimum`` with ``minimum = -scale * zero``.
+
+    Args:
+        matrices: matrices whose codes are views of consecutive rows of ``codes``.
+        codes: uint8 ``[sum of outputs, inputs]``, the codes of the result; 4-bit codes may be
+            converted in place.
     """
     if len(set(map(_order_bytes, matrices))) > 1:
         return None
@@ -210,10 +219,11 @@ def _order_bytes(matrix: QuantizedMatrix) -> bytes | None:
 def _convert(
     matrix: QuantizedMatrix, bits: Bits | Literal[5], group: int, *, minima: bool
 ) -> QuantizedMatrix:
-    """Return the matrix with ``bits`` bits per code, ``group`` inputs per group, and ``minima`` or not.
+    """Convert a matrix to ``bits`` bits per code and ``group`` inputs per group.
 
-    From 4 to 8 bits, 120 is added to the ``codes`` of a matrix without minima, in place: its zero
-    point is then 128 instead of 8.
+    If ``minima`` is set, a matrix without minima gets them. A conversion from 4 to 8 bits adds 120
+    to the ``codes`` of a matrix without minima, in place, because its zero point is then 128
+    instead of 8.
     """
     if matrix.bits != bits:
         if matrix.minimum is None:
@@ -231,21 +241,30 @@ def _convert(
     return replace(matrix, scale=scale, minimum=minimum, group=group)
 
 
-SLICE_OUTPUTS = 512  # number of outputs converted at a time, so that temporary arrays are small
+SLICE_OUTPUTS = 512  # outputs that are converted at a time, so that temporary arrays are small
 
 
 def group_size(size: int, inputs: int) -> int:
-    """Return the number of inputs per group in a matrix, for the group size ``size`` of the config.
+    """Return the number of inputs per group in a matrix with ``inputs`` inputs.
 
-    This is ``size``, but at most ``inputs`` rounded up to a multiple of 8; a ``size`` of -1 means
-    all inputs.
+    ``size`` is the group size in the config; -1 means all inputs. The result is at most ``inputs``
+    rounded up to a multiple of 8.
     """
     whole = ceil(inputs / 8) * 8
     return whole if size == -1 else min(size, whole)
 
 
 def unpack(packed: Array, bits: Bits, count: int) -> Array:
-    """Unpack int32 ``[rows, ceil(count * bits / 32)]``, lowest bits first, to uint8 ``[rows, count]``."""
+    """Unpack codes of 4 or 8 bits from 32-bit words, from the lowest bits up.
+
+    Args:
+        packed: int32 ``[rows, ceil(count * bits / 32)]``.
+        bits: number of bits per code.
+        count: number of codes per row.
+
+    Returns:
+        The codes, uint8 ``[rows, count]``.
+    """
     codes = np.ascontiguousarray(packed).view(UINT8)
     if bits == 4:
         pairs = np.empty((*codes.shape, 2), UINT8)
@@ -257,10 +276,10 @@ def unpack(packed: Array, bits: Bits, count: int) -> Array:
 
 def unpack_into(codes: Array, packed: Array, bits: Bits) -> None:
     """Unpack 32-bit words into ``codes``, uint8 ``[outputs, inputs]``; see :func:`unpack`."""
+    inputs = codes.shape[1]
     for start in range(0, len(codes), SLICE_OUTPUTS):
-        codes[start : start + SLICE_OUTPUTS] = unpack(
-            packed[start : start + SLICE_OUTPUTS], bits, codes.shape[1]
-        )
+        stop = start + SLICE_OUTPUTS
+        codes[start:stop] = unpack(packed[start:stop], bits, inputs)
 
 
 def to_quantized_matrix(
@@ -273,29 +292,34 @@ def to_quantized_matrix(
 ) -> QuantizedMatrix:
     """Convert weights ``scale * (code - zero)`` to a :class:`QuantizedMatrix`.
 
-    Unless all zero points are ``2**(bits - 1)``, they become minima ``-scale * zero``. For 16-bit
-    scales, this product, ``scale * code`` and their sum are exact in float32: the mantissa of a
-    scale has at most 11 bits, codes and zero points have at most 8. For float32 scales, which are
-    rare, the results are rounded.
+    Zero points other than ``2**(bits - 1)`` become minima ``-scale * zero``. For 16-bit scales,
+    this product, ``scale * code`` and their sum are exact in float32, because the mantissa of a
+    scale has at most 11 bits, and codes and zero points have at most 8. For float32 scales, which
+    are rare, the results are rounded.
 
     Args:
         codes: uint8 ``[outputs, inputs]``, in the order of the inputs; the columns are permuted by
             ``order`` in place.
-        zeros: integers ``[outputs, groups]`` in 0 .. 2**bits - 1; ``None`` means ``2**(bits - 1)``
+        zeros: integers ``[outputs, groups]`` in 0..2**bits - 1; ``None`` means ``2**(bits - 1)``
             everywhere.
         scale: scales ``[outputs, groups]`` of any float type; must be finite.
         bits: number of bits per code.
         group: number of inputs per group, a multiple of 8.
         order: int64 ``[inputs]``, the input of each column of the result; ``None`` keeps the order
             of the inputs.
+
+    Raises:
+        CheckpointError: a shape, type or value is invalid.
     """
     scale = np.ascontiguousarray(scale, FLOAT32)
     minimum = None
     if zeros is not None and bool((zeros != 1 << (bits - 1)).any()):
         with np.errstate(over="ignore", invalid="ignore"):  # QuantizedMatrix refuses the results
             minimum = -scale * zeros.astype(FLOAT32)
-    for start in range(0, len(codes) if order is not None else 0, SLICE_OUTPUTS):
-        codes[start : start + SLICE_OUTPUTS] = codes[start : start + SLICE_OUTPUTS, order]
+    if order is not None:
+        for start in range(0, len(codes), SLICE_OUTPUTS):
+            stop = start + SLICE_OUTPUTS
+            codes[start:stop] = codes[start:stop, order]
     try:
         return QuantizedMatrix(codes, scale, minimum, bits, group, order)
     except ValueError as error:
@@ -303,13 +327,20 @@ def to_quantized_matrix(
 
 
 def input_order(name: str, index: Array, group: int, *, required: bool = False) -> Array | None:
-    """Return the permutation of inputs (int64) that makes groups contiguous.
+    """Return the permutation of inputs that makes groups contiguous, int64 ``[inputs]``.
 
-    ``None`` if none is needed.
+    Some programs do not set ``index`` if the groups are contiguous: it keeps its initial value, all
+    0 or all -1.
 
-    ``index`` ``[inputs]`` is the group of each input (``g_idx``), from the tensor ``name``.
-    ``required``: whether to refuse an ``index`` that is not set, because the inputs may be permuted
-    (``desc_act``).
+    Args:
+        name: name of the tensor ``index``, for error messages.
+        index: group of each input, ``[inputs]`` (``g_idx``).
+        group: number of inputs per group.
+        required: whether to refuse an ``index`` that is not set, because the inputs may be permuted
+            (``desc_act``).
+
+    Returns:
+        The permutation; ``None`` if the groups are contiguous already.
 
     Raises:
         CheckpointError: a group has another size than ``group``, or ``index`` is required and not
@@ -317,26 +348,20 @@ def input_order(name: str, index: Array, group: int, *, required: bool = False) 
     """
     inputs = len(index)
     contiguous = np.arange(inputs) // group  # the index without a permutation: 0, …, 0, 1, …, 1, …
-    # Some programs do not set the index if the groups are contiguous: it keeps its initial value,
-    # all 0 or all -1.
-    unset = not bool((index != 0).any()) or not bool((index != -1).any())
-    if np.array_equal(index, contiguous) or (unset and not (required and inputs > group)):
+    if np.array_equal(index, contiguous):
         return None
     last_group = int(contiguous[-1])
-    if unset:
+    is_unset = not bool((index != 0).any()) or not bool((index != -1).any())
+    if is_unset:
+        if not required or inputs <= group:
+            return None
+        expected = f"the group of each input, 0..{last_group}"
         found = f"{int(index[0])} for all as desc_act is true"
-        refuse(
-            name,
-            f"expected the group of each input, 0..{last_group}, found {found}; "
-            "use another checkpoint",
-        )
+        refuse(name, f"expected {expected}, found {found}; use another checkpoint")
     order = np.argsort(index, kind="stable")
     if not np.array_equal(index[order], contiguous):
+        expected = f"{group} inputs in each of the groups 0..{last_group}"
         found = f"groups {int(index.min())}..{int(index.max())} of other sizes"
         remedy = "check that the files are complete and belong together"
-        refuse(
-            name,
-            f"expected {group} inputs in each of the groups 0..{last_group}, found {found}; "
-            f"{remedy}",
-        )
+        refuse(name, f"expected {expected}, found {found}; {remedy}")
     return order

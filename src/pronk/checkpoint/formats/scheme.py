@@ -1,8 +1,8 @@
-"""Interface and table of the quantization formats, and helpers to parse them.
+"""Quantization formats of checkpoints: their interface, and helpers to parse them.
 
 The ``quantization_config`` of a checkpoint is parsed into a :class:`Scheme`. For each linear module
-of the model, the scheme returns a :class:`StoredWeight`: the tensors that the checkpoint must have,
-and their conversion to a weight.
+of the model, the scheme returns a :class:`StoredWeight`, which names the tensors that the
+checkpoint must have, and converts them to a weight.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
 FLOATS = ("F32", "F16", "BF16")  # names of float dtypes in safetensors
 MATCHES_NOTHING = re.compile(r"(?!)")  # value of ``Scheme.ignored`` if no tensor is ignored
-# Errors of re.compile, in this order: for invalid expressions, huge repetition counts and deep
-# nesting.
+# Errors of ``re.compile`` for an invalid expression, a huge repetition count and deep nesting.
 EXPRESSION_ERRORS = (re.error, OverflowError, RecursionError)
 
 STATIC_NOTE = (
@@ -32,41 +31,57 @@ STATIC_NOTE = (
 
 
 class LinearModule(NamedTuple):
-    """Linear module of a model."""
+    """Linear module of a model.
 
-    name: str  # name in the checkpoint, such as ``model.layers.0.mlp.up_proj``
-    outputs: int  # number of output features
-    inputs: int  # number of input features
-    head: bool = False  # whether the module is the LM head
-    # whether an unquantized weight is stored ``[inputs, outputs]``, as in GPT-2
+    Attributes:
+        name: name in the checkpoint, such as ``model.layers.0.mlp.up_proj``.
+        outputs: number of output features.
+        inputs: number of input features.
+        head: whether the module is the LM head.
+        transposed: whether an unquantized weight is stored as ``[inputs, outputs]``, as in GPT-2.
+        experts: number of experts whose matrices are in one tensor, which ``name`` names; 0 if a
+            tensor has one matrix.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    head: bool = False
     transposed: bool = False
-    # Number of experts whose matrices are in one tensor, whose name is then ``name``; 0: a tensor
-    # has one matrix
     experts: int = 0
 
 
 class StoredTensor(NamedTuple):
-    """Requirements that a tensor of a checkpoint must fulfil."""
+    """Requirements on a tensor of a checkpoint.
 
-    shapes: tuple[tuple[int, ...], ...] | None  # allowed shapes; ``None`` allows any shape
-    dtypes: tuple[str, ...] = FLOATS  # allowed dtypes, by their names in safetensors
-    required: bool = True  # whether the tensor must exist
+    Attributes:
+        shapes: allowed shapes; ``None``: any shape.
+        dtypes: allowed data types, by their names in safetensors.
+        required: whether the tensor must exist.
+    """
+
+    shapes: tuple[tuple[int, ...], ...] | None
+    dtypes: tuple[str, ...] = FLOATS
+    required: bool = True
 
 
 class StoredWeight(Protocol):
-    """Description of how a checkpoint stores a quantized weight of a linear module."""
+    """Quantized weight of a linear module, as a checkpoint stores it in several tensors."""
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors in the checkpoint, by name without the module's name, such as ``qweight``."""
+        """Expected tensors of the module, by the last part of their names, such as ``qweight``."""
 
     def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix | Array:
-        """Return the weight as a quantized matrix, or dequantized to bfloat16 ``[outputs, inputs]``.
+        """Return the weight: a quantized matrix, or dequantized to bfloat16 ``[outputs, inputs]``.
 
-        ``tensors`` are the module's, by the names of :attr:`tensors`, whose requirements they
-        fulfil. ``codes``, uint8 ``[outputs, inputs]``, receives the codes if the result is a
-        quantized matrix. Invalid values raise a CheckpointError of one line that does not name the
-        module.
+        Args:
+            tensors: the module's tensors, with the names and requirements of :attr:`tensors`.
+            codes: uint8 ``[outputs, inputs]``, which receives the codes of a quantized matrix.
+
+        Raises:
+            CheckpointError: a value is invalid. The message is one line, and does not name the
+                module.
         """
 
 
@@ -79,37 +94,33 @@ class Scheme(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Messages for the user, each on a property of the checkpoint that pronk ignores or converts."""
+        """Warnings for the user: properties of the checkpoint that pronk ignores or converts."""
         return ()
 
     @property
     def ignored(self) -> re.Pattern[str]:
-        """Pattern of names of tensors to ignore.
-
-        The names lack the model family's prefix (``model.``).
-        """
+        """Names of tensors that are not loaded, without the model family's prefix (``model.``)."""
         return MATCHES_NOTHING
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Return how the checkpoint stores the weight of ``module``.
-
-        ``None`` if the weight is not quantized.
-        """
+        """Return a module's weight as it is stored; ``None`` if the weight is not quantized."""
 
 
 def refuse(
     expected: str, found: object, remedy: str = "restore config.json from its source"
 ) -> NoReturn:
-    """Raise a :class:`ConfigError`: ``quantization_config: expected EXPECTED, found FOUND; REMEDY``."""
-    errors.refuse(
-        "quantization_config", f"expected {expected}, found {found!r:.80}; {remedy}", ConfigError
-    )
+    """Raise a ConfigError about a wrong value in ``quantization_config``.
+
+    The message is ``quantization_config: expected EXPECTED, found FOUND; REMEDY``.
+    """
+    problem = f"expected {expected}, found {found!r:.80}; {remedy}"
+    errors.refuse("quantization_config", problem, ConfigError)
 
 
 def check_bits(name: str, bits: object, allowed: Sequence[int], remedy: str) -> Bits:
-    """Return ``bits`` if it is an int in ``allowed``, not a bool or float.
+    """Return ``bits`` if it is an int in ``allowed``; otherwise raise a ConfigError.
 
-    Else raise a ConfigError.
+    ``name`` and ``remedy`` are parts of the error message.
     """
     if isinstance(bits, bool) or not isinstance(bits, int) or bits not in allowed:
         refuse(f"{name} of {' or '.join(map(str, allowed))}", bits, remedy)
@@ -117,9 +128,10 @@ def check_bits(name: str, bits: object, allowed: Sequence[int], remedy: str) -> 
 
 
 def read_names(config: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of names ``config[key]``, or an empty list.
+    """Return the list of names ``config[key]``; an empty list if the key is missing or null.
 
-    Raise a ConfigError for other types.
+    Raises:
+        ConfigError: the value is no list of texts.
     """
     names = [] if config.get(key) is None else config[key]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -128,10 +140,10 @@ def read_names(config: Mapping[str, Any], key: str) -> list[str]:
 
 
 def matches_components(module: str, pattern: str) -> bool:
-    """Return whether ``pattern``, text or a regular expression, matches whole components of ``module``.
+    """Return whether a pattern matches whole components of a module's name.
 
-    Both ``mlp.up_proj`` and ``layers.[01]`` match ``layers.0.mlp.up_proj``, but ``mlp.up`` does
-    not.
+    The pattern is text or a regular expression. Both ``mlp.up_proj`` and ``layers.[01]`` match
+    ``layers.0.mlp.up_proj``, but ``mlp.up`` does not.
     """
     if f".{pattern.strip('.')}." in f".{module}.":
         return True
@@ -142,7 +154,10 @@ def matches_components(module: str, pattern: str) -> bool:
 
 
 def check_zeros(name: str, tensors: Mapping[str, Array], reason: str) -> None:
-    """Raise a CheckpointError, with ``reason``, if the tensor ``name`` exists and is not all zeros."""
+    """Raise a CheckpointError if the tensor ``name`` exists and has other numbers than zeros.
+
+    The message is ``NAME: expected zeros, REASON, found other numbers; …``.
+    """
     if name in tensors and np.count_nonzero(tensors[name]):
         problem = f"expected zeros, {reason}, found other numbers"
         errors.refuse(name, f"{problem}; check that config.json and the weights match")
@@ -160,12 +175,17 @@ _FORMATS = {
 
 
 def parse_scheme(config: Mapping[str, Any]) -> Scheme:
-    """Parse a ``quantization_config``; raise a ConfigError if it is invalid or not supported."""
+    """Parse a ``quantization_config``.
+
+    Raises:
+        ConfigError: the format or a value is not supported, or a value is invalid.
+    """
     method = config.get("quant_method")
     if method is None and "config_groups" in config:
         method = "compressed-tensors"
     if not isinstance(method, str) or method not in _FORMATS:
         remedy = "use a checkpoint in one of these formats, or the model's 16-bit weights"
         refuse(f"the quant_method {', '.join(_FORMATS)}", method, remedy)
-    module, name = _FORMATS[method]
-    return getattr(import_module(f"pronk.checkpoint.formats.{module}"), name).parse(config)
+    module_name, class_name = _FORMATS[method]
+    module = import_module(f"pronk.checkpoint.formats.{module_name}")
+    return getattr(module, class_name).parse(config)

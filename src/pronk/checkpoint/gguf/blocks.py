@@ -1,13 +1,17 @@
-"""Types of GGUF tensors, and the exact conversion of their blocks; weights equal llama.cpp's.
+"""Types of GGUF tensors, and the exact conversion of quantized blocks.
 
 A GGUF block holds the codes of 32 or 256 consecutive weights of a row, with their scales. Functions
 such as :func:`_q4_0` convert blocks, uint8 ``[..., bytes of a block]``, to codes ``[..., weights of
-a block]``, scales ``[..., groups]``, and minima ``[..., groups]`` or ``None``. 2-bit and 3-bit
-codes become 4-bit codes; 5-bit and 6-bit codes, and the integers that IQ4_NL's codes stand for,
-become 8-bit codes. Codes of formats without minima are shifted to a zero point of 8 (4-bit codes)
-or 128; the floats of MXFP4 become 5-bit codes with a zero point of 16. Source: ``ggml-quants.c``,
-``gguf/quants.py`` and ``gguf/constants.py`` of llama.cpp. Bytes of a block, in order (scale and
-minimum are float16)::
+a block]``, scales ``[..., groups]``, and minima ``[..., groups]`` or ``None``. The weights that
+result are equal to those of llama.cpp:
+
+- 2-bit and 3-bit codes become 4-bit codes.
+- 5-bit and 6-bit codes become 8-bit codes, as do the integers that IQ4_NL's codes stand for.
+- In formats without minima, codes are shifted to a zero point of 8 (4-bit codes) or 128.
+- The floats of MXFP4 become 5-bit codes with a zero point of 16.
+
+Source: ``ggml-quants.c``, ``gguf/quants.py`` and ``gguf/constants.py`` of llama.cpp. Bytes of a
+block, in order (scale and minimum are float16)::
 
     MXFP4  exponent of the scale 1, nibbles 16
     Q8_0  scale 2, codes 32                     Q5_0  scale 2, high bits 4, nibbles 16
@@ -32,8 +36,8 @@ from pronk.base.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.checkpoint.formats.floats import MXFP4_CODES, mxfp4_scale
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
-# Format characters of Python's module `struct`, by type number of a metadata value that is a number
-# or bool.
+# Format characters of Python's module ``struct``, by the type number of a metadata value (numbers
+# and bool).
 SCALARS = {
     0: "B",
     1: "b",
@@ -47,21 +51,28 @@ SCALARS = {
     11: "q",
     12: "d",
 }
-# type numbers of metadata values; BOOL is also in SCALARS
+# Type numbers of metadata values; BOOL is also in SCALARS.
 BOOL = 7
 STRING = 8
 ARRAY = 9
 
 
 class TensorType(NamedTuple):
-    """Type of a tensor: each row is a sequence of blocks, with ``values`` numbers in ``size`` bytes."""
+    """Type of a tensor, each of whose rows is a sequence of blocks.
+
+    Attributes:
+        name: name of the type, such as ``Q4_0``.
+        values: number of values in a block.
+        size: number of bytes of a block.
+    """
 
     name: str
     values: int
     size: int
 
 
-TENSOR_TYPES = {  # type number of a tensor to the type
+# Types of tensors, by their numbers in a file.
+TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),
@@ -98,34 +109,32 @@ TENSOR_TYPES = {  # type number of a tensor to the type
     41: TensorType("Q1_0", 128, 18),
 }
 
-# codes, scales, and minima or None, in the shapes above
+# Codes, scales, and minima or None, in the shapes that the top of this module states.
 Unpacked = tuple[Array, Array, Array | None]
 
-# Number of bytes of a file that are converted at a time; the temporary arrays need a few times as
-# much memory.
+# Bytes of a file that are converted at a time. The temporary arrays need a few times as much
+# memory.
 _CHUNK_BYTES = 1 << 20
 
-# Integers that the codes 0 .. 15 of IQ4_NL stand for, plus the zero point (``kvalues_iq4nl`` of
-# llama.cpp).
-_IQ4_NL_CODES = np.array(
-    [
-        128 + value
-        for value in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-    ],
-    UINT8,
-)
+# The integers that the codes 0..15 of IQ4_NL stand for (``kvalues_iq4nl`` of llama.cpp).
+_IQ4_NL_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+_IQ4_NL_CODES = np.array([128 + value for value in _IQ4_NL_VALUES], UINT8)
 
 
 @dataclass(frozen=True, eq=False)
 class BlockRows:
-    """Rows of a matrix as a file stores them."""
+    """Rows of a matrix as a file stores them.
 
-    stored: Array  # uint8 ``[rows, bytes of a row]``, a view of the mapped file
-    # Number of heads whose rows are in the order of interleaved RoPE (see
-    # :mod:`~pronk.checkpoint.gguf.checkpoint`); 0: the rows are in order.
+    Attributes:
+        stored: uint8 ``[rows, bytes of a row]``, a view of the mapped file.
+        heads: number of heads whose rows are in the order of interleaved RoPE (see
+            :mod:`~pronk.checkpoint.gguf.checkpoint`); 0: the rows are in order.
+        name: name of the tensor in the file; with the expert's number for the rows of an expert,
+            as in ``…_exps.weight[3]``.
+    """
+
+    stored: Array
     heads: int = 0
-    # name of the tensor in the file; of an expert's rows with its number, as in
-    # ``…_exps.weight[3]``
     name: str = ""
 
 
@@ -133,36 +142,50 @@ class BlockRows:
 class BlockMatrix:
     """A matrix ``[outputs, inputs]`` in GGUF blocks; the kernels pack the blocks as they are.
 
-    The number of inputs has no limit, unlike that of a ``QuantizedMatrix``: sums are over 32 or 256
-    inputs.
+    The number of inputs has no limit, because an integer sum is over 32 or 256 inputs only. (The
+    sum of a ``QuantizedMatrix`` may be over a whole row.)
+
+    Attributes:
+        type: GGUF type of all blocks, one of :data:`PACKED_BLOCKS`.
+        inputs: number of inputs.
+        parts: the rows, in the order of the outputs.
     """
 
-    type: str  # GGUF type of all blocks, one of :data:`PACKED_BLOCKS`
+    type: str
     inputs: int
-    parts: tuple[BlockRows, ...]  # in the order of the outputs
+    parts: tuple[BlockRows, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
         """Numbers of outputs and inputs."""
-        return sum(len(part.stored) for part in self.parts), self.inputs
+        outputs = sum(len(part.stored) for part in self.parts)
+        return outputs, self.inputs
 
 
 class _BlockFormat(NamedTuple):
-    """How to convert the blocks of one GGUF format to codes, scales and minima."""
+    """Conversion of the blocks of one GGUF format.
 
-    convert: Callable[[Array], Unpacked]  # function from blocks to codes, scales and minima
-    bits: Bits | Literal[5]  # number of bits per resulting code
-    group: int  # number of inputs per scale
+    Attributes:
+        convert: function from blocks to codes, scales and minima.
+        bits: number of bits per resulting code.
+        group: number of inputs per scale.
+    """
+
+    convert: Callable[[Array], Unpacked]
+    bits: Bits | Literal[5]
+    group: int
 
 
 def unpack(
     stored: Array, type_: TensorType, codes: Array, rows: Array | None = None
 ) -> QuantizedMatrix:
-    """Convert a stored matrix, uint8 ``[outputs, bytes of a row]``, to a QuantizedMatrix.
+    """Convert a stored matrix to a QuantizedMatrix.
 
-    ``type_`` is one of :data:`BLOCKS`. The codes are written to ``codes``, uint8 ``[outputs,
-    inputs]``. ``rows`` has the index in ``stored`` of each output, int64 ``[outputs]``; ``None``
-    keeps the order.
+    Args:
+        stored: uint8 ``[outputs, bytes of a row]``.
+        type_: type of the blocks, one of :data:`BLOCKS`.
+        codes: uint8 ``[outputs, inputs]``, which receives the codes.
+        rows: index in ``stored`` of each output, int64 ``[outputs]``; ``None`` keeps the order.
 
     Raises:
         ValueError: a scale is not finite, or the matrix has more inputs than the kernels support.
@@ -172,17 +195,19 @@ def unpack(
     minima = []
     step = max(1, _CHUNK_BYTES // stored.shape[1])
     for start in range(0, len(stored), step):
-        chunk = stored[start : start + step] if rows is None else stored[rows[start : start + step]]
+        stop = start + step
+        chunk = stored[start:stop] if rows is None else stored[rows[start:stop]]
         count = len(chunk)
+        blocks = chunk.reshape(count, -1, type_.size)
         with np.errstate(invalid="ignore"):  # scales that are not finite are refused below
-            chunk_codes, scale, minimum = block_format.convert(chunk.reshape(count, -1, type_.size))
-        codes[start : start + step] = chunk_codes.reshape(count, -1)
+            chunk_codes, scale, minimum = block_format.convert(blocks)
+        codes[start:stop] = chunk_codes.reshape(count, -1)
         scales.append(scale.reshape(count, -1))
-        minima += [] if minimum is None else [minimum.reshape(count, -1)]
+        if minimum is not None:
+            minima.append(minimum.reshape(count, -1))
+    scale = np.concatenate(scales)
     minimum = np.concatenate(minima) if minima else None
-    return QuantizedMatrix(
-        codes, np.concatenate(scales), minimum, block_format.bits, block_format.group
-    )
+    return QuantizedMatrix(codes, scale, minimum, block_format.bits, block_format.group)
 
 
 def _to_float32(stored: Array) -> Array:
@@ -191,22 +216,35 @@ def _to_float32(stored: Array) -> Array:
 
 
 def _unpack_nibbles(stored: Array, run: int) -> Array:
-    """Unpack 4-bit codes: of each ``run`` bytes first all low nibbles, then all high nibbles."""
+    """Unpack 4-bit codes ``[..., n]`` to ``[..., 2n]``.
+
+    The codes of each ``run`` bytes are first all low halves, then all high halves.
+    """
     runs = stored.reshape(*stored.shape[:-1], -1, run)
     return np.stack((runs & 15, runs >> 4), axis=-2).reshape(*stored.shape[:-1], -1)
 
 
 def _unpack_two_bits(stored: Array) -> Array:
-    """Unpack 2-bit codes: of each 32 bytes first all bits 0 and 1, then bits 2 and 3, and so on."""
+    """Unpack 2-bit codes ``[..., n]`` to ``[..., 4n]``.
+
+    The codes of each 32 bytes are first the bits 0 and 1 of all bytes, then the bits 2 and 3, ….
+    """
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)
     runs = stored.reshape(*stored.shape[:-1], -1, 1, 32)
-    return (runs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(*stored.shape[:-1], -1)
+    codes = runs >> shifts[:, None] & 3
+    return codes.reshape(*stored.shape[:-1], -1)
 
 
 def _unpack_bit_planes(stored: Array) -> Array:
-    """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``: bit 0 of all bytes, then bit 1, and so on."""
-    return (stored[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(
-        *stored.shape[:-1], -1
-    )
+    """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``: bit 0 of all bytes, then bit 1, …."""
+    shifts = np.arange(8, dtype=np.uint8)
+    bits = stored[..., None, :] >> shifts[:, None] & 1
+    return bits.reshape(*stored.shape[:-1], -1)
+
+
+def _unpack_fifth_bits(stored: Array) -> Array:
+    """Unpack bytes ``[..., 4]`` to the fifth bits of 32 codes ``[..., 32]``, each 0 or 16."""
+    return np.unpackbits(stored, axis=-1, bitorder="little") << 4
 
 
 def _q8_0(blocks: Array) -> Unpacked:
@@ -218,33 +256,25 @@ def _q4_0(blocks: Array) -> Unpacked:
 
 
 def _q4_1(blocks: Array) -> Unpacked:
-    return (
-        _unpack_nibbles(blocks[..., 4:], 16),
-        _to_float32(blocks[..., :2]),
-        _to_float32(blocks[..., 2:4]),
-    )
+    codes = _unpack_nibbles(blocks[..., 4:], 16)
+    return codes, _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
 
 
 def _q5_0(blocks: Array) -> Unpacked:
-    codes = (
-        _unpack_nibbles(blocks[..., 6:], 16)
-        | np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little") << 4
-    )
+    codes = _unpack_nibbles(blocks[..., 6:], 16) | _unpack_fifth_bits(blocks[..., 2:6])
     return codes + (128 - 16), _to_float32(blocks[..., :2]), None
 
 
 def _q5_1(blocks: Array) -> Unpacked:
-    codes = (
-        _unpack_nibbles(blocks[..., 8:], 16)
-        | np.unpackbits(blocks[..., 4:8], axis=-1, bitorder="little") << 4
-    )
+    codes = _unpack_nibbles(blocks[..., 8:], 16) | _unpack_fifth_bits(blocks[..., 4:8])
     return codes, _to_float32(blocks[..., :2]), _to_float32(blocks[..., 2:4])
 
 
 def _unpack_k_scales(blocks: Array) -> tuple[Array, Array]:
-    """Unpack the scales and minima of the eight groups of a Q4_K or Q5_K block from its first 16 bytes.
+    """Unpack the scales and minima of the eight groups of a Q4_K or Q5_K block.
 
-    With the high bits on the left, and i = 0 .. 3::
+    The first four bytes of the block are two factors, float16. The next twelve, with the high bits
+    on the left and i = 0..3, are::
 
         byte i + 4     scale i + 4, bits 5-4       scale i, 6 bits
         byte i + 8     minimum i + 4, bits 5-4     minimum i, 6 bits
@@ -257,7 +287,7 @@ def _unpack_k_scales(blocks: Array) -> tuple[Array, Array]:
     rest = blocks[..., 12:16]
     scales = np.concatenate((scale & 63, (rest & 15) | (scale >> 2 & 48)), axis=-1)
     minima = np.concatenate((minimum & 63, rest >> 4 | (minimum >> 2 & 48)), axis=-1)
-    # llama.cpp subtracts the minimum; QuantizedMatrix adds it
+    # llama.cpp subtracts the minimum; QuantizedMatrix adds it.
     return scale_factor * scales, -(minimum_factor * minima)
 
 
@@ -265,22 +295,20 @@ def _q2_k(blocks: Array) -> Unpacked:
     scales = blocks[..., :16] & 15
     minima = blocks[..., :16] >> 4
     factors = _to_float32(blocks[..., 80:])
-    return (
-        _unpack_two_bits(blocks[..., 16:80]),
-        factors[..., :1] * scales,
-        -(factors[..., 1:] * minima),
-    )
+    codes = _unpack_two_bits(blocks[..., 16:80])
+    return codes, factors[..., :1] * scales, -(factors[..., 1:] * minima)
 
 
 def _q3_k(blocks: Array) -> Unpacked:
     codes = _unpack_two_bits(blocks[..., 32:96]) | _unpack_bit_planes(blocks[..., :32]) << 2
-    # Bytes 96 .. 103 hold the low 4 bits of the sixteen scales, bytes 104 .. 107 the high 2 bits.
-    low = blocks[..., 96:104]
-    high = blocks[..., None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    scales = (
-        np.concatenate((low & 15, low >> 4), axis=-1) | high.reshape(*blocks.shape[:-1], 16) << 4
-    )
-    return codes + (8 - 4), _to_float32(blocks[..., 108:]) * (scales.astype(FLOAT32) - 32), None
+    # Bytes 96..103 hold the low 4 bits of the sixteen scales, bytes 104..107 the high 2 bits.
+    stored_low = blocks[..., 96:104]
+    low = np.concatenate((stored_low & 15, stored_low >> 4), axis=-1)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)
+    high = blocks[..., None, 104:108] >> shifts[:, None] & 3
+    scales = low | high.reshape(*blocks.shape[:-1], 16) << 4
+    factor = _to_float32(blocks[..., 108:])
+    return codes + (8 - 4), factor * (scales.astype(FLOAT32) - 32), None
 
 
 def _q4_k(blocks: Array) -> Unpacked:
@@ -321,5 +349,5 @@ BLOCKS = {
     "Q6_K": _BlockFormat(_q6_k, 8, 16),
     "MXFP4": _BlockFormat(_mxfp4, 5, 32),
 }
-# Types whose blocks the kernels pack as they are; others are converted first.
+# Types whose blocks the kernels pack as they are; blocks of the other types are converted first.
 PACKED_BLOCKS = frozenset(BLOCKS) - {"IQ4_NL", "Q2_K", "Q3_K", "MXFP4"}

@@ -1,9 +1,9 @@
 """Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
 
-RoPE rotates pairs of a head's values. For some architectures, GGUF permutes the rows of the query
-and key projections so that the values 2i and 2i + 1 are a pair. In pronk, a pair is the values i
-and i + size / 2 of a head: with ``permuted_heads``, the number of heads, the methods of
-:class:`GgufCheckpoint` undo the permutation.
+RoPE rotates pairs of a head's values. In pronk, the values i and i + size / 2 of a head are a pair.
+For some architectures, GGUF permutes the rows of the query and key projections so that the values
+2i and 2i + 1 are a pair. The methods of :class:`GgufCheckpoint` undo this permutation if their
+argument ``permuted_heads`` is the number of heads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pronk.checkpoint.gguf.reader import GgufFile, TensorInfo
 from pronk.checkpoint.gguf.vocabulary import Vocabulary
 
 _DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
-# such as model-00001-of-00003.gguf
+# Name of a part of a model, such as model-00001-of-00003.gguf.
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
@@ -36,24 +36,29 @@ def is_gguf(path: Path) -> bool:
 
 
 def file_identity(path: Path, state: os.stat_result | None = None) -> tuple[str, int, int, int]:
-    """Return path, number, size and time of modification of a file, as in ``state`` or as now."""
+    """Return path, inode number, size (bytes) and time of modification (ns) of a file.
+
+    ``state`` is the result of an earlier ``stat``; by default the file is looked at now.
+    """
     state = path.stat() if state is None else state
     return str(path), state.st_ino, state.st_size, state.st_mtime_ns
 
 
 class GgufCheckpoint:
-    """Read access to the tensors of a GGUF model, like :class:`pronk.checkpoint.tensors.Checkpoint`.
+    """The tensors of a GGUF model, by name; see also :class:`pronk.checkpoint.tensors.Checkpoint`.
 
-    A tensor ``[experts, outputs, inputs]`` has the matrices of all experts; ``expert`` is the
-    number of one of them. Only the headers are read on construction. A damaged or missing part, or
-    a path that is not that of the first part, raises a CheckpointError.
+    A tensor ``[experts, outputs, inputs]`` has the matrices of all experts; the argument ``expert``
+    of a method is the number of one of them. Opening a model reads the headers of its files only.
+
+    Raises:
+        CheckpointError: a part of the model is damaged or missing, or the path is that of a later
+            part.
     """
 
-    # place of the model's configuration, in words for error messages
-    config_source = "its metadata"
+    config_source = "its metadata"  # origin of the model's configuration, for error messages
 
     def __init__(self, path: Path) -> None:
-        self.folder = path  # path of the first file; called ``folder`` as in ``Checkpoint``
+        self.folder = path  # the first file; named as in ``Checkpoint``
         self.header = GgufFile(path)
         self._files = [self.header, *_other_parts(self.header)]
         self._infos: dict[str, tuple[GgufFile, TensorInfo]] = {}
@@ -70,15 +75,16 @@ class GgufCheckpoint:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the tokenizer, empty if the file has none.
+        """The vocabulary of the tokenizer, empty if the file has none.
 
-        Raises a TokenizerError if inconsistent.
+        Raises:
+            TokenizerError: the vocabulary is inconsistent.
         """
         return Vocabulary.read(self.header)
 
     @property
     def identity(self) -> list[tuple[str, int, int, int]]:
-        """Path, number, size and time of modification of each of the model's files, as they were when opened."""
+        """The :func:`file_identity` of each of the model's files at the time of opening."""
         return [file_identity(file.path.resolve(), file.state) for file in self._files]
 
     def __iter__(self) -> Iterator[str]:
@@ -91,30 +97,31 @@ class GgufCheckpoint:
         return name in self._infos
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; a matrix is ``[outputs, inputs]``."""
+        """Return the shape of a tensor; a matrix is ``[outputs, inputs]``."""
         return self._infos[name][1].shape
 
     def nbytes(self, name: str) -> int:
-        """Size of a tensor in the file, in bytes."""
+        """Return the size of a tensor in the file, in bytes."""
         return self._infos[name][1].size
 
     def type(self, name: str) -> str:
-        """GGUF type of a tensor, such as ``F32`` or ``Q4_K``."""
+        """Return the GGUF type of a tensor, such as ``F32`` or ``Q4_K``."""
         return self._infos[name][1].type.name
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
-        """Raise a CheckpointError for a GGUF type not in ``dtypes``.
+        """Raise a CheckpointError if a tensor has an unsupported GGUF type.
 
-        Matrices may also have quantized blocks.
+        A tensor may have the types ``dtypes``, and a matrix any of the quantized :data:`BLOCKS`.
         """
-        type_ = self.type(name)
-        types = [*dtypes, *(BLOCKS if len(self.shape(name)) > 1 else ())]
-        if type_ not in types:
+        found = self.type(name)
+        types = list(dtypes)
+        if len(self.shape(name)) > 1:
+            types += BLOCKS
+        if found not in types:
             command = "llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
             remedy = f"use a Q4_K_M or Q8_0 file of this model, or convert the original: {command}"
-            refuse(
-                self.folder, f"tensor {name}: expected {', '.join(types)}, found {type_}; {remedy}"
-            )
+            expected = ", ".join(types)
+            refuse(self.folder, f"tensor {name}: expected {expected}, found {found}; {remedy}")
 
     def raw_bytes(self, name: str) -> Array:
         """Return the bytes of a tensor, uint8, as a view that keeps the file mapped."""
@@ -122,10 +129,7 @@ class GgufCheckpoint:
         return np.frombuffer(file.buffer, UINT8, info.size, info.start)
 
     def tensor(self, name: str, permuted_heads: int = 0) -> Array:
-        """Return a float tensor in the file's dtype.
-
-        It is a view of the file if rows are not permuted.
-        """
+        """Return a float tensor in the file's dtype; a view of the file if no rows are permuted."""
         info = self._infos[name][1]
         values = self.raw_bytes(name).view(_DTYPES[info.type.name]).reshape(info.shape)
         order = row_order(len(values), permuted_heads)
@@ -138,11 +142,16 @@ class GgufCheckpoint:
     def weight(
         self, name: str, codes: Array, expert: int | None = None, permuted_heads: int = 0
     ) -> QuantizedMatrix:
-        """Return a quantized matrix, whose codes are written to ``codes``, uint8 ``[outputs, inputs]``.
+        """Convert quantized blocks to a quantized matrix.
 
-        ``name`` is that of a tensor with :meth:`has_blocks`, ``expert`` the number of the expert in
-        a tensor of all experts. A CheckpointError is raised if the blocks are damaged, or the
-        kernels do not support the matrix.
+        Args:
+            name: name of a tensor with quantized blocks (:meth:`has_blocks`).
+            codes: uint8 ``[outputs, inputs]``, which receives the codes.
+            expert: number of the expert, if the tensor has the matrices of all experts.
+            permuted_heads: number of heads whose rows are permuted.
+
+        Raises:
+            CheckpointError: the blocks are damaged, or the kernels do not support the matrix.
         """
         info = self._infos[name][1]
         tensor = f"{self.folder}: tensor {name} ({info.type.name})"
@@ -153,9 +162,9 @@ class GgufCheckpoint:
     def blocks(
         self, name: str, expert: int | None = None, permuted_heads: int = 0
     ) -> BlockMatrix | None:
-        """Return a quantized matrix in its blocks; ``None`` if the kernels do not pack such blocks.
+        """Return a matrix in its quantized blocks; ``None`` if the kernels cannot pack its blocks.
 
-        ``name`` is that of a tensor with :meth:`has_blocks`.
+        The arguments are those of :meth:`weight`.
         """
         info = self._infos[name][1]
         if info.type.name not in PACKED_BLOCKS:
@@ -165,18 +174,19 @@ class GgufCheckpoint:
         return BlockMatrix(info.type.name, info.shape[-1], (rows,))
 
     def release(self) -> None:
-        """Drop the mapped pages from memory; a later access reads the file again."""
+        """Free the memory of all pages that were read; a later access reads the page again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for file in self._files:
                 file.buffer.madvise(mmap.MADV_DONTNEED)
 
     def _stored_rows(self, name: str, expert: int | None) -> Array:
+        """Return the rows of a matrix as bytes, uint8 ``[outputs, bytes of a row]``."""
         stored = self.raw_bytes(name).reshape(*self.shape(name)[:-1], -1)
         return stored if expert is None else stored[expert]
 
 
 def row_order(num_rows: int, permuted_heads: int) -> Array | None:
-    """Return each row's index in the file, int64 ``[num_rows]``; ``None`` if no rows are permuted.
+    """Return the index in the file of each row, int64 ``[num_rows]``; ``None``: not permuted.
 
     For a head of size 6, the file holds the rows 0 3 1 4 2 5, and the result is 0 2 4 1 3 5.
     """
@@ -187,9 +197,10 @@ def row_order(num_rows: int, permuted_heads: int) -> Array | None:
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:
-    """Open the other files of a split model, in order.
+    """Open the other files of a split model, in order; none if the model is one file.
 
-    Return an empty list if the model is one file.
+    Raises:
+        CheckpointError: ``first`` is not the first part, or another part is missing or damaged.
     """
     count = first.get("split.count")
     number = first.get("split.no")
@@ -200,17 +211,14 @@ def _other_parts(first: GgufFile) -> list[GgufFile]:
         expected = (
             f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
         )
-        first.refuse(
-            f"expected {expected}, found {first.path.name}",
-            "restore the original names of the parts",
-        )
+        remedy = "restore the original names of the parts"
+        first.refuse(f"expected {expected}, found {first.path.name}", remedy)
     names = [f"{match[1]}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
     if number != 0 or int(match[2]) != 1:
         first.refuse(f"expected the first of {count} files, found another one", f"give {names[0]}")
-    missing = [name for name in names[1:] if not (first.path.parent / name).is_file()]
-    if missing:
-        first.refuse(
-            f"expected {count} files in the same folder, found no {missing[0]}",
-            "download the missing file",
-        )
-    return [GgufFile(first.path.parent / name) for name in names[1:]]
+    paths = [first.path.parent / name for name in names[1:]]
+    for path in paths:
+        if not path.is_file():
+            problem = f"expected {count} files in the same folder, found no {path.name}"
+            first.refuse(problem, "download the missing file")
+    return [GgufFile(path) for path in paths]

@@ -6,11 +6,12 @@
     key  type  value                                        for each pair of metadata
     name  number of dimensions  dimensions  type  offset    for each tensor; smallest stride first
     padding
-    values of the tensors                                   each at a multiple of general.alignment (metadata)
+    values of the tensors                                   each at a multiple of the alignment
 
-A string is its length (8 bytes) and its UTF-8 bytes. Before memory is allocated for a count or
-length, it is compared with the remaining bytes. Metadata arrays are converted to lists on access.
-Source: ``docs/gguf.md`` of ggml.
+The alignment, in bytes, is the metadata value ``general.alignment``. A string is its length (8
+bytes) and its UTF-8 bytes. A count or length is compared with the remaining bytes of the file
+before memory is allocated for it. Metadata arrays are converted to lists on access. Source:
+``docs/gguf.md`` of ggml.
 """
 
 from __future__ import annotations
@@ -29,46 +30,65 @@ import numpy as np
 from pronk.base.errors import CheckpointError, refuse
 from pronk.checkpoint.gguf.blocks import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
 
+_HEADER_BYTES = 4 + 4 + 8 + 8  # "GGUF", version, numbers of tensors and of pairs
 _MIN_PAIR_BYTES = 8 + 4 + 1  # smallest key-value pair: length of an empty key, type, one-byte value
 # Smallest description of a tensor: empty name, number of dimensions, one dimension, type, offset.
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
-# limit of GGUF for metadata keys; here also the limit for names of tensors
+# Bytes of a metadata key, a limit of GGUF; here it is the limit for names of tensors, too.
 _MAX_NAME_BYTES = 65_535
-# Limits for hostile files, far beyond those of models, because Python objects need more memory than
-# the file's bytes.
+# Two limits for hostile files, far above the counts of real models. Python objects need more memory
+# than the bytes of the file, so the file's size alone does not limit the memory.
 _MAX_ENTRIES = 100_000  # tensors, and pairs of metadata
-# elements of a metadata array that is read: a vocabulary has less than a million tokens
-_MAX_ELEMENTS = 1 << 22
+_MAX_ELEMENTS = 1 << 22  # elements of a metadata array; a vocabulary has less than a million tokens
 _MAX_DIMENSIONS = 4  # limit of ggml for tensors
-# Names that select code; values of another type are refused on opening, so that no reader must
-# check them.
+# Keys whose values select code. They must be strings; this is checked on opening, so that later
+# code need not check it.
 _NAME_KEYS = ("general.architecture", "tokenizer.ggml.model")
 _ALIGNMENTS = [1 << bits for bits in range(3, 21)]  # possible values of general.alignment, in bytes
 
 
 class TensorInfo(NamedTuple):
-    """Description of a tensor."""
+    """Place of a tensor in a file.
+
+    Attributes:
+        name: name of the tensor.
+        type: type of its blocks.
+        shape: its shape, with the largest stride first: a matrix is ``[outputs, inputs]``.
+        start: offset in the file of the first byte of its values.
+        size: number of bytes of its values.
+    """
 
     name: str
     type: TensorType
-    shape: tuple[int, ...]  # the largest stride first: a matrix is ``[outputs, inputs]``
-    start: int  # offset in the file of the first byte of the values
-    size: int  # number of bytes of the values
+    shape: tuple[int, ...]
+    start: int
+    size: int
 
 
 class _Array(NamedTuple):
-    """Metadata array that has not been converted to a list."""
+    """Metadata array that has not been converted to a list.
 
-    type: int  # number of the GGUF type of the elements
-    length: int  # number of elements
-    start: int  # offset in the file of the first element
-    ends: Sequence[int] = ()  # strings only: offset in the file of the end of each element
+    Attributes:
+        type: number of the GGUF type of the elements.
+        length: number of elements.
+        start: offset in the file of the first element.
+        ends: for strings, the offset in the file of the end of each element.
+    """
+
+    type: int
+    length: int
+    start: int
+    ends: Sequence[int] = ()
 
 
 class GgufFile:
-    """Validated header of one memory-mapped file.
+    """Validated header of one memory-mapped GGUF file.
 
-    ``state`` is the file's size, time of modification, ….
+    Attributes:
+        path: path of the file.
+        buffer: the whole file, copy on write.
+        state: result of ``stat`` for the file when it was opened.
+        tensors: descriptions of the tensors by name, in the order of the file.
 
     Raises:
         CheckpointError: the file is not GGUF, has another version or byte order, or is truncated or
@@ -77,50 +97,50 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.buffer = self._map_file()  # the whole file, copy on write
+        self.buffer = self._map_file()
         self._file_size = len(self.buffer)
         self._position = 0  # offset in the file of the next byte to read
         num_tensors, num_pairs = self._read_file_header()
         self._pairs = self._read_pairs(num_pairs)
-        # descriptions by name, in the order of the file
         self.tensors = self._read_tensors(num_tensors)
 
     def get(self, key: str) -> Any:
-        """Return a metadata value: int, float, bool, str, or a list of one of these types.
+        """Return a metadata value; ``None`` if the file does not have it.
 
-        ``None`` if absent.
+        A value is an int, float, bool or str, or a list of elements of one of these types.
         """
         value = self._pairs.get(key)
         if isinstance(value, bytes):
             return self._decode(value, key)
-        return self._array_values(value, key) if isinstance(value, _Array) else value
+        if isinstance(value, _Array):
+            return self._array_values(value, key)
+        return value
 
     def refuse(self, problem: str, remedy: str = "download it again") -> NoReturn:
-        """Raise a :class:`CheckpointError` with the path, ``problem`` and ``remedy``."""
+        """Raise a CheckpointError with the message ``PATH: PROBLEM; REMEDY``."""
         refuse(self.path, f"{problem}; {remedy}")
 
     def _map_file(self) -> mmap.mmap:
+        """Map the file into memory, and set ``state``."""
         try:
             with self.path.open("rb") as stream:
                 self.state = os.fstat(stream.fileno())
-                if (size := self.state.st_size) < 24:
+                size = self.state.st_size
+                if size < _HEADER_BYTES:
                     self.refuse(f"expected a GGUF file, found {size} bytes")
                 return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
-            msg = (
-                f"{self.path}: expected a readable file, found "
-                f"{getattr(error, 'strerror', None) or error}"
-            )
+            reason = getattr(error, "strerror", None) or error
+            msg = f"{self.path}: expected a readable file, found {reason}"
             raise CheckpointError(msg) from error
 
     def _read_file_header(self) -> tuple[int, int]:
+        """Read and check the first 24 bytes; return the numbers of tensors and of pairs."""
         magic = self._read_bytes(4)
         version = self._read_number("I")
         if magic != b"GGUF":
-            self.refuse(
-                f"expected a GGUF file, found one that begins with {magic!r}",
-                "check that it is the right one",
-            )
+            problem = f"expected a GGUF file, found one that begins with {magic!r}"
+            self.refuse(problem, "check that it is the right one")
         if version & 0xFFFF == 0:
             remedy = "convert it with gguf-py: gguf-convert-endian MODEL little"
             self.refuse("expected a little-endian file, found a big-endian one", remedy)
@@ -143,16 +163,15 @@ class GgufFile:
         return self._file_size - self._position
 
     def _advance(self, size: int) -> int:
-        """Advance the position by ``size`` bytes and return the previous position.
+        """Advance the position by ``size`` bytes; return the previous position.
 
-        Refuse a truncated file.
+        Raises:
+            CheckpointError: the file ends before the new position.
         """
         start = self._position
         if size > self._num_left:
-            self.refuse(
-                f"expected {size} bytes at {start}, found {self._num_left}: "
-                "the file is truncated or damaged"
-            )
+            problem = f"expected {size} bytes at {start}, found {self._num_left}"
+            self.refuse(f"{problem}: the file is truncated or damaged")
         self._position += size
         return start
 
@@ -162,40 +181,40 @@ class GgufFile:
 
     def _read_number(self, format_char: str) -> int:
         """Read a little-endian number; ``format_char`` is its format character of :mod:`struct`."""
-        return struct.unpack_from(
-            f"<{format_char}", self.buffer, self._advance(struct.calcsize(format_char))
-        )[0]
+        start = self._advance(struct.calcsize(format_char))
+        (number,) = struct.unpack_from(f"<{format_char}", self.buffer, start)
+        return number
 
-    def _decode(self, text: bytes, text_name: str) -> str:
-        """Decode UTF-8; the error message begins with ``text_name``."""
+    def _decode(self, text: bytes, name: str) -> str:
+        """Decode UTF-8; raise a CheckpointError that begins with ``name`` for invalid bytes."""
         try:
             return text.decode()
         except UnicodeDecodeError:
-            self._refuse_text(text_name)
+            self._refuse_text(name)
 
     def _refuse_text(self, name: str) -> NoReturn:
         self.refuse(f"{name:.80}: expected text in UTF-8, found invalid bytes")
 
     def _read_name(self, owner: str) -> str:
+        """Read a string; ``owner``, the thing with this name, is for error messages."""
+        expected = f"expected the name of {owner}"
         size = self._read_number("Q")
         if size > _MAX_NAME_BYTES:
-            self.refuse(
-                f"expected the name of {owner} in at most {_MAX_NAME_BYTES} bytes, found {size}"
-            )
+            self.refuse(f"{expected} in at most {_MAX_NAME_BYTES} bytes, found {size}")
         name = self._decode(self._read_bytes(size), f"the name of {owner}")
         if not name.isprintable():
-            self.refuse(
-                f"expected the name of {owner} in printable characters, found {name[:80]!r}"
-            )
+            self.refuse(f"{expected} in printable characters, found {name[:80]!r}")
         return name
 
     def _read_pairs(self, count: int) -> dict[str, Any]:
+        """Read the metadata: values by key, with strings as bytes and arrays as :class:`_Array`."""
         pairs: dict[str, Any] = {}
         for _ in range(count):
             key = self._read_name("a value")
             if key in pairs:
                 self.refuse(f"expected {key:.80} once, found it twice")
-            pairs[key] = self._read_value(key, self._read_number("I"))
+            kind = self._read_number("I")
+            pairs[key] = self._read_value(key, kind)
         return pairs
 
     def _read_value(self, key: str, kind: int) -> Any:
@@ -203,9 +222,12 @@ class GgufFile:
             found = "an array" if kind == ARRAY else f"a value of type {kind}"
             self.refuse(f"{key}: expected a string, found {found}")
         if kind == STRING:
-            return self._read_bytes(self._read_number("Q"))
+            size = self._read_number("Q")
+            return self._read_bytes(size)
         if kind == ARRAY:
-            return self._read_array(key, self._read_number("I"), self._read_number("Q"))
+            element_kind = self._read_number("I")
+            count = self._read_number("Q")
+            return self._read_array(key, element_kind, count)
         if kind not in SCALARS:
             self.refuse(f"{key:.80}: expected a value of a known type (0..12), found type {kind}")
         value = self._read_number(SCALARS[kind])
@@ -214,30 +236,34 @@ class GgufFile:
         return bool(value) if kind == BOOL else value
 
     def _read_array(self, key: str, kind: int, count: int) -> _Array:
+        """Skip an array, and return the places of its elements.
+
+        Args:
+            key: metadata key of the array.
+            kind: type number of the elements.
+            count: number of elements.
+        """
         if kind in SCALARS:
-            return _Array(kind, count, self._advance(count * struct.calcsize(SCALARS[kind])))
+            size = struct.calcsize(SCALARS[kind])
+            return _Array(kind, count, self._advance(count * size))
         if kind == ARRAY:
-            self.refuse(
-                f"{key:.80}: expected an array of numbers or strings, found an array of arrays"
-            )
+            expected = "an array of numbers or strings"
+            self.refuse(f"{key:.80}: expected {expected}, found an array of arrays")
         if kind != STRING:
             self.refuse(f"{key:.80}: expected an array of a known type (0..12), found type {kind}")
         if count * 8 > self._num_left:
-            found = f"{count} announced"
-            self.refuse(
-                f"{key:.80}: expected as many strings as {self._num_left} bytes can hold, "
-                f"found {found}"
-            )
-        start = end = self._position
-        # Do not call _read_number for each string: a vocabulary has hundreds of thousands of
-        # strings.
+            expected = f"as many strings as {self._num_left} bytes can hold"
+            self.refuse(f"{key:.80}: expected {expected}, found {count} announced")
+        start = self._position
+        end = start
+        # A vocabulary has hundreds of thousands of strings, for which _read_number is too slow.
         read_size = struct.Struct("<Q").unpack_from
         buffer = self.buffer
         last = self._file_size - 8
         ends = array("Q")
         for _ in range(count):
             if end > last:
-                end = self._file_size + 1  # beyond the file, so that _advance refuses it
+                end = self._file_size + 1  # beyond the file, so that _advance refuses the array
                 break
             end += 8 + read_size(buffer, end)[0]
             if end > self._file_size:
@@ -247,20 +273,25 @@ class GgufFile:
         return _Array(kind, count, start, ends)
 
     def _array_values(self, array: _Array, key: str) -> list[Any]:
+        """Convert a metadata array to a list."""
         if array.length > _MAX_ELEMENTS:
-            self.refuse(
-                f"{key:.80}: expected at most {_MAX_ELEMENTS} elements, found {array.length}"
-            )
-        if array.type != STRING:
-            values = struct.unpack_from(
-                f"<{array.length}{SCALARS[array.type]}", self.buffer, array.start
-            )
-            return [value != 0 for value in values] if array.type == BOOL else list(values)
+            expected = f"at most {_MAX_ELEMENTS} elements"
+            self.refuse(f"{key:.80}: expected {expected}, found {array.length}")
+        if array.type == STRING:
+            return self._array_texts(array, key)
+        values_format = f"<{array.length}{SCALARS[array.type]}"
+        values = struct.unpack_from(values_format, self.buffer, array.start)
+        if array.type == BOOL:
+            return [value != 0 for value in values]
+        return list(values)
+
+    def _array_texts(self, array: _Array, key: str) -> list[str]:
+        """Decode an array of strings, all at once if no string contains a zero byte."""
         if not array.length:
             return []
         starts = np.array([array.start, *array.ends[:-1]]) - array.start
         stored = np.frombuffer(self.buffer[array.start : array.ends[-1]], np.uint8).copy()
-        # Replace each length by one zero byte, so that all strings are decoded at once.
+        # Replace the eight bytes of each length by one zero byte, a separator.
         is_text = np.ones(len(stored), np.bool_)
         for offset in range(1, 8):
             is_text[starts + offset] = False
@@ -269,7 +300,6 @@ class GgufFile:
             texts = stored[is_text].tobytes().decode().split("\0")[1:]
             if len(texts) == array.length:
                 return texts
-            # A string has a zero byte itself.
             ends = [end - array.start for end in array.ends]
             return [
                 bytes(stored[start + 8 : end]).decode()
@@ -279,6 +309,7 @@ class GgufFile:
             self._refuse_text(key)
 
     def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
+        """Read the descriptions of all tensors, and check their places in the file."""
         alignment = self._pairs.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment not in _ALIGNMENTS:
             expected = f"a power of two in {_ALIGNMENTS[0]}..{_ALIGNMENTS[-1]}"
@@ -295,48 +326,38 @@ class GgufFile:
         return located
 
     def _read_info(self, alignment: int) -> TensorInfo:
-        """Read a tensor's description.
-
-        Its ``start`` is the offset in the file minus the end of the padding.
-        """
+        """Read a tensor's description, whose ``start`` is relative to the end of the padding."""
         name = self._read_name("a tensor")
+        where = f"tensor {name:.80}"
         num_dimensions = self._read_number("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
-            self.refuse(
-                f"tensor {name:.80}: expected 1..{_MAX_DIMENSIONS} dimensions, found "
-                f"{num_dimensions}"
-            )
+            expected = f"1..{_MAX_DIMENSIONS} dimensions"
+            self.refuse(f"{where}: expected {expected}, found {num_dimensions}")
         shape = tuple(self._read_number("Q") for _ in range(num_dimensions))[::-1]
         kind = self._read_number("I")
         start = self._read_number("Q")
         if kind not in TENSOR_TYPES:
-            self.refuse(
-                f"tensor {name:.80}: expected a known type, found type {kind}",
-                "use another file of the model",
-            )
+            problem = f"{where}: expected a known type, found type {kind}"
+            self.refuse(problem, "use another file of the model")
         type_ = TENSOR_TYPES[kind]
         if 0 in shape or shape[-1] % type_.values:
             expected = f"rows of whole blocks of {type_.values} ({type_.name})"
-            self.refuse(f"tensor {name:.80}: expected {expected}, found {list(shape)}")
+            self.refuse(f"{where}: expected {expected}, found {list(shape)}")
         if start % alignment:
-            self.refuse(
-                f"tensor {name:.80}: expected an offset that is a multiple of {alignment}, "
-                f"found {start}"
-            )
-        return TensorInfo(name, type_, shape, start, math.prod(shape) // type_.values * type_.size)
+            expected = f"an offset that is a multiple of {alignment}"
+            self.refuse(f"{where}: expected {expected}, found {start}")
+        num_blocks = math.prod(shape) // type_.values
+        return TensorInfo(name, type_, shape, start, num_blocks * type_.size)
 
     def _check_places(self, infos: Iterable[TensorInfo]) -> None:
+        """Raise a CheckpointError if tensors overlap, or exceed the file."""
         end = 0
         for info in sorted(infos, key=lambda info: info.start):
             if info.start < end:
-                self.refuse(
-                    f"tensor {info.name:.80}: expected a place of its own, "
-                    "found an overlap with another one"
-                )
+                problem = f"tensor {info.name:.80}: expected a place of its own"
+                self.refuse(f"{problem}, found an overlap with another one")
             end = info.start + info.size
             if end > self._file_size:
-                found = (
-                    f"its {info.size} bytes at {info.start} of {self._file_size}: the file is "
-                    "truncated or damaged"
-                )
-                self.refuse(f"expected all of tensor {info.name:.80}, found {found}")
+                expected = f"all of tensor {info.name:.80}"
+                found = f"its {info.size} bytes at {info.start} of {self._file_size}"
+                self.refuse(f"expected {expected}, found {found}: the file is truncated or damaged")

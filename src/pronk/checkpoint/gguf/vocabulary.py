@@ -14,14 +14,14 @@ from pronk.checkpoint.end_tokens import find_end_tokens, stated_token
 from pronk.checkpoint.gguf.reader import GgufFile
 
 _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokenizer
-# Special tokens: the metadata key ``tokenizer.ggml.NAME_token_id`` holds the id of the token NAME.
-# those of tokens that end a generation
+# Special tokens that end a generation. The metadata key ``tokenizer.ggml.NAME_token_id`` holds the
+# id of the special token NAME.
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _SPECIAL_NAMES = ("bos", *_END_KEYS, "unknown", "padding")
-# default ids if ``tokenizer.ggml.model`` is ``llama``
+# Ids of special tokens that a file with the tokenizer model ``llama`` need not state.
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
-# Longer tokens, which only damaged files have, are refused: computing their merges tries every
-# split.
+# Longer tokens are refused. Only damaged files have them, and the search for their merges tries
+# every split.
 MAX_TOKEN_CHARACTERS = 1024
 
 
@@ -36,39 +36,42 @@ class TokenKind(IntEnum):
     BYTE = 6
 
 
-# Kinds of tokens that the tokenizer finds in a text before it splits the text, and whether decoding
-# skips them.
+# Kinds of added tokens: the tokenizer finds them in a text before it splits the text into words.
+# The value is whether decoding skips tokens of the kind.
 ADDED_KINDS = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens of a file; the id of a token is its index."""
+    """Tokens of a file; the id of a token is its index.
 
-    # text of each token as stored (``Ġthe`` or ``▁the``); ``None`` for an unused id
+    Attributes:
+        tokens: text of each token as stored (``Ġthe`` or ``▁the``); ``None`` for an unused id.
+        kinds: :class:`TokenKind` of each token.
+        special_ids: ids of the special tokens that exist, by name, such as ``bos``.
+    """
+
     tokens: Sequence[str | None]
-    kinds: Sequence[int]  # ``TokenKind`` of each token
-    # {name in ``_SPECIAL_NAMES``: token id}, without tokens that do not exist
+    kinds: Sequence[int]
     special_ids: dict[str, int]
 
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
-        """Read the vocabulary, empty if the file has none.
+        """Read the vocabulary of a file; empty if the file has none.
 
-        Raise a TokenizerError if it is inconsistent.
+        Raises:
+            TokenizerError: the vocabulary is inconsistent.
         """
         texts = read_array(file, "tokens", str)
-        kinds = read_array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(
-            texts
-        )
+        kinds = read_array(file, "token_type", int, len(texts))
+        if not kinds:
+            kinds = [int(TokenKind.NORMAL)] * len(texts)
         tokens: list[str | None] = list(texts)
-        # llama.cpp's converter made up tokens for ids that the model does not use.
-        for i in [
-            i
-            for i, text in enumerate(texts)
-            if not text or (text[0] == "[" and text == f"[PAD{i}]")
-        ]:
-            if not texts[i] or kinds[i] in (TokenKind.UNUSED, TokenKind.USER_DEFINED):
+        # llama.cpp's converter makes up the token ``[PAD17]`` if the model does not use the id 17.
+        for i, text in enumerate(texts):
+            is_made_up = text.startswith("[") and text == f"[PAD{i}]"
+            is_unused = is_made_up and kinds[i] in (TokenKind.UNUSED, TokenKind.USER_DEFINED)
+            if not text or is_unused:
                 tokens[i] = None
         _check_tokens(file, [token for token in tokens if token is not None])
         defaults = _SENTENCEPIECE_IDS if file.get(f"{_KEY_PREFIX}model") == "llama" else {}
@@ -83,10 +86,13 @@ class Vocabulary:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a generation: those that the file states, then tokens with well-known names."""
+        """Ids of the tokens that end a generation; see :func:`find_end_tokens`."""
         stated = [self.special_ids[name] for name in _END_KEYS if name in self.special_ids]
-        added = {i: self.tokens[i] for i, kind in enumerate(self.kinds) if kind in ADDED_KINDS}
-        return find_end_tokens({i: name for i, name in added.items() if name is not None}, stated)
+        added = {}
+        for i, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
+            if token is not None and kind in ADDED_KINDS:
+                added[i] = token
+        return find_end_tokens(added, stated)
 
     @property
     def ids_by_text(self) -> dict[str, int]:
@@ -94,11 +100,10 @@ class Vocabulary:
         return {token: i for i, token in enumerate(self.tokens) if token is not None}
 
     def special_text(self, name: str) -> str | None:
-        """Return the text of the special token ``name``, such as ``bos``.
-
-        ``None`` if it does not exist.
-        """
-        return self.tokens[self.special_ids[name]] if name in self.special_ids else None
+        """Return the text of a special token, such as ``bos``; ``None`` if it does not exist."""
+        if name not in self.special_ids:
+            return None
+        return self.tokens[self.special_ids[name]]
 
 
 def refuse_tokens(file: GgufFile, problem: str) -> NoReturn:
@@ -107,45 +112,49 @@ def refuse_tokens(file: GgufFile, problem: str) -> NoReturn:
 
 
 def read_flag(file: GgufFile, name: str, *, default: bool) -> bool:
-    """Return the boolean ``tokenizer.ggml.NAME``; raise a TokenizerError if it has another type."""
-    value = file.get(_KEY_PREFIX + name)
-    return (
-        default
-        if value is None
-        else check_flag(f"{file.path}: {_KEY_PREFIX}{name}", value, error=TokenizerError)
-    )
+    """Return the boolean metadata value ``tokenizer.ggml.NAME``; ``default`` if it is missing.
+
+    Raises:
+        TokenizerError: the value has another type.
+    """
+    key = _KEY_PREFIX + name
+    value = file.get(key)
+    if value is None:
+        return default
+    return check_flag(f"{file.path}: {key}", value, error=TokenizerError)
 
 
 def read_array(file: GgufFile, name: str, kind: type, count: int | None = None) -> list[Any]:
-    """Return the array ``tokenizer.ggml.NAME`` of elements of type ``kind``; empty if absent.
+    """Return the metadata array ``tokenizer.ggml.NAME``; an empty list if it is missing.
 
-    Other types, or a number of elements other than ``count`` (``None`` allows any), raise a
-    TokenizerError.
+    Args:
+        file: the file.
+        name: end of the metadata key.
+        kind: type of the elements.
+        count: number of elements; ``None`` allows any.
+
+    Raises:
+        TokenizerError: the array has elements of another type, or another number of elements.
     """
-    values = file.get(_KEY_PREFIX + name)
+    key = _KEY_PREFIX + name
+    values = file.get(key)
     if values is None:
         return []
     if not isinstance(values, list) or (values and type(values[0]) is not kind):
-        refuse_tokens(
-            file, f"{_KEY_PREFIX}{name}: expected an array of {kind.__name__}, found another type"
-        )
+        refuse_tokens(file, f"{key}: expected an array of {kind.__name__}, found another type")
     if count is not None and len(values) != count:
-        refuse_tokens(
-            file,
-            f"{_KEY_PREFIX}{name}: expected one for each of {count} tokens, found {len(values)}",
-        )
+        expected = f"one for each of {count} tokens"
+        refuse_tokens(file, f"{key}: expected {expected}, found {len(values)}")
     return values
 
 
 def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:
+    """Raise a TokenizerError if a token is too long, or occurs twice."""
     longest = max(map(len, tokens), default=0)
     if longest > MAX_TOKEN_CHARACTERS:
-        refuse_tokens(
-            file,
-            f"expected tokens of at most {MAX_TOKEN_CHARACTERS} characters, found one of {longest}",
-        )
+        expected = f"tokens of at most {MAX_TOKEN_CHARACTERS} characters"
+        refuse_tokens(file, f"expected {expected}, found one of {longest}")
     if len(set(tokens)) < len(tokens):
         ((token, _),) = Counter(tokens).most_common(1)
-        refuse_tokens(
-            file, f"expected every token once, found {token[:40]!r} twice; convert the model again"
-        )
+        found = f"{token[:40]!r} twice"
+        refuse_tokens(file, f"expected every token once, found {found}; convert the model again")

@@ -1,1 +1,1 @@
-"""Models by name: short names, the Hugging Face Hub, copies on this machine, pairs with drafters."""
+"""Models by name: short names, the Hugging Face Hub, its cache, and models of a clone."""

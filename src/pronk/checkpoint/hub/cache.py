@@ -1,10 +1,12 @@
 """Models in the Hub's cache on this machine: find, list and remove them.
 
-The layout is that of huggingface_hub, so that its tools and other programs share the files::
+The layout is that of huggingface_hub, so that its tools and other programs share the files. A
+repository has the folder ``models--OWNER--NAME``::
 
-    models--owner--name/refs/main            the commit that the branch had at the last download
-    models--owner--name/snapshots/COMMIT/    the repository's files at a commit, as links to the blobs
-    models--owner--name/blobs/HASH           a file's content; HASH.incomplete is a download that can be resumed
+    refs/main               the commit that the branch main had at the last download
+    snapshots/COMMIT/       the repository's files at a commit, as links to the blobs
+    blobs/HASH              a file's content
+    blobs/HASH.incomplete   a partial download, which can be resumed
 """
 
 from __future__ import annotations
@@ -22,19 +24,27 @@ from pronk.checkpoint.hub.names import HubModel, is_weights, known_models
 
 
 class CachedModel(NamedTuple):
-    """A complete model in the cache."""
+    """A complete model in the cache.
 
-    path: Path  # folder of the snapshot, or first GGUF file
-    files: tuple[Path, ...]  # all its files
+    Attributes:
+        path: folder of the snapshot, or first GGUF file.
+        files: all files of the model.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Size of its files."""
+        """Size of all files in bytes."""
         return sum(file.stat().st_size for file in self.files)
 
 
 def cache_folder() -> Path:
-    """Return the Hub's cache: ``~/.cache/huggingface/hub``, unless its settings name another folder."""
+    """Return the folder of the Hub's cache.
+
+    It is ``~/.cache/huggingface/hub`` unless huggingface_hub is configured otherwise.
+    """
     from huggingface_hub import constants  # noqa: PLC0415 - the import takes 0.05 s
 
     return Path(constants.HF_HUB_CACHE)
@@ -46,9 +56,9 @@ def repo_folder(repo: str) -> Path:
 
 
 def find_cached(model: HubModel) -> Path | None:
-    """Return the folder or GGUF file of a model if the cache has all its files.
+    """Return the folder or GGUF file of a model in the cache; ``None`` if a file is missing.
 
-    Download nothing.
+    Nothing is downloaded.
     """
     for snapshot in _snapshots(model):
         files = _model_files(model, snapshot)
@@ -60,105 +70,120 @@ def find_cached(model: HubModel) -> Path | None:
 
 
 def model_label(path: Path) -> str:
-    """Return the name to show: the short name, else the name on the Hub, else that of folder or file."""
+    """Return the name of a model for the user.
+
+    It is the short name, else the name on the Hub, else the name of the folder or file.
+    """
     for known in known_models().values():
         snapshots = f"models--{known.model.repo.replace('/', '--')}/snapshots"
         if path.match(f"{snapshots}/*/*") and find_cached(known.model) == path:
             return known.name
     for folder in path.parents:
         if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
-            return _repo(folder.parent) + "/".join(["", *path.relative_to(folder).parts[1:]])
+            _, *file = path.relative_to(folder).parts  # without the commit
+            return "/".join([_repo(folder.parent), *file])
     return path.name
 
 
 def _repo(folder: Path) -> str:
+    """Return the repository, ``owner/name``, of a folder of the cache."""
     return folder.name.removeprefix("models--").replace("--", "/", 1)
 
 
 def _snapshots(model: HubModel) -> Iterator[Path]:
-    """Yield the snapshot of the revision.
+    """Yield the snapshot of a model's revision.
 
-    Without a revision main's, then the others, newest first.
+    If the model has no revision, yield the snapshot of the branch main, then all others, the newest
+    first.
     """
     folder = repo_folder(model.repo)
+    snapshots = folder / "snapshots"
     reference = folder / "refs" / (model.revision or "main")
     commit = reference.read_text().strip() if reference.is_file() else model.revision
-    others = sorted((folder / "snapshots").glob("*"), key=lambda path: -path.stat().st_mtime)
-    if commit is not None and (folder / "snapshots" / commit).is_dir():
-        yield folder / "snapshots" / commit
+    newest_first = sorted(snapshots.glob("*"), key=lambda path: -path.stat().st_mtime)
+    if commit is not None and (snapshots / commit).is_dir():
+        yield snapshots / commit
     if model.revision is None:
-        yield from (path for path in others if path.name != commit)
+        yield from (path for path in newest_first if path.name != commit)
 
 
 def _model_files(model: HubModel, snapshot: Path) -> list[Path]:
-    """Return the files of a model in a snapshot, the GGUF file to open first.
+    """Return the files of a model in a snapshot; an empty list if one is missing.
 
-    Empty unless all are there.
+    The GGUF file to open comes first.
     """
+    names = [path.relative_to(snapshot).as_posix() for path in _files(snapshot)]
     try:
-        chosen = model.choose_files(
-            path.relative_to(snapshot).as_posix() for path in _files(snapshot)
-        )
+        chosen = model.choose_files(names)
     except CheckpointError:
         return []
     return [snapshot / name for name in chosen]
 
 
 def _files(folder: Path) -> list[Path]:
-    # a link to a missing blob is no file
+    """Return all files below a folder; a link to a missing blob does not count."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether a folder has config, tokenizer and all weights, or the files of a trained drafter."""
-    if not {"config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}:
+    """Return whether a snapshot has all files of a model, or of a trained drafter.
+
+    A model has a config, a tokenizer and all weights.
+    """
+    names = {path.name for path in folder.iterdir()}
+    if not {"config.json", "tokenizer.json"} <= names:
         return (folder / "drafter.json").is_file() and (folder / "model.safetensors").is_file()
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return is_weights(path.name for path in _files(folder))
     try:
-        names = list(json.loads(index.read_bytes())["weight_map"].values())
+        shards = list(json.loads(index.read_bytes())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-    return all(isinstance(name, str) and is_file(folder / name) for name in names)
+    return all(isinstance(name, str) and is_file(folder / name) for name in shards)
 
 
 def cached_models() -> list[CachedModel]:
-    """Return all complete models in the cache, by name."""
+    """Return all complete models in the cache, sorted by the repository's name."""
     found: dict[Path, CachedModel] = {}
     for folder in sorted(cache_folder().glob("models--*--*")):
         repo = _repo(folder)
         for snapshot in sorted((folder / "snapshots").glob("*")):
-            files = [path.relative_to(snapshot).as_posix() for path in _files(snapshot)]
-            ggufs = [
-                HubModel(repo, name, revision=snapshot.name)
-                for name in files
-                if name.lower().endswith(".gguf")
-            ]
-            for model in [HubModel(repo, revision=snapshot.name), *ggufs]:
-                if (path := find_cached(model)) is not None and path not in found:
-                    found[path] = CachedModel(path, tuple(_model_files(model, snapshot)))
-    return [*found.values()]
+            models = [HubModel(repo, revision=snapshot.name)]
+            for path in _files(snapshot):
+                if path.suffix.lower() == ".gguf":
+                    name = path.relative_to(snapshot).as_posix()
+                    models.append(HubModel(repo, name, revision=snapshot.name))
+            for model in models:
+                cached = find_cached(model)
+                if cached is not None and cached not in found:
+                    files = tuple(_model_files(model, snapshot))
+                    found[cached] = CachedModel(cached, files)
+    return list(found.values())
 
 
 def remove_cached(model: HubModel) -> int:
     """Remove a model from the cache; return the number of bytes freed.
 
-    The repository's folder is removed if no file is left, with partial downloads. If the cache has
-    no part of the model, a CheckpointError is raised.
+    If no other model of the repository is left, the repository's folder is removed with its partial
+    downloads.
+
+    Raises:
+        CheckpointError: the cache has no part of the model, or a file cannot be removed.
     """
     folder = repo_folder(model.repo)
-    whole = not model.file and not model.quantization
+    is_whole = not model.file and not model.quantization
     absent = f"found no such model in {folder.parent}; pronk list shows what is there"
     if not folder.is_dir():
         refuse(model, absent)
     try:
         before = _size(folder)
-        for snapshot in () if whole else [*_snapshots(model)]:
-            for file in _model_files(model, snapshot):
-                file.unlink()
+        if not is_whole:
+            for snapshot in list(_snapshots(model)):
+                for file in _model_files(model, snapshot):
+                    file.unlink()
         used = {path.resolve() for path in _files(folder / "snapshots")}
-        if whole or not used:
+        if is_whole or not used:
             shutil.rmtree(folder)
             return before
         for blob in (folder / "blobs").glob("*"):
@@ -177,20 +202,20 @@ def remove_cached(model: HubModel) -> int:
 
 
 def _size(folder: Path) -> int:
-    return sum(
-        path.stat().st_size
-        for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    )
+    """Return the bytes of all files below a folder; links do not count."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return sum(path.stat().st_size for path in files)
 
 
 def check_hash(file: Path, expected: str, name: str) -> None:
-    """Raise CheckpointError and delete the file, called ``name``, if its SHA-256 is not ``expected``."""
+    """Delete a file and raise a CheckpointError if its SHA-256 is not ``expected``.
+
+    ``name`` is the file's name in the error message.
+    """
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != expected:
         file.resolve().unlink()
         file.unlink(missing_ok=True)
-        refuse(
-            name, f"expected the SHA-256 {expected[:16]}…, found {found[:16]}…; download it again"
-        )
+        problem = f"expected the SHA-256 {expected[:16]}…, found {found[:16]}…"
+        refuse(name, f"{problem}; download it again")

@@ -1,6 +1,6 @@
-"""Models in ``models/`` of a clone of the repository: ``pronk-tiny`` and its drafters.
+"""Models in the folder ``models/`` of a clone of the repository: ``pronk-tiny`` and its drafters.
 
-A wheel does not contain these models, so without a clone the user must give a model.
+The wheel of pronk does not contain these models.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ _ROOT = Path(__file__).resolve().parents[4]  # top folder of the repository, if 
 
 
 def clone_model(name: str) -> Path | None:
-    """Return the folder ``models/NAME`` of the clone.
-
-    ``None`` if there is no clone or no such folder.
-    """
+    """Return the folder ``models/NAME`` of the clone; ``None`` without a clone or such a folder."""
+    is_plain_name = re.fullmatch(r"\w[\w.-]*", name) is not None  # a path is none
+    if not is_plain_name or not _is_clone():
+        return None
     folder = _ROOT / "models" / name
-    # a plain name such as pronk-tiny, not a path
-    is_name = re.fullmatch(r"\w[\w.-]*", name) is not None
-    return folder if is_name and (_ROOT / "pyproject.toml").is_file() and folder.is_dir() else None
+    return folder if folder.is_dir() else None
 
 
 def clone_names() -> list[str]:
-    """Return the names of the folders in ``models/`` of the clone, empty without a clone."""
-    if not (_ROOT / "pyproject.toml").is_file():
+    """Return the names of the folders in ``models/`` of the clone; none without a clone."""
+    if not _is_clone():
         return []
     return sorted(folder.name for folder in (_ROOT / "models").glob("*/"))
+
+
+def _is_clone() -> bool:
+    return (_ROOT / "pyproject.toml").is_file()
 
 
 def tiny_model(remedy: str = "--model, or LLM(model) in Python") -> Path:
     """Return the folder of ``pronk-tiny``.
 
-    Without it raise an OptionError that ends with ``remedy``.
+    Raises:
+        OptionError: there is no clone with this model; the message ends with ``give REMEDY``.
     """
     folder = clone_model(TINY_MODEL)
     if folder is None:

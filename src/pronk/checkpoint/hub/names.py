@@ -1,21 +1,25 @@
 """Names of models on the Hub, and the table of short names.
 
-====================================  =====================================================================
-``smollm2``                           short name: a row of ``known_models.json``
-``owner/repository``                  a repository in the Hugging Face layout, or one with a single GGUF model; if a
-                                      single one of its GGUF models is in the cache, that one
-``owner/repository:Q4_K_M``           the GGUF model of this quantization, of one file or several parts
-``owner/repository/folder/x.gguf``    this GGUF file; of a model in several parts, the first
-``https://huggingface.co/owner/…``    address of a repository or a file on the Hub, as a browser shows it
-``hf.co/owner/…``, ``hf://owner/…``   the same, as other programs write it
-====================================  =====================================================================
+A name has one of these forms:
+
+``smollm2``
+    A short name: a row of ``known_models.json``.
+``owner/repository``
+    A repository in the Hugging Face layout, or with a single GGUF model. If the cache has only one
+    of several GGUF models, the name means this one.
+``owner/repository:Q4_K_M``
+    The GGUF model of this quantization, in one file or in several parts.
+``owner/repository/folder/x.gguf``
+    A GGUF file; the first one, if the model has several parts.
+``https://huggingface.co/owner/…``, ``hf.co/owner/…``, ``hf://owner/…``
+    The address of a repository or of a file on the Hub, as browsers and other programs write it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -30,39 +34,49 @@ _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?",
     re.IGNORECASE,
 )
-# Beginning of an address on the Hub.
+# Beginning of an address on the Hub, as a browser or another program writes it.
 _URL = re.compile(
     r"((https?://)?(www\.)?(huggingface\.co|hf\.co)(/|(?=[?#]|$))|hf://)(models/)?", re.IGNORECASE
 )
-# Path of a page of a repository: its files, a file, or the download of a file.
+# Path of a page on the Hub: a list of a repository's files, a file, or the download of a file.
 _PAGE = re.compile(
     r"(?P<repo>[^/]+/[^/]+)/(tree|blob|resolve|raw)/(?P<revision>[^/]+)(/(?P<file>.+))?"
 )
-# at the end of the stem of a part's file name
+# End of the file name, without its suffix, of a part of a model.
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")
 _SHOWN = 12  # number of files in an error message
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model in a repository of the Hub.
+    """A model in a repository of the Hub; the whole repository without file and quantization.
 
-    Without ``file`` and ``quantization``, the whole repository.
+    Attributes:
+        repo: ``owner/name``.
+        file: path of a GGUF file in the repository.
+        quantization: a quantization in the name of a GGUF file, such as ``Q4_K_M``; the case of the
+            letters does not count.
+        revision: branch, tag or commit; ``None``: the branch main.
     """
 
-    repo: str  # owner/name
-    file: str = ""  # path of a GGUF file in the repository
-    quantization: str = ""  # as in the name of a GGUF file, in any case
-    revision: str | None = None  # branch, tag or commit; None is the branch main
+    repo: str
+    file: str = ""
+    quantization: str = ""
+    revision: str | None = None
 
     def __str__(self) -> str:
-        """Return the name that :func:`parse_name` reads; the revision is not a part of it."""
-        return self.repo + (
-            f"/{self.file}" if self.file else f":{self.quantization}" if self.quantization else ""
-        )
+        """Return the name without the revision, as :func:`parse_name` reads it."""
+        if self.file:
+            return f"{self.repo}/{self.file}"
+        if self.quantization:
+            return f"{self.repo}:{self.quantization}"
+        return self.repo
 
     def choose_files(self, files: Iterable[str]) -> list[str]:
-        """Return the files of a repository that this model needs, the GGUF file to open first.
+        """Return the files that this model needs, the GGUF file to open first.
+
+        Args:
+            files: paths of all files of the repository.
 
         Raises:
             CheckpointError: the repository has no such file, several models of the quantization, or
@@ -73,56 +87,71 @@ class HubModel:
         if self.file:
             if self.file in models:
                 return models[self.file]
-            found = (
-                f"found {_shown(models)}"
-                if self.file not in files
-                else "found a later part of a model"
-            )
-            refuse(self.repo, f"expected the GGUF file {self.file}, {found}")
+            found = "a later part of a model" if self.file in files else _shown(models)
+            refuse(self.repo, f"expected the GGUF file {self.file}, found {found}")
         if self.quantization:
-            matches = [first for first in models if _has_quantization(first, self.quantization)]
-            # some models are there twice
-            whole = [first for first in matches if len(models[first]) == 1]
-            if len(matches) == 1 or len(whole) == 1:
-                return models[(whole or matches)[0]]
-            msg = (
-                f"{self.repo}: expected a GGUF model in {self.quantization}, found "
-                f"{_shown(matches or models)}"
-            )
-            raise CheckpointError(
-                msg if not matches else f"{msg}; name one file: {self.repo}/{matches[0]}"
-            )
+            return models[self._choose_quantization(models)]
         if is_weights(files):
             return [name for name in files if _is_layout_file(name)]
         if len(models) == 1:
             return next(iter(models.values()))
         msg = f"{self.repo}: expected *.safetensors or a GGUF model, found {_shown(models)}"
-        raise CheckpointError(
-            f"{msg}; name one: {self.repo}/{next(iter(models))}" if models else msg
-        )
+        if models:
+            msg += f"; name one: {self.repo}/{next(iter(models))}"
+        raise CheckpointError(msg)
+
+    def _choose_quantization(self, models: Mapping[str, Sequence[str]]) -> str:
+        """Return the first file of the model with the quantization.
+
+        A repository may have a model twice, in one file and in parts; the one file is chosen.
+        ``models`` are the files of each model, by the first file.
+        """
+        matches = [first for first in models if _has_quantization(first, self.quantization)]
+        in_one_file = [first for first in matches if len(models[first]) == 1]
+        if len(matches) == 1:
+            return matches[0]
+        if len(in_one_file) == 1:
+            return in_one_file[0]
+        found = _shown(matches or models)
+        msg = f"{self.repo}: expected a GGUF model in {self.quantization}, found {found}"
+        if matches:
+            msg += f"; name one file: {self.repo}/{matches[0]}"
+        raise CheckpointError(msg)
 
 
 class PackageFile(NamedTuple):
-    """A file in a wheel of the Python package index: the second source of a known model."""
+    """A model's file in a wheel of the Python package index, in case that the Hub fails.
 
-    requirement: str  # name==version
-    file: str  # path of the file in the wheel
+    Attributes:
+        requirement: ``name==version`` of the package.
+        file: path of the file in the wheel.
+    """
+
+    requirement: str
+    file: str
 
 
 class KnownModel(NamedTuple):
     """A row of the table of short names.
 
-    ``sampling`` has the options of ``SamplingParams`` that are recommended for the model. In the
-    file, they stand next to their ``source``.
+    Attributes:
+        name: the short name.
+        model: the model on the Hub.
+        parameters: number of parameters as a text, such as "135M".
+        license: the model's license.
+        sha256: hash of the model's file; "" if the hash that the Hub states is checked.
+        package: a wheel that contains the file, too.
+        names: names of the model in its own files, in any quantization.
+        sampling: options of ``SamplingParams`` that are recommended for the model.
     """
 
     name: str
     model: HubModel
-    parameters: str  # number of parameters, as in "135M"
+    parameters: str
     license: str
-    sha256: str = ""  # of the file; empty: the Hub's own hash is checked
+    sha256: str = ""
     package: PackageFile | None = None
-    names: tuple[str, ...] = ()  # names that files of the model give it, in any quantization
+    names: tuple[str, ...] = ()
     sampling: Mapping[str, float] = MappingProxyType({})
 
 
@@ -134,11 +163,10 @@ def known_models() -> Mapping[str, KnownModel]:
 
 
 def _known(name: str, row: dict[str, Any]) -> KnownModel:
+    """Convert a row of ``known_models.json``."""
     match = _NAME.fullmatch(row["source"])
     assert match is not None, row
-    model = HubModel(
-        match["repo"], match["file"] or "", match["quantization"] or "", row.get("revision")
-    )
+    model = _matched_model(match, row.get("revision"))
     package = PackageFile(**row["package"]) if "package" in row else None
     sampling = {option: value for option, value in row["sampling"].items() if option != "source"}
     return KnownModel(
@@ -153,81 +181,93 @@ def _known(name: str, row: dict[str, Any]) -> KnownModel:
     )
 
 
-def parse_name(name: str, revision: str | None = None) -> HubModel | None:
-    """Return the model on the Hub that ``name`` means, or ``None`` if it has none of the forms above.
+def _matched_model(match: re.Match[str], revision: str | None) -> HubModel:
+    """Return the model of a match of ``_NAME``."""
+    return HubModel(match["repo"], match["file"] or "", match["quantization"] or "", revision)
 
-    Raises CheckpointError for an address of another place than a model's repository on the Hub.
+
+def parse_name(name: str, revision: str | None = None) -> HubModel | None:
+    """Return the model on the Hub that a name means.
+
+    Args:
+        name: a name in one of the forms at the top of this module.
+        revision: branch, tag or commit; by default that of the address or of the short name.
+
+    Returns:
+        The model; ``None`` if the name has another form.
+
+    Raises:
+        CheckpointError: the name is an address, but not of a model's repository on the Hub.
     """
     if name in known_models():
         known = known_models()[name].model
         return known if revision is None else replace(known, revision=revision)
     url = _URL.match(name)
     if url is None and "://" in name:
-        remedy = "download it yourself"
-        refuse(
-            "model",
-            f"expected a model of huggingface.co, found the address of another place, {name}; "
-            f"{remedy}",
-        )
-    plain, page_revision = (name, None) if url is None else _read_page(name[url.end() :])
+        found = f"the address of another place, {name}"
+        refuse("model", f"expected a model of huggingface.co, found {found}; download it yourself")
+    plain = name
+    if url is not None:
+        plain, page_revision = _read_page(name[url.end() :])
+        revision = revision or page_revision
     match = _NAME.fullmatch(plain)
     if match is not None and not {".", ".."}.intersection(plain.split("/")):
-        return HubModel(
-            match["repo"],
-            match["file"] or "",
-            match["quantization"] or "",
-            revision or page_revision,
-        )
+        return _matched_model(match, revision or None)
     if url is not None:
+        expected = "the address of a model or a GGUF file"
         found = f"that of another page, {name}" if plain else f"no repository in {name}"
-        refuse(
-            "model",
-            f"expected the address of a model or a GGUF file, found {found}; write owner/name",
-        )
+        refuse("model", f"expected {expected}, found {found}; write owner/name")
     return None
 
 
 def _read_page(path: str) -> tuple[str, str | None]:
-    """Return the name of the model on a page of the Hub, and the revision of the page (``None``: main).
+    """Return the name of the model on a page of the Hub, and the page's revision.
 
-    ``owner/name/blob/v1/x.gguf`` gives ``owner/name/x.gguf`` and ``v1``; a page of another file
-    gives ``owner/name``.
+    For ``owner/name/blob/v1/x.gguf`` they are ``owner/name/x.gguf`` and ``v1``. The name of a page
+    of another file is ``owner/name``. The revision is ``None`` for the branch main.
     """
     path = re.split(r"[?#]", path)[0].strip("/")
     page = _PAGE.fullmatch(path)
     if page is None:
         return unquote(path), None
+    name = page["repo"]
     file = unquote(page["file"] or "")
-    is_model = file.lower().endswith(".gguf")
+    if file.lower().endswith(".gguf"):
+        name += f"/{file}"
     revision = unquote(page["revision"])
-    return page["repo"] + (f"/{file}" if is_model else ""), None if revision == "main" else revision
+    return name, None if revision == "main" else revision
 
 
 def close_names(name: str, *others: str) -> str:
-    """Return " (did you mean …?)" with the closest short names or ``others``; empty without one."""
+    """Return `` (did you mean …?)`` with the closest short names or ``others``; "" without one."""
     near = close_choices(name, [*known_models(), *others], cutoff=0.5)
     return f" (did you mean {near}?)" if near else ""
 
 
 def is_weights(files: Iterable[str]) -> bool:
-    """Return whether files of a repository's top folder include weights in the Hugging Face layout."""
+    """Return whether a repository has weights in the Hugging Face layout, in its top folder."""
     return any(name.endswith(".safetensors") and _is_layout_file(name) for name in files)
 
 
 def _is_layout_file(name: str) -> bool:
-    """Return whether a file belongs to the Hugging Face layout.
+    """Return whether a file is a part of a model in the Hugging Face layout.
 
-    Executable code is not downloaded, nor ``consolidated*``, a second copy of the weights in
-    Mistral's repositories.
+    Executable code is none, nor is ``consolidated*``, a second copy of the weights in Mistral's
+    repositories.
     """
     if name.startswith("additional_chat_templates/"):
         return name.endswith(".jinja") and name.count("/") == 1
-    wanted = name.endswith((".json", ".safetensors", ".txt", ".jinja")) or name == "tokenizer.model"
-    return wanted and "/" not in name and not re.fullmatch(r"consolidated.*\.safetensors", name)
+    if "/" in name or re.fullmatch(r"consolidated.*\.safetensors", name):
+        return False
+    return name.endswith((".json", ".safetensors", ".txt", ".jinja")) or name == "tokenizer.model"
 
 
 def gguf_models(files: list[str]) -> dict[str, list[str]]:
-    """Return the files of each complete GGUF model by its first file, without image projectors."""
+    """Return the complete GGUF models of a repository, without image projectors.
+
+    Returns:
+        The files of each model, by its first file.
+    """
     models: dict[str, list[str]] = {}
     for name in files:
         path = PurePosixPath(name)
@@ -246,14 +286,14 @@ def gguf_models(files: list[str]) -> dict[str, list[str]]:
 
 
 def _has_quantization(file: str, quantization: str) -> bool:
-    """Return whether a file name has the word ``quantization``: ``m-Q4_K_M.gguf`` has ``q4_k_m``."""
+    """Return whether a file name has a quantization: ``m-Q4_K_M.gguf`` has ``q4_k_m``."""
     stem = _PART.sub("", PurePosixPath(file).stem)
-    return (
-        re.search(rf"(^|[-._]){re.escape(quantization)}($|[-.])", stem, re.IGNORECASE) is not None
-    )
+    pattern = rf"(^|[-._]){re.escape(quantization)}($|[-.])"
+    return re.search(pattern, stem, re.IGNORECASE) is not None
 
 
 def _shown(models: Iterable[str]) -> str:
+    """Return the names of at most 12 models, for an error message."""
     shown = list(models)
     rest = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + rest or "no GGUF model"
