@@ -9,9 +9,9 @@ Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never 
 load of the last slot may read past its end. :mod:`pronk.cache.layout` defines the bytes of a slot.
 
 A layer with a short convolution has no values; its states, rows of ``hidden`` numbers, take the
-place of keys. For drafters, the cache also saves *features*: outputs of some layers, or functions of
-several outputs, in an array with the same slots. An operation that copies, moves, caches or drops a
-token's keys therefore does the same with its saved outputs.
+place of keys. For drafters, the cache also saves *features*: outputs of some layers, or functions
+of several outputs, in arrays with the same slots. An operation that copies, moves, caches or drops
+a token's keys therefore does the same with its features.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class PagedCache:
     """Paged KV cache of one model: arrays, block allocator, commit and rollback of draft tokens.
 
     Attributes:
-        can_compute_features: whether features can be functions; false if several processes share the
-            forward passes.
+        can_compute_features: whether features can be functions; false if several processes share
+            the forward passes.
         version: number that increases with every change of ``keys``, ``values`` and ``features``.
         dtype: data type of the model, of states and of saved layer outputs.
         kv_dtype: data type of stored keys and values: ``dtype`` or int8.
@@ -327,7 +327,7 @@ class PagedCache:
     def commit_slots(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit draft tokens: token ``length + offsets[i]`` becomes token ``length + i``.
 
-        A token is moved only if ``offsets[i] != i``; ``commit_slots(block_table, range(n))`` moves none.
+        A token is moved only if ``offsets[i] != i``; ``range(n)`` moves none.
         """
         moved_from = [offset for index, offset in enumerate(offsets) if offset != index]
         moved_to = [index for index, offset in enumerate(offsets) if offset != index]
