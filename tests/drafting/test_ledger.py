@@ -315,10 +315,10 @@ def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
     ledger.begin()
     ledger.set_costs(PLAIN, 10.0)
     assert ledger.plan(drafter, asked).reason is None
-    for elapsed in (0.0, 100.0, 999.0):
+    for elapsed in (0.0, 100.0, 624.0):
         ledger.ledger.elapsed = elapsed
         assert ledger.is_quiet()
-    ledger.ledger.elapsed = 1001.0  # 0.5 % of the time covers a draft token
+    ledger.ledger.elapsed = 626.0  # 0.8 % of the time covers a draft token
     assert not ledger.is_quiet()
     ledger.begin()
     ledger.set_costs(PLAIN, 10.0)
@@ -331,7 +331,7 @@ def test_all_drafters_share_the_time_for_learning() -> None:
     for name in ("copy", "draft"):
         record = ledger.drafters[name]
     record.learned = 1.0
-    assert ledger.learning_time(record, 1.5) == pytest.approx(1000.0)  # 0.5 % for both, 2.5 s each
+    assert ledger.learning_time(record, 3.0) == pytest.approx(1000.0)  # 0.8 % for both, 4 s each
 
 
 def test_a_request_whose_sources_were_not_considered_is_not_quiet() -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pronk.drafting.proposer import DraftContext, Proposer
 
 _LOSS_SHARE = 0.01  # part of the elapsed time that may be lost
-_LEARNING_SHARE = 0.005  # part of the elapsed time for learning, of all drafters together
+_LEARNING_SHARE = 0.008  # part of the elapsed time for learning, of all drafters together
 _PASSES = 2.0  # forward passes that may be lost in addition
 _PRIOR_TOKENS = 2.0  # weight, in tokens, of the prior that a drafter adds what it is expected to
 # Weight of a step relative to the next one in what a drafter adds: half after 7 steps.

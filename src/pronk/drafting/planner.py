@@ -23,8 +23,9 @@ takes. By this ski-rental rule, the seconds missed and those of reading are at m
 the best choice in hindsight.
 
 **Learning.** A drafter that is not expected to pay proposes now and then, to measure how good it is
-on the present text; not in steps where other drafters probably have the next token, which say
-little of what it adds. All drafters together have half of the time for it that drafting may lose.
+on the present text. It does not in steps where other drafters probably have the next token, because
+these say little of what it adds. Learning may take four fifths of the time that drafting may lose,
+divided equally among the drafters.
 
 **Bound of the loss.** Nothing may cost more than the *allowance*, by which
 :mod:`pronk.drafting.ledger` bounds what drafting loses over all steps of an engine.
