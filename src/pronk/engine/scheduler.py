@@ -128,16 +128,13 @@ class Scheduler:
             self.disk_reads.read_parts()
         tokens_by_request = self._allocate_tokens(first)
         self.fair_share.begin_pass({request.tenant for request in tokens_by_request})
+        decoding = [request for request in tokens_by_request if request.num_pending == 1]
         draft_slots = self._reserve_draft_slots(
-            [
-                request
-                for request in tokens_by_request
-                if request.num_pending == 1 and request.needs_draft_slots
-            ]
+            [request for request in decoding if request.needs_draft_slots]
         )
         return [
-            ScheduledRequest(request, n, draft_slots.get(request, 0))
-            for request, n in tokens_by_request.items()
+            ScheduledRequest(request, num_tokens, draft_slots.get(request, 0))
+            for request, num_tokens in tokens_by_request.items()
         ]
 
     def remove(self, request: Request) -> bool:
@@ -168,9 +165,8 @@ class Scheduler:
 
     def _charge_tenant(self, request: Request) -> None:
         """Count the tokens that the request has generated since the last call for its tenant."""
-        self.fair_share.serve(
-            request.tenant, generated=request.num_generated - request.queueing.num_charged
-        )
+        generated = request.num_generated - request.queueing.num_charged
+        self.fair_share.serve(request.tenant, generated=generated)
         request.queueing.num_charged = request.num_generated
 
     def _give_turns(self, now: float) -> list[Request]:
@@ -185,10 +181,10 @@ class Scheduler:
                 request.queueing.turn_end = now + self.max_wait
                 request.queueing.turn_start = request.num_generated
                 first.append(request)
-        return [
-            *first,
-            *(each for each in self.running if each.queueing.turn_end > now and each not in first),
-        ]
+        for request in self.running:
+            if request.queueing.turn_end > now and request not in first:
+                first.append(request)
+        return first
 
     def _next_request(self, tenant: str, now: float) -> Request | None:
         """Return a running request of a tenant that has waited too long.
@@ -405,12 +401,11 @@ class Scheduler:
             each for each in self.running if not each.ended and not self.disk_reads.is_reading(each)
         ]
         prompt_tokens = self._share_prompt_tokens(ready, first)
+        in_order = [each for each in first if each in ready]
+        in_order += [each for each in ready if each not in first]
         tokens_by_request: dict[Request, int] = {}
-        for request in [
-            *(each for each in first if each in ready),
-            *(each for each in ready if each not in first),
-        ]:
-            # none if it was preempted
+        for request in in_order:
+            # 0 for a request that was preempted: all its tokens are pending again
             tokens = 1 if request.num_pending == 1 else prompt_tokens.get(request, 0)
             if tokens and self._allocate(request, tokens, tokens_by_request, first):
                 tokens_by_request[request] = tokens
@@ -427,11 +422,8 @@ class Scheduler:
         num_decoding = sum(request.num_pending == 1 for request in self.running)
         left = max(self.prefill_chunk - num_decoding, self.prefill_chunk // 2)
         shares = dict[Request, int]()
-        prompts = [
-            each
-            for each in (*first, *(each for each in ready if each not in first))
-            if each.num_pending > 1
-        ]
+        in_order = [*first, *[each for each in ready if each not in first]]
+        prompts = [each for each in in_order if each.num_pending > 1]
         for _, level in groupby(prompts, key=lambda each: inf if each in first else each.priority):
             by_tenant: dict[str, list[Request]] = {}
             for request in level:
