@@ -1,5 +1,6 @@
-"""Random LoRA adapters in PEFT's format, and the logits of transformers with an adapter merged into
-the weights.
+"""Random LoRA adapters in PEFT's format, and reference logits with an adapter.
+
+The reference is transformers with the adapter merged into the weights.
 """
 
 import json
@@ -22,9 +23,7 @@ LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 
 def _adapted(folder: Path, targets: tuple[str, ...]) -> dict[str, torch.nn.Module]:
-    """Return the modules of a checkpoint in transformers whose names end with one of
-    ``targets``.
-    """
+    """Return the modules of a checkpoint in transformers whose names end in ``targets``."""
     model = load_with_transformers(folder, torch.float32)
     return {
         name: module for name, module in model.named_modules() if name.rpartition(".")[2] in targets
@@ -75,8 +74,9 @@ def write_adapter(
 
 
 def merged_logits(checkpoint: Path, adapter: Path, tokens: list[int]) -> Array:
-    """Return logits ``[len(tokens), vocab]`` of transformers in float32 with ``W + scale B A`` in
-    place of ``W``.
+    """Return the logits of transformers with an adapter, float32 ``[len(tokens), vocab]``.
+
+    Each adapted weight ``W`` is replaced by ``W + scale B A``.
     """
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")

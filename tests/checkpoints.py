@@ -144,8 +144,9 @@ def _auto_class(family: str) -> Any:
 
 
 def load_with_transformers(folder: Path, dtype: torch.dtype) -> Any:
-    """Return the model of a folder in transformers; calls one after the other share it, so copy it
-    to change it.
+    """Return the model of a folder in transformers.
+
+    Later calls return the same object; copy it before a change.
     """
     written = tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir()))
     return _load_with_transformers(folder, dtype, written)
@@ -186,8 +187,9 @@ def make_checkpoint(
 
 @torch.no_grad()
 def randomize(model: torch.nn.Module, seed: int = 0) -> None:
-    """Draw weights whose products keep the scale of their input, gains around 1, and biases far
-    from 0.
+    """Replace the weights of a model by random ones.
+
+    A product with a matrix keeps the scale of its input; gains are around 1, and biases far from 0.
     """
     generator = torch.Generator().manual_seed(seed)
     offset = model.config.model_type.startswith("gemma")  # gains are stored as gain - 1
@@ -216,9 +218,7 @@ def transformers_logits(
 
 
 def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
-    """Return ``count`` greedy tokens of transformers' own implementation, in float32, without a KV
-    cache.
-    """
+    """Return ``count`` greedy tokens of transformers, computed in float32 without a KV cache."""
     model = load_with_transformers(folder, torch.float32)
     tokens = list(prompt)
     with torch.no_grad():
@@ -228,10 +228,9 @@ def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int
 
 
 def transformers_choices(folder: Path, prompt: list[int], output: list[int]) -> list[int]:
-    """Return the greedy choice of transformers, in float32, after each beginning of ``output``; in
-    one pass.
+    """Return the greedy tokens of transformers after each beginning of ``output``, in one pass.
 
-    The choices equal ``output`` if and only if it is transformers' own greedy output.
+    They are equal to ``output`` if and only if ``output`` is the greedy output of transformers.
     """
     logits = transformers_logits(folder, [*prompt, *output[:-1]])
     return [int(token) for token in logits[len(prompt) - 1 :].argmax(axis=-1)]
@@ -240,9 +239,7 @@ def transformers_choices(folder: Path, prompt: list[int], output: list[int]) -> 
 def transformers_hidden(
     folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32
 ) -> Array:
-    """Return ``last_hidden_state``, float32 ``[len(tokens), hidden]``, of transformers' own
-    implementation.
-    """
+    """Return ``last_hidden_state`` of transformers, float32 ``[len(tokens), hidden]``."""
     model = load_with_transformers(folder, dtype)
     with torch.no_grad():
         states: Array = (

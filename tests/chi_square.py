@@ -26,8 +26,12 @@ def p_value(counts: ArrayLike, probs: ArrayLike) -> float:
 def p_value_of(
     sample: Sequence[Hashable], distribution: Mapping[Any, float], least_cells: int = 2
 ) -> float:
-    """Return the p-value of a sample; rare values of the distribution are merged into common
-    cells.
+    """Return the p-value of a sample, with rare values of the distribution merged into cells.
+
+    Args:
+        sample: the values.
+        distribution: probability of each value.
+        least_cells: number of cells below which the test fails.
     """
     counts = Counter(sample)
     possible = {value: chance for value, chance in distribution.items() if chance > 0}
@@ -46,8 +50,9 @@ def p_value_of(
 
 
 def pearson(observed: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the probability of a statistic at least as large by chance: Q(freedom / 2, statistic /
-    2).
+    """Return the probability of a chi-square statistic at least as large by chance.
+
+    It is Q(freedom / 2, statistic / 2), the regularized upper incomplete gamma function.
     """
     statistic = sum(
         (count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True)

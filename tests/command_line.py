@@ -1,4 +1,4 @@
-"""Commands, run in this process."""
+"""Fixture that runs commands of the command line in this process."""
 
 import io
 import sys
@@ -13,8 +13,9 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Return a function that runs ``pronk ARGS`` with standard input ``given``: (exit code, stdout,
-    stderr).
+    """Return a function that runs ``pronk ARGS`` with the standard input ``given``.
+
+    The function returns exit code, standard output and standard error.
     """
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -32,7 +33,9 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
-    """Check for exit code 2, no output, and one line on standard error that contains all
+    """Check that a command refused a mistake of the user.
+
+    The exit code is 2, there is no output, and standard error is one line that contains all
     ``expected`` texts.
     """
     code, out, err = result

@@ -1,6 +1,4 @@
-"""Fixtures of all tests: small checkpoints, written once per session, and the matching
-tokenizer.
-"""
+"""Fixtures of all tests: small checkpoints, written once per session, and their tokenizer."""
 
 import gc
 import gzip
@@ -28,9 +26,7 @@ from pronk.text.tokenizer import Tokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--kernels`` (an instruction set), ``--library`` (e.g. a sanitizer's build) and
-    ``--schemas``.
-    """
+    """Add the options ``--kernels``, ``--library`` and ``--schemas``."""
     parser.addoption(
         "--kernels",
         default="auto",
@@ -44,17 +40,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the collected tests, a million objects, from garbage collection: each full one would
-    take a second.
+    """Exempt the collected tests from garbage collection.
+
+    They are a million objects, with which a full collection takes a second.
     """
     gc.collect()
     gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Replace the best kernels by the requested ones, and the default model by one of the
-    repository.
-    """
+    """Use the kernels that the options ask for, and a model of the repository as the default."""
     pytest.MonkeyPatch().setattr(resolve, "DEFAULT_MODEL", TINY_MODEL)
     tiny_models.asked = config.getoption("--kernels")
     path = config.getoption("--library")
@@ -64,8 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     @wraps(kernels._passed_marker)
     def no_marker(_: Kernels) -> Path:
-        """Return a path that cannot exist: no test relies on the self-check of an earlier run, or
-        leaves a marker.
+        """Return a path that cannot exist, in place of the marker of a passed self-check.
+
+        No test may rely on the self-check of an earlier run, or leave a marker.
         """
         return Path(os.devnull) / "marker"
 
@@ -88,8 +84,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
-    """Return ``checkpoint(family, **overrides)``, which makes a folder once; tests must not write
-    into it.
+    """Return a function ``checkpoint(family, **overrides)`` that makes a random checkpoint.
+
+    Equal arguments give the same folder; tests must not write into it.
     """
     made: dict[str, Path] = {}
 
@@ -122,9 +119,7 @@ def schemas(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Use one thread unless a test sets more: threads only wait for each other with such small
-    models.
-    """
+    """Use one thread unless a test sets more: several would only wait for each other."""
     set_threads(1, 1)
     yield
     torch.set_num_threads(1)

@@ -1,4 +1,7 @@
-"""Few cases of a product of options that run always; all others are slow tests."""
+"""Choice of test cases among all combinations of options: a covering array.
+
+The chosen cases run always. All other combinations are slow tests.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,12 +12,12 @@ import pytest
 
 
 def covering(*factors: Sequence[Any], strength: int = 2) -> list[Any]:
-    """Return the cases of the product; those that a covering array leaves out are slow tests.
+    """Return all combinations of parameter values; those outside a covering array are slow tests.
 
     Args:
         factors: values of each parameter.
-        strength: number of parameters of which every combination of values runs always: 2 covers
-            all pairs.
+        strength: number of parameters whose combinations of values are all covered by tests that
+            run always: 2 covers all pairs of values.
     """
     chosen = {*covering_array([len(values) for values in factors], strength)}
     cases = list[Any]()
@@ -26,11 +29,17 @@ def covering(*factors: Sequence[Any], strength: int = 2) -> list[Any]:
 
 
 def covering_array(sizes: Sequence[int], strength: int) -> list[tuple[int, ...]]:
-    """Return cases that cover every combination of ``strength`` values, found greedily and without
-    chance.
+    """Return cases that cover every combination of the values of any ``strength`` parameters.
 
-    A case has the number of a value for each of ``sizes``. Of cases that cover equally many new
-    combinations, the one whose values have been used least is taken, so that the values take turns.
+    The search is greedy and deterministic: it always takes the case that covers most missing
+    combinations, and among equal cases the one whose values have been used least.
+
+    Args:
+        sizes: number of values of each parameter.
+        strength: number of parameters in a combination.
+
+    Returns:
+        Cases; each has the number of a value, from 0, for each parameter.
     """
     cases = [*product(*map(range, sizes))]
     missing = {combination for case in cases for combination in _combinations(case, strength)}

@@ -1,7 +1,7 @@
 """A copy of the repository without the guests, in which the tests of the engine run.
 
-The tests of a guest are in the folder of its name. Those of the repository as a whole, which need
-all guests, are in :data:`WHOLE`.
+The tests of a guest are in the folder of its name. :data:`WHOLE` lists the tests of the repository
+as a whole, which need all guests.
 """
 
 import os
@@ -46,9 +46,7 @@ def engine_tests() -> list[str]:
 
 
 def copy_engine(folder: Path) -> None:
-    """Copy the repository's files and the built kernels into ``folder``, without the guests and
-    their tests.
-    """
+    """Copy the repository and the built kernels to ``folder``, without guests and their tests."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
     ).stdout.decode()

@@ -1,10 +1,9 @@
-"""Exact distribution of the tokens that an acceptance rule emits, by enumeration of all random
-outcomes.
+"""Exact distribution of the tokens that an acceptance rule emits.
 
-A :class:`Source` replaces all random numbers, those of sampled draft tokens included, and tries
-their values in turn. The tested code is the engine's: ``verify_tree``, ``acceptance_rule`` and the
-rule itself. Each row of the logits holds the number of its node, by which the target's distribution
-is looked up.
+All outcomes of the random choices are enumerated: a :class:`Source` replaces the random numbers of
+draft tokens and of verification, and tries all outcomes in turn. The tested code is that of the
+engine: ``verify_tree``, ``acceptance_rule`` and the rule itself. Each row of the logits holds the
+number of its node, by which the target's distribution is looked up.
 """
 
 import random
@@ -34,12 +33,16 @@ ExactDistribution = dict[String, float]
 
 
 class Source:
-    """A source of random numbers that enumerates all sequences of outcomes, each with its
-    probability.
+    """Replacement of random numbers that enumerates all sequences of outcomes.
+
+    Attributes:
+        plan: for each choice of the current sequence, the outcomes left to try; the last one is
+            the current outcome.
+        place: number of choices made so far in the current sequence.
+        weight: probability of the current sequence.
     """
 
     def __init__(self) -> None:
-        # for each choice, the outcomes left to try; the last one is current
         self.plan: list[list[int]] = []
         self.place = 0
         self.weight = 1.0
@@ -101,7 +104,7 @@ class Table(dict[String, Array]):
 
 
 class Same(Table):
-    """One distribution after all contexts, so that errors add up over the steps."""
+    """The same distribution after every context, so that errors add up over the steps."""
 
     def __init__(self, *weights: float) -> None:
         super().__init__(0, len(weights))
@@ -116,14 +119,14 @@ Propose = Callable[[Source, String], TokenTree]
 
 @dataclass(frozen=True)
 class TreeSampler:
-    """Sample the tokens of a tree of a given shape, siblings without replacement.
+    """Sampler of draft trees of a given shape; siblings are sampled without replacement.
 
     Attributes:
         parents: shape of the tree.
-        drawn: nodes that are sampled; every other node is the likeliest token without an equal
-            sibling.
-        q: distributions of the draft tokens.
-        claimed: distributions that the tree reports; ``None``: ``q``.
+        drawn: for each node, whether its token is sampled. Every other node has the likeliest token
+            that no sibling has.
+        q: distributions from which the draft tokens are sampled.
+        claimed: distributions that the tree reports to the acceptance rule; ``None``: ``q``.
     """
 
     parents: tuple[int, ...]
@@ -152,8 +155,9 @@ class TreeSampler:
 
 
 def without(distribution: Array, tokens: set[int]) -> Array:
-    """Return the distribution without some tokens; uniform over the others if no probability is
-    left.
+    """Return a distribution without some tokens.
+
+    It is uniform over the other tokens if these have the probability 0.
     """
     rest = distribution.copy()
     rest[list(tokens)] = 0.0
@@ -164,8 +168,9 @@ def without(distribution: Array, tokens: set[int]) -> Array:
 
 
 def shapes(size: int, siblings: int = VOCAB) -> Iterator[tuple[int, ...]]:
-    """Yield the parents of every tree of ``size`` nodes with at most ``siblings`` children per
-    node.
+    """Yield the shapes (parents) of all trees of ``size`` nodes.
+
+    A node has at most ``siblings`` children.
     """
     for parents in product(*(range(node) for node in range(1, size))):
         if all(parents.count(node) <= siblings for node in parents):
@@ -177,8 +182,9 @@ def chain_shape(length: int) -> tuple[int, ...]:
 
 
 class OracleSampler(PronkSampler):
-    """A sampler with a :class:`Source` and a table of distributions; a row of logits names its
-    node.
+    """A sampler whose random choices are those of a :class:`Source`.
+
+    Its distributions are those of a table; a row of logits is the number of a node.
     """
 
     def __init__(
@@ -210,8 +216,9 @@ Rows = Callable[[Array], Array]
 def step(
     rule: str, tree: TokenTree, p: Table, source: Source, text: String, rows: Rows | None = None
 ) -> String:
-    """Return the tokens that one verification emits after ``text``; ``rows`` may permute the
-    logits.
+    """Return the tokens that the verification of a tree emits after ``text``.
+
+    ``rows`` is a function that may permute the rows of the logits, as a planted fault.
     """
     paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
     logits = np.arange(len(tree))[:, None]
@@ -228,8 +235,9 @@ def step(
 def outputs(
     rule: str, propose: Propose, p: Table, *, length: int = 1, rows: Rows | None = None
 ) -> ExactDistribution:
-    """Return the probability of each text that steps emit until it has at least ``length``
-    tokens.
+    """Return the probability of each text that steps emit.
+
+    A step is a verification; steps end when the text has at least ``length`` tokens.
     """
     distribution = defaultdict[String, float](float)
     source = Source()
@@ -243,8 +251,9 @@ def outputs(
 
 
 def strings(distribution: ExactDistribution, p: Table, depth: int = DEPTH) -> ExactDistribution:
-    """Return the distribution of the first ``depth`` tokens; plain sampling extends shorter
-    outputs.
+    """Return the distribution of the first ``depth`` tokens of outputs.
+
+    Shorter outputs are extended by plain sampling from the target's distributions ``p``.
     """
     joint = defaultdict[String, float](float)
     for tokens, weight in distribution.items():
@@ -255,7 +264,7 @@ def strings(distribution: ExactDistribution, p: Table, depth: int = DEPTH) -> Ex
 
 
 def largest_error(distribution: ExactDistribution, p: Table, depth: int = DEPTH) -> float:
-    """Return the largest difference between the probability of a string and the target's."""
+    """Return the largest error of the probability of a string, compared with plain sampling."""
     got = strings(distribution, p, depth)
     return max(
         abs(got[string] - p.chance(string)) for string in product(range(p.vocab), repeat=depth)

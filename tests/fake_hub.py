@@ -15,15 +15,24 @@ __all__ = ["FakeHub", "fake_hub"]
 
 
 class FakeHub:
-    """Repositories by name, and what to do wrong."""
+    """Content of a fake Hub, and the faults that its server makes.
+
+    Attributes:
+        url: address of the server.
+        repos: files of each repository, by name.
+        gated: repositories whose files need a token.
+        cut: number of bytes of a file after which the server closes the connection, if any.
+        damaged: whether the server changes a byte of every file.
+        requests: method, path and header ``Range`` of each request.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.repos: dict[str, dict[str, bytes]] = {}  # files by repository
-        self.gated: set[str] = set()  # repositories whose files need a token
-        self.cut: int | None = None  # the server sends no byte of a file after this many
-        self.damaged = False  # change a byte of every file that is sent
-        self.requests: list[tuple[str, str, str]] = []  # method, path, header Range
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.gated: set[str] = set()
+        self.cut: int | None = None
+        self.damaged = False
+        self.requests: list[tuple[str, str, str]] = []
 
     def commit(self, repo: str) -> str:
         """Return the commit of a repository: a hash of its files."""

@@ -72,9 +72,7 @@ UNITS = {
 def random_blocks(
     kind: str, rows: int, columns: int, seed: int, scale: float = 0.05
 ) -> NDArray[np.uint8]:
-    """Return random blocks ``[rows, bytes]`` whose float16 scales give weights of about
-    ``scale``.
-    """
+    """Return random blocks, uint8 ``[rows, bytes]``, of weights of the magnitude ``scale``."""
     values, size = GGML_QUANT_SIZES[Type[kind]]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
@@ -103,8 +101,9 @@ def decode(kind: str, stored: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def reorder(weight: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Permute rows of queries or keys as ``convert_hf_to_gguf.py`` does for the architecture
-    ``llama``.
+    """Permute the rows of a query or key projection, as in files of the architecture ``llama``.
+
+    Source: ``convert_hf_to_gguf.py`` of llama.cpp.
     """
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
@@ -176,9 +175,7 @@ def write_experts(
     tensors: Mapping[str, NDArray[np.float32]],
     kinds: str | Mapping[str, str],
 ) -> None:
-    """Write the tensors of all experts; replace their values in ``tensors`` with the dequantized
-    ones.
-    """
+    """Write the tensors of all experts, and replace ``tensors`` by the dequantized values."""
     for seed, (name, views) in enumerate(expert_views(family, tensors).items()):
         weight = np.stack(views)
         kind = _kind(name, kinds) if weight.ndim == 3 else "F32"
@@ -196,9 +193,7 @@ def write_experts(
 def expert_views(
     family: str, tensors: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, list[NDArray[np.float32]]]:
-    """Return, for each tensor of experts in a GGUF file, views of each expert's values in
-    ``tensors``.
-    """
+    """Return the views of experts' matrices in ``tensors``, for each tensor of experts in GGUF."""
     found: dict[str, list[NDArray[np.float32]]] = {}
 
     def add(layer: str, module: str, view: NDArray[np.float32]) -> None:

@@ -25,8 +25,10 @@ _FORCED = 3
 
 @cache
 def allowed(state: int, vocab: int, stop_token_ids: frozenset[int]) -> frozenset[int]:
-    """Return the tokens allowed in a state: one, two, about two thirds of all, or all with the stop
-    tokens.
+    """Return the tokens that the guide allows in a state.
+
+    Depending on the state, these are one token, two tokens, about two thirds of all tokens, or all
+    tokens with the stop tokens.
     """
     others = [token for token in range(vocab) if token not in stop_token_ids]
     kind = state % _KINDS
@@ -40,8 +42,10 @@ def allowed(state: int, vocab: int, stop_token_ids: frozenset[int]) -> frozenset
 
 
 def after(state: int, token: int) -> int:
-    """Return the state after a token; forced states advance one by one, so that forced text
-    ends.
+    """Return the state after a token.
+
+    A state with one or two allowed tokens is followed by the next number, so that such states come
+    to an end.
     """
     if state % _KINDS < _FORCED:
         return state + 1
@@ -49,8 +53,9 @@ def after(state: int, token: int) -> int:
 
 
 class ToyFollower:
-    """Replaces :class:`pronk.sampling.logits_processors.GuideProcessor`; masks logits by
-    :func:`allowed`.
+    """Logits processor that bans the tokens outside :func:`allowed`.
+
+    It replaces :class:`pronk.sampling.logits_processors.GuideProcessor`.
     """
 
     def __init__(self, vocab: int, stop_token_ids: Iterable[int] = ()) -> None:
@@ -94,7 +99,7 @@ class ToyFollower:
 
 
 def fits(output: Sequence[int], vocab: int, stop_token_ids: Iterable[int] = ()) -> bool:
-    """Return whether the table allows an output, complete or not."""
+    """Return whether the guide allows an output, which need not be complete."""
     state = 0
     stops = frozenset(stop_token_ids)
     for place, token in enumerate(output):
@@ -110,7 +115,7 @@ _wrapped: WeakValueDictionary[int, GrammarProposer] = WeakValueDictionary()
 
 
 def with_forced(proposer: Proposer[Any]) -> Proposer[Any]:
-    """Wrap a proposer so that forced tokens become draft tokens; one wrapper per proposer."""
+    """Return a proposer that proposes forced tokens first; the same object for equal arguments."""
     if isinstance(proposer, GrammarProposer):
         return proposer
     found = _wrapped.get(id(proposer))

@@ -35,7 +35,7 @@ _TEXT = "Hello  wörld, 漢字 🙂\n\n" + "l" * 2000 + " " * 2000 + "x"
 
 
 class Request(NamedTuple):
-    """What to load."""
+    """Files to load: a model, and perhaps an adapter, a drafter and a prompt cache."""
 
     model: str
     adapter: str | None = None
@@ -52,7 +52,7 @@ def _raise_too_slow(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _limit_memory(model: Path) -> None:
-    """Allow the address space in use now, the model's files, and ``_MEMORY``."""
+    """Limit the address space to its present size, twice the model's files, and ``_MEMORY``."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     files = model.rglob("*") if model.is_dir() else [model]
     size = sum(file.stat().st_size for file in files if file.is_file())

@@ -1,9 +1,8 @@
-"""Hostile and damaged model files: mutations of JSON documents, tokenizers, GGUF, safetensors and
-binary files.
+"""Hostile and damaged model files: mutations of JSON, tokenizers, GGUF and safetensors.
 
-Each function yields changed files with labels that say what was changed. The mutations depend on
-the file only, so that a label always means the same bytes. The bytes are made on demand: most tests
-use a sample.
+Each function yields changed files with labels that describe the change. The mutations depend on the
+file only, so that a label always means the same bytes. The bytes are made on demand, because most
+tests use a sample of the mutations.
 """
 
 import json
@@ -76,8 +75,9 @@ def nested_list(depth: int) -> Any:
 
 
 def json_values(document: Mapping[str, Any], extra_keys: Sequence[str] = ()) -> Iterator[Mutation]:
-    """Replace each value of a document by each hostile value, remove each key, and add each extra
-    key.
+    """Yield a document with each value replaced by each hostile one, and with each key removed.
+
+    Further mutations add each of ``extra_keys`` with each hostile value.
     """
     for path in _paths(document):
         where = ".".join(map(str, path))
@@ -90,9 +90,7 @@ def json_values(document: Mapping[str, Any], extra_keys: Sequence[str] = ()) -> 
 
 
 def json_texts(document: Mapping[str, Any]) -> Iterator[Mutation]:
-    """Damage the text of a document: truncation, encoding, duplicate keys, depth, size of
-    numbers.
-    """
+    """Yield damaged texts of a document: cut, encoded otherwise, with duplicate keys, too deep."""
     text = _dump(document)
     for place in [index for index, byte in enumerate(text) if chr(byte) in '{}[]:,"']:
         yield Mutation(f"truncated after {place} bytes", partial(bytes, text[:place]))
@@ -289,9 +287,7 @@ def _added_tokens() -> Iterator[list[dict[str, Any]]]:
 
 
 def tokenizer_files(document: Mapping[str, Any]) -> Iterator[Mutation]:
-    """Replace stages of a ``tokenizer.json`` by hostile components, and its model and added
-    tokens.
-    """
+    """Yield a ``tokenizer.json`` with hostile stages, models and added tokens."""
     parts = [
         *_tokenizer_parts(),
         *(("model", model) for model in _tokenizer_models()),
@@ -302,7 +298,7 @@ def tokenizer_files(document: Mapping[str, Any]) -> Iterator[Mutation]:
 
 
 def binary_files(content: bytes) -> Iterator[Mutation]:
-    """Cut a binary file, make it longer, and change bytes of it, more of them at its beginning."""
+    """Yield a binary file cut, extended, and with changed bytes, most of them at its beginning."""
     for size in (0, 1, 7, 100, len(content) // 2, len(content) - 1):
         yield Mutation(f"truncated after {size} bytes", partial(bytes, content[:size]))
     yield Mutation("a byte too many", partial(bytes, content + b"\0"))
@@ -582,9 +578,7 @@ def _gguf_values() -> Iterator[tuple[str, int, bytes]]:
 
 
 def gguf_metadata(image: GgufImage) -> Iterator[Mutation]:
-    """Change the value, type and name of each pair, remove it, repeat it, and add every key that
-    GGUF defines.
-    """
+    """Yield a GGUF file with each pair of metadata changed, removed, repeated, or with new keys."""
     for index, pair in enumerate(image.pairs):
         for label, changed in _changed_pairs(pair):
             pairs = (*image.pairs[:index], *changed, *image.pairs[index + 1 :])
@@ -679,9 +673,7 @@ def _shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def gguf_files(image: GgufImage) -> Iterator[Mutation]:
-    """Change the fields of the file's header, cut the file at the borders of its parts, and change
-    its data.
-    """
+    """Yield a GGUF file with changed header fields or data, or cut at the borders of its parts."""
     content = image.to_bytes()
     for magic in (b"GGML", b"gguf", b"FUGG", bytes(4), b"PK\3\4"):
         yield Mutation(f"magic {magic!r}", replace(image, magic=magic).to_bytes)
@@ -743,8 +735,9 @@ def safetensors_files(content: bytes) -> Iterator[Mutation]:
 
 
 def _join_safetensors(header: bytes, data: bytes, announced: int | None = None) -> bytes:
-    """Return a file; ``announced`` is the stated number of bytes of the header, by default the true
-    one.
+    """Return the bytes of a safetensors file.
+
+    ``announced`` is the length of the header that the file states; by default the true length.
     """
     size = len(header) if announced is None else announced
     return struct.pack("<Q", size) + header + data
@@ -753,8 +746,9 @@ def _join_safetensors(header: bytes, data: bytes, announced: int | None = None) 
 def _safetensors_entries(
     name: str, header: Mapping[str, Any], total: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield headers with another entry of a tensor, with labels; ``total`` is the number of bytes
-    of the data.
+    """Yield headers with a changed entry of a tensor, with labels.
+
+    ``total`` is the number of bytes of the file's data.
     """
     entry = header[name]
     begin, end = entry["data_offsets"]

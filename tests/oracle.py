@@ -1,7 +1,6 @@
-"""A slow model in torch, as the formulas are written, as the reference of all faster
-implementations.
+"""Reference model in torch: slow code that follows the formulas, for comparisons.
 
-One text is computed in one pass without a KV cache. The model shares no code with pronk but the
+One text is computed in one pass without a KV cache. The model shares no code with pronk except the
 tables of RoPE.
 """
 
@@ -36,8 +35,9 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return a copy of an array; the bits of bfloat16 are passed as integers, because NumPy's type
-    is ml_dtypes'.
+    """Return a copy of an array as a tensor.
+
+    torch does not know the bfloat16 of ml_dtypes, so the bits are passed as integers.
     """
     if array.dtype != BFLOAT16:
         return torch.from_numpy(array.copy())
@@ -84,16 +84,18 @@ def round_to_8_bits(rows: Tensor) -> Tensor:
 
 
 def visible(rows: int, window: int | None) -> Tensor:
-    """Return the causal mask ``[rows, rows]``: row ``i`` sees row ``j`` if ``0 <= i - j <
-    window``.
+    """Return the causal mask ``[rows, rows]``.
+
+    Row ``i`` attends to row ``j`` if ``0 <= i - j < window``.
     """
     distance = torch.arange(rows)[:, None] - torch.arange(rows)[None, :]
     return (distance >= 0) & (distance < (rows if window is None else window))
 
 
 def rotate(x: Tensor, rotations: Rotations) -> Tensor:
-    """Rotate the coordinates ``i`` and ``i + size / 2`` of heads ``[rows, heads, d]``; those after
-    ``size`` stay.
+    """Rotate the pairs of coordinates ``i`` and ``i + size / 2`` of heads ``[rows, heads, d]``.
+
+    Coordinates from ``size`` on are unchanged.
     """
     if rotations is None:
         return x
@@ -112,9 +114,7 @@ def dense_rotations(rope: RopeConfig | None, length: int, dtype: torch.dtype) ->
 
 
 class DenseLayer(nn.Module):
-    """A transformer layer on the rows ``[rows, hidden]`` of one text; its weights are not
-    initialized.
-    """
+    """A transformer layer on the rows ``[rows, hidden]`` of one text; weights are uninitialized."""
 
     def __init__(self, config: ModelConfig, mixture: MixtureConfig | None) -> None:
         super().__init__()

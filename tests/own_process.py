@@ -1,4 +1,4 @@
-"""Tests that run in a process of their own, so that what they change in it ends with them."""
+"""Tests that run in a process of their own, so that their changes of the process do not last."""
 
 import multiprocessing
 import warnings
@@ -12,9 +12,9 @@ Parameters = ParamSpec("Parameters")
 def in_own_process(test: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Run a test in a fork of this process; its traceback is on stderr.
 
-    Tests of many threads need it: the kernels' pool of threads never shrinks, and all its threads
-    wake up and spin at each run that uses some of them. On two cores, after a run with 8 threads,
-    those with 3 threads would take ten times as long in all later tests.
+    Tests with many threads need a process of their own, because the kernels' thread pool never
+    shrinks, and all its threads wake up and spin in each run. On two cores, after a run with 8
+    threads, each later run with 3 threads would take ten times as long.
     """
 
     @wraps(test)

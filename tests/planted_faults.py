@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One mistake, and the tests that find it within seconds."""
+    """A mistake to plant in a copy of the package, and the tests that find it within seconds."""
 
     name: str  # what goes wrong
     file: str  # path below ``src/pronk``
@@ -458,7 +458,8 @@ _SHORTENED = (
         "drafting/from_text/prompt_lookup.py",
         "        outcome.state.extend(outcome.committed)\n",
         "        outcome.state.extend(outcome.committed[-3:])\n",
-        "drafting/test_conformance.py::test_state_depends_on_the_text_and_the_targets_outputs_alone",
+        "drafting/test_conformance.py"
+        "::test_state_depends_on_the_text_and_the_targets_outputs_alone",
     ),
     Fault(
         "the time of drafters does not count as spent",

@@ -28,8 +28,13 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 @dataclass(frozen=True)
 class Format:
-    """``make(random, outputs, inputs)`` gives a module's tensors, ``rule(tensors)`` its float32
-    weight.
+    """A quantized format.
+
+    Attributes:
+        config: ``quantization_config`` of a checkpoint in this format.
+        make: function of a generator, outputs and inputs that returns a module's random tensors.
+        rule: function of a module's tensors that returns its weight in float32.
+        warns: part of the warning that loading gives; "" if it gives none.
     """
 
     config: dict[str, Any]
@@ -171,9 +176,16 @@ def _shape(strategy: str, outputs: int, inputs: int) -> tuple[int, ...]:
 
 
 def make_ints(
-    random: np.random.Generator, outputs: int, inputs: int, *, bits: int, strategy: str, packed: bool, sym: bool,
+    random: np.random.Generator,
+    outputs: int,
+    inputs: int,
+    *,
+    bits: int,
+    strategy: str,
+    packed: bool,
+    sym: bool,
     order: bool,
-) -> Tensors:  # fmt: skip
+) -> Tensors:
     shape = _shape(strategy, outputs, inputs)
     middle = 2 ** (bits - 1)
     made = {"weight_scale": scales(random, bits, *shape, dtype=bfloat16)}
@@ -225,9 +237,11 @@ def compressed(
     return {
         "quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed",
         "config_groups": {"group_0": {
-            "targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None,
+            "targets": ["Linear"], "weights": weights,
+            "input_activations": inputs, "output_activations": None,
         }},
-        "ignore": ["lm_head"], "kv_cache_scheme": None, "global_compression_ratio": 1.5, "sparsity_config": {},
+        "ignore": ["lm_head"], "kv_cache_scheme": None,
+        "global_compression_ratio": 1.5, "sparsity_config": {},
     }  # fmt: skip
 
 
@@ -236,7 +250,8 @@ def ints(
 ) -> Format:
     weights = {
         "num_bits": bits, "type": "int", "symmetric": sym, "strategy": strategy, "dynamic": False,
-        "group_size": GROUP if strategy == "group" else None, "actorder": "group" if order else None,
+        "group_size": GROUP if strategy == "group" else None,
+        "actorder": "group" if order else None,
         "block_structure": None, "observer": "minmax", "observer_kwargs": {},
     }  # fmt: skip
     inputs = (
@@ -384,8 +399,9 @@ def is_quantized(name: str) -> bool:
 
 
 def write_quantized(plain: Path, folder: Path, kind: Format, seed: int = 0) -> tuple[Path, Path]:
-    """Write ``plain`` with random quantized weights, and as a twin with the same weights
-    dequantized.
+    """Write a checkpoint with random quantized weights, and a twin with the same weights as floats.
+
+    The sizes and all other weights are those of the checkpoint ``plain``.
     """
     random = np.random.default_rng(seed)
     stored = Tensors()
@@ -423,9 +439,7 @@ def align(path: Path) -> None:
 
 
 def write_rounded(plain: Path, folder: Path) -> Path:
-    """Write ``plain`` with its linear layers rounded to 4 bits, in the format of
-    compressed-tensors.
-    """
+    """Write a checkpoint with linear layers rounded to 4 bits, in the format compressed-tensors."""
     shutil.copytree(plain, folder)
     stored = Tensors()
     for name, tensor in read_tensors(plain).items():
@@ -435,10 +449,9 @@ def write_rounded(plain: Path, folder: Path) -> Path:
         weight = tensor.astype(np.float32).reshape(len(tensor), -1, 32)
         scale = (np.abs(weight).max(2) / 7).astype(bfloat16)
         codes = np.round(weight / scale.astype(np.float32)[:, :, None]).clip(-8, 7) + 8
-        own = {
-            "packed": pack(codes.reshape(tensor.shape), 4, axis=1), "scale": scale, "shape": np.array(tensor.shape)
-        }  # fmt: skip
-        stored |= {f"{name}_{key}": value for key, value in own.items()}
+        stored[f"{name}_packed"] = pack(codes.reshape(tensor.shape), 4, axis=1)
+        stored[f"{name}_scale"] = scale
+        stored[f"{name}_shape"] = np.array(tensor.shape)
     write_tensors(folder, stored)
     weights = {
         "num_bits": 4,
@@ -460,9 +473,7 @@ def edit_config(folder: Path, **values: Any) -> None:
 
 
 def edit(folder: Path, change: Callable[[Tensors], Any]) -> None:
-    """Change the tensors of a folder in place; a dictionary returned by ``change`` replaces all of
-    them.
-    """
+    """Change the tensors of a folder: ``change`` edits a dictionary, or returns a new one."""
     tensors = read_tensors(folder)
     changed = change(tensors)
     write_tensors(folder, changed if isinstance(changed, dict) else tensors)

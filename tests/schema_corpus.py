@@ -1,5 +1,6 @@
-"""Random schemas with all keywords, texts of their grammars, and an independent validator of
-both.
+"""Random schemas with all keywords, random texts of their grammars, and a validator.
+
+The validator is independent of pronk's code.
 """
 
 import copy
@@ -245,9 +246,7 @@ def _is_older_draft(keyword: str, value: Any) -> bool:
 
 
 def instance(schema: Any, root: Any, dice: random.Random, depth: int = 5) -> Any:
-    """Return a random value that often fits a schema, with integers instead of floats such as
-    1.0.
-    """
+    """Return a random value that often fits a schema; whole numbers are integers, not floats."""
     return json.loads(json.dumps(_instance(schema, root, dice, depth)), parse_float=_number)
 
 
@@ -362,9 +361,7 @@ def _has_text(first: LLMatcher, text: str) -> bool:
 
 
 def accepts_in_some_order(schema: Any, value: Any) -> bool:
-    """Return whether the grammar has the JSON text of a value, with the names of its objects in
-    some order.
-    """
+    """Return whether the grammar has a JSON text of a value, with the keys in any order."""
     first = matcher(schema)
     return any(matches(first, each) for each in islice(_orders(value), 2000))
 
@@ -536,7 +533,8 @@ def _duration(text: str) -> bool:
 
 
 FORMAT_CHECKS = {
-    "date": _date, "time": _time, "date-time": _date_time, "email": _email, "hostname": _hostname, "uuid": _uuid,
+    "date": _date, "time": _time, "date-time": _date_time, "email": _email,
+    "hostname": _hostname, "uuid": _uuid,
     "ipv4": lambda text: bool(ipaddress.IPv4Address(text)), "uri": _uri, "duration": _duration,
     "ipv6": lambda text: "%" not in text and bool(ipaddress.IPv6Address(text)),
 }  # fmt: skip

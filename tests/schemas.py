@@ -13,9 +13,7 @@ _WORDS = "name age kind tags place size 'quoted' id_1 größe items note".split(
 
 
 def random_schema(dice: random.Random, depth: int = 3) -> dict[str, Any]:
-    """Return a random schema of an object; every part has a bounded length, so that each text
-    ends.
-    """
+    """Return a random schema of an object, whose parts have a limited length, so that texts end."""
     return _object(dice, depth)
 
 

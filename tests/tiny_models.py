@@ -100,16 +100,19 @@ def tiny_config(
 
 
 def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
-    """Return what differs from a Llama, by name.
+    """Return the fields of a config in which a kind of model differs from a Llama.
 
-    ============  =========================================================================================
-    gemma         all special fields of Gemma 2 and 3: norms on both sides, soft caps, scales, two rotations
-    outputs       norms of the branches' outputs, norms over all heads, layers without a rotary embedding
-    growth        queries that grow with the position
-    others        ``outputs``, ``growth`` and factors: all fields that ``gemma`` does not set
-    experts       a mixture of experts in all layers but the second
-    convolutions  a short convolution in all layers but the second
-    ============  =========================================================================================
+    The kinds:
+
+    - ``gemma``: all special fields of Gemma 2 and 3: norms before and after a branch, soft caps,
+      scales, two rotary embeddings.
+    - ``outputs``: norms after a branch, norms of queries and keys over all heads, layers without a
+      rotary embedding.
+    - ``growth``: queries that grow with the position.
+    - ``others``: ``outputs``, ``growth`` and factors, which are all fields that ``gemma`` does not
+      set.
+    - ``experts``: a mixture of experts in all layers but the second.
+    - ``convolutions``: a short convolution in all layers but the second.
 
     :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``.
     """
@@ -231,8 +234,9 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
 
 
 def sharing_decoder(module: DenseModel, backend: Backend, reads: Mapping[int, KVSource]) -> Decoder:
-    """Return the decoder with the weights of a module, some of whose layers have only queries and
-    read other keys.
+    """Return a decoder with the weights of a module, in which some layers share keys and values.
+
+    Such a layer has queries only, and reads the keys and values of another layer.
     """
     decoder = decoder_of(module, backend)
     for index, kv in reads.items():
@@ -247,9 +251,7 @@ def sharing_decoder(module: DenseModel, backend: Backend, reads: Mapping[int, KV
 
 
 def set_linears(layer: Layer, own: DenseLayer, linear: LinearFactory, *names: str) -> None:
-    """Set linear layers with the weights of a module's layer, the norms of queries and keys, and
-    the router.
-    """
+    """Set a layer's linear layers, norms of queries and keys, and router from a module's layer."""
     if own.q_norm is not None and "qkv" in names:
         layer.q_norm, layer.k_norm = (
             Norm(to_array(each.weight.float()), None, layer.config.norm_eps)
@@ -269,9 +271,7 @@ def set_linears(layer: Layer, own: DenseLayer, linear: LinearFactory, *names: st
 
 
 def add_convolution(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
-    """Set a random short convolution; its weights are drawn with a seed that depends on ``like``,
-    in the same dtype.
-    """
+    """Set a random short convolution, with the dtype of ``like`` and a seed made from ``like``."""
     assert layer.config.convolution is not None
     dice = np.random.default_rng(np.frombuffer(to_array(like).tobytes()[:64], np.uint32))
     hidden = layer.config.hidden_size
@@ -294,8 +294,10 @@ def add_convolution(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> 
 
 
 def several_forms(layer: DenseLayer, by: Kernels) -> list[tuple[AnyWeight, Array | None]]:
-    """Return weights and biases of q, k and v: q in 4 bits with minima, k in 8 bits with an input
-    order, v plain.
+    """Return weights and biases of the query, key and value projections in three forms.
+
+    The query projection has 4 bits with minima, the key projection 8 bits with an order of inputs,
+    and the value projection is not quantized.
     """
     c = layer.config
     bias = layer.qkv.bias
@@ -330,8 +332,9 @@ def kernels() -> Kernels:
 
 
 def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Array, Array]:
-    """Return keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that have a
-    block.
+    """Return the keys and values of the committed tokens with a block.
+
+    Both are ``[kv_heads, tokens, head_dim]``.
 
     Of a layer with a short convolution, the keys are its states ``[1, tokens, hidden]``, and there
     are no values.
@@ -482,9 +485,7 @@ def text_logits(
     *,
     adapter: int = -1,
 ) -> Array:
-    """Return logits ``[len(tokens), vocab]`` of a whole text, computed as a prompt in one pass
-    through the KV cache.
-    """
+    """Return the logits of a text, computed as a prompt in one pass: ``[len(tokens), vocab]``."""
     packed = decoder.backend.exact
     shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
     cache = make_cache(decoder.config, decoder.backend.compute_dtype(dtype), **shape, packed=packed)
@@ -495,7 +496,7 @@ def text_logits(
 
 
 class StrictAllocator(BlockAllocator):
-    """Raise if the engine resets the allocator while a block is in use."""
+    """Block allocator that fails if the engine resets it while a block is in use."""
 
     def reset(self) -> None:
         assert not any(self.references)
@@ -540,11 +541,11 @@ def make_request(
     parent: Request | None = None,
     vocab: int = VOCAB,
 ) -> Request:
-    """Return a request with the seed of ``params`` or 0; any guide is replaced by the guide of
-    :mod:`guides`.
+    """Return a request with the seed of ``params``, or the seed 0.
 
-    It has no text unless ``params`` has stop strings; then its text is that of
-    :func:`toy_tokenizer`.
+    A guide is replaced by the guide of :mod:`guides`.
+
+    Only if ``params`` has stop strings, the request has a text, made by :func:`toy_tokenizer`.
     """
     seed = params.seed or 0
     stop_token_ids = frozenset(stop_token_ids)
@@ -589,9 +590,7 @@ def make_request(
 def samples(
     prompt: Sequence[int], params: SamplingParams, drafter: Proposer[Any] | None = None
 ) -> list[Request]:
-    """Return the ``params.n`` samples of a prompt; all but the first start from the KV cache of the
-    first.
-    """
+    """Return the ``params.n`` samples of a prompt; later ones use the KV cache of the first."""
     made: list[Request] = []
     for sample in range(params.n):
         own = replace(params, seed=derive_seed(params.seed or 0, sample))
@@ -605,9 +604,7 @@ def context_of(sampler: Sampler) -> list[int]:
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> None:
-    """Run requests to their end; raise if a request or its proposer fails, or if a block stays in
-    use.
-    """
+    """Run requests to their end; fail if a request or a proposer fails, or a block stays in use."""
     for request in requests:
         engine.add(request)
     steps = 0
@@ -625,8 +622,9 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
 def run_alone(
     decoder: Decoder, prompt: Sequence[int], params: SamplingParams, **given: Any
 ) -> Request:
-    """Return the finished request of plain decoding in a fresh engine; ``given`` as in
-    :func:`make_request`.
+    """Run a request by plain decoding in a new engine; return it.
+
+    ``given`` is as in :func:`make_request`.
     """
     request = make_request(prompt, params, **given)
     run(make_engine(decoder), [request])

@@ -1,8 +1,8 @@
-"""Waiting for events, clocks that a test sets, and limits of work, all of which hold on a busy
-machine.
+"""Waiting for events, clocks that a test sets, and limits of work.
 
-A test states an event, an amount of work or a time of a given clock, but no duration. ``HUNG`` only
-ends a test that hangs, so it is longer than any machine needs.
+Tests must hold on a busy machine. A test therefore states an event, an amount of work or a time of
+a given clock, but no duration. ``HUNG`` only ends a test that hangs, so it is longer than any
+machine needs.
 """
 
 import asyncio
@@ -15,9 +15,7 @@ HUNG = 300.0  # seconds after which an event is taken never to come
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Wait until a condition is true; return whether it became true before the test is taken to
-    hang.
-    """
+    """Wait until a condition is true; return False if it is still false after ``HUNG`` seconds."""
     end = time.monotonic() + HUNG
     while not (is_true := condition()) and time.monotonic() < end:
         time.sleep(0.005)
@@ -25,7 +23,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait in an event loop until a condition is true; fail if the test is taken to hang."""
+    """Wait in an event loop until a condition is true; fail after ``HUNG`` seconds."""
     end = time.monotonic() + HUNG
     while not condition():
         assert time.monotonic() < end
@@ -44,10 +42,11 @@ class ShiftedClock:
 
 @contextmanager
 def processor_limit(seconds: float) -> Iterator[None]:
-    """Check the processor time of a block, in this process and in its children that have ended.
+    """Fail if a block needs more than ``seconds`` of processor time.
 
-    Other programs hardly change it. It bounds work in native code, which a test cannot count;
-    ``seconds`` is at least ten times what an idle machine needs.
+    The time of this process and of its children that have ended counts; a busy machine hardly
+    changes this time. The limit is for native code, whose work a test cannot count otherwise. Set
+    it to at least ten times the processor time on an idle machine.
     """
     start = _processor_seconds()
     yield

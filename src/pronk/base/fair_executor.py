@@ -1,7 +1,7 @@
 """Executor for the jobs of several tenants: many jobs of one tenant do not delay another tenant.
 
-The tenants have a queue each, and a thread takes its next job from another tenant's queue. Small
-jobs have threads of their own, so that they do not wait for large ones.
+Each tenant has a queue, and the threads take jobs from the queues in turn. Small jobs have threads
+of their own, so that small jobs do not wait for large ones.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class FairExecutor:
 
 
 class _Threads:
-    """Up to ``limit`` threads, of which each tenant has at most ``per_tenant`` at a time."""
+    """Queues of jobs, and up to ``limit`` threads that run them.
+
+    At most ``per_tenant`` jobs of a tenant run at the same time.
+    """
 
     def __init__(self, limit: int, name: str, per_tenant: int) -> None:
         self._limit = limit

@@ -56,7 +56,7 @@ class _Guard:
 
     @property
     def is_handler(self) -> bool:
-        """Whether the guard is the current SIGINT handler; other code may have set another one."""
+        """Whether the guard is the SIGINT handler now; other code may have set another handler."""
         return signal.getsignal(signal.SIGINT) is self
 
     def deliver(self) -> None:

@@ -35,7 +35,10 @@ def known_keywords(cls: Class) -> Class:
 
 
 def _checked(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
-    """Return a method that checks its keywords; ``shown`` is its name in messages."""
+    """Return a method that checks the keywords of each call, and then calls ``function``.
+
+    ``shown`` is the method's name in error messages.
+    """
     _, *parameters = inspect.signature(function).parameters.values()  # without self
     by_position = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
     keywords = [

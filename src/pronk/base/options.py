@@ -193,7 +193,7 @@ def check_options(values: Any) -> None:
 
 
 def describe_options(owner: type) -> str:
-    """Return the lines ``name: text`` of a docstring that describe a dataclass's options."""
+    """Return the description of a dataclass's options for a docstring: lines ``name: text``."""
     entries = []
     for name, declared in declared_options(owner).items():
         option = declared.option

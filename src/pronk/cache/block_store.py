@@ -98,7 +98,7 @@ class BlockStore:
         self._finalizer = weakref.finalize(self, self._writer.stop, self._reader)
 
     def count_leading(self, keys: Sequence[bytes]) -> int:
-        """Return the number of leading ``keys`` that are stored."""
+        """Return the number of leading keys whose blocks are all stored."""
         for start in range(0, len(keys), _MAX_KEYS):
             part = keys[start : start + _MAX_KEYS]
             found = {key for (key,) in self._select("SELECT key FROM blocks", part)}
@@ -139,10 +139,11 @@ class BlockStore:
     def write(self, chain: Sequence[bytes], blocks: Mapping[int, bytes]) -> None:
         """Store blocks in the background, and record the use of all blocks of a text.
 
+        Call :meth:`has_room` first.
+
         Args:
             chain: keys of the blocks of the text, from its start.
-            blocks: contents of new blocks, by index in ``chain``; :meth:`has_room` must have been
-                true.
+            blocks: contents of new blocks, by index in ``chain``.
         """
         self._writer.known.update(chain[index] for index in blocks)
         self._writer.add(_Job(chain, blocks))
@@ -206,7 +207,7 @@ class _Reader:
         return self._connection
 
     def close(self) -> None:
-        """Close the connection for good."""
+        """Close the connection; it is not opened again."""
         self._closed = True
         if self._connection is not None:
             self._connection.close()
@@ -302,7 +303,7 @@ class _Writer:
             self.known.difference_update(job.chain)
 
     def _write(self, connection: sqlite3.Connection, jobs: Sequence[_Job]) -> None:
-        """Run jobs in one transaction; if it fails, the counts are as before."""
+        """Write the blocks of jobs in one transaction; a failure leaves the counts as before."""
         counts = self._counts
         blocks_written = counts.blocks_written
         bytes_written = counts.bytes_written

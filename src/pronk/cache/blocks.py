@@ -75,7 +75,7 @@ class BlockTable:
         return None
 
     def update_derived(self) -> None:
-        """Update ``contiguous`` and ``c_blocks`` after a change of ``blocks``."""
+        """Recompute the fields that depend on ``blocks``, after a change of ``blocks``."""
         self.contiguous = all(after - before == 1 for before, after in pairwise(self.blocks))
         self._c_blocks = None
 

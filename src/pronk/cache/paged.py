@@ -57,7 +57,7 @@ class Feature(Protocol):
 
     @property
     def identity(self) -> str:
-        """Digest of everything that the values depend on besides the model."""
+        """Digest of everything besides the model that the function's values depend on."""
         ...
 
     def compute(self, outputs: Sequence[Array]) -> Array:
@@ -467,7 +467,7 @@ class PagedCache:
         self._poison_blocks(self.allocator.release_before(block_table, token))
 
     def release_outside_window(self, block_table: BlockTable) -> None:
-        """Release the blocks whose tokens have left the sliding windows of all layers."""
+        """Release the blocks whose tokens have left the sliding window of every layer."""
         window = self.config.window
         if window is not None:
             self.release_before(block_table, block_table.length - window + 1)

@@ -166,7 +166,11 @@ def parse_rope(
 
 
 def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, partial: bool) -> int:
-    """Return the number of rotated dimensions; raise a ConfigError for an unsupported embedding."""
+    """Return the number of rotated dimensions of a head.
+
+    Raises:
+        ConfigError: the rotary embedding has a property that pronk does not support.
+    """
     if not isinstance(scaling, Mapping):
         refuse_config(f"expected an object for the rotary embedding, found {scaling!r:.80}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -281,9 +285,10 @@ def _inverse_powers(base: float, dim: int) -> Array:
 
 
 def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
-    """Return the frequencies, float32 ``[dim / 2]``, of *dynamic* scaling for a text length.
+    """Return the frequencies of *dynamic* scaling for a text length, float32 ``[dim / 2]``.
 
-    The base is rounded to float32 after each operation, as in training.
+    ``span`` is the length in tokens. Every operation on the base of the frequencies is rounded to
+    float32, as in training.
     """
     length = np.float32(max(span, config.original))
     growth = length * config.factor / config.original - (config.factor - 1)

@@ -203,7 +203,7 @@ def _is_deeper(document: object, limit: int) -> bool:
 def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
     """Return the safetensors files of a model folder.
 
-    A folder with both a single file and an index is read as in transformers: the file counts.
+    If a folder has ``model.safetensors``, an index is ignored, as in transformers.
     """
     if is_file(folder / SINGLE):
         return [folder / SINGLE]

@@ -66,7 +66,7 @@ _SUFFIX_SOURCE = "suffix"
 
 
 class BuildError(Exception):
-    """No compiler was found, or it failed."""
+    """No C++ compiler was found, or the compiler has failed."""
 
 
 @dataclass(frozen=True)

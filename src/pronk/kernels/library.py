@@ -44,7 +44,7 @@ _MAX_HEAD_DIM = 512  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
 
 
 class KernelsError(Exception):
-    """The library is missing or unusable; the message is one line."""
+    """The kernels' library is missing or unusable; the message is one line."""
 
 
 @dataclass(frozen=True)

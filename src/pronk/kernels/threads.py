@@ -1,4 +1,4 @@
-"""Number of threads that the kernels compute with, a setting of the process."""
+"""Number of threads of the kernels, a setting of the process."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class WeightCache:
 
 
 def _write(file: BinaryIO, source: Mapping[str, object], matrices: Mapping[str, Array]) -> None:
-    """Write the parts of the file; ``source`` is that of the header."""
+    """Write a file of packed weights: the header with ``source``, and the matrices."""
     # The offsets depend on the length of the header, which contains the offsets. The place of the
     # first matrix therefore leaves room for a header with the longest offsets.
     longest = {name: [1 << 62, 1 << 62] for name in matrices}

@@ -84,7 +84,7 @@ class GgufCheckpoint:
 
     @property
     def identity(self) -> list[tuple[str, int, int, int]]:
-        """The :func:`file_identity` of each of the model's files at the time of opening."""
+        """The :func:`file_identity` of each of the model's files when the model was opened."""
         return [file_identity(file.path.resolve(), file.state) for file in self._files]
 
     def __iter__(self) -> Iterator[str]:

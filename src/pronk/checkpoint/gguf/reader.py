@@ -180,7 +180,7 @@ class GgufFile:
         return self.buffer[start : start + size]
 
     def _read_number(self, format_char: str) -> int:
-        """Read a little-endian number; ``format_char`` is its format character of :mod:`struct`."""
+        """Read a little-endian number, given its format character of :mod:`struct`."""
         start = self._advance(struct.calcsize(format_char))
         (number,) = struct.unpack_from(f"<{format_char}", self.buffer, start)
         return number

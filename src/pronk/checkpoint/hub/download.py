@@ -66,7 +66,7 @@ def download(
 
 
 class _OfflineError(CheckpointError):
-    """The user's settings forbid downloads."""
+    """The environment variable ``HF_HUB_OFFLINE`` forbids downloads."""
 
 
 def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Path:
@@ -78,7 +78,7 @@ def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Pat
         problem = f"{model}: not on this machine, and HF_HUB_OFFLINE forbids downloads"
         msg = f"{problem}; unset it or name another model"
         raise _OfflineError(msg)
-    # huggingface_hub logs a warning for each attempt. The last error becomes our message.
+    # huggingface_hub logs each failed attempt, but the last error is reported below anyway.
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -194,7 +194,10 @@ def _fetch_large_file(repo: str, commit: str, name: str, bar: Any) -> None:
 
 
 def _forwarding_bar(progress: Progress | None) -> Any:
-    """Return a subclass of tqdm that shows nothing and passes numbers of bytes to ``progress``."""
+    """Return a class of progress bars that show nothing and pass numbers of bytes to ``progress``.
+
+    huggingface_hub needs a subclass of tqdm.
+    """
     from huggingface_hub.utils.tqdm import tqdm  # noqa: PLC0415
 
     class ForwardingBar(tqdm):
