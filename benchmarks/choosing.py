@@ -134,7 +134,7 @@ def report(found: Sequence[Measured], auto: str, singles: Sequence[str]) -> None
 
 
 def main() -> None:
-    """Measure, and print the tables."""
+    """Run the measurements, and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -48,7 +48,7 @@ def rows(folder: Path, origin: str) -> Iterator[str]:
 
 
 def cut(text: str, dice: random.Random) -> str:
-    """Return at most ``LONGEST`` characters from a random place in a text, if possible lines."""
+    """Return a random part of a text with at most ``LONGEST`` characters, in whole lines if any."""
     start = dice.randrange(max(1, len(text) - LONGEST))
     part = text[start : start + LONGEST]
     if len(text) <= LONGEST:

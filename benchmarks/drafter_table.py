@@ -137,7 +137,7 @@ def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
 
 
 def main() -> None:
-    """Measure, and write the tables."""
+    """Run the measurements, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=5)
     parser.add_argument("--heads", type=Path, help="folder with trained drafters")
     options = parser.parse_args()

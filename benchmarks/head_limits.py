@@ -73,11 +73,11 @@ class Recorder(Proposer[Any]):
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         """Record the draft tokens, and return trees without any."""
         (context,) = contexts
-        chain, top = (
-            part.propose([context.with_state(state)])[0].tokens[1:]
-            for part, state in zip(self.parts, context.state, strict=True)
-        )
-        self.positions.append(Position(tuple(chain), tuple(top)))
+        drafts = list[tuple[int, ...]]()
+        for part, state in zip(self.parts, context.state, strict=True):
+            (tree,) = part.propose([context.with_state(state)])
+            drafts.append(tuple(tree.tokens[1:]))
+        self.positions.append(Position(*drafts))
         return [TokenTree.chain(context.tokens[-1:])]
 
     def observe(self, outcome: Outcome[Any]) -> None:

@@ -188,7 +188,7 @@ class LargeWeights:
         return ShardEntry(piece, prefix + piece.name, FLOAT32 if rounded else self.dtype)
 
     def tensor(self, piece: CheckpointTensor) -> Array:
-        """Return a tensor of the large model; in added layers, it has no weights of the source."""
+        """Return a tensor of the large model; those of added layers have no source weights."""
         layer, module = module_of(piece.name)
         rows, columns, filling = MODULES[module]
         dtype = self.entry(piece).dtype

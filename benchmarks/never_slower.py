@@ -68,7 +68,7 @@ class WrongProposer(Proposer[None]):
         """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Propose four tokens, and take at least ``seconds``."""
+        """Propose four tokens for each request, in at least ``seconds`` seconds."""
         until = self.clock() + self.seconds
         trees = [self._tree(context) for context in contexts]
         while self.clock() < until:
@@ -76,7 +76,7 @@ class WrongProposer(Proposer[None]):
         return trees
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Ignore the outcome."""
+        """Ignore the result of the verification."""
 
     def _tree(self, context: DraftContext[None]) -> TokenTree:
         made = context.sampler.context.num_generated
@@ -201,7 +201,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Run the measurements, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -124,7 +124,7 @@ def interval(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
 
 
 def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
-    """Return one row per suite, and a last row of geometric means."""
+    """Return a row of figures for each suite."""
     rows = []
     suites = list(dict.fromkeys(prompt.suite for prompt in prompts))
     for suite in suites:
@@ -263,7 +263,7 @@ def write_report(
 
 
 def main() -> None:
-    """Measure, and write the tables."""
+    """Run the measurements, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=8)
     parser.add_argument(
         "--drafters", nargs="+", default=[*SINGLE], help="single drafters to compare with"

@@ -48,13 +48,11 @@ def make_tool(number: int) -> dict[str, Any]:
     dice = random.Random(number)
     verb = _VERBS[number % len(_VERBS)]
     noun = _NOUNS[number // len(_VERBS) % len(_NOUNS)]
-    fields = {
-        f"{dice.choice(_NOUNS)}_{index}": {
-            "type": dice.choice(("string", "integer", "boolean")),
-            "description": " ".join(dice.choices(_WORDS, k=12)),
-        }
-        for index in range(4)
-    }
+    fields = dict[str, dict[str, str]]()
+    for index in range(4):
+        name = f"{dice.choice(_NOUNS)}_{index}"
+        kind = dice.choice(("string", "integer", "boolean"))
+        fields[name] = {"type": kind, "description": " ".join(dice.choices(_WORDS, k=12))}
     function = {
         "name": f"{verb}_{noun}_{number}",
         "description": " ".join(dice.choices(_WORDS, k=25)),

@@ -20,7 +20,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -124,12 +124,8 @@ def measure(
     """
     made = {label: {suite: Tally() for suite in suites} for label in drafters}
     for suite, texts in suites.items():
-        params = [
-            SamplingParams(
-                max_tokens=args.max_tokens, temperature=temperature, seed=seed, ignore_eos=True
-            )
-            for seed in range(len(texts))
-        ]
+        first = SamplingParams(args.max_tokens, temperature=temperature, ignore_eos=True)
+        params = [replace(first, seed=seed) for seed in range(len(texts))]
         batches = [[*range(len(texts))]]
         if args.budget == "auto":
             batches = [[number] for number in range(len(texts))]
@@ -197,7 +193,7 @@ def report(made: dict[str, dict[str, Tally]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the tables."""
+    """Run the measurements, and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

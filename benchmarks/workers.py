@@ -60,16 +60,15 @@ class Tree(Proposer[None]):
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
         """Propose a tree of the same shape for each request."""
-        return [
-            TokenTree(
-                tuple((each.tokens[-1] + node) % self.vocab_size for node in range(self.nodes)),
-                self.parents,
-            )
-            for each in contexts
-        ]
+        trees = list[TokenTree]()
+        for context in contexts:
+            root = context.tokens[-1]
+            tokens = tuple((root + node) % self.vocab_size for node in range(self.nodes))
+            trees.append(TokenTree(tokens, self.parents))
+        return trees
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Ignore the outcome."""
+        """Ignore the result of the verification."""
 
 
 def main() -> None:

@@ -173,7 +173,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure, and write the tables."""
+    """Run the measurements, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=4)
     add_parts(parser, PARTS)
     parser.add_argument("--glide", required=True, help="folder of a trained GLIDE drafter")

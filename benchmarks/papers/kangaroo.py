@@ -133,7 +133,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure, and write the tables."""
+    """Run the measurements, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=4)
     add_parts(parser, PARTS)
     add_folders(parser, "--kangaroo", "trained adapter", required=True)

@@ -121,7 +121,7 @@ def chunk_table(found: list[Measurement], length: int) -> str:
 
 
 def main() -> None:
-    """Measure, and print the tables."""
+    """Run the measurements, and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

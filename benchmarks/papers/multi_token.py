@@ -52,7 +52,7 @@ from multi_token_results import (
     seeds_of,
     write_report,
 )
-from multi_token_tasks import Polynomials, Stories
+from multi_token_tasks import Polynomials, Stories, Task
 from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches, prepare_text
 
 from pronk.base import count_text
@@ -146,24 +146,31 @@ def tokens_until(result: Result, level: float) -> str:
     return "never"
 
 
+def task_cell(
+    options: argparse.Namespace, size: str, n: int, task: Task, labels: dict[str, Any]
+) -> Cell:
+    """Return a model of a size that predicts ``n`` tokens at once, to train on a task."""
+    return Cell(
+        size,
+        Heads(n),
+        task,
+        options.steps,
+        options.texts,
+        options.rate,
+        options.evaluations,
+        options.test,
+        labels,
+        options.device,
+    )
+
+
 def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     """Measure the accuracy of the second token of a name, by model size."""
     order = itertools.product(options.seeds, options.new_names, options.sizes, options.heads)
-    cells = [
-        Cell(
-            size,
-            Heads(n),
-            Stories(seed=seed, new_names=share),
-            options.steps,
-            options.texts,
-            options.rate,
-            options.evaluations,
-            options.test,
-            {"new_names": share},
-            options.device,
-        )
-        for seed, share, size, n in order
-    ]
+    cells = list[Cell]()
+    for seed, share, size, n in order:
+        task = Stories(seed=seed, new_names=share)
+        cells.append(task_cell(options, size, n, task, {"new_names": share}))
     results = on_task(options, cells, stop)
     rows = []
     lines = []
@@ -198,21 +205,12 @@ def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     """Measure polynomial arithmetic by number of operations, with and without pause tokens."""
     order = itertools.product(options.seeds, options.pauses, options.sizes, options.heads)
-    cells = [
-        Cell(
-            size,
-            Heads(n),
-            Polynomials(seed, options.terms, options.in_domain, options.out_of_domain, pauses),
-            options.steps,
-            options.texts,
-            options.rate,
-            options.evaluations,
-            options.test,
-            {"pauses": pauses, "terms": options.terms},
-            options.device,
-        )
-        for seed, pauses, size, n in order
-    ]
+    domain = (options.terms, options.in_domain, options.out_of_domain)
+    cells = list[Cell]()
+    for seed, pauses, size, n in order:
+        task = Polynomials(seed, *domain, pauses)
+        labels = {"pauses": pauses, "terms": options.terms}
+        cells.append(task_cell(options, size, n, task, labels))
     results = on_task(options, cells, stop)
     groups = [str(number) for number in range(1, options.out_of_domain + 1)]
     inside = groups[: options.in_domain]

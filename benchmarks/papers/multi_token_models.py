@@ -74,9 +74,12 @@ class Heads:
         """Number of tokens and architecture as text."""
         if self.tokens == 1:
             return "n=1"
-        copies = ("replicated",) if self.unembeddings == "replicated" else ()
-        layers = ("equal" if self.equal else "added",) if self.adds_layers else ()
-        return " ".join((f"n={self.tokens}", self.kind, self.order, *copies, *layers))
+        words = [f"n={self.tokens}", self.kind, self.order]
+        if self.unembeddings == "replicated":
+            words.append("replicated")
+        if self.adds_layers:
+            words.append("equal" if self.equal else "added")
+        return " ".join(words)
 
     @property
     def adds_layers(self) -> bool:

@@ -165,7 +165,8 @@ class Stories(Task):
     sentences: int = 6
     characters: int = 3
 
-    whole = marked_only = False
+    whole = False
+    marked_only = False
 
     @cached_property
     def words(self) -> list[str]:
@@ -240,7 +241,8 @@ class Polynomials(Task):
     out_of_domain: int = 6  # maximum number of operations of a test text
     pauses: int = 0  # number of pause tokens before the equals sign (figure S15)
 
-    whole = marked_only = True
+    whole = True
+    marked_only = True
     modulus = 7
 
     @property
@@ -262,7 +264,7 @@ class Polynomials(Task):
 
     @property
     def groups(self) -> range:
-        """Numbers of operations."""
+        """Numbers of operations, each a row of the table."""
         return range(1, self.out_of_domain + 1)
 
     @property
