@@ -1,12 +1,12 @@
-"""A server under attack: malformed HTTP, streams that nobody reads, and the most expensive bodies.
+"""A server under attack: malformed HTTP, streams that are not read, and the most costly bodies.
 
     python benchmarks/attack.py --out benchmarks/results/attack
     python benchmarks/attack.py --model MODEL.gguf --rounds 3 --out OUT
 
 The script starts a `pronk serve` of its own, on the loopback address, and attacks nothing else.
-Two clients have keys. While one attacks, the other reads a stream, and a probe asks for
-`/health`. The report has the answers of each attack, the delays of `/health`, what the other
-client got, and how much the memory of the server has grown.
+Two clients have keys. While one of them attacks, the other reads a stream, and a probe requests
+`/health`. The report has the answers to each attack, the delays of `/health`, the events of the
+other client's stream, and the growth of the server's memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NUM_BODIES = 16
 
 @dataclass(frozen=True)
 class Attack:
-    """A malformed request: bytes that are sent with pauses between them."""
+    """A malformed request: parts of bytes, sent with pauses between them."""
 
     kind: str
     parts: tuple[bytes, ...]
@@ -56,13 +56,14 @@ class Attack:
 def head(
     *lines: str, route: str = "/v1/completions", version: str = "1.1", key: str = ATTACKER
 ) -> bytes:
-    """Return the head of a POST, with further lines."""
+    """Return the head of a POST request, with further lines."""
     first = [f"POST {route} HTTP/{version}", f"Host: {HOST}", f"Authorization: Bearer {key}"]
-    return "\r\n".join([*first, "Content-Type: application/json", *lines, "", ""]).encode("latin-1")
+    text = "\r\n".join([*first, "Content-Type: application/json", *lines, "", ""])
+    return text.encode("latin-1")
 
 
 def whole(body: bytes, *lines: str, route: str = "/v1/completions") -> bytes:
-    """Return a request with a body and its length."""
+    """Return a POST request with a body and its length."""
     return head(f"Content-Length: {len(body)}", *lines, route=route) + body
 
 
@@ -71,6 +72,7 @@ CHUNKED = "Transfer-Encoding: chunked"
 CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(SHORT), SHORT)
 PREFLIGHT = b"Host: evil.example\r\nOrigin: http://x\r\nAccess-Control-Request-Method: POST"
 GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+NESTED = b'{"a":' * 500 + b"1" + b"}" * 500
 
 
 def bad_requests() -> list[Attack]:
@@ -134,10 +136,7 @@ def bad_requests() -> list[Attack]:
             whole(b'{"prompt": "x", "service_tier": ' + b'{"a":' * 960 + b"1" + b"}" * 960 + b"}"),
             whole(b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
             whole(b'{"messages": ' + b"[" * 960 + b"]" * 960 + b"}", route="/v1/chat/completions"),
-            whole(
-                b'{"input": "x", "metadata": ' + b'{"a":' * 500 + b"1" + b"}" * 500 + b"}",
-                route="/v1/responses",
-            ),
+            whole(b'{"input": "x", "metadata": ' + NESTED + b"}", route="/v1/responses"),
         ],
         "invalid UTF-8 and JSON": [
             whole(b'{"prompt": "\xff\xfe"}'),
@@ -166,17 +165,23 @@ def bad_requests() -> list[Attack]:
 
 
 def fill(begin: str, item: str, end: str, size: int = BODY) -> bytes:
-    """Return a body of a size: a list of as many equal items as fit."""
+    """Return a body of at most ``size`` bytes, with as many equal items in a list as fit."""
     count = (size - len(begin) - len(end)) // (len(item) + 1)
     return f"{begin}{','.join([item] * count)}{end}".encode()
 
 
 def worst_bodies() -> list[tuple[str, bytes]]:
-    """Return routes and bodies that cost the server the most: refused as late as possible, or accepted."""
+    """Return routes with the bodies that cost the server the most time.
+
+    The server accepts them, or refuses them as late as possible.
+    """
     turn = '{"role":"user","content":""}'
     function = '{"name":"f","arguments":"{}"}'
-    call = f'{{"role":"assistant","tool_calls":[{{"id":"x","type":"function","function":{function}}}]}}'
+    calls = f'[{{"id":"x","type":"function","function":{function}}}]'
+    call = f'{{"role":"assistant","tool_calls":{calls}}}'
     fields = ",".join(f'"k{n}":1' for n in range(250_000))
+    short_chat = f'"messages":[{turn}],"max_tokens":1'
+    part = '{"type":"text","text":""}'
     return [
         ("/v1/chat/completions", fill('{"messages":[', turn, "]}")),
         ("/v1/chat/completions", fill('{"messages":[', turn, "]}", 1_450_000)),
@@ -187,6 +192,12 @@ def worst_bodies() -> list[tuple[str, bytes]]:
             "/v1/responses",
             fill('{"input":"x","max_output_tokens":1,"metadata":{"x":"', "a b", '"}}'),
         ),
+        ("/v1/chat/completions", f'{{{short_chat},"metadata":{{{fields}}}}}'.encode()),
+        ("/v1/chat/completions", f'{{{short_chat},"logit_bias":{{{fields}}}}}'.encode()),
+        (
+            "/v1/chat/completions",
+            fill('{"messages":[{"role":"user","content":[', part, "]}]}"),
+        ),
         ("/v1/completions", fill('{"prompt":[', "1", "]}")),
         ("/v1/completions", fill('{"prompt":[', "[]", "]}")),
         ("/v1/completions", fill('{"prompt":"', "a b", '"}')),
@@ -194,24 +205,12 @@ def worst_bodies() -> list[tuple[str, bytes]]:
         ("/v1/moderations", fill('{"input":[', '"x"', "]}")),
         ("/tokenize", fill('{"prompt":"', "a b", '"}', 150_000)),
         ("/detokenize", fill('{"tokens":[', "5", "]}")),
-        (
-            "/v1/chat/completions",
-            f'{{"messages":[{turn}],"max_tokens":1,"metadata":{{{fields}}}}}'.encode(),
-        ),
-        (
-            "/v1/chat/completions",
-            f'{{"messages":[{turn}],"max_tokens":1,"logit_bias":{{{fields}}}}}'.encode(),
-        ),
-        (
-            "/v1/chat/completions",
-            fill('{"messages":[{"role":"user","content":[', '{"type":"text","text":""}', "]}]}"),
-        ),
     ]
 
 
 @dataclass
 class Probe:
-    """Asks for /health and reads a stream of the other client, until it is stopped."""
+    """Client that requests /health, and reads streams with the other key, until it is stopped."""
 
     port: int
     delays: list[float] = field(default_factory=list)  # seconds until the answers of /health
@@ -219,7 +218,7 @@ class Probe:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def ask_health(self) -> None:
-        """Ask for /health until the end; a failure counts as a delay without end."""
+        """Request /health until the probe is stopped; a failure counts as an infinite delay."""
         while not self.stopped.wait(0.01):
             start = time.perf_counter()
             try:
@@ -229,7 +228,7 @@ class Probe:
             self.delays.append(time.perf_counter() - start if found == 200 else float("inf"))
 
     def read_stream(self) -> None:
-        """Read streams of the other client, one after another."""
+        """Read streams of the other client, one after another, until the probe is stopped."""
         options = {"max_tokens": 256, "ignore_eos": True, "temperature": 1.0}
         body = {"prompt": "Once upon a time", "stream": True, **options}
         while not self.stopped.is_set():
@@ -250,7 +249,7 @@ class Probe:
 def request(
     port: int, method: str, route: str, body: bytes | None = None, timeout: float = 120.0
 ) -> int:
-    """Return the status of the answer to a request of the attacker."""
+    """Return the HTTP status of the answer to a request with the attacker's key."""
     connection = HTTPConnection(HOST, port, timeout=timeout)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ATTACKER}"}
     try:
@@ -263,7 +262,7 @@ def request(
 
 
 def answer_to(port: int, attack: Attack) -> str:
-    """Send a malformed request; return the status of the first answer, or what happened instead."""
+    """Send a malformed request; return the first answer's HTTP status, or what came instead."""
     with socket.create_connection((HOST, port), SECONDS) as connection:
         try:
             for part in attack.parts:
@@ -287,6 +286,7 @@ def answer_to(port: int, attack: Attack) -> str:
 
 
 def answer_to_body(port: int, route: str, body: bytes) -> str:
+    """Send a body; return the HTTP status of the answer, or the name of an error."""
     try:
         return str(request(port, "POST", route, body))
     except (OSError, HTTPException) as error:
@@ -295,7 +295,7 @@ def answer_to_body(port: int, route: str, body: bytes) -> str:
 
 @contextmanager
 def unread_streams(port: int, count: int) -> Iterator[None]:
-    """Open streams of the attacker that are not read."""
+    """Keep a number of the attacker's streams open, without reading them, within the block."""
     body = {
         "prompt": "x",
         "max_tokens": 1500,
@@ -327,7 +327,7 @@ def memory(process: int) -> float | None:
 
 
 def wait_until_served(probe: Probe) -> None:
-    """Wait until /health and the stream of the other client have answered once, at most ``SECONDS``."""
+    """Wait for the first answers of /health and of the other stream, at most ``SECONDS``."""
     end = time.perf_counter() + SECONDS
     while not (probe.delays and probe.gaps) and time.perf_counter() < end:
         time.sleep(0.01)
@@ -337,9 +337,8 @@ def phase(name: str, port: int, process: int, attack: Callable[[], Counter[str]]
     """Run an attack beside the probe; return a row of the report."""
     before = memory(process)
     probe = Probe(port)
-    threads = [
-        threading.Thread(target=run, daemon=True) for run in (probe.ask_health, probe.read_stream)
-    ]
+    jobs = (probe.ask_health, probe.read_stream)
+    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
     wait_until_served(probe)
@@ -410,21 +409,10 @@ def served(model: str, threads: int) -> Iterator[tuple[int, int]]:
         keys = Path(folder) / "keys"
         log = Path(folder) / "log"
         keys.write_text(f"{ATTACKER}\n{OTHER}\n")
-        words = [
-            "serve",
-            "--model",
-            model,
-            "--threads",
-            str(threads),
-            "--port",
-            str(port),
-            "--api-key-file",
-            str(keys),
-        ]
+        command = [sys.executable, "-m", "pronk", "serve", "--model", model]
+        command += ["--threads", str(threads), "--port", str(port), "--api-key-file", str(keys)]
         with log.open("wb") as file:
-            process = subprocess.Popen(  # noqa: S603 - ours
-                [sys.executable, "-m", "pronk", *words], stdout=file, stderr=file
-            )
+            process = subprocess.Popen(command, stdout=file, stderr=file)  # noqa: S603 - our own
             try:
                 wait_until_ready(port, process, log)
                 yield port, process.pid
@@ -437,11 +425,11 @@ def served(model: str, threads: int) -> Iterator[tuple[int, int]]:
 
 
 def wait_until_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the server accepts requests; exit with the end of its log if it has ended."""
     while not is_ready(port):
         if process.poll() is not None:
-            sys.exit(
-                f"expected pronk serve to run, found that it ended:\n{log.read_text()[-2000:]}"
-            )
+            end = log.read_text()[-2000:]
+            sys.exit(f"expected pronk serve to run, found that it ended:\n{end}")
         time.sleep(0.1)
 
 
@@ -453,19 +441,15 @@ def is_ready(port: int) -> bool:
 
 
 def to_markdown(report: dict[str, Any]) -> str:
-    """Return the report as a table.
+    """Return the report as a Markdown table.
 
-    `tools/docs/blocks.py` writes the same into the threat model.
+    `tools/docs/blocks.py` copies the table into the threat model.
     """
-    lines = [
-        (
-            "| attack | answers | `/health`: median, longest | other client: events, "
-            "longest gap | memory |"
-        ),
-        "|---|---|---|---|---|",
-    ]
+    delays = "`/health`: median, longest | other client: events, longest gap"
+    lines = [f"| attack | answers | {delays} | memory |", "|---|---|---|---|---|"]
     for row in report["rows"]:
-        answers = ", ".join(f"{count} × {name}" for name, count in row["answers"].items()) or "–"
+        counts = [f"{count} × {name}" for name, count in row["answers"].items()]
+        answers = ", ".join(counts) or "–"
         health = f"{milliseconds(row['health_median'])}, {milliseconds(row['health_max'])}"
         other = f"{row['other_events']}, {milliseconds(row['other_max'])}"
         growth = "–" if row["memory_growth"] is None else f"{row['memory_growth']:+.0f} MiB"
@@ -520,13 +504,11 @@ def main() -> None:
     print(table)
     if options.out is not None:
         options.out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-        command = (
-            f"`python benchmarks/attack.py --model {report['model']} --rounds {options.rounds}`"
-        )
+        arguments = f"--model {report['model']} --rounds {options.rounds}"
+        command = f"`python benchmarks/attack.py {arguments}`"
         about = f"{report['machine']}, {options.threads} threads, {report['date']}: {command}"
-        options.out.with_suffix(".md").write_text(
-            f"# A server under attack\n\n{about}\n\n{table}\n"
-        )
+        page = f"# A server under attack\n\n{about}\n\n{table}\n"
+        options.out.with_suffix(".md").write_text(page)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Speed of ``auto`` relative to the best single drafter of each suite, which is known only afterwards.
+"""Speed of ``auto`` relative to the best single drafter of each suite, known in hindsight.
 
     python benchmarks/inflate.py big --layers 24
     python benchmarks/choosing.py --model big --data SUITES --limit 4
     python benchmarks/choosing.py --data SUITES --limit 16
 
-All methods, plain decoding included, decode every prompt interleaved, and the script checks that
-their outputs are equal. The speed of a method on a suite is its tokens per second after the first
-step, divided by plain decoding's on the same prompts. Texts that loop (more than half of their
-4-grams occurred before) form a suite of their own. ``auto / best`` compares with the single drafter
-that is best on the suite. A line below the table has the geometric mean of each method over the
-suites, and the ratio of auto to the best of these means. Brackets hold the 90 % interval of
-resampled prompts.
+All methods, plain decoding included, decode every prompt in turn, and the script checks that their
+outputs are equal. The speed of a method on a suite is its tokens per second after the first step,
+divided by those of plain decoding on the same prompts. Texts that loop (more than half of their
+4-grams occurred before) form a suite of their own. ``auto / best`` compares ``auto`` with the
+single drafter that is best on the suite. A line below the table has the geometric mean of each
+method over the suites, and the ratio of ``auto`` to the best of these means. Brackets have the 90 %
+interval over resampled prompts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, log
 from pathlib import Path
-from statistics import mean
+from statistics import geometric_mean
 
 from pronk import LLM, SamplingParams
 from pronk.base.files.results import save_result
@@ -40,12 +39,12 @@ LOOPS = "texts that loop"
 
 @dataclass
 class Measured:
-    """Measurements of one prompt by method.
+    """Measurements of one prompt.
 
     Attributes:
         suite: name of the suite, or :data:`LOOPS`.
-        seconds: seconds per token after the first step.
-        steps: tokens per forward pass.
+        seconds: seconds per token after the first step, by method.
+        steps: tokens per forward pass, by method.
     """
 
     suite: str
@@ -61,7 +60,10 @@ def measure(
     methods: Sequence[str],
     args: argparse.Namespace,
 ) -> list[Measured]:
-    """Decode one prompt with all methods; each round begins with another method."""
+    """Decode one prompt with all methods; return the measurements of each round.
+
+    The order of the methods differs between rounds and prompts; ``place`` is the prompt's number.
+    """
     rounds = []
     ids = encode(llm, prompt, chat=False)[-args.most :]
     for number in range(args.rounds):
@@ -113,30 +115,26 @@ def report(found: Sequence[Measured], auto: str, singles: Sequence[str]) -> None
         best = max(singles, key=lambda method: speed(mine, method))
         low, high = interval(mine, auto, best)
         ratio = speed(mine, auto) / speed(mine, best)
-        print(
-            f"| {suite} | {len(mine)} | {speed(mine, auto):.2f} | {speed(mine, best):.2f} | {best} "
-            "| "
-            f"{ratio:.2f} ({low:.2f} to {high:.2f}) |"
-        )
-    true = [suite for suite in suites if suite != LOOPS] or suites
-    overall = {
-        method: exp(
-            mean(log(speed([e for e in found if e.suite == suite], method)) for suite in true)
-        )
-        for method in (auto, *singles)
-    }
-    listed = ", ".join(
-        f"{method} {value:.2f}" for method, value in sorted(overall.items(), key=lambda x: -x[1])
-    )
+        speeds = f"{speed(mine, auto):.2f} | {speed(mine, best):.2f} | {best}"
+        spread = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+        print(f"| {suite} | {len(mine)} | {speeds} | {spread} |")
+    real_suites = [suite for suite in suites if suite != LOOPS] or suites
+    overall = dict[str, float]()
+    for method in (auto, *singles):
+        by_suite = list[float]()
+        for suite in real_suites:
+            own = [each for each in found if each.suite == suite]
+            by_suite.append(speed(own, method))
+        overall[method] = geometric_mean(by_suite)
+    ordered = sorted(overall, key=lambda method: -overall[method])
+    listed = ", ".join(f"{method} {overall[method]:.2f}" for method in ordered)
     best = max(singles, key=overall.__getitem__)
-    print(
-        f"\nOver all suites: {listed}. {auto} has {overall[auto] / overall[best]:.2f} of the best "
-        "single drafter."
-    )
+    ratio = overall[auto] / overall[best]
+    print(f"\nOver all suites: {listed}. {auto} has {ratio:.2f} of the best single drafter.")
 
 
 def main() -> None:
-    """Measure, and print the tables."""
+    """Run the measurements, and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -155,12 +153,9 @@ def main() -> None:
     llm = LLM(args.model, prefix_cache=True)  # a prompt is read once for all methods
     singles = [*SINGLE, *DRAFTS]
     methods = [PLAIN, *singles, AUTO, WITHOUT]
+    warm_up = SamplingParams(max_tokens=16, ignore_eos=True)
     for method in methods:
-        llm.generate(
-            "def f(x):\n    return x",
-            SamplingParams(max_tokens=16, ignore_eos=True),
-            drafter=method,
-        )
+        llm.generate("def f(x):\n    return x", warm_up, drafter=method)
     found: list[Measured] = []
     for suite in args.suites:
         prompts = load_suite(suite, args.data)

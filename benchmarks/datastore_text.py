@@ -21,7 +21,7 @@ from pronk.base.files.results import save_result
 from pronk.train.corpus.collection import Exclusion
 from pronk.train.corpus.sources import read_python
 
-# Bytes of text per source, about 3.4 per token.
+# Bytes of text per source; a token has about 3.4 bytes.
 BYTES = {
     "python": 360_000,
     "openai/grade-school-math": 150_000,
@@ -33,12 +33,14 @@ NOTICE = re.compile("copyright|licen[sc]e|all rights", re.IGNORECASE)
 
 
 def python() -> Iterator[str]:
+    """Yield the files of the standard library without a copyright notice of their own."""
     for text, origin, _ in read_python(None):
         if origin.startswith("CPython") and not NOTICE.search(text):
             yield text
 
 
 def rows(folder: Path, origin: str) -> Iterator[str]:
+    """Yield the project's texts of a source, such as ``python/peps``."""
     for name in ("math", "prose"):
         for _, row in read_json_lines(folder / "train" / f"{name}.jsonl.gz"):
             if row["source"].startswith(origin):
@@ -46,12 +48,13 @@ def rows(folder: Path, origin: str) -> Iterator[str]:
 
 
 def cut(text: str, dice: random.Random) -> str:
-    """Cut up to ``LONGEST`` characters out of a text at a random place, at line ends if there are any."""
+    """Return a random part of a text with at most ``LONGEST`` characters, in whole lines if any."""
     start = dice.randrange(max(1, len(text) - LONGEST))
     part = text[start : start + LONGEST]
-    return (
-        part if len(text) <= LONGEST else part[part.find("\n") + 1 : part.rfind("\n") + 1] or part
-    )
+    if len(text) <= LONGEST:
+        return part
+    lines = part[part.find("\n") + 1 : part.rfind("\n") + 1]
+    return lines or part
 
 
 def main(folder: Path, out: Path) -> None:

@@ -3,16 +3,16 @@
     python benchmarks/draft_models.py                         # pronk-tiny and its draft model
     python benchmarks/draft_models.py --model BIG --draft D   # other models
 
-Prints tables in Markdown, and one JSON document on the last line. The prompts are easy, mixed or
-hopeless to predict. Plain decoding and all methods decode a prompt interleaved, ``--repeats``
-times; the speed of a method is the ratio of the sums of best times. Under the coupled rule every
-output is compared with plain decoding's. ``expected`` is the speed-up of a chain of g tokens by
+The script prints Markdown tables, and one JSON document on the last line. The prompts are easy,
+mixed or hopeless to predict. Plain decoding and all methods decode a prompt in turn, ``--repeats``
+times; the speed of a method is the ratio of the sums of best times. Under the coupled rule, every
+output must equal that of plain decoding. ``expected`` is the speed-up of a chain of g tokens by
 Leviathan et al. 2023, (1 - a^(g+1)) / ((1 - a)(g c + 1)), with the measured acceptance rate a and
-the measured cost c of a forward pass of the draft.
+the measured cost c of a forward pass of the draft model.
 
 Hopeless prompts are random digits. A small target that continues them greedily loops soon, so that
-its text can be predicted; at a temperature above 0 the coupled rule gives draft and target the same
-random numbers.
+its text can be predicted. At a temperature above 0, the coupled rule gives draft model and target
+the same random numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RULES = ("coupled", "rejection", "block")
 
 @dataclass
 class Tally:
-    """Sums over the prompts of a kind."""
+    """Sums of a method over the prompts of a kind."""
 
     tokens: int = 0
     steps: int = 0
@@ -61,12 +61,12 @@ class Tally:
 
     @property
     def alpha(self) -> float | None:
-        """Acceptance rate of the first draft token."""
-        shares = Stats(steps=self.passes).acceptance
-        return shares[0] if shares else None
+        """Acceptance rate of the first draft token; ``None`` without draft tokens."""
+        rates = Stats(steps=self.passes).acceptance
+        return rates[0] if rates else None
 
     def add(self, out: Any) -> None:
-        """Add one output."""
+        """Add the statistics of one output."""
         stats = out.stats
         self.tokens += stats.generated_tokens
         self.steps += stats.target_steps
@@ -77,15 +77,15 @@ class Tally:
 
 @dataclass(frozen=True)
 class Method:
-    """A drafter, and whether draft tokens that do not pay for their rows are dropped (``thrifty``)."""
+    """A drafter with options of the engine, and its name in tables."""
 
     label: str
     drafter: Drafter
-    thrifty: bool = False
+    thrifty: bool = False  # whether draft tokens that do not pay for their rows are dropped
 
 
 class Bench:
-    """Runs methods over prompts, interleaved."""
+    """Runs methods over prompts, in turn for each prompt."""
 
     def __init__(
         self, llm: LLM, prompts: dict[str, list[str]], max_tokens: int, repeats: int
@@ -99,9 +99,9 @@ class Bench:
     def run(
         self, methods: Sequence[Method], kind: str, temperature: float, rule: Any = "coupled"
     ) -> list[Tally]:
-        """Return the sums of each method."""
+        """Return the sums of each method over the prompts of a kind."""
         tallies = [Tally() for _ in methods]
-        for method in methods:  # loads drafters and warms caches
+        for method in methods:  # load drafters and warm up caches
             self._once("warm up", SamplingParams(4), method)
         for number, prompt in enumerate(self.prompts[kind]):
             params = SamplingParams(
@@ -128,9 +128,8 @@ class Bench:
 
     def _compare(self, prompt: str, params: SamplingParams, tokens: list[int]) -> None:
         if (prompt, params) not in self.plain:
-            self.plain[prompt, params] = self.llm.generate(
-                prompt, params, drafter="autoregressive"
-            ).token_ids
+            plain = self.llm.generate(prompt, params, drafter="autoregressive")
+            self.plain[prompt, params] = plain.token_ids
         if tokens != self.plain[prompt, params]:
             message = "a method changed the output"
             raise SystemExit(message)
@@ -151,28 +150,20 @@ def shown(value: float | None) -> str:
 
 def lengths(bench: Bench, draft: str, temperature: float, cost: float) -> dict[str, Any]:
     """Print and return the speeds of fixed chain lengths and of the threshold, by kind of text."""
-    plain = Method("plain", make_drafter("autoregressive"))
-    fixed = [
-        Method(f"{g} tokens", make_drafter(f"draft_model({draft}num_tokens={g})")) for g in LENGTHS
+    methods = [Method("plain", make_drafter("autoregressive"))]
+    for g in LENGTHS:
+        drafter = make_drafter(f"draft_model({draft}num_tokens={g})")
+        methods.append(Method(f"{g} tokens", drafter))
+    model = f"draft_model({draft[:-2]})"
+    threshold = make_drafter(f"threshold({model})")
+    accepted = make_drafter(f"threshold({model}, toward='accepted')")
+    longest = make_drafter(f"draft_model({draft}num_tokens=16)")
+    methods += [
+        Method("threshold", threshold),
+        Method("threshold, accepted", accepted),
+        Method("threshold, budget auto", threshold, thrifty=True),
+        Method("up to 16, budget auto", longest, thrifty=True),
     ]
-    rest = [
-        Method("threshold", make_drafter(f"threshold(draft_model({draft[:-2]}))")),
-        Method(
-            "threshold, accepted",
-            make_drafter(f"threshold(draft_model({draft[:-2]}), toward='accepted')"),
-        ),
-        Method(
-            "threshold, budget auto",
-            make_drafter(f"threshold(draft_model({draft[:-2]}))"),
-            thrifty=True,
-        ),
-        Method(
-            "up to 16, budget auto",
-            make_drafter(f"draft_model({draft}num_tokens=16)"),
-            thrifty=True,
-        ),
-    ]
-    methods = [plain, *fixed, *rest]
     found = {kind: bench.run(methods, kind, temperature) for kind in KINDS}
     rows = []
     ratios = {}
@@ -195,21 +186,19 @@ def lengths(bench: Bench, draft: str, temperature: float, cost: float) -> dict[s
                 f"**{ratio:.2f}**",
             ]
         rows.append(row)
-    rows.append(
-        [
-            "repeated 4-grams",
-            *(cell for k in KINDS for cell in (f"{fmean(found[k][0].loops):.0%}", "", "", "")),
-        ]
-    )
+    row = ["repeated 4-grams"]
+    for kind in KINDS:
+        row += [f"{fmean(found[kind][0].loops):.0%}", "", "", ""]
+    rows.append(row)
     head = [cell for kind in KINDS for cell in (f"{kind}: α", "S", "expected", "ratio")]
     table([f"chain, temperature {temperature:g}", *head], rows)
     return {f"{kind}/{label}": ratio for (kind, label), ratio in ratios.items()}
 
 
 def rules(bench: Bench, draft: str) -> dict[str, Any]:
-    """Print and return tokens per forward pass by rule and temperature.
+    """Print and return tokens per forward pass by acceptance rule and temperature.
 
-    The rules give different texts.
+    The rules generate different texts.
     """
     drafter = Method("4 tokens", make_drafter(f"draft_model({draft}num_tokens=4)"))
     rows = []
@@ -240,19 +229,18 @@ def trees(bench: Bench, draft: str, temperature: float) -> dict[str, Any]:
         f"staged({model}, autoregressive, num_nodes=15)",
         f"beam({model}, width=4)",
     ]
-    methods = [
-        Method(spec.replace(draft, "").replace(draft[:-2], ""), make_drafter(spec))
-        for spec in specs
-    ]
+    methods = list[Method]()
+    for spec in specs:
+        label = spec.replace(draft, "").replace(draft[:-2], "")
+        methods.append(Method(label, make_drafter(spec)))
     found = {kind: bench.run(methods, kind, temperature) for kind in KINDS}
     rows = []
     ratios = {}
     for which, method in enumerate(methods):
         tallies = [found[kind][which] for kind in KINDS]
-        row = [
-            f"`{method.label}`",
-            shown(sum(t.rows for t in tallies) / max(1, sum(t.steps for t in tallies))),
-        ]
+        num_rows = sum(tally.rows for tally in tallies)
+        num_steps = sum(tally.steps for tally in tallies)
+        row = [f"`{method.label}`", shown(num_rows / max(1, num_steps))]
         for kind, tally in zip(KINDS, tallies, strict=True):
             ratio = found[kind][0].seconds / tally.seconds
             ratios[f"{kind}/{method.label}"] = ratio
@@ -264,7 +252,10 @@ def trees(bench: Bench, draft: str, temperature: float) -> dict[str, Any]:
 
 
 def expansion(llm: LLM, seconds: float) -> float:
-    """Return the time of adding CAPE's siblings to a chain, in forward passes of the draft (``seconds``)."""
+    """Return the time of adding CAPE's siblings to a chain, divided by a pass of the draft model.
+
+    ``seconds`` is the duration of a forward pass of the draft model.
+    """
     size = llm.config.vocab_size
     generator = np.random.default_rng(0)
     params = SamplingParams(max_tokens=64)
@@ -295,7 +286,7 @@ def expansion(llm: LLM, seconds: float) -> float:
 
 
 def noise(folder: Path) -> str:
-    """Write a copy of pronk-tiny-draft with random matrices; return its folder."""
+    """Write a copy of pronk-tiny-draft with random matrices; return the path of its folder."""
     shutil.copytree(resolve_model("pronk-tiny-draft"), folder)
     checkpoint = Checkpoint(folder)
     generator = np.random.default_rng(0)
@@ -306,10 +297,9 @@ def noise(folder: Path) -> str:
         weight = weights[piece.name]
         if weight.ndim == 1:
             return weight
-        noise = (
-            generator.standard_normal(weight.shape, np.float32) * weight.astype(np.float32).std()
-        )
-        return noise.astype(weight.dtype)
+        deviation = weight.astype(np.float32).std()
+        values = generator.standard_normal(weight.shape, np.float32) * deviation
+        return values.astype(weight.dtype)
 
     entries = [
         ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype)
@@ -344,17 +334,16 @@ def main() -> None:
         default=["lengths", "trees", "rules"],
     )
     args = parser.parse_args()
-    lines = (
-        Path(__file__).with_name("drafting_prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    )
+    path = Path(__file__).with_name("drafting_prompts.jsonl")
+    lines = path.read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     prompts = {
         kind: [r["prompt"] for r in records if r["kind"] == kind][: args.limit] for kind in KINDS
     }
     llm = LLM(args.model, threads=args.threads)
     place = TemporaryDirectory()
-    path = noise(Path(place.name) / "noise") if args.noise else args.draft
-    draft = f"model={path!r}, " if path else ""
+    folder = noise(Path(place.name) / "noise") if args.noise else args.draft
+    draft = f"model={folder!r}, " if folder else ""
     drafter = make_drafter(f"draft_model({draft[:-2]})")
     llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
     (model,) = llm.engine.target.shared_models.values()
@@ -365,14 +354,9 @@ def main() -> None:
     cost = own.at(1) / costs.at(1)
     share = expansion(llm, own.at(1))
     rows = ", ".join(f"{1e3 * costs.at(n):.2f}" for n in (1, 8, 16))
-    print(
-        f"A forward pass of the target over 1 / 8 / 16 rows takes {rows} ms, of the draft "
-        f"{1e3 * own.at(1):.2f} ms:"
-    )
-    print(
-        f"c = {cost:.3f}. Expanding 5 tokens by CAPE takes {share:.1%} of a forward pass of the "
-        "draft.\n"
-    )
+    own_ms = f"{1e3 * own.at(1):.2f} ms"
+    print(f"A pass of the target over 1 / 8 / 16 rows takes {rows} ms, of the draft {own_ms}:")
+    print(f"c = {cost:.3f}. Expanding 5 tokens by CAPE takes {share:.1%} of a pass of the draft.\n")
     bench = Bench(llm, prompts, args.max_tokens, args.repeats)
     result: dict[str, Any] = {"cost": cost, "cape_share": share}
     for temperature in args.temperature:

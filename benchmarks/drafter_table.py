@@ -1,11 +1,10 @@
 """One table of every method for one real model: training, tokens per forward pass by task, speed.
 
-    python benchmarks/drafter_table.py MODEL.gguf --prompts spec_bench.jsonl --heads RUNS --out
-    results/drafters
+    python benchmarks/drafter_table.py MODEL.gguf --prompts spec_bench.jsonl --heads RUNS --out OUT
 
 ``--heads`` is a folder with trained drafters, ``RUNS/KIND/export`` or ``RUNS/KIND``, where KIND is
-one of ``TRAINED``. All methods decode all prompts, interleaved, and must give the same tokens.
-Times are those of ``priced.py``, unless ``--wall``; they leave out the first token.
+one of ``TRAINED``. All methods decode each prompt in turn, and must generate the same tokens. Times
+are those of ``priced.py``, unless ``--wall`` is set, without the time of the first token.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from policy import PLAIN, Prompt, Run, make_parser, measure_all, read_prompts, speed, write_report
@@ -37,11 +37,11 @@ WITHOUT_MODEL = ("lookahead", "prompt_lookup", "recycling", "suffix(store_tokens
 
 
 class Method(NamedTuple):
-    """A row of the table."""
+    """A drafter, for a row of the table."""
 
-    name: str  # of the drafter
-    spec: str
-    folder: Path | None = None  # of the trained drafter
+    name: str
+    spec: str  # name and options of the drafter
+    folder: Path | None = None  # folder of the trained drafter
 
     @property
     def parameters(self) -> float:
@@ -52,18 +52,18 @@ class Method(NamedTuple):
         for file in self.folder.glob("*.safetensors"):
             with safe_open(file, framework="np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
-                    # of a quantized matrix, beside its codes and scales
+                    # A quantized matrix has its shape beside its codes and scales.
                     if name.endswith(".weight_shape"):
                         total += math.prod(tensors.get_tensor(name).tolist())
-                    elif name not in {"d2t", "t2d"} and not name.endswith(
-                        (".weight_packed", ".weight_scale")
-                    ):
+                    elif name.endswith((".weight_packed", ".weight_scale")):
+                        continue
+                    elif name not in {"d2t", "t2d"}:  # maps of the draft vocabulary
                         total += math.prod(tensors.get_slice(name).get_shape())
         return total / 1e6
 
     @property
     def training(self) -> str:
-        """Duration and device of the training, and the tokens trained on, from the card."""
+        """Number of training tokens, and duration and device of the training, from the card."""
         card = "" if self.folder is None else (self.folder / "README.md").read_text()
         time = re.search(r"([\d.]+ minutes on \w+)", card)
         tokens = re.search(r"([\d.]+ [MB]) tokens in", card)
@@ -71,7 +71,7 @@ class Method(NamedTuple):
 
 
 def find_methods(heads: Path | None) -> list[Method]:
-    """Return all methods; trained ones need a folder in ``heads``."""
+    """Return all methods; a trained drafter needs a folder in ``heads``."""
     methods = [Method(spec.partition("(")[0], spec) for spec in WITHOUT_MODEL]
     for name in TRAINED:
         for folder in () if heads is None else (heads / name / "export", heads / name):
@@ -82,8 +82,9 @@ def find_methods(heads: Path | None) -> list[Method]:
 
 
 def per_pass(runs: Sequence[Run]) -> float:
-    """Return tokens per forward pass."""
-    return sum(run.tokens for run in runs) / max(1, sum(run.steps for run in runs))
+    """Return the mean number of tokens per forward pass."""
+    num_steps = sum(run.steps for run in runs)
+    return sum(run.tokens for run in runs) / max(1, num_steps)
 
 
 def rows(
@@ -96,14 +97,9 @@ def rows(
         passes = dict[str, float]()
         ratios = list[float]()
         for suite in suites:
-            own, plain = (
-                [
-                    run
-                    for run, prompt in zip(runs[spec], prompts, strict=True)
-                    if prompt.suite == suite
-                ]
-                for spec in (method.spec, PLAIN)
-            )
+            places = [place for place, prompt in enumerate(prompts) if prompt.suite == suite]
+            own = [runs[method.spec][place] for place in places]
+            plain = [runs[PLAIN][place] for place in places]
             passes[suite] = per_pass(own)
             ratios.append(speed(own) / speed(plain))
         found.append(
@@ -112,46 +108,36 @@ def rows(
                 "parameters": method.parameters,
                 "training": method.training,
                 "tokens per pass": passes,
-                "mean": math.exp(sum(map(math.log, passes.values())) / len(passes)),
-                "over plain": math.exp(sum(map(math.log, ratios)) / len(ratios)),
+                "mean": geometric_mean(passes.values()),
+                "over plain": geometric_mean(ratios),
             }
         )
     return found
 
 
 def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
-    """Return the rows as Markdown."""
+    """Return the rows as a Markdown table."""
     suites = [*found[0]["tokens per pass"]]
-    columns = [
-        "method",
-        "M parameters",
-        "training: tokens, duration",
-        *suites,
-        "mean",
-        "× plain",
-        "published, × plain",
-    ]
+    columns = ["method", "M parameters", "training: tokens, duration", *suites]
+    columns += ["mean", "× plain", "published, × plain"]
     lines = [
         f"T = {temperature}; tokens per forward pass of the target by task",
         "",
         f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
     ]
-    lines.append("|---" * len(columns) + "|")
     for row in found:
-        cells = [f"`{row['method']}`", f"{row['parameters']:.1f}" if row["parameters"] else ""]
-        cells += [row["training"]]
+        parameters = f"{row['parameters']:.1f}" if row["parameters"] else ""
+        cells = [f"`{row['method']}`", parameters, row["training"]]
         cells += [f"{row['tokens per pass'][suite]:.2f}" for suite in suites]
-        cells += [
-            f"{row['mean']:.2f}",
-            f"{row['over plain']:.2f}",
-            PUBLISHED.get(row["method"], ""),
-        ]
+        cells += [f"{row['mean']:.2f}", f"{row['over plain']:.2f}"]
+        cells.append(PUBLISHED.get(row["method"], ""))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure, and write the tables."""
+    """Run the measurements, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=5)
     parser.add_argument("--heads", type=Path, help="folder with trained drafters")
     options = parser.parse_args()
@@ -160,9 +146,8 @@ def main() -> None:
     llm = LLM(options.model, drafter=PLAIN)
     tables = []
     cells = []
-    for temperature, runs in measure_all(
-        llm, prompts, [PLAIN, *(method.spec for method in methods)], options
-    ):
+    specs = [PLAIN, *(method.spec for method in methods)]
+    for temperature, runs in measure_all(llm, prompts, specs, options):
         found = rows(prompts, runs, methods)
         tables.append(table(found, temperature))
         cells.append({"temperature": temperature, "rows": found})

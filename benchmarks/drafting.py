@@ -3,9 +3,9 @@
     python benchmarks/drafting.py                     # Markdown table
     python benchmarks/drafting.py --vocab 128256      # logits of another width
 
-No target runs: its choices are a given text, Python's standard library in pronk-tiny's tokens. Each
-step calls ``propose``, verifies the tree along the text and calls ``observe``. The logits are
-random.
+No target model runs: instead, the text is given, the standard library of Python in pronk-tiny's
+tokens. Each step calls ``propose``, verifies the tree along the text and calls ``observe``. The
+logits are random.
 """
 
 from __future__ import annotations
@@ -47,27 +47,25 @@ SPECS = (
 LENGTHS = (512, 4096, 32768)
 STEPS = 200
 
-# Costs of forward passes, 0.04 to 0.08 s with 1 to 16 rows, for drafters that use costs; only the
-# drafter is measured.
+# Costs of forward passes for drafters that use costs: 0.04 to 0.08 s for 1 to 16 rows. They do not
+# count in the measurement.
 COSTS = CostCurve(0.04, 0.8, 0.075)
 
 
 def library_text(llm: LLM, tokens: int) -> list[int]:
-    """Return the first ``tokens`` token ids of the standard library's source, largest files first."""
+    """Return the first token ids of the standard library's source, with the largest files first."""
     ids: list[int] = []
-    for path in sorted(
-        Path(argparse.__file__).parent.glob("*.py"), key=lambda p: -p.stat().st_size
-    ):
-        ids += llm.tokenizer.encode(
-            path.read_text(encoding="utf-8", errors="replace"), add_special_tokens=False
-        )
+    files = Path(argparse.__file__).parent.glob("*.py")
+    for path in sorted(files, key=lambda file: -file.stat().st_size):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        ids += llm.tokenizer.encode(text, add_special_tokens=False)
         if len(ids) >= tokens:
             break
     return ids[:tokens]
 
 
 def accepted(tree: TokenTree, truth: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes of the tree along ``truth``, without the root."""
+    """Return the nodes of a tree that follow the tokens ``truth``, without the root."""
     node = 0
     path = list[int]()
     for token in truth:
@@ -82,7 +80,7 @@ def accepted(tree: TokenTree, truth: Sequence[int]) -> tuple[int, ...]:
 def drive(
     drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int
 ) -> tuple[float, list[float], int, int]:
-    """Run a drafter along a text.
+    """Run a drafter along a text, for ``STEPS`` steps after a prompt of ``prompt`` tokens.
 
     Returns:
         Seconds of ``start``, seconds of each step, number of draft tokens, number of accepted ones.
@@ -114,28 +112,21 @@ def drive(
         logits = noise[: len(tree)].copy()
         for node in (0, *path):
             logits[node, text[length + tree.depths[node]]] = 99.0
-        outcome = Outcome(
-            state,
-            tree,
-            path,
-            new,
-            length - 1,
-            params,
-            logits if drafter.capabilities.logits else None,
-        )
+        given_logits = logits if drafter.capabilities.logits else None
+        outcome = Outcome(state, tree, path, new, length - 1, params, given_logits)
         began = perf_counter()
         ledger.acceptance.propose(drafter.label, (), tree)
         ledger.acceptance.advance(new)
         drafter.observe(outcome)
         seconds.append(proposed + perf_counter() - began)
-        length = length + len(new)
-        drafted = drafted + tree.num_draft_tokens
-        right = right + len(path)
+        length += len(new)
+        drafted += tree.num_draft_tokens
+        right += len(path)
     return start, seconds, drafted, right
 
 
 def state_bytes(drafter: Proposer[Any], text: Sequence[int], prompt: int) -> int:
-    """Return the bytes of a request's state after its prompt."""
+    """Return the number of bytes of a request's state after a prompt of ``prompt`` tokens."""
     gc.collect()
     tracemalloc.start()
     state = drafter.start(text[:prompt])
@@ -159,19 +150,16 @@ def main() -> None:
     arguments = parser.parse_args()
     llm = LLM(threads=1)
     text = library_text(llm, LENGTHS[-1] + 60 * (STEPS + 2))
-    print(
-        f"| drafter | context | µs per step | steps/s | % of {arguments.step:g} ms | start, ms | "
-        "state, MiB |"
-    )
+    of_step = f"% of {arguments.step:g} ms"
+    print(f"| drafter | context | µs per step | steps/s | {of_step} | start, ms | state, MiB |")
     print("| --- | --: | --: | --: | --: | --: | --: |")
     for spec in arguments.drafter or SPECS:
         for prompt in LENGTHS:
             drafter = make_drafter(spec)
             drafter = drafter.bind(llm.engine.target)
             size = state_bytes(drafter, text, prompt)
-            start, seconds, _, _ = drive(
-                drafter, text, prompt, arguments.vocab or llm.config.vocab_size
-            )
+            vocab = arguments.vocab or llm.config.vocab_size
+            start, seconds, _, _ = drive(drafter, text, prompt, vocab)
             step = median(seconds)
             share = 100e3 * step / arguments.step
             cells = (

@@ -1,19 +1,20 @@
 """Speed of a mixture of experts: plain decoding, passes of several rows, and ``auto``.
 
-    python benchmarks/experts.py                      random model of 1.0 B parameters: 32 experts, 4 per token
-    python benchmarks/experts.py --folder /tmp/moe    keep the model, about 2 GB, for later runs
+    python benchmarks/experts.py                      # random model of 1.0 B parameters
+    python benchmarks/experts.py --folder /tmp/moe    # keep the model, about 2 GB, for later runs
 
-The weights are random and loaded with 4 bits. ``--common`` is the part of all embeddings that
-tokens share: it lets neighbouring tokens choose the same experts, as in real texts. The script
-prints the overlap that results: the probability that two rows choose the same expert.
+The model has 32 experts, of which a token chooses 4. The weights are random and loaded with 4 bits.
+``--common`` is the part of the embeddings that all tokens share, so that neighbouring tokens choose
+the same experts, as in real texts. The script prints the resulting overlap: the probability that
+two rows choose the same expert.
 
-    floor   bytes that a token reads, over the bandwidth of reading memory on all threads
-    union   time of one row, with the experts that all rows together choose; see ``models/cost_model.py``
-    auto    time of plain decoding over that of ``auto``: less than 1 is slower
+    floor   time to read the bytes that a token needs, at the memory bandwidth of all threads
+    union   time of one row that reads the experts of all rows; see ``models/cost_model.py``
+    auto    time of plain decoding divided by that of ``auto``: less than 1 is slower
 
-Drafters of the last part propose 4 tokens per step, each right with the given probability, with a
-confidence of 1; *text*: the drafters that ``auto`` chooses. Figures are medians, with the 10th and
-90th percentiles in brackets. The last line is one JSON object.
+In the last part, drafters propose 4 tokens per step with a confidence of 1, each of which is right
+with the given probability; *text* has the drafters that ``auto`` chooses. Figures are medians, with
+the 10th and 90th percentiles in brackets. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -73,15 +74,14 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
+    """Measure the model in a folder, and print all figures."""
     llm = LLM(folder, weights="int4", threads=options.threads, drafter=PLAIN)
     decoder = llm.engine.runner.decoder
     count = count_parameters(llm.config)
     touched = forward_weights(decoder)
-    print(f"{count / 1e6:.0f} M parameters, {touched.nbytes / 1e6:.0f} MB, ", end="")
-    print(
-        f"of which a token reads {touched.floor_bytes / 1e6:.0f} MB; {llm.kernels}, "
-        f"{options.threads} threads"
-    )
+    size = f"{count / 1e6:.0f} M parameters, {touched.nbytes / 1e6:.0f} MB"
+    read = f"of which a token reads {touched.floor_bytes / 1e6:.0f} MB"
+    print(f"{size}, {read}; {llm.kernels}, {options.threads} threads")
     report: dict[str, Any] = {
         "machine": describe_hardware("cpu"),
         "kernels": llm.kernels,
@@ -93,22 +93,24 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
-    """Measure passes over ``ROWS`` rows of random tokens, between readings of memory."""
+    """Measure passes over ``ROWS`` rows of random tokens, and in turn the memory bandwidth."""
     runner = llm.engine.runner
     dice = random.Random(0)
     kernels = runner.decoder.backend.kernels
     assert kernels is not None, "expected pronk's kernels, found torch"
     buffer = mapped_zeros((READ_BYTES,), np.dtype(np.uint8))
-    buffer[:] = 1  # zeros that were never written take no memory
+    buffer[:] = 1  # pages of zeros that were never written take no memory
     tables = [prepared(llm, rows)[0] for rows in ROWS]
-    took: dict[int, list[float]] = {rows: [] for rows in (0, *ROWS)}  # 0: reading memory
+    # Seconds by number of rows; 0 rows stand for reading the buffer.
+    took: dict[int, list[float]] = {rows: [] for rows in (0, *ROWS)}
     unions: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for _ in range(rounds):
         began = perf_counter()
         kernels.read(buffer)
         took[0].append(perf_counter() - began)
         for rows, table in zip(ROWS, tables, strict=True):
-            tree = TokenTree.chain([dice.randrange(1, llm.config.vocab_size) for _ in range(rows)])
+            tokens = [dice.randrange(1, llm.config.vocab_size) for _ in range(rows)]
+            tree = TokenTree.chain(tokens)
             began = perf_counter()
             result = runner.forward(ForwardBatch([BatchEntry(table, tree, range(rows), CONTEXT)]))
             took[rows].append(perf_counter() - began)
@@ -121,17 +123,16 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     floor = forward_weights(runner.decoder).floor_bytes / bandwidth
     model = CostModel(*expert_costs(runner.decoder))
     (share, _) = expert_costs(runner.decoder)
-    print(
-        f"bandwidth {bandwidth / 1e9:.1f} GB/s, floor {1e3 * floor:.2f} ms; plain "
-        f"{seconds[1] / floor:.2f} x floor"
-    )
+    plain = f"plain {seconds[1] / floor:.2f} x floor"
+    print(f"bandwidth {bandwidth / 1e9:.1f} GB/s, floor {1e3 * floor:.2f} ms; {plain}")
     print(" rows        ms  [10 %, 90 %]       experts   union ms   x union")
     table_rows = dict[int, dict[str, float]]()
     for rows in ROWS:
         union = statistics.mean(unions[rows])
         priced = CostCurve(seconds[1], 0.0, 0.0, experts=share).at(rows, union)
         model.learn(rows, CONTEXT, seconds[rows], experts_read=union)
-        low, high = (1e3 * quantile(took[rows], part) for part in (0.1, 0.9))
+        low = 1e3 * quantile(took[rows], 0.1)
+        high = 1e3 * quantile(took[rows], 0.9)
         times = f"{1e3 * seconds[rows]:9.2f}  [{low:.2f}, {high:.2f}]"
         print(f"{rows:5} {times:28}{union:9.2f}{1e3 * priced:11.2f}{seconds[rows] / priced:10.2f}")
         table_rows[rows] = {"median": seconds[rows], "experts": union, "union": priced}
@@ -156,11 +157,10 @@ def by_drafter(llm: LLM, tokens: int, rounds: int) -> dict[str, list[float]]:
     print("time of plain decoding / with the drafter")
     found = dict[str, list[float]]()
     for name, case in cases.items():
-        ratios = found[name] = run(llm, case, rounds)
-        print(
-            f"{name:12}{statistics.median(ratios):7.3f} [{min(ratios):.3f}, {max(ratios):.3f}]",
-            flush=True,
-        )
+        ratios = run(llm, case, rounds)
+        found[name] = ratios
+        spread = f"[{min(ratios):.3f}, {max(ratios):.3f}]"
+        print(f"{name:12}{statistics.median(ratios):7.3f} {spread}", flush=True)
     return found
 
 

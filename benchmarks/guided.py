@@ -3,12 +3,11 @@
     python benchmarks/inflate.py big --layers 24
     python benchmarks/guided.py --model big
 
-*Forms*: all methods decode the same text for each schema, interleaved. Figures are medians of the
-ratios to plain
-guided decoding of the same schema and round. The script checks that the tokens are equal. *Masks*:
-microseconds of mask and advance per token, for the model's vocabulary and for a synthetic one of
-128,000 tokens, and their share of a plain step. *choose*: time for 50 alternatives, compared with
-plain steps.
+- *Forms*: all methods decode the same text for each schema, in turn. Figures are medians of the
+  ratios to plain guided decoding of the same schema and round. The tokens must be equal.
+- *Masks*: microseconds of mask and advance per token, for the model's vocabulary and for a
+  synthetic one of 128,000 tokens, and their fraction of a plain step.
+- *choose*: time for 50 alternatives, compared with plain steps.
 """
 
 from __future__ import annotations
@@ -110,6 +109,7 @@ def main() -> None:
 
 
 def form(name: str) -> dict[str, object]:
+    """Return the JSON schema with a name in ``SCHEMAS``; all its properties are required."""
     properties = SCHEMAS[name]
     return {
         "type": "object",
@@ -120,11 +120,12 @@ def form(name: str) -> dict[str, object]:
 
 
 def prompt(name: str) -> str:
+    """Return the prompt that asks for JSON of a schema."""
     return f"JSON schema:\n{json.dumps(form(name))}\n\nA {name} as JSON that fits it:\n"
 
 
 def forms(llm: LLM, rounds: int, temperature: float) -> float:
-    """Print the table of forms; return the seconds of a plain step."""
+    """Print the table of forms; return the duration of a plain step in seconds."""
     for method in METHODS.values():  # compile grammars, measure forward passes, cache the prompts
         for name in SCHEMAS:
             fill(llm, name, method, 0, temperature, most=4)
@@ -136,10 +137,11 @@ def forms(llm: LLM, rounds: int, temperature: float) -> float:
     print("| method | × plain | S | tokens forced | forced accepted |")
     print("|---|---|---|---|---|")
     for label, runs in found.items():
-        ratios = [
-            (done.stats.generated_tokens / seconds) / (plainly.stats.generated_tokens / plain)
-            for (seconds, done), (plain, plainly) in zip(runs, found["plain"], strict=True)
-        ]
+        ratios = list[float]()
+        for run, plain_run in zip(runs, found["plain"], strict=True):
+            same = run[1].token_ids == plain_run[1].token_ids
+            assert same, f"{label}: tokens differ from plain guided decoding's"
+            ratios.append(tokens_per_second(run) / tokens_per_second(plain_run))
         stats = [done.stats for _, done in runs]
         tokens = sum(each.generated_tokens for each in stats)
         steps = sum(each.target_steps for each in stats)
@@ -148,25 +150,23 @@ def forms(llm: LLM, rounds: int, temperature: float) -> float:
         drafted = sum(each.drafted for each in own)
         accepted = f"{sum(each.accepted for each in own) / drafted:.0%}" if drafted else "-"
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        per_pass = f"{tokens / steps:.2f}"
         print(
-            f"| {label} | {spread} | {tokens / steps:.2f} | {forced / tokens:.0%} | {accepted} |",
-            flush=True,
+            f"| {label} | {spread} | {per_pass} | {forced / tokens:.0%} | {accepted} |", flush=True
         )
-        same = all(
-            done.token_ids == plainly.token_ids
-            for (_, done), (_, plainly) in zip(runs, found["plain"], strict=True)
-        )
-        assert same, f"{label}: tokens differ from plain guided decoding's"
-    compiled = [done.stats.compile_seconds for _, done in found["plain"]]
-    print(
-        f"\ncompiled in {1e3 * min(compiled):.1f} to {1e3 * max(compiled):.1f} ms, "
-        "once for each schema"
-    )
+    compiled = [1e3 * done.stats.compile_seconds for _, done in found["plain"]]
+    print(f"\ncompiled in {min(compiled):.1f} to {max(compiled):.1f} ms, once for each schema")
     return plain_step(llm)
 
 
+def tokens_per_second(run: tuple[float, Completion]) -> float:
+    """Return the tokens per second of a run, from its seconds and its completion."""
+    seconds, done = run
+    return done.stats.generated_tokens / seconds
+
+
 def plain_step(llm: LLM) -> float:
-    """Return the seconds of a step without draft tokens."""
+    """Return the median duration of a step without draft tokens, in seconds."""
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     steps = llm.generate(prompt("person"), params, drafter="autoregressive").stats.steps
     return statistics.median(after.clock - before.clock for before, after in pairwise(steps))
@@ -180,6 +180,7 @@ def fill(
     temperature: float,
     most: int = 160,
 ) -> tuple[float, Completion]:
+    """Generate JSON of a schema with at most ``most`` tokens; return the seconds and the result."""
     drafter, mode = method
     params = SamplingParams(
         max_tokens=most,
@@ -194,11 +195,9 @@ def fill(
 
 
 def masks(llm: LLM, step: float) -> None:
-    """Print the table of masks, on random texts that the grammars allow."""
-    print(
-        "\n| vocabulary | mask and advance, median | slowest | share of a plain step | tokenizer "
-        "read in |"
-    )
+    """Print the table of masks, measured on random texts that the grammars allow."""
+    columns = "mask and advance, median | slowest | share of a plain step | tokenizer read in"
+    print(f"\n| vocabulary | {columns} |")
     print("|---|---|---|---|---|")
     large = Tokenizer(made_up(128_000), special_tokens={"eos_token": "<|end|>"})
     for tokenizer, size, ends in (
@@ -213,9 +212,9 @@ def masks(llm: LLM, step: float) -> None:
         loaded = perf_counter() - began
         logits = np.random.default_rng(0).standard_normal(size, np.float32)
         for turn in range(12):
-            follower = grammars.compile(
-                Guide(json=form([*SCHEMAS][turn % len(SCHEMAS)]))
-            ).new_processor()
+            name = [*SCHEMAS][turn % len(SCHEMAS)]
+            grammar = grammars.compile(Guide(json=form(name)))
+            follower = grammar.new_processor()
             for _ in range(120):
                 began = perf_counter()
                 masked = follower.mask(logits)
@@ -227,10 +226,9 @@ def masks(llm: LLM, step: float) -> None:
                 follower.advance(token)
                 times.append(seconds + perf_counter() - began)
         median = statistics.median(times)
-        row = (
-            f"| {size} | {1e6 * median:.0f} µs | {1e6 * max(times):.0f} µs | {median / step:.2%} |"
-        )
-        print(row, f"{1e3 * loaded:.0f} ms |", flush=True)
+        durations = f"{1e6 * median:.0f} µs | {1e6 * max(times):.0f} µs"
+        loading = f"{1e3 * loaded:.0f} ms"
+        print(f"| {size} | {durations} | {median / step:.2%} | {loading} |", flush=True)
 
 
 def made_up(size: int) -> tokenizers.Tokenizer:
@@ -256,6 +254,7 @@ def made_up(size: int) -> tokenizers.Tokenizer:
 
 
 def choices(llm: LLM, rounds: int, step: float) -> None:
+    """Print the time of ``choose`` for 50 alternatives."""
     first = "red green blue dark light".split()
     second = "house car tree stone apple road list file name sum".split()
     options = [f" {a} {b}" for a in first for b in second]
@@ -283,14 +282,10 @@ def choices(llm: LLM, rounds: int, step: float) -> None:
     rows = " and ".join(str(each) for each, _ in beyond)
     seconds = sum(each for _, each in beyond)
     median = statistics.median(times)
-    print(
-        f"\nchoose of {len(options)}: {median:.2f} s; the last {end} rows of the prompt take "
-        f"{reading:.2f} s of it,"
-    )
-    print(
-        f"and a forward pass over the other {rows} rows takes the time of {seconds / step:.1f} "
-        "plain steps"
-    )
+    prompt_part = f"the last {end} rows of the prompt take {reading:.2f} s of it"
+    print(f"\nchoose of {len(options)}: {median:.2f} s; {prompt_part},")
+    steps = f"{seconds / step:.1f} plain steps"
+    print(f"and a forward pass over the other {rows} rows takes the time of {steps}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What limits the acceptance of an EAGLE-3 or MTP head: its first choice, its vocabulary, its later draft tokens?
+"""Limits of the acceptance of an EAGLE-3 or MTP head: first choice, vocabulary, later tokens.
 
     python benchmarks/head_limits.py MODEL.gguf --prompts spec_bench.jsonl --heads HEAD OTHER_HEAD
     python benchmarks/head_limits.py MODEL.gguf --answers own.answers --heads HEAD
@@ -6,16 +6,16 @@
 ``--answers`` takes the held-out questions of the head's training instead of, or besides, prompts.
 
 The target decodes each prompt greedily and alone. Before every token of the text, the head proposes
-a chain of ``--depth`` tokens, and its likeliest ``TOP`` next tokens; none of them is verified, so
-that every position of the text counts. Printed per suite, as Markdown:
+a chain of ``--depth`` tokens, and its likeliest ``TOP`` next tokens. None of them is verified, so
+that every position of the text counts. The script prints a Markdown table with a row per suite:
 
-* outside: share of the text's tokens that the draft vocabulary lacks; in brackets, of the rejected
-  first draft tokens.
-* top n: share of positions where the text's token is among the head's n likeliest ones.
-* token k: share of positions where draft token k is right, given that those before it are.
-* S: tokens per forward pass of the chain at every position.
-* p: share of positions where the target's probability of its token is above 0.9, and *same* there
-  and elsewhere.
+* outside: fraction of the text's tokens that the draft vocabulary lacks; in brackets, the same
+  fraction of the tokens that the first draft token missed.
+* top n: fraction of positions with the text's token among the head's n likeliest ones.
+* token k: fraction of positions with a right draft token k, if all earlier ones are right.
+* S: mean number of tokens per forward pass, with a chain at every position.
+* p: fraction of positions where the target's probability of its token is above 0.9; then *same*,
+  the fraction of right first draft tokens, at these positions and at the others.
 """
 
 from __future__ import annotations
@@ -40,51 +40,51 @@ _SURE = 0.9  # probability of a token that the target is sure of
 
 
 class Position(NamedTuple):
-    """Draft tokens before a token of the text."""
+    """A head's draft tokens for one position of the text."""
 
-    chain: tuple[int, ...]
-    likeliest: tuple[int, ...]
+    chain: tuple[int, ...]  # draft tokens one after another
+    likeliest: tuple[int, ...]  # likeliest next tokens, the likeliest first
 
 
 class Recorder(Proposer[Any]):
-    """Keeps a head's draft tokens at every position, and proposes none of them."""
+    """Drafter that records a head's draft tokens at every position, and proposes none of them."""
 
     name = "recorder"
     capabilities = Capabilities(bypass_budget=True)
 
     def __init__(self, llm: LLM, kind: str, head: Path, depth: int) -> None:
-        specs = f"num_tokens={depth}", f"num_tokens=1, num_nodes={TOP}, beam={TOP}"
-        self.parts = [
-            make_drafter(f"{kind}(model={str(head)!r}, {spec})").bind(llm.target) for spec in specs
-        ]
+        model = f"model={str(head)!r}"
+        chain = make_drafter(f"{kind}({model}, num_tokens={depth})")
+        likeliest = make_drafter(f"{kind}({model}, num_tokens=1, num_nodes={TOP}, beam={TOP})")
+        self.parts = [each.bind(llm.target) for each in (chain, likeliest)]
         self.target = llm.target
         self.positions: list[Position] = []
 
     @property
     def draft_ids(self) -> set[int] | None:
-        """The draft vocabulary; ``None`` if it is the target's."""
+        """Token ids of the draft vocabulary; ``None`` if the head has the target's vocabulary."""
         ids = self.parts[0].runner.head.draft_ids  # type: ignore[attr-defined]
         return None if ids is None else {*ids.tolist()}
 
     def start(self, prompt: Sequence[int]) -> list[Any]:
-        """Return the states of both proposers."""
+        """Return the states of the proposers of the chain and of the likeliest tokens."""
         return [part.start(prompt) for part in self.parts]
 
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
-        """Record, and propose nothing."""
+        """Record the draft tokens, and return trees without any."""
         (context,) = contexts
-        chain, top = (
-            part.propose([context.with_state(state)])[0].tokens[1:]
-            for part, state in zip(self.parts, context.state, strict=True)
-        )
-        self.positions.append(Position(tuple(chain), tuple(top)))
+        drafts = list[tuple[int, ...]]()
+        for part, state in zip(self.parts, context.state, strict=True):
+            (tree,) = part.propose([context.with_state(state)])
+            drafts.append(tuple(tree.tokens[1:]))
+        self.positions.append(Position(*drafts))
         return [TokenTree.chain(context.tokens[-1:])]
 
     def observe(self, outcome: Outcome[Any]) -> None:
         """Do nothing."""
 
     def stop(self, state: list[Any]) -> None:
-        """Free both states."""
+        """Free the states of both proposers."""
         for part, own in zip(self.parts, state, strict=True):
             part.stop(own)
 
@@ -93,12 +93,12 @@ class Text(NamedTuple):
     """A text and the draft tokens before each of its tokens."""
 
     ids: list[int]
-    sure: list[bool]  # per token
+    sure: list[bool]  # whether the target's probability of a token is above ``_SURE``
     positions: list[Position]  # of the tokens from the second one to the last but one
 
 
 def record(llm: LLM, recorder: Recorder, prompt: Prompt | list[int], tokens: int) -> Text:
-    """Decode a prompt."""
+    """Decode a prompt greedily, and return the text with the head's draft tokens."""
     recorder.positions = []
     params = SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=0)
     if isinstance(prompt, Prompt):
@@ -115,7 +115,7 @@ def record(llm: LLM, recorder: Recorder, prompt: Prompt | list[int], tokens: int
 
 
 def summary(texts: Sequence[Text], draft_ids: set[int] | None, depth: int) -> list[str]:
-    """Return the cells of a row."""
+    """Return the cells of the row for some texts."""
     ranks = list[int]()
     outside = list[bool]()
     sure = list[bool]()
@@ -129,9 +129,8 @@ def summary(texts: Sequence[Text], draft_ids: set[int] | None, depth: int) -> li
             outside.append(draft_ids is not None and token not in draft_ids)
             sure.append(text.sure[place])
             if len(rest) >= depth and len(position.chain) == depth:
-                same = np.cumprod(
-                    [a == b for a, b in zip(position.chain, rest[:depth], strict=True)]
-                )
+                equal = [a == b for a, b in zip(position.chain, rest[:depth], strict=True)]
+                same = np.cumprod(equal)
                 reached += np.array([1, *same])
                 right.append(int(same.sum()))
     rank = np.array(ranks)
@@ -140,11 +139,11 @@ def summary(texts: Sequence[Text], draft_ids: set[int] | None, depth: int) -> li
     cells = [str(len(rank)), f"{out.mean():.1%} ({out[rank > 0].mean():.1%})"]
     cells += [f"{(rank < n).mean():.3f}" for n in (1, 2, 4, 8, TOP)]
     cells += [f"{reached[k + 1] / max(1, reached[k]):.2f}" for k in range(depth)]
-    cells += [f"{1 + np.mean(right):.2f}"]
-    return [
-        *cells,
-        f"{high.mean():.2f}: {(rank[high] < 1).mean():.2f}, {(rank[~high] < 1).mean():.2f}",
-    ]
+    cells.append(f"{1 + np.mean(right):.2f}")
+    same_there = f"{(rank[high] < 1).mean():.2f}"
+    same_elsewhere = f"{(rank[~high] < 1).mean():.2f}"
+    cells.append(f"{high.mean():.2f}: {same_there}, {same_elsewhere}")
+    return cells
 
 
 def main() -> None:
@@ -165,31 +164,26 @@ def main() -> None:
     for prompt in read_prompts(options.prompts, options.per_suite):
         suites.setdefault(prompt.suite, []).append(prompt)
     if options.answers:
-        dialogues = [each for each in hold_out(read_answers(options.answers)[1])[1] if each.answers]
-        suites["held-out"] = [
-            each.ids[: each.answers[0][0]] for each in dialogues[: options.per_suite]
-        ]
+        _, dialogues = read_answers(options.answers)
+        _, held_out = hold_out(dialogues)
+        answered = [each for each in held_out if each.answers][: options.per_suite]
+        suites["held-out"] = [each.ids[: each.answers[0][0]] for each in answered]
     llm = LLM(options.model, drafter="autoregressive", budget="all", threads=1)
-    columns = ["suite", "positions", "outside (rejected)", *(f"top {n}" for n in (1, 2, 4, 8, TOP))]
-    columns += [
-        *(f"token {k + 1}" for k in range(options.depth)),
-        "S",
-        f"p > {_SURE}: same, same elsewhere",
-    ]
+    columns = ["suite", "positions", "outside (rejected)"]
+    columns += [f"top {n}" for n in (1, 2, 4, 8, TOP)]
+    columns += [f"token {k + 1}" for k in range(options.depth)]
+    columns += ["S", f"p > {_SURE}: same, same elsewhere"]
     for head in options.heads:
         recorder = Recorder(llm, options.kind, head, options.depth)
         print(f"\n{head}\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
         every: list[Text] = []
         for suite, prompts in suites.items():
             texts = [record(llm, recorder, prompt, options.tokens) for prompt in prompts]
-            print(
-                f"| {suite} | {' | '.join(summary(texts, recorder.draft_ids, options.depth))} |",
-                flush=True,
-            )
+            cells = summary(texts, recorder.draft_ids, options.depth)
+            print(f"| {suite} | {' | '.join(cells)} |", flush=True)
             every += texts
-        print(
-            f"| all | {' | '.join(summary(every, recorder.draft_ids, options.depth))} |", flush=True
-        )
+        cells = summary(every, recorder.draft_ids, options.depth)
+        print(f"| all | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
     python benchmarks/head_memory.py --vocab 32768 --tokens 4096
 
-Prints a Markdown table, then one JSON line. A peak is the largest number of bytes of all tensors
-that are alive at the same time during a forward and backward pass: weights, gradients, activations,
-logits. *the language model* has no further heads and whole logits. *head by head* has the logits of
-one chunk at a time, as ``pronk train`` does. *all at once* has whole logits of all heads, whose
-summed losses go backward once.
+The script prints a Markdown table, then one JSON line. A peak is the largest number of bytes of all
+tensors that are alive at the same time during a forward and backward pass: weights, gradients,
+activations and logits.
+
+- *the language model* has no further heads, and the logits of all rows.
+- *head by head* has the logits of one chunk of rows at a time, as in ``pronk train``.
+- *all at once* has the logits of all rows and heads, and one backward pass of the summed losses.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ HEADS = (1, 2, 4)
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of live storages.
+    """Counter of the bytes of live tensor storages.
 
     Attributes:
         live: bytes of the storages that are alive.
@@ -43,7 +45,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = 0
+        self.live = 0
+        self.peak = 0
         self._known: set[int] = set()
         self._add(tensors)
 
@@ -68,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def plain_pass(model: FutureModel, tokens: Tensor, _: int) -> None:
-    """Train the next token only, with whole logits."""
+    """Train the prediction of the next token only, with the logits of all rows at once."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = dense_logits(model.decoder, tokens[:, :-1])
     F.cross_entropy(logits.float(), tokens[:, 1:].reshape(-1)).backward()
@@ -89,7 +92,7 @@ def one_by_one(model: FutureModel, tokens: Tensor, count: int) -> None:
 
 
 def all_at_once(model: FutureModel, tokens: Tensor, count: int) -> None:
-    """Train the sum of the losses of the first ``count`` heads, with whole logits."""
+    """Train the sum of the losses of the first ``count`` heads, with all logits at once."""
     inputs = tokens[:, :-1]
     targets = tokens[:, 1:].reshape(-1)
     losses = []
@@ -109,15 +112,22 @@ def peak(
     length: int,
     count: int,
 ) -> int:
-    """Return the peak in bytes of one pass of ``work`` over ``tokens`` in sequences of ``length``."""
+    """Return the peak memory of one pass over ``tokens`` tokens in sequences, in bytes.
+
+    Args:
+        work: runs the pass with the first ``count`` heads.
+        shape: shape of the language model.
+        tokens: number of tokens of the pass.
+        length: number of tokens per sequence.
+        count: number of heads.
+    """
     heads = future_shape(shape, max(2, count), "transformer", "parallel", "shared")
     assert heads is not None
     model = FutureModel(model_config(shape, None, ()), heads)
     model.initialize(0)
     used = list(model.parameters() if count > 1 else model.decoder.parameters())
-    text = torch.randint(
-        shape.vocab, (tokens // length, length + 1), generator=torch.Generator().manual_seed(0)
-    )
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(shape.vocab, (tokens // length, length + 1), generator=generator)
     with LiveBytes(used) as live:
         work(model, text, count)
     return live.peak

@@ -1,9 +1,9 @@
-"""Pad a Llama checkpoint to a large shape: same function and text, with the cost of a large model.
+"""Pad a Llama checkpoint to a large shape: the same texts at the cost of a large model.
 
     python benchmarks/inflate.py big --layers 24     # 9.7 M model padded to 1.07 B, from pronk-tiny
 
-The figures in benchmarks/results/ use such checkpoints. A real model of the same size is
-preferable.
+Some figures in benchmarks/results/ are measured with padded checkpoints. A real model of the same
+size is preferable.
 
 - The residual stream is padded with zeros from hidden size d to D. The mean of squares shrinks by d
   / D, so the epsilon of a norm is multiplied by d / D and its gain by the root of d / D. Gains are
@@ -41,7 +41,7 @@ MARK = "pronk_inflated"  # in config.json; the reports of `pronk bench` show it
 GROUP = 8  # minimum number of query heads per key/value head
 SHARD_BYTES = 10**9
 
-# Rows and columns of each module, and the value of its added weights; None is random.
+# Rows and columns of each module, and the value of its added weights; None means random values.
 GAIN = ("hidden", "", 1.0)
 MODULES: dict[str, tuple[str, str, float | None]] = {
     "embed_tokens": ("vocab", "hidden", 0.0),
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def inflate(source: Path, out: Path, hidden: int, layers: int, intermediate: int) -> int:
-    """Write the checkpoint ``out``; return its number of parameters.
+    """Write the padded checkpoint to the folder ``out``; return its number of parameters.
 
     Raises:
         PronkError: the source is not a plain Llama checkpoint, the shape does not hold it, or
@@ -99,6 +99,11 @@ def inflate(source: Path, out: Path, hidden: int, layers: int, intermediate: int
 
 
 def read_source(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Return the config of a Llama checkpoint, parsed and as JSON values.
+
+    Raises:
+        OptionError: the folder has no Llama checkpoint, or one that is quantized or padded.
+    """
     if (folder / "config.json").is_file():
         small = read_config(folder)
         raw = json.loads((folder / "config.json").read_text())
@@ -145,18 +150,18 @@ def grown_config(
 
 
 def mark(source: Path, small: ModelConfig) -> dict[str, Any]:
-    return {
-        "source": source.resolve().name,
-        "parameters": sum(math.prod(piece.shape) for piece in pieces(small)),
-    }
+    """Return the entry of ``config.json`` that names the source and its number of parameters."""
+    num_parameters = sum(math.prod(piece.shape) for piece in pieces(small))
+    return {"source": source.resolve().name, "parameters": num_parameters}
 
 
 def pieces(config: ModelConfig) -> list[CheckpointTensor]:
+    """Return all tensors of a checkpoint."""
     return [piece for part in plan_tensors(config) for piece in part.tensors]
 
 
 class LargeWeights:
-    """Makes the tensors of the large model, one at a time; equal arguments give equal tensors."""
+    """Source of the tensors of the large model; equal arguments give equal tensors."""
 
     def __init__(self, checkpoint: Checkpoint, small: ModelConfig, big: ModelConfig) -> None:
         self.checkpoint = checkpoint
@@ -165,7 +170,8 @@ class LargeWeights:
         self.names = get_family(small.family).names
         self.stored = {self.names.canonical(name): name for name in checkpoint}
         self.places = places(small, big)
-        # Layers of the source, spread evenly: 2 in 4 are layers 0 and 3.
+        # Layer of the source by layer of the large model. The source's layers are spread evenly:
+        # 2 layers in 4 are the layers 0 and 3.
         step = max(1, small.num_layers - 1)
         self.layers = {
             index * (big.num_layers - 1) // step: index for index in range(small.num_layers)
@@ -174,16 +180,15 @@ class LargeWeights:
         self.random = np.random.default_rng(0)
 
     def entry(self, piece: CheckpointTensor) -> ShardEntry:
-        """Return the name and the dtype of a tensor: gains that 16 bits would round stay in float32."""
+        """Return the name and dtype of a tensor; gains that 16 bits would round are in float32."""
         prefix = "" if piece.name.startswith(self.names.head) else self.names.prefix
-        rounded = MODULES[module_of(piece.name)[1]] is GAIN and math.frexp(self.shrink)[0] != 0.5
+        _, module = module_of(piece.name)
+        is_power_of_two = math.frexp(self.shrink)[0] == 0.5
+        rounded = MODULES[module] is GAIN and not is_power_of_two
         return ShardEntry(piece, prefix + piece.name, FLOAT32 if rounded else self.dtype)
 
     def tensor(self, piece: CheckpointTensor) -> Array:
-        """Return a tensor of the large model.
-
-        Those of added layers have no weights of the source.
-        """
+        """Return a tensor of the large model; those of added layers have no source weights."""
         layer, module = module_of(piece.name)
         rows, columns, filling = MODULES[module]
         dtype = self.entry(piece).dtype
@@ -191,11 +196,9 @@ class LargeWeights:
         if filling is None:
             made[:] = self.random.standard_normal(piece.shape, np.float32) * np.float32(0.02)
         if layer is None or layer in self.layers:
-            name = (
-                piece.name
-                if layer is None
-                else re.sub(r"\d+", str(self.layers[layer]), piece.name, count=1)
-            )
+            name = piece.name
+            if layer is not None:
+                name = re.sub(r"\d+", str(self.layers[layer]), name, count=1)
             source = self.checkpoint.tensor(self.stored[name])
             if MODULES[module] is GAIN:
                 source = source.astype(np.float64) * self.shrink
@@ -206,16 +209,16 @@ class LargeWeights:
 
 
 def module_of(name: str) -> tuple[int | None, str]:
-    """Return layer and module: ``layers.3.mlp.up_proj.weight`` is ``(3, "mlp.up_proj")``."""
+    """Return layer and module of a tensor, such as ``(3, "mlp.up_proj")``."""
     ((layer, module),) = re.findall(r"^(?:layers\.(\d+)\.)?(.+)\.(?:weight|bias)$", name)
     return (int(layer) if layer else None), module
 
 
 def places(small: ModelConfig, big: ModelConfig) -> dict[str, NDArray[np.int64]]:
-    """Return where the rows or columns of each kind of the source are in the large model; indices.
+    """Return the indices of the source's rows or columns of each kind in the large model.
 
-    A query head follows its key/value head: query q of kv head k of the source is query q of kv
-    head k.
+    A query head stays with its key/value head: query head q of key/value head k of the source is
+    query head q of key/value head k of the large model.
     """
     heads = np.arange(small.num_heads)
     heads = heads // small.group * big.group + heads % small.group

@@ -1,14 +1,14 @@
-"""Seconds and peak memory of loading a model: ``LLM(path)`` in new processes, from a warm page cache.
+"""Seconds and peak memory of loading a model with ``LLM(path)``, in new processes.
 
-    python benchmarks/loading.py MODEL               a folder or GGUF file
-    python benchmarks/loading.py MODEL --busy        also beside a process that keeps one core busy
-    python benchmarks/loading.py MODEL --llama-cpp   also llama.cpp (a GGUF file)
-    python benchmarks/loading.py MODEL --weight-cache FOLDER   also with the packed weights of an earlier load
+    python benchmarks/loading.py MODEL                         # a folder or GGUF file
+    python benchmarks/loading.py MODEL --busy                  # also while another process computes
+    python benchmarks/loading.py MODEL --llama-cpp             # also llama.cpp (a GGUF file)
+    python benchmarks/loading.py MODEL --weight-cache FOLDER   # also with packed weights on disk
 
-The first round, which may run the self-check and reads the files, is not counted. Memory is the
-growth of the peak between the import and the end of loading, pages of mapped files included,
-relative to the file (Linux). Figures are medians, with the minimum and maximum in brackets. The
-last line is one JSON object.
+The first round is not counted, because it may run the self-check, and fills the page cache. Memory
+is the growth of the peak from the import to the end of the load, with the pages of mapped files,
+relative to the size of the file (Linux). Figures are medians, with the minimum and maximum in
+brackets. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def main() -> None:
         engines["pronk, weight cache"] = ("pronk", options.weight_cache)
     if options.llama_cpp:
         engines["llama.cpp"] = ("llama.cpp", "")
-    files = (
-        [options.model] if options.model.is_file() else sorted(options.model.glob("*.safetensors"))
-    )
+    files = [options.model]
+    if options.model.is_dir():
+        files = sorted(options.model.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     processor = describe_hardware("cpu")["processor"]
     print(f"{options.model.name}, {size / 1e6:.0f} MB, {options.threads} threads, {processor}")
@@ -76,22 +76,22 @@ def main() -> None:
     for name, rounds in found.items():
         seconds = [each[0] for each in rounds]
         memory = statistics.median(each[1] for each in rounds)
-        line = (
-            f"{name:44} {statistics.median(seconds):6.2f} s [{min(seconds):.2f}, "
-            f"{max(seconds):.2f}]"
-        )
-        print(f"{line}   memory {memory / 1e6:7.0f} MB, {memory / size:.3f} of the file")
-    print(
-        json.dumps(
-            {"model": options.model.name, "bytes": size, "processor": processor, "rounds": found}
-        )
-    )
+        spread = f"[{min(seconds):.2f}, {max(seconds):.2f}]"
+        times = f"{statistics.median(seconds):6.2f} s {spread}"
+        peak = f"{memory / 1e6:7.0f} MB, {memory / size:.3f} of the file"
+        print(f"{name:44} {times}   memory {peak}")
+    model = options.model.name
+    report = {"model": model, "bytes": size, "processor": processor, "rounds": found}
+    print(json.dumps(report))
 
 
 def measure(
     engine: str, weight_cache: str, model: Path, threads: int, *, busy: bool
 ) -> list[float]:
-    """Return the seconds and the growth of memory in bytes of one new process."""
+    """Load a model in a new process; return the seconds and the growth of memory in bytes.
+
+    With ``busy``, a second process keeps one core busy meanwhile.
+    """
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:
         command = [sys.executable, "-c", _MEASURE, engine, str(model), str(threads), weight_cache]

@@ -1,12 +1,12 @@
 """Speed of drafting relative to plain decoding, in cases that are built to make drafting slow.
 
     python benchmarks/never_slower.py --model MODEL.gguf
-    python benchmarks/never_slower.py --model MODEL.gguf --wall      by the wall clock, beside a real busy process
+    python benchmarks/never_slower.py --model MODEL.gguf --wall      # by the wall clock
 
-Each case decodes the same texts with and without draft tokens, alternating, and the script checks
-that the tokens are equal. The figure is the time without draft tokens divided by the time with
-them: less than 1 is slower. Brackets hold the 90 % interval of resampled rounds. Times are those of
-``priced.py``, unless ``--wall``.
+Each case decodes the same texts with and without draft tokens, in turn, and the script checks that
+the tokens are equal. The figure is the time without draft tokens divided by the time with them:
+less than 1 is slower. Brackets have the 90 % interval over resampled rounds. Times are those of
+``priced.py``, unless ``--wall`` is set.
 
 - *random*: prompts of random tokens. *T = 2*: texts without any structure.
 - *sure and wrong*: the drafter proposes 4 wrong tokens per step with high confidence. *50, then
@@ -14,8 +14,8 @@ them: less than 1 is slower. Brackets hold the 90 % interval of resampled rounds
   a third of the proposals are correct.
 - *one token*: texts of one token. *batch of N*: N requests together. *context of N*: texts after N
   prompt tokens.
-- *a core is gone*: from the middle of the text on, a second process occupies a core, or passes take
-  twice as long.
+- *a core is gone*: from the middle of the text on, forward passes take twice as long, or with
+  ``--wall`` a second process keeps a core busy.
 """
 
 from __future__ import annotations
@@ -36,23 +36,27 @@ from pronk import LLM, SamplingParams
 from pronk.drafting import DraftContext, Outcome, Proposer
 from pronk.sampling.tree import TokenTree
 
+Texts = dict[tuple[int, ...], list[int]]  # token ids of a text by those of its prompt
+
 PLAIN = "autoregressive"
 CODE = "def area(shape):\n    return shape.width * shape.height\n\n\ndef volume(shape):\n    return"
 
 
 @dataclass(frozen=True)
 class WrongProposer(Proposer[None]):
-    """Proposes correct tokens at the beginning of a text, and wrong ones with high confidence afterwards.
+    """Drafter whose tokens are correct at the beginning of a text, and wrong afterwards.
+
+    All tokens have a high confidence.
 
     Attributes:
         texts: correct texts by prompt.
-        right: number of tokens with correct proposals.
+        right: number of tokens at the beginning of a text with correct proposals.
         seconds: duration of a proposal.
-        share: share of correct proposals afterwards.
-        clock: measures ``seconds``.
+        share: fraction of correct proposals after the beginning.
+        clock: clock that measures ``seconds``.
     """
 
-    texts: dict[tuple[int, ...], list[int]] = field(default_factory=dict, hash=False, compare=False)
+    texts: Texts = field(default_factory=dict, hash=False, compare=False)
     right: int = 0
     seconds: float = 0.0
     share: float = 0.0
@@ -64,7 +68,7 @@ class WrongProposer(Proposer[None]):
         """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Propose four tokens, and take at least ``seconds``."""
+        """Propose four tokens for each request, in at least ``seconds`` seconds."""
         until = self.clock() + self.seconds
         trees = [self._tree(context) for context in contexts]
         while self.clock() < until:
@@ -72,7 +76,7 @@ class WrongProposer(Proposer[None]):
         return trees
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Ignore the outcome."""
+        """Ignore the result of the verification."""
 
     def _tree(self, context: DraftContext[None]) -> TokenTree:
         made = context.sampler.context.num_generated
@@ -95,16 +99,14 @@ class Case:
         params: options of the requests.
         drafter: returns the drafter; called with the correct texts by prompt, and the seconds of a
             plain step.
-        disturbed: whether another process occupies a core.
-        times: repetitions per measurement.
+        disturbed: whether another process keeps a core busy.
+        times: number of repetitions per measurement.
     """
 
     name: str
     prompts: list[list[int]]
     params: SamplingParams
-    drafter: Callable[[dict[tuple[int, ...], list[int]], float], str | Proposer[None]] = lambda *_: (
-        "auto"
-    )
+    drafter: Callable[[Texts, float], str | Proposer[None]] = lambda *_: "auto"
     disturbed: bool = False
     times: int = 1
 
@@ -140,9 +142,9 @@ def cases(llm: LLM, tokens: int) -> list[Case]:
 def decode(
     llm: LLM, case: Case, drafter: str | Proposer[None], *, after: float = 0.0
 ) -> tuple[float, list[list[int]]]:
-    """Return the seconds and the texts.
+    """Decode the texts of a case; return the seconds and the token ids.
 
-    ``after`` seconds, another process occupies a core (0: never).
+    Another process keeps a core busy from ``after`` seconds on; never, if ``after`` is 0.
     """
     clock = llm.engine.runner.clock
     busy = None
@@ -170,7 +172,10 @@ def _occupy_core(after: float) -> None:
 
 
 def run(llm: LLM, case: Case, rounds: int) -> list[float]:
-    """Return the ratio of each round, and check that the tokens are equal."""
+    """Return the ratio of the times without and with draft tokens in each round.
+
+    The tokens of both must be equal.
+    """
     ratios = []
     usual, texts = decode(llm, case, PLAIN)
     known = {tuple(prompt): text for prompt, text in zip(case.prompts, texts, strict=True)}
@@ -188,14 +193,15 @@ def run(llm: LLM, case: Case, rounds: int) -> list[float]:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the 90 % interval of the mean of resampled rounds."""
+    """Return the 90 % interval of the mean over resampled rounds."""
     dice = random.Random(0)
-    means = sorted(sum(dice.choices(ratios, k=len(ratios))) / len(ratios) for _ in range(1000))
+    count = len(ratios)
+    means = sorted(sum(dice.choices(ratios, k=count)) / count for _ in range(1000))
     return means[50], means[949]
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Run the measurements, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,15 +1,15 @@
-"""Time of forward passes by rows, relative to the limits of memory and processor, and beside a busy process.
+"""Time of forward passes by number of rows, relative to the limits of memory and processor.
 
-    python benchmarks/passes.py                          pronk-tiny
-    python benchmarks/passes.py --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --prefill 700 4000
-    python benchmarks/passes.py --busy                   while another process keeps one core busy
+    python benchmarks/passes.py                          # pronk-tiny
+    python benchmarks/passes.py --model MODEL.gguf --prefill 700 4000
+    python benchmarks/passes.py --busy                   # while another process keeps a core busy
 
 All figures of a table come from one run, in which every round measures each of them once:
 
     bandwidth   bytes per second of reading the packed weights on all threads
     limit       products per second of two 8-bit codes in registers, on all threads
-    floor       bytes of one token's weights in the model's file, over the bandwidth
-    n*          rows from which the products cannot take less than the floor: limit / (weights / floor)
+    floor       bytes of one token's weights in the model's file, divided by the bandwidth
+    n*          rows beyond which the products take longer than the floor: limit / (weights / floor)
     goal        the time of n rows over that of one row is at most max(1.15, 1.67 n / n*)
 
 Figures are medians, with the 10th and 90th percentiles in brackets. The last line is one JSON
@@ -38,7 +38,7 @@ from pronk.sampling.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 200
-MULTIPLY_ROUNDS = 1 << 22  # some 10 ms on a processor of 2021
+MULTIPLY_ROUNDS = 1 << 22  # about 10 ms on a processor of 2021
 
 
 def main() -> None:
@@ -82,6 +82,7 @@ def weights(llm: LLM) -> list[Array]:
 
 
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
+    """Measure and print the passes over ``ROWS`` rows, and the limits."""
     kernels = llm.engine.runner.decoder.backend.kernels
     if kernels is None:
         sys.exit("passes: expected pronk's kernels, found none on this machine")
@@ -113,16 +114,12 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     limit = kernels.multiply(MULTIPLY_ROUNDS) / seconds["multiply"]
     floor = model.floor_bytes / bandwidth
     free_rows = limit / (model.count / floor)
-    print(
-        f"weights     {model.count / 1e6:.0f} M, {model.floor_bytes / 1e6:.0f} MB in the file, ",
-        end="",
-    )
-    print(f"{model.nbytes / 1e6:.0f} MB in memory ({model.nbytes / model.floor_bytes:.3f})")
+    in_file = f"{model.floor_bytes / 1e6:.0f} MB in the file"
+    in_memory = f"{model.nbytes / 1e6:.0f} MB in memory ({model.nbytes / model.floor_bytes:.3f})"
+    print(f"weights     {model.count / 1e6:.0f} M, {in_file}, {in_memory}")
     print(f"bandwidth   {bandwidth / 1e9:.1f} GB/s {spread(took['read'], size / 1e9)}")
-    print(
-        f"limit       {limit / 1e9:.0f} GMAC/s "
-        f"{spread(took['multiply'], limit * seconds['multiply'] / 1e9)}"
-    )
+    products = limit * seconds["multiply"]
+    print(f"limit       {limit / 1e9:.0f} GMAC/s {spread(took['multiply'], products / 1e9)}")
     print(f"floor       {1e3 * floor:.2f} ms, n* = {free_rows:.1f}")
     print(" rows        ms  [10 %, 90 %]       x floor   x 1 row     goal   GMAC/s  of limit")
     for rows in ROWS:
@@ -130,24 +127,22 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
         median = seconds[f"{rows}"]
         goal = max(1.15, 1.67 * rows / free_rows)
         rate = model.count * rows / median
-        times = (
-            f"{1e3 * median:9.2f}  [{1e3 * quantile(each, 0.1):.2f}, "
-            f"{1e3 * quantile(each, 0.9):.2f}]"
-        )
-        print(
-            f"{rows:5} {times:28}{median / floor:9.2f}{median / seconds['1']:10.2f}{goal:9.2f}"
-            f"{rate / 1e9:9.0f}{100 * rate / limit:8.0f} %"
-        )
+        low = 1e3 * quantile(each, 0.1)
+        high = 1e3 * quantile(each, 0.9)
+        times = f"{1e3 * median:9.2f}  [{low:.2f}, {high:.2f}]"
+        ratios = f"{median / floor:9.2f}{median / seconds['1']:10.2f}{goal:9.2f}"
+        print(f"{rows:5} {times:28}{ratios}{rate / 1e9:9.0f}{100 * rate / limit:8.0f} %")
     report = {name: {"median": seconds[name], "least": min(each)} for name, each in took.items()}
     return report | {"bandwidth": bandwidth, "limit": limit, "floor": floor, "free_rows": free_rows}
 
 
 def quantile(values: list[float], share: float) -> float:
+    """Return the value below which about a fraction ``share`` of the values lies."""
     return sorted(values)[round(share * (len(values) - 1))]
 
 
 def spread(seconds: list[float], amount: float) -> str:
-    """Return the 10th and 90th percentiles of ``amount`` per second."""
+    """Return the 10th and 90th percentiles of an amount per second, from its durations, as text."""
     return f"[{amount / quantile(seconds, 0.9):.1f}, {amount / quantile(seconds, 0.1):.1f}]"
 
 
@@ -181,22 +176,20 @@ def prefill(llm: LLM, tokens: int, limit: float) -> dict[str, float]:
     decoder = llm.engine.runner.decoder
     config = llm.config
     middle = statistics.median(seconds)
-    # only the last row of a chunk is multiplied by the LM head
+    # The LM head multiplies the last row of a chunk only.
     head = config.vocab_size * config.hidden_size
     products = (forward_weights(decoder).count - head) * tokens
     attention = config.num_layers * config.num_heads * config.head_dim * tokens * (tokens + 1)
     rate = (products + attention) / middle
-    print(
-        f"prefill of {tokens} tokens: {1e3 * middle:.0f} ms [{1e3 * min(seconds):.0f}], "
-        f"{rate / 1e9:.0f} GMAC/s "
-        f"({100 * attention / (products + attention):.0f} % of them attention), "
-        f"{100 * rate / limit:.0f} % of the limit"
-    )
+    times = f"{1e3 * middle:.0f} ms [{1e3 * min(seconds):.0f}]"
+    share = f"{100 * attention / (products + attention):.0f} % of them attention"
+    of_limit = f"{100 * rate / limit:.0f} % of the limit"
+    print(f"prefill of {tokens} tokens: {times}, {rate / 1e9:.0f} GMAC/s ({share}), {of_limit}")
     return {"tokens": tokens, "median": middle, "least": min(seconds)}
 
 
 def outside(llm: LLM) -> dict[str, float]:
-    """Measure the time of a plain step inside and outside the call into the kernels."""
+    """Measure the time of a plain step inside and outside of the calls of the kernels."""
     runs = []
     for _ in range(5):
         inside = [0.0]
@@ -218,23 +211,23 @@ def outside(llm: LLM) -> dict[str, float]:
             stats = llm.generate("def fibonacci(n):\n", params, drafter="autoregressive").stats
         finally:
             library.pronk_run = original
-        runs.append(
-            ((stats.total_seconds - inside[0]) / stats.target_steps, inside[0] / stats.target_steps)
-        )
-    step, kernel = (statistics.median(column) for column in zip(*runs, strict=True))
-    print(
-        f"a step of plain decoding: {1e3 * kernel:.3f} ms in the kernels, "
-        f"{1e3 * step:.3f} ms outside"
-    )
+        rest = stats.total_seconds - inside[0]
+        runs.append((rest / stats.target_steps, inside[0] / stats.target_steps))
+    step = statistics.median(each for each, _ in runs)
+    kernel = statistics.median(each for _, each in runs)
+    times = f"{1e3 * kernel:.3f} ms in the kernels, {1e3 * step:.3f} ms outside"
+    print(f"a step of plain decoding: {times}")
     return {"outside": step, "kernels": kernel}
 
 
 def never_wait() -> None:
+    """Keep a core busy until the process is killed."""
     while True:
         pass
 
 
 def beside_a_busy_process(llm: LLM, threads: int, rounds: int) -> dict[str, float]:
+    """Measure plain decoding with one thread and with all, beside a process that never waits."""
     other = multiprocessing.get_context("spawn").Process(target=never_wait, daemon=True)
     other.start()
     seconds: dict[int, list[float]] = {1: [], threads: []}
@@ -243,18 +236,14 @@ def beside_a_busy_process(llm: LLM, threads: int, rounds: int) -> dict[str, floa
         for _ in range(max(3, rounds // 5)):
             for count, took in seconds.items():
                 set_threads(count, workers=1)
-                took.append(
-                    llm.generate(
-                        "def fibonacci(n):\n", params, drafter="autoregressive"
-                    ).stats.total_seconds
-                )
+                done = llm.generate("def fibonacci(n):\n", params, drafter="autoregressive")
+                took.append(done.stats.total_seconds)
     finally:
         other.kill()
-    one, all_of_them = (statistics.median(took) for took in seconds.values())
-    print(
-        f"beside a busy process: {threads} threads take {all_of_them / one:.2f} times as long as "
-        "one thread"
-    )
+    one = statistics.median(seconds[1])
+    all_of_them = statistics.median(seconds[threads])
+    ratio = f"{all_of_them / one:.2f} times as long as one thread"
+    print(f"beside a busy process: {threads} threads take {ratio}")
     return {"one": one, "all": all_of_them, "ratio": all_of_them / one}
 
 

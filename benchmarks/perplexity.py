@@ -1,12 +1,12 @@
-"""Perplexity of a GGUF file in pronk, in llama.cpp and in float32, and the distances between their distributions.
+"""Perplexity of a GGUF file in pronk, in llama.cpp and in float32, and their distances.
 
     python benchmarks/perplexity.py MODEL.gguf TEXTS.jsonl.gz --tokens 20000
     python benchmarks/perplexity.py MODEL.gguf TEXTS.jsonl.gz --tokens 2000 --float32
 
 TEXTS has one JSON object per line, with a ``text``. The first ``--context`` tokens of each text
 count. ``--float32`` adds the dequantized weights in float32, computed by torch, which is slow. KL
-is the mean divergence KL(A ‖ B) over positions, in nats; "first" the share of positions where both
-engines have the same most probable token.
+is the mean divergence KL(A ‖ B) of the distributions over positions, in nats. "first" is the
+fraction of positions where both engines have the same most probable token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.tree import TokenTree
 
-# function from token ids to float32 logits ``[tokens, vocab]``
+# Function from token ids to float32 logits ``[tokens, vocab]``.
 Logits = Callable[[list[int]], Array]
 
 
@@ -73,6 +73,7 @@ def log_probs(logits: Array) -> Array:
 
 
 def read_texts(path: Path) -> list[str]:
+    """Return the texts in a compressed file of JSON lines."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line)["text"] for line in file]
 
@@ -94,9 +95,8 @@ def main() -> None:
         "llama.cpp": llama_logits(options.model, options.context, options.threads),
     }
     if options.float32:
-        engines["float32"] = pronk_logits(
-            LLM(options.model, kernels="torch", dtype="float32", threads=options.threads)
-        )
+        exact = LLM(options.model, kernels="torch", dtype="float32", threads=options.threads)
+        engines["float32"] = pronk_logits(exact)
     losses = dict.fromkeys(engines, 0.0)
     distances = dict.fromkeys(permutations(engines, 2), 0.0)
     same = dict.fromkeys(distances, 0)
@@ -112,20 +112,16 @@ def main() -> None:
             distances[one, other] += float((np.exp(logs[one]) * (logs[one] - logs[other])).sum())
             same[one, other] += int((logs[one].argmax(-1) == logs[other].argmax(-1)).sum())
         count += len(ids) - 1
-    print(
-        f"{Path(options.model).name}, {count} tokens in windows of {options.context}, {llm.kernels}"
-    )
+    windows = f"{count} tokens in windows of {options.context}"
+    print(f"{Path(options.model).name}, {windows}, {llm.kernels}")
     reference = losses["llama.cpp"]
     for name, loss in losses.items():
         ratio = math.exp((loss - reference) / count) - 1
-        print(
-            f"{name:10} perplexity {math.exp(loss / count):9.4f}  ({100 * ratio:+.3f} % to "
-            "llama.cpp's)"
-        )
+        perplexity = math.exp(loss / count)
+        print(f"{name:10} perplexity {perplexity:9.4f}  ({100 * ratio:+.3f} % to llama.cpp's)")
     for (one, other), total in distances.items():
-        print(
-            f"KL({one} ‖ {other}) {total / count:.5f}, first {100 * same[one, other] / count:.2f} %"
-        )
+        first = f"first {100 * same[one, other] / count:.2f} %"
+        print(f"KL({one} ‖ {other}) {total / count:.5f}, {first}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""How close `auto` comes to the best single drafter, by one table of forward-pass costs.
+"""Speed of `auto` relative to the best single drafter, by one table of forward-pass costs.
 
-    python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl humaneval.jsonl --out results/policy
+    python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl humaneval.jsonl --out OUT
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --draft DRAFT.gguf
-    python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --wall        by the wall clock
+    python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --wall    # by the wall clock
 
-A file of prompts has one JSON object a line with `turns` (the first is the prompt) and perhaps
-`task`; each task of each file is a suite. All configurations decode every prompt, interleaved, and
-must give the same tokens. Times are those of ``priced.py``, unless ``--wall``; they leave out the
-first token. The best single drafter of a suite is chosen on its even prompts and compared with
-`auto` on the odd ones. Brackets hold the 90 % interval of resampled prompts, in the second table
-the 95 % interval.
+A file of prompts has one JSON object per line with `turns` (the first one is the prompt) and
+optionally `task`; each task of each file is a suite. All configurations decode every prompt in
+turn, and must generate the same tokens. Times are those of ``priced.py``, unless ``--wall`` is set,
+without the time of the first token. The best single drafter of a suite is chosen on its even
+prompts, and compared with `auto` on the odd ones. Brackets have the 90 % interval over resampled
+prompts, in the second table the 95 % interval.
 
-*In hindsight* is the speed of `auto` over that of the best choice of every step, as in
+*In hindsight* is the speed of `auto` divided by that of the best choice in every step, as in
 ``pronk.drafting.regret``.
 """
 
@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from time import strftime
 from typing import Any, NamedTuple
 
@@ -38,8 +38,8 @@ from pronk.lab.bench.machine import describe_hardware
 
 PLAIN = "autoregressive"
 AUTO = "auto"
-# Without memory of earlier outputs, which `auto` does not have either: each prompt is decoded at
-# all temperatures.
+# Single drafters. Neither ``suffix`` here nor `auto` remembers earlier outputs, because each prompt
+# is decoded at all temperatures.
 SINGLE = ("suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
 
 
@@ -47,12 +47,12 @@ class Prompt(NamedTuple):
     """A prompt of a suite."""
 
     suite: str
-    number: int  # in its suite
+    number: int  # number in the suite
     text: str
 
 
 class Run(NamedTuple):
-    """Decoding of a prompt after its first token."""
+    """Measurements of decoding a prompt, after the first token."""
 
     tokens: int
     seconds: float
@@ -67,21 +67,20 @@ def read_prompts(files: Iterable[Path], count: int) -> list[Prompt]:
         for line in file.read_text().splitlines():
             row = json.loads(line)
             suites.setdefault(row.get("task", file.stem), []).append(row["turns"][0])
-    return [
-        Prompt(suite, number, texts[number * len(texts) // count])
-        for suite, texts in suites.items()
-        for number in range(min(count, len(texts)))
-    ]
+    prompts = list[Prompt]()
+    for suite, texts in suites.items():
+        for number in range(min(count, len(texts))):
+            prompts.append(Prompt(suite, number, texts[number * len(texts) // count]))
+    return prompts
 
 
 def decode(llm: LLM, prompt: Prompt, params: SamplingParams, drafter: str) -> tuple[list[int], Run]:
-    """Decode a prompt; return the tokens and their times."""
+    """Decode a prompt; return the token ids and the measurements."""
     done = llm.chat([{"role": "user", "content": prompt.text}], params, drafter=drafter)
     first, *later = done.stats.steps
     seconds = later[-1].clock - first.clock if later else 0.0
-    return done.token_ids, Run(
-        sum(step.tokens for step in later), seconds, len(later), done.stats.regret
-    )
+    num_tokens = sum(step.tokens for step in later)
+    return done.token_ids, Run(num_tokens, seconds, len(later), done.stats.regret)
 
 
 def measure(
@@ -91,7 +90,7 @@ def measure(
     params: SamplingParams,
     shuffled: random.Random,
 ) -> dict[str, list[Run]]:
-    """Decode all prompts with all drafters, interleaved."""
+    """Decode all prompts, each with all drafters in a random order."""
     runs: dict[str, list[Run]] = {drafter: [] for drafter in drafters}
     for count, prompt in enumerate(prompts, 1):
         texts: dict[str, list[int]] = {}
@@ -99,28 +98,22 @@ def measure(
             texts[drafter], run = decode(llm, prompt, params, drafter)
             runs[drafter].append(run)
         if len({tuple(text) for text in texts.values()}) > 1:
-            sys.exit(
-                "policy: expected equal tokens of all drafters, found others for "
-                f"{prompt.text[:60]!r}"
-            )
-        print(
-            f"\rT = {params.temperature}: {count} of {len(prompts)} prompts",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
+            expected = "policy: expected equal tokens of all drafters"
+            sys.exit(f"{expected}, found others for {prompt.text[:60]!r}")
+        progress = f"\rT = {params.temperature}: {count} of {len(prompts)} prompts"
+        print(progress, end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return runs
 
 
 def speed(runs: Iterable[Run]) -> float:
-    """Return tokens per second."""
+    """Return the tokens per second of all runs together."""
     kept = [*runs]
     return sum(run.tokens for run in kept) / max(1e-9, sum(run.seconds for run in kept))
 
 
 def interval(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
-    """Return the ratio of the speeds of two configurations, and its 90 % interval over resampled prompts."""
+    """Return the ratio of two configurations' speeds, and its 90 % interval over prompts."""
     dice = random.Random(0)
 
     def ratio(chosen: Sequence[tuple[Run, Run]]) -> float:
@@ -131,26 +124,21 @@ def interval(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
 
 
 def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
-    """Return one row per suite, and a last row of geometric means."""
+    """Return a row of figures for each suite."""
     rows = []
     suites = list(dict.fromkeys(prompt.suite for prompt in prompts))
     for suite in suites:
-        even = [
-            index
-            for index, prompt in enumerate(prompts)
-            if prompt.suite == suite and prompt.number % 2 == 0
-        ]
-        odd = [
-            index
-            for index, prompt in enumerate(prompts)
-            if prompt.suite == suite and prompt.number % 2 == 1
-        ]
+        own = [index for index, prompt in enumerate(prompts) if prompt.suite == suite]
+        even = [index for index in own if prompts[index].number % 2 == 0]
+        odd = [index for index in own if prompts[index].number % 2 == 1]
         single = [each for each in runs if not each.startswith("auto")]
         best = max(single, key=lambda each: speed(runs[each][i] for i in even))
         both = even + odd
         regret = Regret()
         for index in both:
             regret.add(runs[AUTO][index].regret)
+        num_tokens = sum(runs[AUTO][i].tokens for i in both)
+        num_steps = sum(runs[AUTO][i].steps for i in both)
         rows.append(
             {
                 "suite": suite,
@@ -161,66 +149,54 @@ def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[
                 "best over plain": interval([(runs[best][i], runs[PLAIN][i]) for i in odd]),
                 "auto over best": interval([(runs[AUTO][i], runs[best][i]) for i in odd]),
                 "in hindsight": regret.against_steps,
-                "tokens per pass": sum(runs[AUTO][i].tokens for i in both)
-                / sum(runs[AUTO][i].steps for i in both),
+                "tokens per pass": num_tokens / num_steps,
             }
         )
     return rows
 
 
 def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
-    """Return the rows as Markdown."""
-    columns = [
-        "suite",
-        "prompts",
-        "plain, tokens/s",
-        "`auto` / plain",
-        "tokens per pass",
-        "in hindsight",
-    ]
-    columns += ["best single drafter", "best / plain", "`auto` / best"]
+    """Return the rows as a Markdown table."""
+    columns = ["suite", "prompts", "plain, tokens/s", "`auto` / plain", "tokens per pass"]
+    columns += ["in hindsight", "best single drafter", "best / plain", "`auto` / best"]
     lines = [f"T = {temperature}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    ratio_keys = [key for key in rows[0] if " over " in key]
     for row in rows:
-        ratios = {
-            key: "{:.3f} [{:.3f}, {:.3f}]".format(*row[key]) for key in row if " over " in key
-        }
+        ratios = {key: "{:.3f} [{:.3f}, {:.3f}]".format(*row[key]) for key in ratio_keys}
+        hindsight = "" if row["in hindsight"] is None else f"{row['in hindsight']:.2f}"
         cells = [row["suite"], row["prompts"], f"{row['plain']:.1f}", ratios["auto over plain"]]
-        cells += [
-            f"{row['tokens per pass']:.2f}",
-            "" if row["in hindsight"] is None else f"{row['in hindsight']:.2f}",
-            f"`{row['best']}`",
-            ratios["best over plain"],
-            ratios["auto over best"],
-        ]
+        cells += [f"{row['tokens per pass']:.2f}", hindsight, f"`{row['best']}`"]
+        cells += [ratios["best over plain"], ratios["auto over best"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    means = [
-        math.exp(sum(math.log(row[key][0]) for row in rows) / len(rows))
-        for key in rows[0]
-        if " over " in key
-    ]
+    means = [geometric_mean(row[key][0] for row in rows) for key in ratio_keys]
     lines.append(f"| geometric mean | | | {means[0]:.3f} | | | | {means[1]:.3f} | {means[2]:.3f} |")
     return "\n".join(lines)
 
 
 def by_drafter(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> str:
-    """Return each drafter's speed over that of plain decoding as Markdown: geometric mean over the suites."""
+    """Return a Markdown table of each drafter's speed relative to plain decoding.
+
+    The speed is the geometric mean over the suites.
+    """
     lines = ["| drafter | / plain, geometric mean [95 %] | tokens per pass |", "|---|---|---|"]
     suites: dict[str, list[int]] = {}
     for index, prompt in enumerate(prompts):
         suites.setdefault(prompt.suite, []).append(index)
 
     def mean(own: Sequence[Run], chosen: Iterable[Sequence[int]]) -> float:
-        ratios = [
-            speed(own[i] for i in suite) / speed(runs[PLAIN][i] for i in suite) for suite in chosen
-        ]
-        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+        ratios = list[float]()
+        for suite in chosen:
+            plain_speed = speed(runs[PLAIN][i] for i in suite)
+            ratios.append(speed(own[i] for i in suite) / plain_speed)
+        return geometric_mean(ratios)
 
     for drafter, own in runs.items():
         dice = random.Random(0)
-        found = sorted(
-            mean(own, [dice.choices(each, k=len(each)) for each in suites.values()])
-            for _ in range(1000)
-        )
+        found = list[float]()
+        for _ in range(1000):
+            resampled = [dice.choices(each, k=len(each)) for each in suites.values()]
+            found.append(mean(own, resampled))
+        found.sort()
         ratio = f"{mean(own, suites.values()):.3f} [{found[25]:.3f}, {found[974]:.3f}]"
         passes = sum(run.tokens for run in own) / sum(run.steps for run in own)
         lines.append(f"| `{drafter}` | {ratio} | {passes:.2f} |")
@@ -254,7 +230,7 @@ def measure_all(
     if not options.wall:
         clock.attach(llm)
     with clock.installed(only=not options.wall):
-        for drafter in drafters:  # bind, measure prices, prepare
+        for drafter in drafters:  # load drafters, and measure prices
             decode(llm, prompts[0], SamplingParams(max_tokens=16), drafter)
         for temperature in options.temperatures:
             params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=1)
@@ -269,10 +245,10 @@ def write_report(
     cells: Sequence[Any],
     more: str = "",
 ) -> None:
-    """Write ``out``.md with the tables and ``out``.json with the figures, each with model, processor and date.
+    """Write the tables to ``out``.md and the figures to ``out``.json, with model and machine.
 
-    Models in specifications of drafters are named without their folders, exports of ``pronk train``
-    with one.
+    Paths of models in specifications of drafters are cut to the file's name, those of exports of
+    ``pronk train`` to the last two folders. Nothing is written if ``out`` is ``None``.
     """
     if out is None:
         return
@@ -287,7 +263,7 @@ def write_report(
 
 
 def main() -> None:
-    """Measure, and write the tables."""
+    """Run the measurements, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=8)
     parser.add_argument(
         "--drafters", nargs="+", default=[*SINGLE], help="single drafters to compare with"
@@ -299,7 +275,7 @@ def main() -> None:
             "--per-suite: expected at least 2, one prompt to choose by and one to compare on"
         )
     prompts = read_prompts(options.prompts, options.per_suite)
-    global AUTO  # noqa: PLW0603 - with a draft model, `auto` has it
+    global AUTO  # noqa: PLW0603 - with --draft, `auto` has the draft model
     drafters = [PLAIN, *options.drafters]
     if options.draft:
         AUTO = f"auto(draft_model(model='{options.draft}'))"

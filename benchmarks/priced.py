@@ -1,11 +1,12 @@
-"""A clock on which every forward pass takes the time that a table gives for it: for comparisons on a noisy machine.
+"""A clock for comparisons on a noisy machine: a forward pass takes the time in a table.
 
-Models compute for real, so tokens, proposals and acceptance are those of a normal run. Each forward
-pass, however, advances the clock by the median duration of passes with its numbers of rows and of
-cached tokens, measured once in the same process. The remaining time (Python, and the drafters' own
-work) is processor time of the calling thread, which other processes disturb little. Ratios of two
-configurations then differ by the configurations, hardly by the machine. With one thread the
-durations of the table are processor time, too: they can be measured on an occupied machine.
+Models compute for real, so that tokens, proposals and acceptance are those of a normal run. Each
+forward pass, however, advances the clock by the median duration of passes with the same numbers of
+rows and cached tokens, measured once in the same process. The remaining time (Python, and the
+drafters' own work) is processor time of the calling thread, which other processes disturb little.
+Therefore the ratio of two configurations depends on the configurations, and hardly on the machine.
+With one thread, the durations in the table are processor time, too, and can be measured on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple
@@ -48,19 +50,16 @@ class Prices(NamedTuple):
     per_token: float
 
     def at(self, rows: int, context: int) -> float:
-        """Return the seconds of a pass, linear between the measured numbers of rows and beyond them."""
+        """Return the seconds of a pass, by linear interpolation of the measured numbers of rows."""
         high = min(max(1, bisect_left(ROWS, rows)), len(ROWS) - 1)
         low = high - 1
         slope = (self.seconds[high] - self.seconds[low]) / (ROWS[high] - ROWS[low])
-        return (
-            self.seconds[low]
-            + slope * (rows - ROWS[low])
-            + self.per_token * (context - CONTEXTS[0])
-        )
+        short = self.seconds[low] + slope * (rows - ROWS[low])
+        return short + self.per_token * (context - CONTEXTS[0])
 
 
 def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
-    """Measure a model's forward passes, interleaved; medians."""
+    """Measure a model's forward passes in turn; return the medians over rounds."""
     tables = {context: _cached(runner, context) for context in CONTEXTS}
     works = [(CONTEXTS[0], rows) for rows in ROWS] + [(CONTEXTS[1], 1)]
     took: dict[tuple[int, int], list[float]] = {work: [] for work in works}
@@ -74,16 +73,15 @@ def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
     for table in tables.values():
         runner.cache.release(table)
     seconds = {work: statistics.median(each) for work, each in took.items()}
-    # A pass over more rows cannot take less time: the medians are made to rise.
-    rising = [
-        max(seconds[CONTEXTS[0], each] for each in ROWS[: count + 1]) for count in range(len(ROWS))
-    ]
+    # A pass over more rows cannot take less time, so that smaller medians are raised.
+    medians = [seconds[CONTEXTS[0], rows] for rows in ROWS]
+    rising = [*accumulate(medians, max)]
     longer = max(0.0, seconds[CONTEXTS[1], 1] - seconds[CONTEXTS[0], 1])
     return Prices(tuple(rising), longer / (CONTEXTS[1] - CONTEXTS[0]))
 
 
 def _cached(runner: ModelRunner, tokens: int) -> BlockTable:
-    """Return a block table with cached tokens, and slots for the most rows after them."""
+    """Return a block table with cached tokens, and with slots for the largest pass after them."""
     table = BlockTable()
     runner.cache.prepare(table, tokens + ROWS[-1])
     for start in range(0, tokens, 500):
@@ -96,9 +94,7 @@ def _cached(runner: ModelRunner, tokens: int) -> BlockTable:
 
 
 class PricedClock:
-    """A clock for one :class:`~pronk.llm.LLM`.
-
-    Each of its models is measured before its first pass.
+    """A clock for one :class:`~pronk.llm.LLM`; each model is measured before its first pass.
 
     Attributes:
         slow_from: time from which forward passes take twice as long, as beside a busy process.
@@ -116,13 +112,14 @@ class PricedClock:
         return thread_time() + self._shift
 
     def attach(self, llm: LLM) -> None:
-        """Make this the clock of an LLM, which must not have bound any drafter that reads the clock."""
-        llm.engine.runner.clock = llm.engine.output_processor.clock = self
+        """Make this the clock of an LLM, before a drafter that reads the clock is bound."""
+        llm.engine.runner.clock = self
+        llm.engine.output_processor.clock = self
         object.__setattr__(llm.engine.target, "clock", self)
 
     @contextmanager
     def installed(self, *, only: bool = True) -> Iterator[None]:
-        """Give each forward pass its price in this context, if ``only``."""
+        """Let each forward pass in the ``with`` block take its price, if ``only``."""
         if not only:
             yield
             return
@@ -152,35 +149,33 @@ class PricedClock:
                 self._shift += self._factor * price - (thread_time() - began)
             return passes
 
-        # type: ignore[method-assign]
-        LayerExecutor.run = priced_run
-        LayerExecutor.draft_chain = priced_chain
+        LayerExecutor.run = priced_run  # type: ignore[method-assign]
+        LayerExecutor.draft_chain = priced_chain  # type: ignore[method-assign]
         try:
             yield
         finally:
-            # type: ignore[method-assign]
-            LayerExecutor.run = run
-            LayerExecutor.draft_chain = draft_chain
+            LayerExecutor.run = run  # type: ignore[method-assign]
+            LayerExecutor.draft_chain = draft_chain  # type: ignore[method-assign]
 
     @property
     def _factor(self) -> float:
         return 1.0 if self() < self.slow_from else 2.0
 
     def _prices_of(self, executor: LayerExecutor) -> Prices | None:
-        """Return the prices of a model, measured now if they are not known.
+        """Return the prices of a model, measured now if they are unknown.
 
-        ``None`` if it has none.
+        Returns ``None`` for a model whose passes take their own processor time.
         """
         key = id(executor.decoder)
         if key not in self._prices:
             self._prices[key] = None
-            # GLIDE's model cannot run alone: its passes take their processor time
+            # The passes of GLIDE's draft model cannot be measured, because it does not run alone.
             if not executor.other_caches:
                 self._prices[key] = self._stored(executor)
         return self._prices[key]
 
     def _stored(self, executor: LayerExecutor) -> Prices:
-        """Return the prices in the table, or measure them and add them to the table."""
+        """Return a model's prices from the table, or measure them and add them to the table."""
         decoder = executor.decoder
         kept = dict[str, Any]()
         name = f"{decoder.config}, {forward_weights(decoder).nbytes} bytes, {decoder.backend.name}"

@@ -1,12 +1,13 @@
-"""Time to the first token of an agent's last turn after a restart, with the prompt cache on disk and without.
+"""Time to the first token of an agent's last turn after a restart, with and without prompt cache.
 
-    python benchmarks/prompt_cache.py MODEL.gguf                   a system prompt with tools of 12,000 tokens, 20 turns
-    python benchmarks/prompt_cache.py MODEL.gguf --tokens 2000     for models with a short context
+    python benchmarks/prompt_cache.py MODEL.gguf
+    python benchmarks/prompt_cache.py MODEL.gguf --tokens 2000     # models with a short context
 
-The conversation has the form that Qwen's and Hermes' chat templates give to tools (``<tools>``,
-``<tool_call>``, ``<tool_response>``); each turn after the first answers a tool call with the tool's
-result. One process reads the turns but the last and ends. The last turn is then asked in new
-processes, with the cache and without, whose tokens must be equal. The last line is one JSON object.
+The system prompt has tools of 12,000 tokens, and the conversation has 20 turns, in the form of
+Qwen's and Hermes' chat templates (``<tools>``, ``<tool_call>``, ``<tool_response>``). Each turn
+after the first has the result of a tool call. One process answers all turns but the last, and ends.
+New processes answer the last turn, with the prompt cache on disk and without; their tokens must be
+equal. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,20 +28,19 @@ from pronk.text.tokenizer import Tokenizer
 
 Conversation = list[dict[str, str]]
 
-_VERBS = (
-    "read write list search run diff commit fetch move copy delete format lint test build deploy "
-    "trace"
-).split()
-_NOUNS = (
-    "file folder branch symbol process package image table record issue ticket page mail event "
-    "metric"
-).split()
-_WORDS = (
-    "the path of result returns an error if it does not exist and limits output to lines that "
-    "match given pattern "
-    "relative to root of repository with optional encoding timeout in seconds before after each "
-    "call must be absolute"
-).split()
+_VERBS = """
+    read write list search run diff commit fetch move copy delete format lint test build deploy
+    trace
+""".split()
+_NOUNS = """
+    file folder branch symbol process package image table record issue ticket page mail event
+    metric
+""".split()
+_WORDS = """
+    the path of result returns an error if it does not exist and limits output to lines that
+    match given pattern relative to root of repository with optional encoding timeout in seconds
+    before after each call must be absolute
+""".split()
 
 
 def make_tool(number: int) -> dict[str, Any]:
@@ -48,13 +48,11 @@ def make_tool(number: int) -> dict[str, Any]:
     dice = random.Random(number)
     verb = _VERBS[number % len(_VERBS)]
     noun = _NOUNS[number // len(_VERBS) % len(_NOUNS)]
-    fields = {
-        f"{dice.choice(_NOUNS)}_{index}": {
-            "type": dice.choice(("string", "integer", "boolean")),
-            "description": " ".join(dice.choices(_WORDS, k=12)),
-        }
-        for index in range(4)
-    }
+    fields = dict[str, dict[str, str]]()
+    for index in range(4):
+        name = f"{dice.choice(_NOUNS)}_{index}"
+        kind = dice.choice(("string", "integer", "boolean"))
+        fields[name] = {"type": kind, "description": " ".join(dice.choices(_WORDS, k=12))}
     function = {
         "name": f"{verb}_{noun}_{number}",
         "description": " ".join(dice.choices(_WORDS, k=25)),
@@ -64,31 +62,29 @@ def make_tool(number: int) -> dict[str, Any]:
 
 
 def make_conversation(tokenizer: Tokenizer, tokens: int, turns: int) -> Conversation:
-    """Return a conversation whose system prompt has ``tokens`` tokens or a few more, with ``turns`` user messages."""
+    """Return a conversation with ``turns`` user messages.
+
+    The system prompt has ``tokens`` tokens, or up to the length of a tool more.
+    """
     system = "You are an agent. You answer with calls of the tools.\n<tools>\n"
     number = 0
     while len(tokenizer.encode(system)) < tokens:
         system += json.dumps(make_tool(number)) + "\n"
         number += 1
-    messages = [{"role": "system", "content": f"{system}</tools>"}]
-    messages.append(
-        {"role": "user", "content": "Find out why the tests fail, and repair the code."}
-    )
+    messages = [
+        {"role": "system", "content": f"{system}</tools>"},
+        {"role": "user", "content": "Find out why the tests fail, and repair the code."},
+    ]
     for turn in range(1, turns):
         dice = random.Random(turn)
         tool = make_tool(dice.randrange(number))["function"]
         given = {name: dice.choice(_WORDS) for name in tool["parameters"]["required"]}
         call = json.dumps({"name": tool["name"], "arguments": given})
-        lines = [
-            (
-                f"src/{dice.choice(_NOUNS)}.py:{dice.randrange(999)}: "
-                f"{' '.join(dice.choices(_WORDS, k=9))}"
-            )
-        ] * 2
-        lines += [
-            f"src/{dice.choice(_NOUNS)}.py:{dice.randrange(999)}: def {dice.choice(_VERBS)}():"
-            for _ in range(4)
-        ]
+        place = f"src/{dice.choice(_NOUNS)}.py:{dice.randrange(999)}"
+        lines = [f"{place}: {' '.join(dice.choices(_WORDS, k=9))}"] * 2
+        for _ in range(4):
+            place = f"src/{dice.choice(_NOUNS)}.py:{dice.randrange(999)}"
+            lines.append(f"{place}: def {dice.choice(_VERBS)}():")
         messages.append({"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"})
         result = "\n".join(lines)
         messages.append({"role": "user", "content": f"<tool_response>\n{result}\n</tool_response>"})
@@ -96,7 +92,10 @@ def make_conversation(tokenizer: Tokenizer, tokens: int, turns: int) -> Conversa
 
 
 def run_child(options: argparse.Namespace) -> None:
-    """Load the model, read the turns ``--first`` to ``--turns`` of the conversation, and print the last one's times."""
+    """Load the model, answer the turns ``--first`` to ``--last``, and print the last one's times.
+
+    This is the work of a process that :func:`call_child` starts.
+    """
     llm = LLM(
         options.model,
         prompt_cache=options.folder or None,
@@ -123,7 +122,7 @@ def run_child(options: argparse.Namespace) -> None:
 
 
 def call_child(options: argparse.Namespace, folder: str, first: int, last: int) -> dict[str, Any]:
-    """Run the turns ``first .. last`` in a new process; return the figures of the last one."""
+    """Answer the turns ``first`` to ``last`` in a new process; return the figures of the last."""
     command = [sys.executable, __file__, str(options.model), "--child", "--folder", folder]
     for name in ("tokens", "turns", "max_tokens", "threads", "kv_memory"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
@@ -158,7 +157,7 @@ def main() -> None:
         stored = sum(file.stat().st_size for file in Path(folder).iterdir())
         restarts = []
         for _ in range(options.rounds):
-            # so that no restart finds the last turn of another one
+            # Each restart has a copy of the cache, without the last turn of other restarts.
             with tempfile.TemporaryDirectory() as copy:
                 for file in Path(folder).iterdir():
                     (Path(copy) / file.name).write_bytes(file.read_bytes())
@@ -167,30 +166,23 @@ def main() -> None:
     assert all(restart["tokens"] == plain["tokens"] for restart in restarts), "the tokens differ"
     seconds = statistics.median(restart["ttft"] for restart in restarts)
     machine = describe_hardware("cpu")["processor"]
-    print(
-        f"{options.model.name}, {options.threads} threads, {machine}; turn {options.turns}, "
-        f"{plain['prompt']} tokens"
-    )
+    ratio = seconds / plain["ttft"]
+    turn = f"turn {options.turns}, {plain['prompt']} tokens"
+    print(f"{options.model.name}, {options.threads} threads, {machine}; {turn}")
     print(f"without the prompt cache   first token after {plain['ttft']:8.2f} s")
-    print(
-        f"after a restart with it    first token after {seconds:8.2f} s, "
-        f"{seconds / plain['ttft']:.4f} of that"
-    )
-    print(
-        f"{restarts[0]['from disk']} tokens read from disk, {stored / 1e6:.0f} MB stored, "
-        "tokens equal"
-    )
-    document = {
+    print(f"after a restart with it    first token after {seconds:8.2f} s, {ratio:.4f} of that")
+    read = f"{restarts[0]['from disk']} tokens read from disk"
+    print(f"{read}, {stored / 1e6:.0f} MB stored, tokens equal")
+    report = {
         "model": options.model.name,
         "processor": machine,
         "threads": options.threads,
         "stored": stored,
+        "plain": plain,
+        "restarts": restarts,
+        "ratio": ratio,
     }
-    print(
-        json.dumps(
-            {**document, "plain": plain, "restarts": restarts, "ratio": seconds / plain["ttft"]}
-        )
-    )
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

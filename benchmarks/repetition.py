@@ -1,13 +1,16 @@
-"""Share of a model's answers that repeat themselves, and the effect of a repetition penalty.
+"""Fraction of a model's answers that repeat themselves, and the effect of a repetition penalty.
 
     python benchmarks/repetition.py --model smollm2
 
 The short-name table (``src/pronk/checkpoint/hub/known_models.json``) has a penalty for models whose
 cards recommend none although their answers loop. The script answers twenty open questions with up
-to 256 tokens each, with the sampling options of the model's card and each of ``--penalty``. An
-answer *repeats* if a sequence of four tokens occurs at least four times in it. It *loops* if a
-stretch of at least 24 tokens consists of four or more copies of at most 64 tokens. *Share of
-repeats*: the part of all sequences of four tokens that occurred earlier in the same answer.
+to 256 tokens each, with the sampling options of the model's card and each value of ``--penalty``.
+
+- An answer *repeats* if a sequence of four tokens occurs at least four times in it.
+- An answer *loops* if a stretch of at least 24 tokens consists of four or more copies of at most 64
+  tokens.
+- The *share of repeats* is the fraction of all sequences of four tokens that occurred earlier in
+  the same answer.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ QUESTIONS = (
     "Write a Python class for a bank account.",
     "What should I pack for a hike?",
 )
-LONGEST_PERIOD = 64  # tokens
-NUM_TOKENS = 256  # maximum of an answer
+LONGEST_PERIOD = 64  # maximum number of tokens of a repeated part
+NUM_TOKENS = 256  # maximum number of tokens of an answer
 
 
 def count_sequences(tokens: Sequence[int]) -> Counter[tuple[int, ...]]:
@@ -50,7 +53,10 @@ def count_sequences(tokens: Sequence[int]) -> Counter[tuple[int, ...]]:
 
 
 def is_loop(tokens: Sequence[int]) -> bool:
-    """Return whether a stretch of at least 24 tokens consists of four or more copies of at most 64 tokens."""
+    """Return whether at least 24 consecutive tokens are four or more copies of the same part.
+
+    The part has at most ``LONGEST_PERIOD`` tokens.
+    """
     for period in range(1, LONGEST_PERIOD + 1):
         num_equal = 0  # number of consecutive tokens that equal the token one period earlier
         for i in range(period, len(tokens)):
@@ -61,13 +67,13 @@ def is_loop(tokens: Sequence[int]) -> bool:
 
 
 def share_of_repeats(tokens: Sequence[int]) -> float:
-    """Return the share of sequences of four tokens that occurred earlier in the answer."""
+    """Return the fraction of sequences of four tokens that occurred earlier in the answer."""
     counts = count_sequences(tokens)
     return 1.0 - len(counts) / max(1, counts.total())
 
 
 def main() -> None:
-    """Print a row for each setting."""
+    """Print a row for each temperature and penalty."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,9 +90,8 @@ def main() -> None:
     llm = LLM(options.model, calibration=False)
     prompts = [llm.chat_ids([{"role": "user", "content": question}]) for question in QUESTIONS]
     recommended = llm.get_default_sampling_params().temperature
-    print(
-        f"| temperature | penalty | of {len(QUESTIONS)} answers: repeat | loop | share of repeats |"
-    )
+    columns = f"of {len(QUESTIONS)} answers: repeat | loop | share of repeats"
+    print(f"| temperature | penalty | {columns} |")
     print("| --- | --- | --- | --- | --- |")
     for temperature in sorted({0.0, recommended}):
         for penalty in options.penalty:
@@ -97,15 +102,12 @@ def main() -> None:
                 repetition_penalty=penalty,
             )
             answers = [completion.token_ids for completion in llm.generate(prompts, params)]
-            num_repeating = sum(
-                max(count_sequences(each).values(), default=0) >= 4 for each in answers
-            )
+            counts = [count_sequences(each).values() for each in answers]
+            num_repeating = sum(max(each, default=0) >= 4 for each in counts)
             num_loops = sum(map(is_loop, answers))
             share = sum(map(share_of_repeats, answers)) / len(answers)
-            print(
-                f"| {temperature} | {penalty} | {num_repeating} | {num_loops} | {share:.3f} |",
-                flush=True,
-            )
+            figures = f"{num_repeating} | {num_loops} | {share:.3f}"
+            print(f"| {temperature} | {penalty} | {figures} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Print the reports of ``pronk verify --url … --json FILE`` as one Markdown table, a column per server and route.
+"""Print reports of ``pronk verify --url … --json FILE`` as a Markdown table.
 
-::
+    python benchmarks/servers.py "pronk 0.2.0=pronk.json" "engine 1.2=other.json" --note "…"
 
-    python benchmarks/servers.py "pronk 0.2.0=pronk.json" "another engine 1.2=other.json" --note "processor: …"
+The table has a column for each server and route.
 """
 
 import argparse
@@ -16,50 +16,45 @@ from pronk.lab.verification.remote.client import ROUTES
 
 
 def cell(report: dict[str, Any], check: str, route: str) -> str:
-    """Return the result of a check on a route in words."""
-    result = next(
-        (each for each in report["checks"] if (each["check"], each["route"]) == (check, route)),
-        None,
-    )
-    if result is None:
+    """Return the result of a check on a route as the text of a cell."""
+    key = (check, route)
+    found = [each for each in report["checks"] if (each["check"], each["route"]) == key]
+    if not found:
         return "–"
+    result = found[0]
     status = str(result["status"])
-    if status == "failed" and result["kind"] is not None:
-        what = "text differs" if result["kind"] == "text" else "only log-probabilities differ"
-        return f"**{what}**, {result['differences']} of {result['comparisons']}"
-    return "**failed**" if status == "failed" else status
+    if status != "failed":
+        return status
+    if result["kind"] is None:
+        return "**failed**"
+    what = "text differs" if result["kind"] == "text" else "only log-probabilities differ"
+    return f"**{what}**, {result['differences']} of {result['comparisons']}"
 
 
 def findings(label: str, report: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each failed check, and for each answer of a server that does not support a check."""
+    """Yield a line for each failed check, and for each check that a server does not support."""
     for result in report["checks"]:
         first = result["first"]
-        title = CHECKS[result["check"]].title
+        name = f"{label}, {result['route']}, {CHECKS[result['check']].title}"
         if result["status"] == "failed" and first is not None:
-            yield (
-                f"- {label}, {result['route']}, {title}: {first['where']}, prompt "
-                f"{first['prompt']}, position "
-                f"{first['position']}: `{first['expected']}` / `{first['found']}`"
-            )
+            place = f"{first['where']}, prompt {first['prompt']}, position {first['position']}"
+            yield f"- {name}: {place}: `{first['expected']}` / `{first['found']}`"
         elif result["status"] in ("failed", "not supported") and result["note"]:
-            yield f"- {label}, {result['route']}, {title}: {result['status']}: {result['note']}"
+            yield f"- {name}: {result['status']}: {result['note']}"
 
 
 def table(reports: Sequence[tuple[str, dict[str, Any]]], note: str) -> str:
-    """Return the table, the notes and the findings."""
+    """Return the table, and below it the note and the findings."""
     columns = [(label, report, route) for label, report in reports for route in ROUTES]
-    lines = [
-        "| check | " + " | ".join(f"{label}, {route}" for label, _, route in columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
-    ]
+    heads = ["check", *(f"{label}, {route}" for label, _, route in columns)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, check in CHECKS.items():
         cells = [cell(report, name, route) for _, report, route in columns]
         lines.append(f"| {check.title} | {' | '.join(cells)} |")
     facts = []
     for label, report in reports:
-        requests = (
-            f"{report['requests']} requests of up to {report['settings']['max_tokens']} tokens"
-        )
+        limit = f"up to {report['settings']['max_tokens']} tokens"
+        requests = f"{report['requests']} requests of {limit}"
         how = f"{requests} in {report['seconds']:.0f} s, by pronk {report['pronk']}"
         facts.append(f"{label}: `{report['model']}`, {report['date'][:10]}, {how}")
     lines += ["", "; ".join(facts) + f". {note}".rstrip(), ""]
@@ -68,7 +63,7 @@ def table(reports: Sequence[tuple[str, dict[str, Any]]], note: str) -> str:
 
 
 def main() -> None:
-    """Read the reports that the command line names."""
+    """Read the reports that the command line names, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -79,10 +74,11 @@ def main() -> None:
         "--note", default="", help="sentence below the table, such as the processor"
     )
     options = parser.parse_args()
-    pairs = [each.rpartition("=")[::2] for each in options.reports]
-    print(
-        table([(label, json.loads(Path(file).read_text())) for label, file in pairs], options.note)
-    )
+    reports = list[tuple[str, dict[str, Any]]]()
+    for given in options.reports:
+        label, _, file = given.rpartition("=")
+        reports.append((label, json.loads(Path(file).read_text())))
+    print(table(reports, options.note))
 
 
 if __name__ == "__main__":

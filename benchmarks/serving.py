@@ -1,12 +1,14 @@
 """Servers under load, measured by GuideLLM: pronk with and without speculation, and other servers.
 
-    pip install guidellm python benchmarks/inflate.py big --layers 24 python benchmarks/serving.py
-    --model big python benchmarks/serving.py --model big --health python benchmarks/serving.py
-    --model big --server llama=http://127.0.0.1:8080 --server vllm=http://127.0.0.1:8001
+    pip install guidellm
+    python benchmarks/inflate.py big --layers 24
+    python benchmarks/serving.py --model big
+    python benchmarks/serving.py --model big --health
+    python benchmarks/serving.py --model big --server llama=http://127.0.0.1:8080
 
 Each measurement starts a `pronk serve` of its own, so that nothing is cached. `plain` requests the
-drafter `autoregressive`, `speculative` the server's default or `--drafter`. Start other servers
-yourself, with the same model and threads; an idle server costs nothing. A level is a closed loop:
+drafter `autoregressive`, `speculative` the server's default or `--drafter`. Other servers must run
+already, with the same model and threads; an idle server costs nothing. A level is a closed loop:
 each client sends its next request when the last one is answered. There are two sets of prompts:
 `random` words without repetition, and `edit`, bundled prompts with code to repair, whose answers
 repeat the prompt.
@@ -91,23 +93,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("random", "edit"):
             for level in map(int, options.levels.split(",")):
-                rounds = [
-                    measure_all(options, EngineLoad(kind, level, turn), Path(folder))
-                    for turn in range(options.rounds)
-                ]
+                loads = [EngineLoad(kind, level, turn) for turn in range(options.rounds)]
+                rounds = [measure_all(options, load, Path(folder)) for load in loads]
                 print(row(f"{kind}, {level}", rounds), flush=True)
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """The kind of prompts, the number of clients, and the round."""
+    """Load of a measurement."""
 
-    kind: str
-    clients: int
-    turn: int
+    kind: str  # set of prompts: random or edit
+    clients: int  # number of clients
+    turn: int  # number of the round
 
     def data(self, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-        """Return GuideLLM's data options; every level and round has prompts of its own."""
+        """Return GuideLLM's options for the prompts, which differ between levels and rounds."""
         if self.kind == "random":
             return {
                 "kind": "synthetic_text",
@@ -115,27 +115,23 @@ class EngineLoad:
                 "output_tokens": options.tokens,
             }
         texts = [prompt.text for prompt in builtin_prompts() if prompt.task == "edit"]
-        rows = [
-            {
-                "prompt": f"{self.clients}.{self.turn}.{number}\n{texts[number % len(texts)]}",
-                "output_tokens_count": options.tokens,
-            }
-            for number in range((1 + options.requests) * self.clients)
-        ]
         path = folder / "edit.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with path.open("w") as file:
+            for number in range((1 + options.requests) * self.clients):
+                label = f"{self.clients}.{self.turn}.{number}"
+                prompt = f"{label}\n{texts[number % len(texts)]}"
+                row = {"prompt": prompt, "output_tokens_count": options.tokens}
+                file.write(json.dumps(row) + "\n")
         return {"kind": "json_file", "path": str(path)}
 
 
 def measure_all(
     options: argparse.Namespace, load: EngineLoad, folder: Path
 ) -> dict[str, dict[str, Any]]:
-    """Return GuideLLM's metrics of each server."""
+    """Return GuideLLM's metrics of each server, by name."""
     found = {}
-    for name, body in (
-        (PLAIN, {"drafter": "autoregressive"}),
-        (SPECULATIVE, {"drafter": options.drafter}),
-    ):
+    bodies = {PLAIN: {"drafter": "autoregressive"}, SPECULATIVE: {"drafter": options.drafter}}
+    for name, body in bodies.items():
         with pronk_serve(options.model, options.threads, folder / "log"):
             found[name] = measure(options, load, folder, f"http://127.0.0.1:{PORT}", body)
     for server in options.server:
@@ -146,19 +142,16 @@ def measure_all(
 
 @contextmanager
 def pronk_serve(model: Path, threads: int, log: Path) -> Iterator[None]:
-    """Run `pronk serve` until the context ends; return when it answers."""
-    words = ["serve", "--model", str(model), "--threads", str(threads), "--port", str(PORT)]
+    """Run `pronk serve` within the ``with`` block, which begins when the server is ready."""
+    command = [sys.executable, "-m", "pronk", "serve", "--model", str(model)]
+    command += ["--threads", str(threads), "--port", str(PORT)]
     with log.open("wb") as file:
-        process = subprocess.Popen(  # noqa: S603 - ours
-            [sys.executable, "-m", "pronk", *words], stdout=file, stderr=file
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=file)  # noqa: S603 - our own
         try:
             while not is_ready():
                 if process.poll() is not None:
-                    sys.exit(
-                        "expected pronk serve to run, found that it "
-                        f"ended:\n{log.read_text()[-2000:]}"
-                    )
+                    end = log.read_text()[-2000:]
+                    sys.exit(f"expected pronk serve to run, found that it ended:\n{end}")
                 time.sleep(0.5)
             yield
         finally:
@@ -167,7 +160,7 @@ def pronk_serve(model: Path, threads: int, log: Path) -> Iterator[None]:
 
 
 def health_table(port: int) -> str:
-    """Return the delays of /health beside each expensive body, as a table."""
+    """Return a Markdown table of the delays of /health while the server reads expensive bodies."""
     from attack import Probe, answer_to_body, worst_bodies  # noqa: PLC0415 - beside this script
 
     lines = ["| body | status | seconds | /health: median, longest |", "|---|---|---|---|"]
@@ -188,6 +181,7 @@ def health_table(port: int) -> str:
 
 
 def is_ready() -> bool:
+    """Return whether the server accepts requests."""
     with suppress(OSError, HTTPException):
         connection = HTTPConnection("127.0.0.1", PORT, timeout=5)
         connection.request("GET", "/ready")
@@ -198,7 +192,7 @@ def is_ready() -> bool:
 def measure(
     options: argparse.Namespace, load: EngineLoad, folder: Path, url: str, body: dict[str, Any]
 ) -> dict[str, Any]:
-    """Run GuideLLM against a server; return its metrics."""
+    """Run GuideLLM against a server; return the metrics of its report."""
     report = folder / "report.json"
     report.unlink(missing_ok=True)
     extras = {"body": {"temperature": 0.0, **body}}
@@ -216,40 +210,38 @@ def measure(
         "seed": {"kind": "static", "value": 1000 * load.turn + load.clients},
         "output": {"kind": "json", "path": str(report)},
     }
-    words = [word for name, value in arguments.items() for word in (f"--{name}", json.dumps(value))]
-    command = [options.guidellm, "run", "--disable-console", *words]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # the tokenizer is a folder
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    command = [options.guidellm, "run", "--disable-console"]
+    for name, value in arguments.items():
+        command += [f"--{name}", json.dumps(value)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # the tokenizer is in a folder
+    done = subprocess.run(  # noqa: S603 - our own command
+        command, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode or not report.exists():
-        sys.exit(
-            "expected a report of guidellm, found exit code "
-            f"{done.returncode}:\n{done.stderr[-2000:]}"
-        )
+        found = f"exit code {done.returncode}:\n{done.stderr[-2000:]}"
+        sys.exit(f"expected a report of guidellm, found {found}")
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     metrics: dict[str, Any] = benchmark["metrics"]
     return metrics
 
 
 def header(servers: list[str]) -> str:
-    """Return the head of the table.
-
-    TTFT is the time to the first token, ITL the inter-token latency.
-    """
+    """Return the head of the table: TTFT is the time to first token, ITL inter-token latency."""
     columns = " | ".join(f"{server}: tok/s, × plain, TTFT, ITL" for server in servers)
     return f"| prompts, clients | {columns} |\n|---|{'---|' * len(servers)}"
 
 
 def row(name: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
-    """Return a row of the table: a cell per server."""
+    """Return a row of the table, with a cell for each server."""
     cells = [cell([(each[server], each[PLAIN]) for each in rounds]) for server in rounds[0]]
     return f"| {name} | {' | '.join(cells)} |"
 
 
 def cell(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    """Return the medians over rounds as text.
+    """Return a cell of the table, with medians over rounds.
 
-    The cell has the output tokens per second of all clients, their ratio to plain decoding's, and
-    the medians over requests of the time to the first token and of the inter-token latency.
+    The cell has the output tokens per second of all clients, their ratio to those of plain
+    decoding, and the medians over requests of the time to first token and the inter-token latency.
 
     Args:
         pairs: metrics of a server and of plain decoding, per round.
@@ -260,18 +252,16 @@ def cell(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     speeds = [(speed(own), speed(plain)) for own, plain in pairs]
     if not all(own and plain for own, plain in speeds):
         return f"–{failed}"
-    times = [
-        median(own[metric]["successful"]["median"] for own, _ in pairs)
-        for metric in ("time_to_first_token_ms", "inter_token_latency_ms")
-    ]
+    own_metrics = [own for own, _ in pairs]
+    ttft = median(own["time_to_first_token_ms"]["successful"]["median"] for own in own_metrics)
+    itl = median(own["inter_token_latency_ms"]["successful"]["median"] for own in own_metrics)
+    rate = median(own for own, _ in speeds)
     ratio = median(own / plain for own, plain in speeds)
-    return (
-        f"{median(own for own, _ in speeds):.1f}, {ratio:.2f}, {times[0]:.0f} ms, "
-        f"{times[1]:.1f} ms{failed}"
-    )
+    return f"{rate:.1f}, {ratio:.2f}, {ttft:.0f} ms, {itl:.1f} ms{failed}"
 
 
 def speed(metrics: dict[str, Any]) -> float:
+    """Return the mean number of output tokens per second in GuideLLM's metrics."""
     return float(metrics["output_tokens_per_second"]["successful"]["mean"])
 
 

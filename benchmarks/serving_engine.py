@@ -1,18 +1,17 @@
-"""Cost of the engine: the host's share of a step, and the second turn of a long chat.
+"""Cost of the engine: the host's part of a step, and the second turn of a long chat.
 
     python benchmarks/inflate.py big --layers 24
     python benchmarks/serving_engine.py --model big
 
-The host's share is the time between forward passes, drafting included, while all requests decode.
-The second turn consists of the first turn, its answer and a question, so that the KV cache has
-everything but the question. The model's context is raised for this. Every drafter has a prompt of
-its own.
+The host's part is the time between forward passes, with drafting, while all requests decode. The
+second turn consists of the first turn, its answer and a question, so that all of it but the
+question is in the KV cache. The model's context is raised to its length. Each drafter has a prompt
+of its own.
 
-    python benchmarks/serving_engine.py --model big --rounds 3 --requests 16 --drafters
-    'suffix(store_tokens=0)'
+    python benchmarks/serving_engine.py --model big --rounds 3 --drafters 'suffix(store_tokens=0)'
 
-compares each drafter with plain decoding instead, interleaved, without HTTP: speed, draft tokens,
-and the share of time for drafting.
+With ``--rounds``, the script compares each drafter with plain decoding instead, in turn and without
+HTTP: speed, draft tokens, and the fraction of time for drafting.
 """
 
 from __future__ import annotations
@@ -52,19 +51,14 @@ def main() -> None:
     options = parser.parse_args()
     drafters = options.drafters.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        llm = LLM(
-            longer(options.model.resolve(), Path(folder), max(2048, 2 * options.tokens)),
-            prefix_cache=True,
-            max_batch=64,
-            threads=options.threads,
-        )
+        context = max(2048, 2 * options.tokens)
+        model = longer(options.model.resolve(), Path(folder), context)
+        llm = LLM(model, prefix_cache=True, max_batch=64, threads=options.threads)
         if options.rounds:
             compare(llm, drafters, options.requests, options.output, options.rounds)
             return
-        print(
-            f"| drafter | host, {options.requests} requests | S | first turn | second turn | "
-            "second over first |"
-        )
+        turn_columns = "first turn | second turn | second over first"
+        print(f"| drafter | host, {options.requests} requests | S | {turn_columns} |")
         print("|---|---|---|---|---|---|")
         for number, drafter in enumerate(drafters):
             share, s = host_share(llm, drafter, options.requests)
@@ -76,7 +70,10 @@ def main() -> None:
 
 
 def longer(model: Path, folder: Path, context: int) -> Path:
-    """Write the model with another context length into ``folder``, as links; return the folder."""
+    """Write a copy of a model with another context length into a folder; return the folder.
+
+    All files but ``config.json`` are links to those of the model.
+    """
     for path in model.iterdir():
         (folder / path.name).symlink_to(path)
     (folder / "config.json").unlink()
@@ -86,10 +83,14 @@ def longer(model: Path, folder: Path, context: int) -> Path:
 
 
 def host_share(llm: LLM, drafter: str, requests: int) -> tuple[float, float]:
-    """Return the share of time outside forward passes while all requests decode, and S of all steps."""
+    """Measure the host's part of the time while all requests decode.
+
+    Returns:
+        The fraction of time outside forward passes, and the mean number of tokens per step (S).
+    """
     suite = builtin_prompts()
     prompts = [encode(llm, suite[number % len(suite)]) for number in range(requests)]
-    # warm-up
+    # The first request warms up the drafter and the caches.
     llm.generate(prompts[0], SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)
     done = llm.generate(prompts, SamplingParams(max_tokens=48, ignore_eos=True), drafter=drafter)
     every = [completion.stats.steps for completion in done]
@@ -97,35 +98,32 @@ def host_share(llm: LLM, drafter: str, requests: int) -> tuple[float, float]:
     begin = max(steps[0].clock for steps in every)
     end = min(steps[-1].clock for steps in every)
     both = [step for step in every[-1] if begin <= step.clock <= end]
-    share = 1 - (both[-1].target_clock - both[0].target_clock) / (both[-1].clock - both[0].clock)
-    return share, sum(c.stats.generated_tokens for c in done) / sum(
-        c.stats.target_steps for c in done
-    )
+    target_seconds = both[-1].target_clock - both[0].target_clock
+    share = 1 - target_seconds / (both[-1].clock - both[0].clock)
+    num_tokens = sum(completion.stats.generated_tokens for completion in done)
+    num_steps = sum(completion.stats.target_steps for completion in done)
+    return share, num_tokens / num_steps
 
 
 def compare(llm: LLM, drafters: list[str], requests: int, output: int, rounds: int) -> None:
     """Print the comparison of each drafter with plain decoding.
 
-    Numbered prompts are never cached.
+    Each prompt begins with a number of its own, so that it is not in the prefix cache.
     """
     suite = builtin_prompts()
     numbers = count(1)
     params = SamplingParams(max_tokens=output, ignore_eos=True)
     print("| round | drafter | seconds | × plain | tokens | drafted | accepted | drafting |")
     print("|---|---|---|---|---|---|---|---|")
-    for drafter in drafters:
-        # warm-up
+    for drafter in drafters:  # warm up
         llm.generate("1.", SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)
     for turn in range(rounds):
         plain = 0.0
         for drafter in ("autoregressive", *drafters):
-            prompts = [
-                [
-                    *llm.tokenizer.encode(f"{next(numbers)}.\n"),
-                    *encode(llm, suite[each % len(suite)]),
-                ]
-                for each in range(requests)
-            ]
+            prompts = list[list[int]]()
+            for each in range(requests):
+                number = llm.tokenizer.encode(f"{next(numbers)}.\n")
+                prompts.append([*number, *encode(llm, suite[each % len(suite)])])
             began = perf_counter()
             stats = [done.stats for done in llm.generate(prompts, params, drafter=drafter)]
             seconds = perf_counter() - began
@@ -139,16 +137,18 @@ def compare(llm: LLM, drafters: list[str], requests: int, output: int, rounds: i
 
 
 def turns(llm: LLM, drafter: str, tokens: int, number: int) -> tuple[float, float]:
-    """Return the seconds to the first token of the first and of the second turn."""
+    """Return the seconds to the first token of the first and of the second turn.
+
+    The first turn has ``tokens`` tokens, and begins with the drafter's ``number``.
+    """
     ids = [token for prompt in builtin_prompts() for token in encode(llm, prompt)]
-    first = [*llm.tokenizer.encode(f"Chat {number}.\n"), *ids * (tokens // len(ids) + 1)][:tokens]
-    answer = llm.generate([first], SamplingParams(max_tokens=64, ignore_eos=True), drafter=drafter)[
-        0
-    ]
-    second = [*first, *answer.token_ids, *llm.tokenizer.encode(QUESTION, add_special_tokens=False)]
-    again = llm.generate([second], SamplingParams(max_tokens=2, ignore_eos=True), drafter=drafter)[
-        0
-    ]
+    copies = tokens // len(ids) + 1
+    first = [*llm.tokenizer.encode(f"Chat {number}.\n"), *ids * copies][:tokens]
+    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    answer = llm.generate(first, params, drafter=drafter)
+    question = llm.tokenizer.encode(QUESTION, add_special_tokens=False)
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    again = llm.generate([*first, *answer.token_ids, *question], params, drafter=drafter)
     return answer.stats.ttft, again.stats.ttft
 
 

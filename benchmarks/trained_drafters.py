@@ -1,16 +1,15 @@
 """Tokens per forward pass, acceptance and speed of trained drafters on code, sums, chat and prose.
 
-Prints one table in Markdown per temperature, and one JSON document on the last line. A row is a
-drafter, a group of columns a suite: S, tokens per forward pass; α, acceptance rate of the first
-draft token; and with ``--budget auto`` the speed relative to plain decoding, interleaved, else
-CTAR(2). Every output is compared with plain decoding's.
+    python benchmarks/trained_drafters.py --data EVAL kangaroo medusa "cape(glide)"
+    python benchmarks/trained_drafters.py --data EVAL --budget auto "exit 6: kangaroo(model='D')"
 
-    python benchmarks/trained_drafters.py --data EVAL kangaroo medusa "cape(glide)" python
-    benchmarks/trained_drafters.py --data EVAL --model BIG --budget auto "exit 6:
-    kangaroo(model='D')"
+The script prints a Markdown table per temperature, and one JSON document on the last line. A row is
+a drafter, and a group of columns a suite: S, tokens per forward pass; α, acceptance rate of the
+first draft token; and CTAR(2), or the speed relative to plain decoding with ``--budget auto``. The
+tokens of every output are compared with those of plain decoding.
 
 ``--data`` is a folder with humaneval.jsonl, gsm8k.jsonl, spec_bench.jsonl (its task mt_bench is the
-chat) and long_context.jsonl.gz (passages of a novel, cut to ``--prose`` characters).
+suite chat) and long_context.jsonl.gz (passages of a novel, cut to ``--prose`` characters).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -40,7 +39,7 @@ SUITES = ("code", "sums", "chat", "prose")
 
 @dataclass
 class Tally:
-    """Sums over the prompts of a suite."""
+    """Sums of a drafter over the prompts of a suite."""
 
     tokens: int = 0
     steps: int = 0
@@ -50,7 +49,7 @@ class Tally:
     different: int = 0
 
     def add(self, out: Any, plain: Any) -> None:
-        """Add an output, and compare it with plain decoding's."""
+        """Add the statistics of an output, and compare its tokens with those of plain decoding."""
         self.tokens += out.stats.generated_tokens
         self.steps += out.stats.target_steps
         self.passes += out.stats.steps
@@ -59,13 +58,13 @@ class Tally:
 
     @property
     def alpha(self) -> float | None:
-        """Acceptance rate of the first draft token."""
-        shares = Stats(steps=self.passes).acceptance
-        return shares[0] if shares else None
+        """Acceptance rate of the first draft token; ``None`` without draft tokens."""
+        rates = Stats(steps=self.passes).acceptance
+        return rates[0] if rates else None
 
 
 def prompts(data: Path, llm: LLM, limit: int, characters: int) -> dict[str, list[list[int]]]:
-    """Return the token ids of at most ``limit`` prompts by suite."""
+    """Return the token ids of at most ``limit`` prompts of each suite, with at most 512 tokens."""
 
     def lines(name: str) -> Iterator[dict[str, Any]]:
         opened = gzip.open if name.endswith(".gz") else open
@@ -73,15 +72,17 @@ def prompts(data: Path, llm: LLM, limit: int, characters: int) -> dict[str, list
             yield from map(json.loads, file)
 
     encode = llm.tokenizer.encode
-    chat = (row for row in lines("spec_bench.jsonl") if row["task"] == "mt_bench")
-    asked = [row["turns"][0] for row in chat], [row["turns"][0] for row in lines("gsm8k.jsonl")]
+    codes = [row.get("prompt") or row["turns"][0] for row in lines("humaneval.jsonl")]
+    sums = [row["turns"][0] for row in lines("gsm8k.jsonl")]
+    chat_rows = [row for row in lines("spec_bench.jsonl") if row["task"] == "mt_bench"]
+    chats = [[{"role": "user", "content": row["turns"][0]}] for row in chat_rows]
+    novels = [row["turns"][0] for row in lines("long_context.jsonl.gz")]
+    passages = [_passage(text, characters) for text in novels]
     found = {
-        "code": [encode(row.get("prompt") or row["turns"][0]) for row in lines("humaneval.jsonl")],
-        "sums": [encode(f"Question: {text}\nAnswer:") for text in asked[1]],
-        "chat": [llm.chat_ids([{"role": "user", "content": text}]) for text in asked[0]],
-        "prose": [
-            encode(_passage(row["turns"][0], characters)) for row in lines("long_context.jsonl.gz")
-        ],
+        "code": [encode(text) for text in codes],
+        "sums": [encode(f"Question: {text}\nAnswer:") for text in sums],
+        "chat": [llm.chat_ids(messages) for messages in chats],
+        "prose": [encode(text) for text in passages],
     }
     return {name: [ids for ids in found[name] if len(ids) <= 512][:limit] for name in SUITES}
 
@@ -89,25 +90,24 @@ def prompts(data: Path, llm: LLM, limit: int, characters: int) -> dict[str, list
 def _passage(text: str, characters: int) -> str:
     """Return the beginning of a text's second half, from the start of a sentence."""
     middle = text[len(text) // 2 :]
-    return re.split(r"(?<=[.!?])\s", middle, maxsplit=1)[-1][:characters].rsplit(" ", 1)[0]
+    sentences = re.split(r"(?<=[.!?])\s", middle, maxsplit=1)[-1]
+    return sentences[:characters].rsplit(" ", 1)[0]
 
 
 def parameters(spec: str) -> str:
-    """Return the millions of parameters in the drafter's own files, as text."""
-    named = [Path(each) for each in re.findall(r"model='([^']+)'", spec)]
-    words = {
-        "draft" if word == "draft_model" else word.replace("_", "-")
-        for word in re.findall(r"[a-z_]+", spec)
-    }
-    found = named or [tiny_model().parent / f"pronk-tiny-{word}" for word in words]
+    """Return the millions of parameters in a drafter's own files, as text."""
+    folders = [Path(each) for each in re.findall(r"model='([^']+)'", spec)]
+    if not folders:  # drafters of pronk-tiny
+        for word in {*re.findall(r"[a-z_]+", spec)}:
+            name = "draft" if word == "draft_model" else word.replace("_", "-")
+            folders.append(tiny_model().parent / f"pronk-tiny-{name}")
     total = 0
-    for file in (folder / "model.safetensors" for folder in found):
+    for folder in folders:
+        file = folder / "model.safetensors"
         if file.is_file():
             with safe_open(file, framework="pt") as tensors:
-                total += sum(
-                    math.prod(tensors.get_slice(name).get_shape())
-                    for name in tensors.keys()  # noqa: SIM118
-                )
+                for name in tensors.keys():  # noqa: SIM118
+                    total += math.prod(tensors.get_slice(name).get_shape())
     return f"{total / 1e6:.2f}" if total else ""
 
 
@@ -118,29 +118,26 @@ def measure(
     temperature: float,
     args: Any,
 ) -> dict[str, dict[str, Tally]]:
-    """Run all drafters on all prompts: one at a time with ``--budget auto``, else a suite per batch."""
+    """Run all drafters on all prompts.
+
+    With ``--budget auto``, the prompts run one after another; otherwise a suite is a batch.
+    """
     made = {label: {suite: Tally() for suite in suites} for label in drafters}
     for suite, texts in suites.items():
-        params = [
-            SamplingParams(
-                max_tokens=args.max_tokens, temperature=temperature, seed=seed, ignore_eos=True
-            )
-            for seed in range(len(texts))
-        ]
-        batches = (
-            [[number] for number in range(len(texts))]
-            if args.budget == "auto"
-            else [[*range(len(texts))]]
-        )
+        first = SamplingParams(args.max_tokens, temperature=temperature, ignore_eos=True)
+        params = [replace(first, seed=seed) for seed in range(len(texts))]
+        batches = [[*range(len(texts))]]
+        if args.budget == "auto":
+            batches = [[number] for number in range(len(texts))]
         for batch in batches:
             best = dict.fromkeys(drafters, float("inf"))
             for repeat in range(args.repeats):
                 outputs = {}
+                own_texts = [texts[number] for number in batch]
+                own_params = [params[number] for number in batch]
                 for label, drafter in drafters.items():
                     began = perf_counter()
-                    outputs[label] = llm.generate(
-                        [texts[i] for i in batch], [params[i] for i in batch], drafter=drafter
-                    )
+                    outputs[label] = llm.generate(own_texts, own_params, drafter=drafter)
                     best[label] = min(best[label], perf_counter() - began)
                 for label, outs in outputs.items() if not repeat else ():
                     for out, plain in zip(outs, outputs["plain"], strict=True):
@@ -153,28 +150,21 @@ def measure(
 def table(
     made: dict[str, dict[str, Tally]], specs: dict[str, str], temperature: float, *, timed: bool
 ) -> str:
-    """Return the table as Markdown."""
-    columns = ("S", "α", "×") if timed else ("S", "α", "CTAR(2)")
-    head = [f"{suite}: {columns[0]}" for suite in SUITES]
-    rows = [
-        f"| temperature {temperature:g} | M | "
-        + " | ".join(f"{h} | {columns[1]} | {columns[2]}" for h in head)
-        + " |"
-    ]
-    rows.append("| --- | --: |" + " --: |" * 3 * len(SUITES))
+    """Return the Markdown table of a temperature; ``timed`` shows speeds instead of CTAR(2)."""
+    last_column = "×" if timed else "CTAR(2)"
+    heads = [f"temperature {temperature:g}", "M"]
+    for suite in SUITES:
+        heads += [f"{suite}: S", "α", last_column]
+    rows = [f"| {' | '.join(heads)} |", "| --- | --: |" + " --: |" * 3 * len(SUITES)]
     for label, tallies in made.items():
         cells = [label.replace("|", "/"), parameters(specs[label])]
         for suite in SUITES:
             tally = tallies[suite]
             plain = made["plain"][suite]
-            alpha = tally.alpha
+            alpha = "–" if tally.alpha is None else f"{tally.alpha:.2f}"
             last = f"**{plain.seconds / tally.seconds:.2f}**" if timed else f"{_ctar(tally):.2f}"
-            cells += [
-                f"{tally.tokens / tally.steps:.2f}",
-                "–" if alpha is None else f"{alpha:.2f}",
-                last,
-            ]
-        rows.append("| " + " | ".join(cells) + " |")
+            cells += [f"{tally.tokens / tally.steps:.2f}", alpha, last]
+        rows.append(f"| {' | '.join(cells)} |")
     loops = [sum(t.loops) / len(t.loops) for t in made["plain"].values()]
     rows.append("| repeated 4-grams | |" + "".join(f" {share:.0%} | | |" for share in loops))
     return "\n".join(rows)
@@ -185,27 +175,25 @@ def _ctar(tally: Tally) -> float:
 
 
 def report(made: dict[str, dict[str, Tally]]) -> dict[str, Any]:
-    """Return the figures as JSON values."""
-    return {
-        label: {
-            suite: {
+    """Return the figures of each drafter and suite as JSON values."""
+    found: dict[str, Any] = {}
+    for label, tallies in made.items():
+        found[label] = {}
+        for suite, tally in tallies.items():
+            accepted = [step.accepted for step in tally.passes]
+            longest = max(1, *(step.depth for step in tally.passes))
+            found[label][suite] = {
                 "S": tally.tokens / tally.steps,
                 "alpha": tally.alpha,
-                "ctar": ctar_curve(
-                    [step.accepted for step in tally.passes],
-                    max(1, *(step.depth for step in tally.passes)),
-                ),
+                "ctar": ctar_curve(accepted, longest),
                 "ratio": made["plain"][suite].seconds / tally.seconds,
                 "different": tally.different,
             }
-            for suite, tally in tallies.items()
-        }
-        for label, tallies in made.items()
-    }
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the tables."""
+    """Run the measurements, and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -241,12 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         made = measure(llm, drafters, suites, temperature, args)
         print(table(made, specs, temperature, timed=args.budget == "auto") + "\n", flush=True)
         figures[f"{temperature:g}"] = report(made)
-    different = sum(
-        each["different"]
-        for made in figures.values()
-        for row in made.values()
-        for each in row.values()
-    )
+    rows = [row for by_drafter in figures.values() for row in by_drafter.values()]
+    different = sum(each["different"] for row in rows for each in row.values())
     print(f"{different} outputs differ from plain decoding's.\n")
     print(json.dumps(figures))
 

@@ -1,14 +1,17 @@
-"""Plain decoding and prefill of a GGUF file by pronk and by llama.cpp, in alternation, beside the floor of memory.
+"""Plain decoding and prefill of a GGUF file by pronk and by llama.cpp, and the floor of memory.
 
     python benchmarks/versus_llama_cpp.py MODEL.gguf
     python benchmarks/versus_llama_cpp.py MODEL.gguf --rounds 20 --prompts 700 4000 --long-rounds 3
 
+llama.cpp must be built for this processor::
+
+    CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python
+
 llama.cpp runs with and without flash attention; ratios are to the faster of the two in the same
-round. Build it for this processor: ``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary
-llama-cpp-python llama-cpp-python``. An engine is a process of its own and waits while another one
-is measured. A round gives all of them the same random prompt. The floor is the bytes that a token
-reads, as stored in the file, over the bandwidth measured in the same round. Figures are medians,
-with the 10th and 90th percentiles in brackets. The last line is one JSON object.
+round. Each engine is a process of its own, and waits while another one is measured. In a round, all
+engines have the same random prompt. The floor is the time to read the bytes that a token needs, as
+stored in the file, at the bandwidth measured in the same round. Figures are medians, with the 10th
+and 90th percentiles in brackets. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,20 +26,19 @@ from multiprocessing.connection import Connection
 from time import perf_counter, sleep
 from typing import Any
 
-# of the measurement of plain decoding
-PROMPT = 16
-TOKENS = 48
+PROMPT = 16  # tokens of the short prompt
+TOKENS = 48  # tokens decoded after the short prompt
 LONG_TOKENS = 24  # tokens decoded after each long prompt
-PAUSE = 0.05  # seconds until the threads of the engine measured before have gone to sleep
+PAUSE = 0.05  # seconds after which the threads of the engine measured before sleep
 
-# Function from a prompt and a number of tokens to the seconds until each token.
+# Function from token ids of a prompt and a number of tokens to the seconds until each token.
 Decode = Callable[[Sequence[int], int], list[float]]
 
 
 def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str, Any]]:
-    """Load a model into pronk.
+    """Load a model into pronk; return the function that decodes, and sizes of the model.
 
-    Return a function from a prompt to the seconds until each token, and the sizes.
+    For 0 tokens, the function measures the memory bandwidth in bytes per second.
     """
     from pronk import LLM, SamplingParams  # noqa: PLC0415 - llama.cpp's processes do not need it
     from pronk.lab.bench.machine import BandwidthMeter, describe_hardware  # noqa: PLC0415
@@ -66,10 +68,7 @@ def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str
 def open_llama(
     model: str, threads: int, context: int, *, flash: bool
 ) -> tuple[Decode, dict[str, Any]]:
-    """Load a model into llama.cpp.
-
-    Return a function from a prompt to the seconds until each token, and versions.
-    """
+    """Load a model into llama.cpp; return the function that decodes, and versions."""
     import llama_cpp  # noqa: PLC0415 - only this process needs it
 
     llama = llama_cpp.Llama(
@@ -97,7 +96,10 @@ def open_llama(
 
 
 def serve(engine: str, model: str, threads: int, context: int, pipe: Connection) -> None:
-    """Answer requests for measurements in a process of its own."""
+    """Load a model into an engine, and answer requests for measurements until ``None``.
+
+    This is the work of a process of :class:`Engines`.
+    """
     if engine == "pronk":
         decode, about = open_pronk(model, threads, context)
     else:
@@ -117,14 +119,13 @@ class Engines:
         self.about: dict[str, Any] = {}
         for name in names:
             ours, theirs = spawn.Pipe()
-            spawn.Process(
-                target=serve, args=(name, model, threads, context, theirs), daemon=True
-            ).start()
+            arguments = (name, model, threads, context, theirs)
+            spawn.Process(target=serve, args=arguments, daemon=True).start()
             self.pipes[name] = ours
             self.about[name] = ours.recv()
 
     def measure(self, name: str, prompt: Sequence[int], tokens: int) -> list[float]:
-        """Return the seconds until each token; without ``tokens`` the bandwidth."""
+        """Return the seconds until each token; for 0 tokens, the bandwidth of pronk's process."""
         self.pipes[name].send((prompt, tokens))
         found: list[float] = self.pipes[name].recv()
         return found
@@ -165,10 +166,7 @@ def main() -> None:
 def compare(
     engines: Engines, names: Sequence[str], length: int, rounds: int, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Measure a prompt's length in all engines.
-
-    Print the times, their ratios, and the distance to the floor.
-    """
+    """Measure prompts of a length in all engines; print times, and ratios to the floor."""
     first: dict[str, list[float]] = {name: [] for name in names}
     later: dict[str, list[float]] = {name: [] for name in names}
     floors = list[float]()
@@ -182,29 +180,30 @@ def compare(
             if number:
                 first[name].append(times[0])
                 later[name].append((times[-1] - times[0]) / (len(times) - 1))
-        floors += [floor] if number else []
-    print(
-        f"\nprompt of {length} tokens, {rounds} rounds; floor "
-        f"{1e3 * statistics.median(floors):.2f} ms a token"
-    )
+        if number:
+            floors.append(floor)
+    floor_ms = 1e3 * statistics.median(floors)
+    print(f"\nprompt of {length} tokens, {rounds} rounds; floor {floor_ms:.2f} ms a token")
     for title, times in (("first token", first), ("a later token", later)):
         best = [min(times[name][i] for name in names[1:]) for i in range(rounds)]
         for name in names:
             ratios = [faster / own for faster, own in zip(best, times[name], strict=True)]
             line = f"{title:14} {name:16} {1e3 * statistics.median(times[name]):9.2f} ms"
-            line += f"   speed {describe(ratios)} of llama.cpp's" if name == "pronk" else ""
+            if name == "pronk":
+                line += f"   speed {describe(ratios)} of llama.cpp's"
             if title != "first token":
-                line += (
-                    "   "
-                    f"{describe([own / floor for own, floor in zip(times[name], floors, strict=True)])} x floor"
-                )
+                multiples = [own / floor for own, floor in zip(times[name], floors, strict=True)]
+                line += f"   {describe(multiples)} x floor"
             print(line)
     return {"floor": floors, "first": first, "later": later}
 
 
 def describe(values: Sequence[float]) -> str:
+    """Return the median of some values, with the 10th and 90th percentiles in brackets."""
     ordered = sorted(values)
-    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
+    last = len(ordered) - 1
+    low = ordered[round(0.1 * last)]
+    high = ordered[round(0.9 * last)]
     return f"{statistics.median(ordered):.3f} [{low:.3f}, {high:.3f}]"
 
 

@@ -1,13 +1,14 @@
-"""Gain of several processes: token trees split among workers, and tensor parallelism.
+"""Gain of several processes: token trees divided among workers, and tensor parallelism.
 
-    python benchmarks/workers.py --model big                       trees: one process and two, one thread each
-    python benchmarks/workers.py --model big --tensor              tensor parallelism: one process and two
-    python benchmarks/workers.py --model big --scaling scaling.svg    simulation: trees on 1 to 8 workers
+    python benchmarks/workers.py --model big                          # trees, 1 and 2 processes
+    python benchmarks/workers.py --model big --tensor                 # tensor parallelism
+    python benchmarks/workers.py --model big --scaling scaling.svg    # simulated trees, 1 to 8
 
-The simulation splits the trees of long texts of pronk-tiny among workers that do not exist. A step
-takes as long as the longest share, by the measured costs of forward passes of --model, plus an
-exchange. For each number of workers the best window of lookahead is taken (Fu et al. 2024, section
-5.3 and figure 7): more workers pay for wider windows. The last line is one JSON object.
+Each process has one thread. The simulation divides the trees of long texts of pronk-tiny among
+simulated workers. A step takes as long as its longest part, by the measured costs of forward passes
+of --model, plus an exchange. For each number of workers, the best window of lookahead is taken (Fu
+et al. 2024, section 5.3 and figure 7): more workers pay for wider windows. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LONG = 512
 
 
 class Tree(Proposer[None]):
-    """Proposes a random tree of ``nodes`` nodes, of which hardly any is accepted."""
+    """Drafter that proposes a random tree of ``nodes`` nodes, of which hardly any is accepted."""
 
     name = "tree"
 
@@ -60,16 +61,15 @@ class Tree(Proposer[None]):
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
         """Propose a tree of the same shape for each request."""
-        return [
-            TokenTree(
-                tuple((each.tokens[-1] + node) % self.vocab_size for node in range(self.nodes)),
-                self.parents,
-            )
-            for each in contexts
-        ]
+        trees = list[TokenTree]()
+        for context in contexts:
+            root = context.tokens[-1]
+            tokens = tuple((root + node) % self.vocab_size for node in range(self.nodes))
+            trees.append(TokenTree(tokens, self.parents))
+        return trees
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Ignore the outcome."""
+        """Ignore the result of the verification."""
 
 
 def main() -> None:
@@ -90,19 +90,23 @@ def main() -> None:
         "--scaling", type=Path, metavar="FILE", help="simulate more workers, and draw the result"
     )
     options = parser.parse_args()
-    measure = scaling if options.scaling is not None else tensor if options.tensor else trees
-    report = measure(options)
+    if options.scaling is not None:
+        report = scaling(options)
+    elif options.tensor:
+        report = tensor(options)
+    else:
+        report = trees(options)
     print(json.dumps({"machine": describe_hardware("cpu"), **report}))
 
 
 def ask(llm: LLM, prompt: str, tokens: int, drafter: Any) -> Completion:
-    return llm.generate(
-        prompt, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True), drafter=drafter
-    )
+    """Continue a prompt greedily by a number of tokens."""
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    return llm.generate(prompt, params, drafter=drafter)
 
 
 def trees(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the time of a step with workers relative to one process, alternating within a run."""
+    """Measure the time of a step with workers relative to one process, in turn within a run."""
     llm = LLM(
         options.model, workers=options.workers, threads=1, budget="all", kernels=options.kernels
     )
@@ -145,18 +149,19 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
             "waited": median(waited),
         }
         found[name]["exchange"] = median(told)
+        alone = f"alone {1e3 * median(times[False]):6.1f} ms"
+        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
+        waiting = f"exchange and waiting {median(waited):.1%}"
         print(
-            f"{name:22} {rows:4.0f} rows  alone {1e3 * median(times[False]):6.1f} ms  "
-            f"{options.workers} workers {median(ratios):.2f} ({min(ratios):.2f} to "
-            f"{max(ratios):.2f})  "
-            f"exchange and waiting {median(waited):.1%}, of which exchange {median(told):.1%}  "
+            f"{name:22} {rows:4.0f} rows  {alone}  {options.workers} workers "
+            f"{median(ratios):.2f} {spread}  {waiting}, of which exchange {median(told):.1%}  "
             f"split {median(dealt):.0%} of the steps"
         )
     return {"trees": found}
 
 
 def full(done: Completion) -> tuple[list[float], float]:
-    """Return the seconds and the median rows of large steps.
+    """Return the seconds of a text's large steps, and the median of their numbers of rows.
 
     The first and last steps of a text are small.
     """
@@ -167,7 +172,7 @@ def full(done: Completion) -> tuple[list[float], float]:
 
 
 def tensor(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a plain step of one process and of several with tensor parallelism, and the bandwidth."""
+    """Measure a plain step of one process and of several, and the memory bandwidth."""
     split = LLM(
         options.model,
         workers=options.workers,
@@ -196,10 +201,8 @@ def tensor(options: argparse.Namespace) -> dict[str, Any]:
         speeds[threads] = meter.measure()
         print(f"memory, {threads} threads: {speeds[threads] / 1e9:.1f} GB/s")
     for name, own in times.items():
-        print(
-            f"{name:16} {1e3 * median(own):7.1f} ms a step ({1e3 * min(own):.1f} to "
-            f"{1e3 * max(own):.1f})"
-        )
+        spread = f"({1e3 * min(own):.1f} to {1e3 * max(own):.1f})"
+        print(f"{name:16} {1e3 * median(own):7.1f} ms a step {spread}")
     found = {name: median(own) for name, own in times.items()}
     return {
         "tensor": found,
@@ -209,56 +212,49 @@ def tensor(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def divergences(whole: LLM, split: LLM, tokens: int) -> Iterator[dict[str, Any]]:
-    """Yield the first difference between greedy texts of one process and of several.
+    """Yield the first difference between the greedy texts of one process and of several.
 
-    ``gap`` is the difference of the two tokens' log-probabilities in one process, ``rounding`` the
-    largest difference of log-probabilities before.
+    ``place`` is the number of the first token that differs, or ``None``. ``gap`` is the difference
+    of the two tokens' log-probabilities in one process. ``rounding`` is the largest difference of
+    log-probabilities at earlier tokens.
     """
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=8)
     for number, prompt in enumerate(PROMPTS):
-        one, other = (llm.generate(prompt, params) for llm in (whole, split))
+        one = whole.generate(prompt, params)
+        other = split.generate(prompt, params)
         assert one.logprobs is not None
         assert other.logprobs is not None
-        place = next(
-            (
-                i
-                for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True))
-                if a != b
-            ),
-            None,
-        )
-        shared = tokens if place is None else place
-        rounding = max(
-            (
-                abs(one.logprobs[i][t] - other.logprobs[i][t])
-                for i, t in enumerate(one.token_ids[:shared])
-            ),
-            default=0.0,
-        )
-        gap = (
-            None
-            if place is None
-            else one.logprobs[place][one.token_ids[place]]
-            - one.logprobs[place][other.token_ids[place]]
-        )
-        where = (
-            "equal tokens"
-            if place is None
-            else f"differs from token {place} on, by a log-probability of {gap:.3f}"
-        )
+        pairs = zip(one.token_ids, other.token_ids, strict=True)
+        different = [index for index, (a, b) in enumerate(pairs) if a != b]
+        place = different[0] if different else None
+        rounding = 0.0
+        for index, token in enumerate(one.token_ids[:place]):
+            distance = abs(one.logprobs[index][token] - other.logprobs[index][token])
+            rounding = max(rounding, distance)
+        gap = None
+        where = "equal tokens"
+        if place is not None:
+            report = one.logprobs[place]
+            gap = report[one.token_ids[place]] - report[other.token_ids[place]]
+            where = f"differs from token {place} on, by a log-probability of {gap:.3f}"
         print(f"text {number}: {where}; earlier log-probabilities differ by at most {rounding:.3f}")
         yield {"text": number, "place": place, "gap": gap, "rounding": rounding}
 
 
 def scaling(options: argparse.Namespace) -> dict[str, Any]:
-    """Simulate the speed relative to plain decoding by workers and exchange time, with the best window."""
+    """Simulate the speed relative to plain decoding by number of workers and exchange time.
+
+    Each speed is that of the best window of lookahead.
+    """
     llm = LLM(options.model, threads=1, budget="all", kernels=options.kernels)
     plain = [ask(llm, prompt, options.max_tokens, "autoregressive") for prompt in PROMPTS]
-    one = median(
-        [b.target_clock - a.target_clock for done in plain for a, b in pairwise(done.stats.steps)]
-    )
-    # pronk-tiny has the trees of its inflated copy. Lookahead uses no window near the end, so the
-    # texts are long.
+    seconds = list[float]()
+    for done in plain:
+        for before, after in pairwise(done.stats.steps):
+            seconds.append(after.target_clock - before.target_clock)
+    one = median(seconds)
+    # pronk-tiny has the same trees as its inflated copy. The texts are long, because lookahead uses
+    # no window near the end of a text.
     small = LLM(threads=1, budget="all")
     runs = {window: watched(small, window, LONG) for window in WINDOWS}
     cost = step_cost(llm, one)
@@ -266,27 +262,27 @@ def scaling(options: argparse.Namespace) -> dict[str, Any]:
     for exchange in EXCHANGES:
         for workers in WORKERS:
             extra = [0.0] + [exchange] * (workers - 1)
-            best = max(
-                (one * tokens / sum(span(trees, cost, extra) for trees in steps), window)
-                for window, (steps, tokens) in runs.items()
-            )
-            speeds.setdefault(exchange, {})[workers] = best
-        line = "  ".join(
-            f"{n}: {speed:.2f} (W {window})" for n, (speed, window) in speeds[exchange].items()
-        )
+            by_window = list[tuple[float, int]]()
+            for window, (steps, tokens) in runs.items():
+                total = sum(span(trees, cost, extra) for trees in steps)
+                by_window.append((one * tokens / total, window))
+            speeds.setdefault(exchange, {})[workers] = max(by_window)
+        own = speeds[exchange].items()
+        line = "  ".join(f"{n}: {speed:.2f} (W {window})" for n, (speed, window) in own)
         print(f"exchange {1e3 * exchange:4.0f} ms   {line}")
     draw(speeds, options.scaling, llm.kernels)
     print(f"drawn in {options.scaling}")
-    return {
-        "scaling": {
-            str(exchange): {str(n): own for n, own in each.items()}
-            for exchange, each in speeds.items()
-        }
-    }
+    report = dict[str, dict[str, tuple[float, int]]]()
+    for exchange, by_workers in speeds.items():
+        report[str(exchange)] = {str(n): best for n, best in by_workers.items()}
+    return {"scaling": report}
 
 
 def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], int]:
-    """Return the trees of each step of lookahead with a window, and the number of tokens after the first."""
+    """Decode texts with lookahead; return each step's trees, and the number of tokens.
+
+    The first token of each text does not count.
+    """
     steps: list[list[TokenTree]] = []
     forward: Callable[..., Any] = ModelRunner.forward
 
@@ -305,7 +301,11 @@ def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], 
 
 
 def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
-    """Return the seconds of a forward pass by rows: measured up to 128 rows, interpolated linearly."""
+    """Return a function from a number of rows to the seconds of a forward pass.
+
+    The seconds are measured up to 128 rows, and interpolated linearly; those of one row are
+    ``one``.
+    """
     sizes = (2, 4, 8, 16, 32, 64, 128)
     seen = [*pass_times(llm, llm.request_factory.encode_prompt(PROMPTS[0]), sizes, rounds=2)]
     found = {rows: [each.seconds for each in seen if each.rows == rows] for rows in sizes}
@@ -323,14 +323,17 @@ def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
 
 
 def span(trees: Sequence[TokenTree], cost: Callable[[int], float], extra: Sequence[float]) -> float:
-    """Return the seconds of a step: the longest share, with the exchange if there are several shares."""
-    shares = partition_trees(trees, [cost] * len(extra), extra)
-    return max(
-        cost(count_rows(share)) + more for share, more in zip(shares, extra, strict=True) if share
-    )
+    """Return the seconds of a step: those of the slowest process, with its exchange.
+
+    ``extra`` has the seconds of the exchange with each process, 0 for the driver.
+    """
+    shards = partition_trees(trees, [cost] * len(extra), extra)
+    pairs = zip(shards, extra, strict=True)
+    return max(cost(count_rows(shard)) + exchange for shard, exchange in pairs if shard)
 
 
 def draw(speeds: dict[float, dict[int, tuple[float, int]]], path: Path, kernels: str) -> None:
+    """Draw the speeds by number of workers as an SVG file, with a line for each exchange time."""
     import matplotlib as mpl  # noqa: PLC0415 - an optional package, used for --scaling only
 
     mpl.use("svg")

@@ -1,14 +1,16 @@
-"""Tables and figures of GLIDE with a CAPE (Du et al. 2024) on one model, with the paper's figures beside ours.
+r"""Tables and figures of GLIDE with a CAPE (Du et al. 2024) on one model, beside the paper's.
 
-    python benchmarks/papers/glide.py MODEL.gguf --prompts spec_bench.jsonl --glide RUNS/glide --out
-    results/glide python benchmarks/papers/glide.py MODEL.gguf figure6 --prompts … --glide
-    RUNS/glide --vanilla RUNS/vanilla
+    python benchmarks/papers/glide.py MODEL.gguf --prompts spec_bench.jsonl --glide RUNS/glide
+    python benchmarks/papers/glide.py MODEL.gguf figure6 --prompts … --glide RUNS/glide \
+        --vanilla RUNS/vanilla
 
-    figure6   S and speed: GLIDE, its twin without cross-attention, CAPE, expansion by a fixed size (section 5.4),
-              beams of 4 and 8, Medusa
+    figure6   S and speed of GLIDE, its twin without cross-attention, CAPE, expansion by a fixed
+              size (section 5.4), beams of 4 and 8, and Medusa
     table3    milliseconds of drafting per step, of GLIDE, beams of 4 and 8, and CAPE
-    table4    tokens per second at batch sizes of 1 to 16: the same prompt several times, as in the paper
-    variants  figures 7 to 9 and table 2: S and speed of further drafters, one --variant NAME=FOLDER for each
+    table4    tokens per second at batch sizes of 1 to 16, with copies of one prompt, as in the
+              paper
+    variants  figures 7 to 9 and table 2: S and speed of further drafters, one
+              --variant NAME=FOLDER for each
 
 ``measuring.py`` describes the measurement of figure 6. Tables 3 and 4 are by the wall clock.
 """
@@ -26,12 +28,13 @@ from policy import make_parser, read_prompts
 from pronk import LLM, SamplingParams
 
 BATCHES = (1, 2, 4, 8, 16)
-ROUNDS = 3  # of table 4
-# Speeds over plain decoding in figure 6 are not in numbers; the text has these: 70.6 and 68.4
-# tokens per second.
+ROUNDS = 3  # rounds of table 4
+# Speed of expansion by a fixed size over that by confidence. Figure 6 has no numbers; the paper's
+# text has 68.4 and 70.6 tokens per second.
 PAPER_FIXED = 68.4 / 70.6
-# table 3, Vicuna-7B, ms
+# Milliseconds of drafting per step in table 3, with Vicuna-7B.
 PAPER_DRAFTING = {"GLIDE": 5.3, "beam of 4": 10.9, "beam of 8": 14.8, "CAPE": 5.5}
+# Tokens per second in table 4, with GLIDE and with plain decoding, by batch size.
 PAPER_BATCHES = {
     1: (106.8, 54.6),
     2: (216.4, 111.2),
@@ -43,14 +46,14 @@ DRAFT_LENGTH = 5  # γ of the paper
 
 
 def glide_of(folder: str) -> str:
-    """Return the drafter with the paper's length."""
+    """Return the specification of GLIDE in a folder, with the paper's draft length."""
     return f"glide(model={folder!r}, num_tokens={DRAFT_LENGTH})"
 
 
 def specs(options: argparse.Namespace) -> dict[str, str]:
-    """Return the drafters of figure 6 by name.
+    """Return the specifications of the drafters of figure 6 by name.
 
-    Without a folder, a drafter that needs it is left out.
+    A drafter without a folder in the options is left out.
     """
     glide = glide_of(options.glide)
     named = {
@@ -58,21 +61,18 @@ def specs(options: argparse.Namespace) -> dict[str, str]:
         "CAPE": f"cape({glide})",
         "CAPE, 4 siblings each": f"cape({glide}, sizes=4)",
     }
-    named |= {
-        f"beam of {width}": f"beam({glide}, width={width}, num_tokens={DRAFT_LENGTH})"
-        for width in (4, 8)
-    }
+    for width in (4, 8):
+        named[f"beam of {width}"] = f"beam({glide}, width={width}, num_tokens={DRAFT_LENGTH})"
     if options.vanilla:
-        named["without cross-attention"] = (
-            f"vanilla(model={options.vanilla!r}, num_tokens={DRAFT_LENGTH})"
-        )
+        twin = f"vanilla(model={options.vanilla!r}, num_tokens={DRAFT_LENGTH})"
+        named["without cross-attention"] = twin
     if options.medusa:
         named["Medusa"] = f"medusa(model={options.medusa!r})"
     return named
 
 
 def speed_table(results: Results, options: argparse.Namespace) -> str:
-    """Return figure 6: S and speed of each drafter."""
+    """Return figure 6 as a table: S and speed of each drafter."""
     found = {name: results.of(spec) for name, spec in specs(options).items()}
     rows = [[name, f"{each.per_pass:.2f}", each.speed] for name, each in found.items()]
     ratio = found["CAPE, 4 siblings each"].over_plain[0] / found["CAPE"].over_plain[0]
@@ -81,23 +81,22 @@ def speed_table(results: Results, options: argparse.Namespace) -> str:
 
 
 def variant_specs(options: argparse.Namespace) -> dict[str, str]:
-    """Return GLIDE and its variants by name."""
-    return {"GLIDE": glide_of(options.glide)} | {
-        name: glide_of(folder) for name, folder in options.variant
-    }
+    """Return the specifications of GLIDE and its variants by name."""
+    named = {"GLIDE": glide_of(options.glide)}
+    for name, folder in options.variant:
+        named[name] = glide_of(folder)
+    return named
 
 
 def variant_table(results: Results, options: argparse.Namespace) -> str:
-    """Return S and speed of the variants."""
+    """Return a table of S and speed of GLIDE and its variants."""
     found = {name: results.of(spec) for name, spec in variant_specs(options).items()}
-    return markdown(
-        ["drafter", "S", "× plain [90 %]"],
-        [[n, f"{r.per_pass:.2f}", r.speed] for n, r in found.items()],
-    )
+    rows = [[name, f"{each.per_pass:.2f}", each.speed] for name, each in found.items()]
+    return markdown(["drafter", "S", "× plain [90 %]"], rows)
 
 
 def check_equal(texts: Iterable[Sequence[int]]) -> None:
-    """Stop if the texts differ."""
+    """Exit with an error if two texts have different token ids."""
     if len({tuple(text) for text in texts}) > 1:
         sys.exit("glide: expected equal tokens of all drafters and batches, found others")
 
@@ -116,19 +115,17 @@ def drafting_table(_: Results, options: argparse.Namespace) -> str:
             done = llm.chat(chat, params, drafter=specs(options)[name])
             check_equal([done.token_ids, text])
             steps = done.stats.steps
-            took.append(
-                1e3 * (steps[-1].draft_clock - steps[0].draft_clock) / max(1, len(steps) - 1)
-            )
+            seconds = steps[-1].draft_clock - steps[0].draft_clock
+            took.append(1e3 * seconds / max(1, len(steps) - 1))
         own = median(took)
         base = own if not rows else float(rows[0][1])
-        rows.append(
-            [name, f"{own:.2f}", f"{own / base:.2f}", f"{paper / PAPER_DRAFTING['GLIDE']:.2f}"]
-        )
+        paper_ratio = paper / PAPER_DRAFTING["GLIDE"]
+        rows.append([name, f"{own:.2f}", f"{own / base:.2f}", f"{paper_ratio:.2f}"])
     return markdown(["drafter", "drafting, ms per step", "over GLIDE", "paper's, over GLIDE"], rows)
 
 
 def batch_table(_: Results, options: argparse.Namespace) -> str:
-    """Return table 4: tokens per second after the first token, in all, with GLIDE and without."""
+    """Return table 4: a batch's tokens per second after the first token, with and without GLIDE."""
     llm = LLM(
         options.model, drafter=PLAIN, budget="all", max_batch=max(BATCHES), kernels=options.kernels
     )
@@ -151,14 +148,11 @@ def batch_table(_: Results, options: argparse.Namespace) -> str:
         for _round in range(ROUNDS):
             plain.append(speed(PLAIN, batch))
             glide.append(speed(specs(options)["GLIDE"], batch))
-        ratios = median(glide) / median(plain), PAPER_BATCHES[batch][0] / PAPER_BATCHES[batch][1]
-        rows.append(
-            [
-                batch,
-                *(f"{speeds:.1f}" for speeds in (median(glide), median(plain))),
-                *map("{:.2f}".format, ratios),
-            ]
-        )
+        own = median(glide)
+        base = median(plain)
+        paper_glide, paper_plain = PAPER_BATCHES[batch]
+        ratios = [f"{own / base:.2f}", f"{paper_glide / paper_plain:.2f}"]
+        rows.append([batch, f"{own:.1f}", f"{base:.1f}", *ratios])
     return markdown(["batch", "GLIDE, tokens/s", "plain, tokens/s", "ratio", "paper's ratio"], rows)
 
 
@@ -179,7 +173,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure, and write the tables."""
+    """Run the measurements, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=4)
     add_parts(parser, PARTS)
     parser.add_argument("--glide", required=True, help="folder of a trained GLIDE drafter")

@@ -1,24 +1,27 @@
-"""Tables and figures of Kangaroo (Liu et al. 2024) on one model, with the paper's figures beside ours.
+r"""Tables and figures of Kangaroo (Liu et al. 2024) on one model, beside the paper's.
 
-    python benchmarks/papers/kangaroo.py MODEL.gguf --prompts spec_bench.jsonl --kangaroo
-    exit2=RUNS/kangaroo-2 python benchmarks/papers/kangaroo.py MODEL.gguf table1 --prompts
-    spec_bench.jsonl --kangaroo exit2=… \
-        --medusa RUNS/medusa --datastore DATASTORE --out results/kangaroo
+    python benchmarks/papers/kangaroo.py MODEL.gguf --prompts spec_bench.jsonl \
+        --kangaroo exit2=RUNS/kangaroo-2
+    python benchmarks/papers/kangaroo.py MODEL.gguf table1 --prompts spec_bench.jsonl \
+        --kangaroo exit2=RUNS/kangaroo-2 --medusa RUNS/medusa --datastore DATASTORE
 
-    table1    CR (tokens per forward pass) and speed of lookahead, Medusa, retrieval and Kangaroo on Spec-Bench's tasks
-    figure3a  CR and speed by exit layer: one --kangaroo NAME=FOLDER for each adapter, trained with --exit-layer
-    figure3b  CR and speed by η, with which a chain ends at a token of low confidence, and by γ, the longest chain
+    table1    CR (tokens per forward pass) and speed of lookahead, Medusa, retrieval and Kangaroo
+              on the tasks of Spec-Bench
+    figure3a  CR and speed by exit layer: one --kangaroo NAME=FOLDER for each adapter, trained
+              with --exit-layer
+    figure3b  CR and speed by η, the confidence below which a chain ends, and by γ, the number of
+              tokens of the longest chain
 
-The first --kangaroo is that of table 1 and figure 3b. Without --medusa or --datastore these rows
-are left out. ``pronk train`` makes the adapters and the heads, ``pronk datastore build`` the texts
-of ``retrieval``.
+The first --kangaroo is that of table 1 and figure 3b. Without --medusa or --datastore, the rows of
+Medusa or retrieval are left out. ``pronk train`` trains the adapters and the heads, and
+``pronk datastore build`` makes the datastore of ``retrieval``.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from measuring import Part, Results, add_folders, add_parts, markdown, run_parts
+from measuring import Part, Result, Results, add_folders, add_parts, markdown, run_parts
 from policy import make_parser
 
 # Table 1, Vicuna-7B: CR and speed of Kangaroo by task, and the mean speed of the others. Medusa's
@@ -37,12 +40,12 @@ GAMMAS = (4, 6, 8)
 
 
 def kangaroo(folder: str, eta: float = 0.6, gamma: int = 6) -> str:
-    """Return the drafter with the paper's η and γ by default."""
+    """Return the specification of Kangaroo in a folder, by default with the paper's η and γ."""
     return f"kangaroo(model={folder!r}, eta={eta}, num_tokens={gamma})"
 
 
 def task_specs(options: argparse.Namespace) -> dict[str, str]:
-    """Return the drafters of table 1 by the paper's names."""
+    """Return the specifications of the drafters of table 1 by name."""
     named = {
         "lookahead": "lookahead(window=15, ngram=5, guesses=15)",
         "lookahead, our default": "lookahead",
@@ -63,9 +66,7 @@ def task_table(results: Results, options: argparse.Namespace) -> str:
         every = results.of(spec)
         paper = PAPER_MEANS.get(name)
         last = [f"{every.per_pass:.2f}", every.speed, "" if paper is None else f"{paper:.2f}"]
-        rows.append(
-            [name, *(f"{each.per_pass:.2f}, {each.over_plain[0]:.2f}" for each in cells), *last]
-        )
+        rows.append([name, *map(short, cells), *last])
     known = [PAPER_KANGAROO.get(suite) for suite in results.suites]
     cells = ["" if each is None else f"{each[0]:.2f}, {each[1]:.2f}" for each in known]
     rows.append(["Kangaroo, the paper's", *cells, "", "", f"{PAPER_MEANS['Kangaroo']:.2f}"])
@@ -74,40 +75,39 @@ def task_table(results: Results, options: argparse.Namespace) -> str:
     )
 
 
+def short(result: Result) -> str:
+    """Return CR and speed of a drafter as text."""
+    return f"{result.per_pass:.2f}, {result.over_plain[0]:.2f}"
+
+
 def exit_table(results: Results, options: argparse.Namespace) -> str:
-    """Return figure 3a: CR and speed by exit layer."""
+    """Return figure 3a as a table: CR and speed by exit layer."""
     rows = []
     for name, folder in options.kangaroo:
         dynamic = results.of(kangaroo(folder))
         fixed = results.of(kangaroo(folder, 0.0))
-        rows.append(
-            [name, f"{dynamic.per_pass:.2f}", dynamic.speed, f"{fixed.per_pass:.2f}", fixed.speed]
-        )
+        own = [f"{dynamic.per_pass:.2f}", dynamic.speed]
+        rows.append([name, *own, f"{fixed.per_pass:.2f}", fixed.speed])
     columns = ["exit", "CR, η = 0.6", "× plain [90 %]", "CR, η = 0", "× plain [90 %]"]
     return markdown(columns, rows) + "\n\nThe paper's optimum: layer 2 of 32 (7B), 3 of 40 (13B)."
 
 
 def threshold_table(results: Results, options: argparse.Namespace) -> str:
-    """Return figure 3b: CR and speed by η and γ."""
+    """Return figure 3b as a table: CR and speed by η and γ."""
     folder = options.kangaroo[0][1]
     rows = []
     for eta in ETAS:
         found = [results.of(kangaroo(folder, eta, gamma)) for gamma in GAMMAS]
-        rows.append(
-            [f"{eta:.1f}", *(f"{each.per_pass:.2f}, {each.over_plain[0]:.2f}" for each in found)]
-        )
-    best = max(
-        ((eta, gamma) for eta in ETAS for gamma in GAMMAS),
-        key=lambda each: speed_of(results, folder, *each),
-    )
-    text = (
-        f"\n\nFastest: η = {best[0]}, γ = {best[1]}. The paper: η = 0.6, γ = 6; "
-        "CR is largest with η = 0."
-    )
-    return markdown(["η", *(f"γ = {gamma}: CR, × plain" for gamma in GAMMAS)], rows) + text
+        rows.append([f"{eta:.1f}", *map(short, found)])
+    pairs = [(eta, gamma) for eta in ETAS for gamma in GAMMAS]
+    eta, gamma = max(pairs, key=lambda pair: speed_of(results, folder, *pair))
+    paper = "The paper: η = 0.6, γ = 6; CR is largest with η = 0."
+    columns = ["η", *(f"γ = {gamma}: CR, × plain" for gamma in GAMMAS)]
+    return markdown(columns, rows) + f"\n\nFastest: η = {eta}, γ = {gamma}. {paper}"
 
 
 def speed_of(results: Results, folder: str, eta: float, gamma: int) -> float:
+    """Return the speed of Kangaroo with η and γ relative to plain decoding."""
     return results.of(kangaroo(folder, eta, gamma)).over_plain[0]
 
 
@@ -133,7 +133,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure, and write the tables."""
+    """Run the measurements, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=4)
     add_parts(parser, PARTS)
     add_folders(parser, "--kangaroo", "trained adapter", required=True)

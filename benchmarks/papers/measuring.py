@@ -1,8 +1,8 @@
-"""Measurements that the scripts of this folder share: drafters on one model and its prompts, interleaved.
+"""Measurements that the scripts of this folder share: several drafters on one model.
 
-Every draft token is verified (``budget="all"``), as in the papers, and all drafters must give the
-same tokens. Times are those of ``benchmarks/priced.py``, or with ``--wall`` of the wall clock; they
-leave out the first token.
+All drafters decode each prompt in turn, and must generate the same tokens. Every draft token is
+verified (``budget="all"``), as in the papers. Times are those of ``benchmarks/priced.py``, or with
+``--wall`` of the wall clock, without the time of the first token.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Result(NamedTuple):
     """Figures of a drafter over some prompts."""
 
     per_pass: float  # S: tokens per forward pass of the target
-    # speed over plain decoding's, and its 90 % interval over the prompts
+    # Speed relative to plain decoding, and its 90 % interval over the prompts.
     over_plain: tuple[float, float, float]
-    milliseconds: float  # per step
+    milliseconds: float  # duration of a step
 
     @property
     def speed(self) -> str:
-        """The speed over plain decoding's with its interval."""
+        """Speed relative to plain decoding with its interval, as text."""
         return "{:.2f} [{:.2f}, {:.2f}]".format(*self.over_plain)
 
 
@@ -66,7 +66,8 @@ class Results(NamedTuple):
     def of(self, spec: str, suite: str | None = None) -> Result:
         """Return the figures of a drafter, over one suite or all prompts."""
         chosen = [i for i, prompt in enumerate(self.prompts) if suite in (None, prompt.suite)]
-        own, plain = ([self.runs[each][i] for i in chosen] for each in (spec, PLAIN))
+        own = [self.runs[spec][i] for i in chosen]
+        plain = [self.runs[PLAIN][i] for i in chosen]
         steps = max(1, sum(run.steps for run in own))
         return Result(
             sum(run.tokens for run in own) / steps,
@@ -76,11 +77,11 @@ class Results(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A table or figure of a paper: the drafters that it needs, and its text in Markdown."""
+    """A table or figure of a paper."""
 
     title: str
-    specs: Callable[[argparse.Namespace], list[str]]
-    table: Callable[[Results, argparse.Namespace], str]
+    specs: Callable[[argparse.Namespace], list[str]]  # returns the drafters to measure
+    table: Callable[[Results, argparse.Namespace], str]  # returns the text in Markdown
 
 
 def add_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
@@ -120,7 +121,11 @@ def run_parts(
     options: argparse.Namespace,
     title: str,
 ) -> list[Results]:
-    """Measure the drafters of all chosen parts in one run, print and write the tables, return the measurements."""
+    """Measure the drafters of the chosen parts, and print and write the tables.
+
+    Returns:
+        The measurements of each temperature.
+    """
     if unknown := set(options.parts) - set(parts):
         parser.error(f"expected parts among {', '.join(parts)}, found {', '.join(sorted(unknown))}")
     chosen = [parts[name] for name in options.parts or parts]
@@ -128,9 +133,8 @@ def run_parts(
     tables = []
     for results in all_results:
         for part in chosen:
-            tables.append(
-                f"## {part.title}, T = {results.temperature}\n\n{part.table(results, options)}"
-            )
+            title_line = f"## {part.title}, T = {results.temperature}"
+            tables.append(f"{title_line}\n\n{part.table(results, options)}")
             print(tables[-1], end="\n\n", flush=True)
     _write(options, title, llm, tables, all_results)
     return all_results
@@ -143,34 +147,35 @@ def _measure(options: argparse.Namespace, specs: Sequence[str]) -> tuple[LLM, li
         options.model, drafter=PLAIN, budget="all", kernels=options.kernels, threads=options.threads
     )
     drafters = list(dict.fromkeys([PLAIN, *specs]))
-    return llm, [
-        Results(prompts, runs, each) for each, runs in measure_all(llm, prompts, drafters, options)
-    ]
+    measured = measure_all(llm, prompts, drafters, options)
+    return llm, [Results(prompts, runs, temperature) for temperature, runs in measured]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a Markdown table whose first column is text."""
+    """Return a Markdown table with text in the first column and numbers in the others."""
     lines = [columns, ["---", *["--:"] * (len(columns) - 1)], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def ranks(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return Spearman's rank correlation of two sequences: 1 is the same order.
+    """Return Spearman's rank correlation of two sequences, which is 1 for the same order.
 
     Equal numbers share their mean rank.
     """
 
     def places(values: Sequence[float]) -> list[float]:
-        return [
-            sum(other < each for other in values) + sum(other == each for other in values) / 2
-            for each in values
-        ]
+        found = list[float]()
+        for each in values:
+            num_less = sum(other < each for other in values)
+            num_equal = sum(other == each for other in values)
+            found.append(num_less + num_equal / 2)
+        return found
 
     return correlation(places(ours), places(theirs))
 
 
 def draw(path: Path, draw_axes: Callable[[Any], None]) -> None:
-    """Write an SVG file with one plot; needs matplotlib."""
+    """Write an SVG file with one plot; matplotlib must be installed."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
@@ -189,13 +194,10 @@ def _write(
     all_results: list[Results],
 ) -> None:
     """Write the tables and the figures of every drafter, and print one JSON line."""
-    cells = [
-        {
-            "temperature": results.temperature,
-            "drafters": {spec: results.of(spec)._asdict() for spec in results.runs},
-        }
-        for results in all_results
-    ]
+    cells = list[dict[str, Any]]()
+    for results in all_results:
+        drafters = {spec: results.of(spec)._asdict() for spec in results.runs}
+        cells.append({"temperature": results.temperature, "drafters": drafters})
     prompts = len(all_results[0].prompts)
     clock = "wall clock" if options.wall else "prices of forward passes"
     more = (
@@ -204,8 +206,6 @@ def _write(
     )
     write_report(options.out, title, llm, tables, cells, more)
     machine = describe_hardware("cpu")["processor"]
-    print(
-        json.dumps(
-            {"model": llm.path.name, "machine": machine, "date": strftime("%Y-%m"), "cells": cells}
-        )
-    )
+    date = strftime("%Y-%m")
+    report = {"model": llm.path.name, "machine": machine, "date": date, "cells": cells}
+    print(json.dumps(report))

@@ -1,17 +1,17 @@
-"""Memory of a sliding window's cache, and prefill in chunks of the window (Mistral 7B, Jiang et al. 2023, section 2).
+"""KV cache and prefill of a sliding window (Mistral 7B, Jiang et al. 2023, section 2).
 
-    python benchmarks/papers/mistral.py                      32,768 tokens, a window of 4,096 as in the paper
+    python benchmarks/papers/mistral.py                      # 32,768 tokens, a window of 4,096
     python benchmarks/papers/mistral.py --out results/mistral
 
 The model is pronk-tiny with the configuration of Mistral's family: its context is longer and, in
-one of two copies, all layers have the window. Its texts are meaningless, but the number of cached
-tokens is that of a larger model.
+one of two copies, all layers have the window. The texts of the model are meaningless, but the
+number of cached tokens is that of a larger model.
 
-1. Cache of one request: after the prefill and at its peak, with and without the window. The paper:
-   8 times less at 32 thousand tokens. The blocks of tokens that have left the window are free for
-   other requests.
-2. Prefill by the size of its chunks: 512 tokens (the default) and one window, as in figure 3 of the
-  paper.
+1. The KV cache of one request, after the prefill and at its peak, with and without the window. In
+   the paper, it is 8 times smaller at 32 thousand tokens. Blocks of tokens that have left the
+   window are free for other requests.
+2. The prefill by the size of its chunks: 512 tokens (the default), and one window as in figure 3 of
+   the paper.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.lab.bench.machine import describe_hardware
 
-OUTPUT = 32  # tokens that are decoded after the prompt
-PAPER = 8.0
+OUTPUT = 32  # number of tokens to decode after the prompt
+PAPER = 8.0  # factor by which the cache is smaller with the window, in the paper
 
 
 class Measurement(NamedTuple):
-    """Cache and time of one request."""
+    """KV cache and time of one request."""
 
     window: int | None
     chunk: int  # tokens of the prompt per forward pass
@@ -46,7 +46,7 @@ class Measurement(NamedTuple):
 
 
 def write_model(folder: Path, window: int | None, context: int) -> Path:
-    """Copy pronk-tiny with a window in all layers, or none."""
+    """Write a copy of pronk-tiny with a window in all layers, or with none; return its folder."""
     shutil.copytree(tiny_model(), folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -62,9 +62,14 @@ def write_model(folder: Path, window: int | None, context: int) -> Path:
 def measure(
     folder: Path, window: int | None, chunk: int | Literal["window"], length: int, threads: int
 ) -> Measurement:
-    """Decode one request of ``length`` tokens, prompt and output.
+    """Decode one request, and read the size of the KV cache at each allocation of blocks.
 
-    Read the cache at each allocation of blocks.
+    Args:
+        folder: folder of the model.
+        window: window of its layers.
+        chunk: number of tokens of the prompt per forward pass.
+        length: number of tokens of prompt and output.
+        threads: number of threads.
     """
     llm = LLM(
         folder,
@@ -94,21 +99,20 @@ def measure(
 
 
 def memory_table(found: list[Measurement]) -> str:
-    """Return the caches as Markdown."""
+    """Return the Markdown table of the KV caches with and without the window."""
     full = found[0]
     rolling = found[1]
     lines = ["| attention | while decoding, MB | peak, MB |", "|---|--:|--:|"]
     for each in (full, rolling):
         name = "full" if each.window is None else f"window of {each.window}"
         lines.append(f"| {name} | {each.decoding / 1e6:.1f} | {each.peak / 1e6:.1f} |")
-    lines.append(
-        f"| factor | {full.decoding / rolling.decoding:.2f} | {full.peak / rolling.peak:.2f} |"
-    )
+    decoding_factor = full.decoding / rolling.decoding
+    lines.append(f"| factor | {decoding_factor:.2f} | {full.peak / rolling.peak:.2f} |")
     return "\n".join(lines) + f"\n\nThe paper: a factor of {PAPER:.0f}."
 
 
 def chunk_table(found: list[Measurement], length: int) -> str:
-    """Return times and caches by the size of chunks as Markdown."""
+    """Return the Markdown table of times and KV caches by the size of chunks."""
     lines = ["| tokens per chunk | prefill, s | tokens/s | peak, MB |", "|--:|--:|--:|--:|"]
     for each in found:
         rate = (length - OUTPUT) / each.prefill
@@ -117,7 +121,7 @@ def chunk_table(found: list[Measurement], length: int) -> str:
 
 
 def main() -> None:
-    """Measure, and print the tables."""
+    """Run the measurements, and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -134,8 +138,8 @@ def main() -> None:
         settings: list[tuple[int | None, int | Literal["window"]]] = [
             (None, 512),
             (options.window, 512),
+            (options.window, "window"),
         ]
-        settings.append((options.window, "window"))
         found = [
             measure(folders[window], window, chunk, options.length, options.threads)
             for window, chunk in settings
@@ -143,22 +147,16 @@ def main() -> None:
     if found[1].tokens != found[2].tokens:
         msg = "mistral: expected equal tokens with both sizes of chunks, found others"
         raise SystemExit(msg)
-    hardware = describe_hardware("cpu")
-    head = (
-        f"{options.length} tokens; {hardware['processor']}, {options.threads} threads, "
-        f"{strftime('%B %Y')}"
-    )
+    machine = f"{describe_hardware('cpu')['processor']}, {options.threads} threads"
+    head = f"{options.length} tokens; {machine}, {strftime('%B %Y')}"
     text = f"{head}\n\n{memory_table(found)}\n\n{chunk_table(found[1:], options.length)}\n"
-    document = {
-        "machine": head,
-        "measurements": [each._asdict() | {"tokens": None} for each in found],
-    }
+    measurements = [each._asdict() | {"tokens": None} for each in found]
+    document = {"machine": head, "measurements": measurements}
     print(text)
     if options.out is not None:
+        page = f"# Sliding window: memory and prefill\n\n{text}"
         save_result("out", Path(f"{options.out}.json"), json.dumps(document))
-        save_result(
-            "out", Path(f"{options.out}.md"), f"# Sliding window: memory and prefill\n\n{text}"
-        )
+        save_result("out", Path(f"{options.out}.md"), page)
 
 
 if __name__ == "__main__":

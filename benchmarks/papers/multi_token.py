@@ -1,22 +1,28 @@
-"""Experiments of *Better & Faster LLMs via Multi-token Prediction* (Gloeckle et al. 2024) on small models.
+"""Experiments of *Multi-token Prediction* (Gloeckle et al. 2024) on small models.
 
-    python benchmarks/papers/multi_token.py induction --state runs --minutes 60        figures 7, S14
-    python benchmarks/papers/multi_token.py arithmetic --state runs --minutes 60       figures 8, S15, S16
-    python benchmarks/papers/multi_token.py variants --state runs --minutes 60         table S4
-    python benchmarks/papers/multi_token.py epochs --state runs --minutes 60           section 3.5
-    python benchmarks/papers/multi_token.py finetune --state runs --minutes 60         section 3.6, table S6
-    python benchmarks/papers/multi_token.py batches --state runs --minutes 10          figure S10
-    python benchmarks/papers/multi_token.py choice_points --state runs --minutes 10    appendix L.3
+    python benchmarks/papers/multi_token.py induction --state runs --minutes 60
 
-Each command trains models until they are done or ``--minutes`` are over, and then writes a table, a
-JSON file and a plot to ``--out``. The same command continues. If the folder ``--state`` is lost,
-``--report`` with the JSON file brings the results of finished models back, though not their
-weights. Models with further heads have as many weights as the model without: each further head
-replaces a layer. ± is half the width of the 95 % interval of the mean over the seeds (Student's t),
-and ``?`` with one seed. A model that is not finished counts, with what it has reached, only while
-no other seed of its row is finished; the table and the plot say so. Every training and evaluation
-uses one thread, and the tables report the processor's time, also for models that are trained on a
-GPU (``--device cuda``). One such model does not fill a GPU: ``--processes`` trains several at once.
+The commands are experiments of *Better & Faster LLMs via Multi-token Prediction*:
+
+    induction        figures 7 and S14
+    arithmetic       figures 8, S15 and S16
+    variants         table S4
+    epochs           section 3.5
+    finetune         section 3.6 and table S6
+    batches          figure S10
+    choice_points    appendix L.3
+
+Each command trains models until all are finished or ``--minutes`` are over, and then writes a
+table, a JSON file and a plot to ``--out``. The same command continues the training. If the folder
+``--state`` is lost, ``--report`` with the JSON file restores the results of finished models, but
+not their weights.
+
+A model with further heads has as many weights as one without: each further head replaces a layer. ±
+is half the width of the 95 % interval of the mean over the seeds (Student's t), and ``?`` with one
+seed. An unfinished model counts only while no other seed of its row is finished; the table and the
+plot mark it. Every training and evaluation uses one thread, and the tables have the processor time,
+also of models that are trained on a GPU (``--device cuda``). One such model does not fill a GPU:
+``--processes`` trains several at once.
 """
 
 from __future__ import annotations
@@ -35,6 +41,7 @@ from typing import Any
 
 from multi_token_models import SIZES, Cell, Deadline, Heads, Trainable, restore_results, train_cell
 from multi_token_results import (
+    Interval,
     Line,
     by_group,
     cost,
@@ -45,15 +52,16 @@ from multi_token_results import (
     seeds_of,
     write_report,
 )
-from multi_token_tasks import Polynomials, Stories
+from multi_token_tasks import Polynomials, Stories, Task
 from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches, prepare_text
 
+from pronk.base import count_text
 from pronk.base.errors import OptionError
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.loop import set_all_threads
 
 Result = dict[str, Any]
-# Options that change what a model of a given name learns, or how it is measured.
+# Options that change the training or the measurement of a model with a given name.
 _TRAINING = (
     "texts",
     "test",
@@ -75,9 +83,9 @@ def say(text: str) -> None:
 
 
 def folder_of(options: argparse.Namespace) -> Path:
-    """Return the folder of the models.
+    """Return the folder of a command's models.
 
-    The commands on text share theirs, except ``epochs`` with its small text.
+    The commands on text share a folder, except ``epochs``, whose text is small.
     """
     on_text = options.command in {"variants", "finetune", "batches", "choice_points"}
     return options.state / ("text" if on_text else options.command)
@@ -86,7 +94,7 @@ def folder_of(options: argparse.Namespace) -> Path:
 def train_all(
     options: argparse.Namespace, cells: Iterable[Trainable], stop: Callable[[], bool]
 ) -> list[Result]:
-    """Train the cells, ``--processes`` at a time; return the results of all that have begun."""
+    """Train models, ``--processes`` at a time; return the results of all that have begun."""
     train = partial(train_cell, folder_of(options), stop=stop, say=say)
     if options.processes == 1:
         found = list(map(train, cells))
@@ -99,99 +107,93 @@ def train_all(
 def on_task(
     options: argparse.Namespace, cells: Sequence[Trainable], stop: Callable[[], bool]
 ) -> list[Result]:
-    """Train the cells.
+    """Train models, and return the results of the experiment, with those of earlier calls.
 
-    Return the results of all models of the experiment with as many steps, of earlier calls, too.
+    Results with another number of steps or learning rate are left out.
     """
     train_all(options, cells, stop)
-    files = sorted((folder_of(options)).glob("*/result.json"))
+    key = (options.steps, options.rate)
+    files = sorted(folder_of(options).glob("*/result.json"))
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return [
-        result
-        for result in results
-        if result["steps"] == options.steps and result["base_rate"] == options.rate
-    ]
+    return [result for result in results if (result["steps"], result["base_rate"]) == key]
 
 
 def curve_of(result: Result) -> list[tuple[int, dict[str, float]]]:
-    """Return step and figures of each evaluation."""
+    """Return the step and the figures of each evaluation of a model."""
     return [(step, figures) for step, figures in result["curve"]]
 
 
 def best(result: Result, names: Sequence[str]) -> float:
-    """Return the mean of some figures at the evaluation where it is highest (the paper's early stopping); else 0."""
-    return max(
-        (fmean(figures[name] for name in names) for _, figures in curve_of(result)), default=0.0
-    )
+    """Return the highest mean of some figures over the evaluations (the paper's early stopping).
+
+    Without an evaluation, the mean is 0.
+    """
+    means = [fmean(figures[name] for name in names) for _, figures in curve_of(result)]
+    return max(means, default=0.0)
 
 
 def last(result: Result, name: str) -> float | None:
-    """Return a figure of the last evaluation that has it."""
-    return next((figures[name] for _, figures in curve_of(result)[::-1] if name in figures), None)
+    """Return a figure of the last evaluation that has the figure, or ``None``."""
+    values = [figures[name] for _, figures in curve_of(result) if name in figures]
+    return values[-1] if values else None
 
 
 def tokens_until(result: Result, level: float) -> str:
-    """Return after how many million tokens the accuracy first reaches ``level``."""
-    step = next((step for step, figures in curve_of(result) if figures["0"] >= level), None)
-    return "never" if step is None else f"{step * result['tokens'] / result['step'] / 1e6:.2f}"
+    """Return the millions of tokens until the accuracy first reaches ``level``, or ``never``."""
+    for step, figures in curve_of(result):
+        if figures["0"] >= level:
+            return f"{step * result['tokens'] / result['step'] / 1e6:.2f}"
+    return "never"
+
+
+def task_cell(
+    options: argparse.Namespace, size: str, n: int, task: Task, labels: dict[str, Any]
+) -> Cell:
+    """Return a model of a size that predicts ``n`` tokens at once, to train on a task."""
+    return Cell(
+        size,
+        Heads(n),
+        task,
+        options.steps,
+        options.texts,
+        options.rate,
+        options.evaluations,
+        options.test,
+        labels,
+        options.device,
+    )
 
 
 def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     """Measure the accuracy of the second token of a name, by model size."""
     order = itertools.product(options.seeds, options.new_names, options.sizes, options.heads)
-    cells = [
-        Cell(
-            size,
-            Heads(n),
-            Stories(seed=seed, new_names=share),
-            options.steps,
-            options.texts,
-            options.rate,
-            options.evaluations,
-            options.test,
-            {"new_names": share},
-            options.device,
-        )
-        for seed, share, size, n in order
-    ]
+    cells = list[Cell]()
+    for seed, share, size, n in order:
+        task = Stories(seed=seed, new_names=share)
+        cells.append(task_cell(options, size, n, task, {"new_names": share}))
     results = on_task(options, cells, stop)
     rows = []
     lines = []
-    for (share, size, n), group in sorted(
-        by_group(results, "new_names", "size", "n").items(), key=_by_size
-    ):
+    by_cell = by_group(results, "new_names", "size", "n")
+    for (share, size, n), group in sorted(by_cell.items(), key=_by_size):
         shown = measured(group)
         accuracy = interval([best(result, ["0"]) for result in shown])
         final = interval([last(result, "0") or 0.0 for result in shown])
         until = ", ".join(tokens_until(result, 0.75) for result in shown)
-        rows.append(
-            (share, size, n, accuracy.text(), final.text(), until, seeds_of(group), cost(group))
-        )
+        figures = (accuracy.text(), final.text(), until)
+        rows.append((share, size, n, *figures, seeds_of(group), cost(group)))
     for (share, n), group in sorted(by_group(results, "new_names", "n").items()):
-        points = [
-            (MILLIONS[size], interval([best(result, ["0"]) for result in measured(several)]))
-            for (size,), several in sorted(
-                by_group(group, "size").items(), key=lambda each: MILLIONS[each[0][0]]
-            )
-        ]
-        done = all(
-            any(result["finished"] for result in several)
-            for several in by_group(group, "size").values()
-        )
+        points = list[tuple[float, Interval]]()
+        done = True
+        by_size = by_group(group, "size")
+        for (size,), several in sorted(by_size.items(), key=lambda each: MILLIONS[each[0][0]]):
+            accuracies = [best(result, ["0"]) for result in measured(several)]
+            points.append((MILLIONS[size], interval(accuracies)))
+            done = done and any(result["finished"] for result in several)
         lines.append(Line(f"random names in {share:.0%} of the stories", f"n = {n}", points, done))
-    header = (
-        "random names",
-        "size",
-        "n",
-        "best, %",
-        "final, %",
-        "M tokens until 75 %",
-        "seeds",
-        "CPU",
-    )
-    text = markdown(header, rows) + differences(
-        results, lambda result: best(result, ["0"]), "new_names", "size"
-    )
+    header = ("random names", "size", "n", "best, %", "final, %", "M tokens until 75 %")
+    text = markdown((*header, "seeds", "CPU"), rows)
+    text += differences(results, lambda result: best(result, ["0"]), "new_names", "size")
     settings = settings_of(
         options, "Parameters (M)", "accuracy", "induction: second tokens of names", "log"
     )
@@ -203,57 +205,35 @@ def induction(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     """Measure polynomial arithmetic by number of operations, with and without pause tokens."""
     order = itertools.product(options.seeds, options.pauses, options.sizes, options.heads)
-    cells = [
-        Cell(
-            size,
-            Heads(n),
-            Polynomials(seed, options.terms, options.in_domain, options.out_of_domain, pauses),
-            options.steps,
-            options.texts,
-            options.rate,
-            options.evaluations,
-            options.test,
-            {"pauses": pauses, "terms": options.terms},
-            options.device,
-        )
-        for seed, pauses, size, n in order
-    ]
+    domain = (options.terms, options.in_domain, options.out_of_domain)
+    cells = list[Cell]()
+    for seed, pauses, size, n in order:
+        task = Polynomials(seed, *domain, pauses)
+        labels = {"pauses": pauses, "terms": options.terms}
+        cells.append(task_cell(options, size, n, task, labels))
     results = on_task(options, cells, stop)
     groups = [str(number) for number in range(1, options.out_of_domain + 1)]
     inside = groups[: options.in_domain]
     outside = groups[options.in_domain :]
     rows = []
     lines = []
-    for (pauses, size, n), group in sorted(
-        by_group(results, "pauses", "size", "n").items(), key=_by_size
-    ):
+    by_cell = by_group(results, "pauses", "size", "n")
+    for (pauses, size, n), group in sorted(by_cell.items(), key=_by_size):
         shown = measured(group)
-        means = [
-            interval([best(result, names) for result in shown]).text()
-            for names in (["1"], inside, outside)
-        ]
+        means = list[str]()
+        for names in (["1"], inside, outside):
+            means.append(interval([best(result, names) for result in shown]).text())
         rows.append((pauses, size, n, *means, seeds_of(group), cost(group)))
         reached = [curve_of(result)[-1][1] for result in shown if result["curve"]]
         if reached:
-            points = [
-                (int(name), interval([figures[name] for figures in reached])) for name in groups
-            ]
+            points = list[tuple[float, Interval]]()
+            for name in groups:
+                points.append((int(name), interval([figures[name] for figures in reached])))
             done = all(result["finished"] for result in shown)
             lines.append(Line(f"{size}, {pauses} pause tokens", f"n = {n}", points, done))
-    header = (
-        "pauses",
-        "size",
-        "n",
-        "1 operation, %",
-        "in domain, %",
-        "out of domain, %",
-        "seeds",
-        "CPU",
-    )
-    text = (
-        markdown(header, rows)
-        + "\nThe table has a model's best evaluation (early stopping), the plot its last.\n"
-    )
+    header = ("pauses", "size", "n", "1 operation, %", "in domain, %", "out of domain, %")
+    text = markdown((*header, "seeds", "CPU"), rows)
+    text += "\nThe table has a model's best evaluation (early stopping), the plot its last.\n"
     for label, names in (("in domain", inside), ("out of domain", outside)):
         text += differences(
             results, lambda result, names=names: best(result, names), "pauses", "size", title=label
@@ -267,24 +247,16 @@ def arithmetic(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 
 
 def variants(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
-    """Measure the heads of table S4 with equal numbers of steps."""
+    """Measure the variants of heads in table S4, with equal numbers of steps."""
     results = train_all(options, text_cells(options, VARIANTS), stop)
     rows = []
     for (heads,), group in _by_heads(results).items():
         parameters = f"{group[0]['parameters'] / 1e6:.2f}"
         figures = [mean_of(group, name, 1) for name in (text_name(group), "greedy S", "T=0.8 S")]
         rows.append((heads, parameters, *figures, seeds_of(group), cost(group)))
-    header = (
-        "heads",
-        "M weights",
-        "loss of the next token, nats",
-        "S, greedy",
-        "S, T = 0.8",
-        "seeds",
-        "CPU",
-    )
+    header = ("heads", "M weights", "loss of the next token, nats", "S, greedy", "S, T = 0.8")
     settings = settings_of(options, "", "", "variants of the heads (table S4)", "linear")
-    text = markdown(header, rows) + total(results)
+    text = markdown((*header, "seeds", "CPU"), rows) + total(results)
     return write_report(options.out, "multi-token-variants", text, results, settings)
 
 
@@ -303,9 +275,8 @@ def epochs(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
                 by_step.setdefault(round(step / per_epoch), []).append(figures[text_name([result])])
         points = [(epoch, interval(values)) for epoch, values in sorted(by_step.items())]
         rows += [(n, epoch, mean.text(1, 3), mean.count) for epoch, mean in points]
-        lines.append(
-            Line("held-out text", f"n = {n}", points, all(result["finished"] for result in group))
-        )
+        done = all(result["finished"] for result in group)
+        lines.append(Line("held-out text", f"n = {n}", points, done))
     settings = settings_of(
         options, "epochs", "loss of the next token, nats", "several epochs (section 3.5)", "linear"
     )
@@ -319,27 +290,15 @@ def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     results = train_all(options, first, stop)
     trained = {(result["n"], result["seed"]) for result in results if result["finished"]}
     ready = [cell for cell in first if (cell.heads.tokens, cell.seed) in trained]
-    results += train_all(
-        options, [tuned_cell(options, cell, after) for cell in ready for after in (1, 4)], stop
-    )
+    tuned = [tuned_cell(options, cell, after) for cell in ready for after in (1, 4)]
+    results += train_all(options, tuned, stop)
     rows = []
     tuned_results = [result for result in results if "before" in result]
     for (before, after), group in sorted(by_group(tuned_results, "before", "terms").items()):
-        name = (
-            next((name for name in group[0]["curve"][-1][1] if " " not in name), "")
-            if group[0]["curve"]
-            else ""
-        )
-        rows.append(
-            (
-                before,
-                after,
-                mean_of(group, name, 1),
-                mean_of(group, "greedy S", 1),
-                seeds_of(group),
-                cost(group),
-            )
-        )
+        last_figures = group[0]["curve"][-1][1] if group[0]["curve"] else {}
+        name = next((name for name in last_figures if " " not in name), "")
+        figures = (mean_of(group, name, 1), mean_of(group, "greedy S", 1))
+        rows.append((before, after, *figures, seeds_of(group), cost(group)))
     header = ("n", "n'", "loss of the next token, nats", "S, greedy", "seeds", "CPU")
     settings = settings_of(options, "", "", "fine-tuning n to n' (section 3.6, table S6)", "linear")
     text = markdown(header, rows) + total(results)
@@ -347,7 +306,10 @@ def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 
 
 def tuned_cell(options: argparse.Namespace, cell: TextCell, after: int) -> TextCell:
-    """Return the model that goes on from ``cell``, which is finished, with ``after`` tokens at once, on other text."""
+    """Return the model that goes on from a finished one, on other text.
+
+    The new model predicts ``after`` tokens at once.
+    """
     folder = folder_of(options) / cell.name
     export = folder / "export"
     data = folder_of(options) / "data" / f"tuned {cell.name}"
@@ -384,21 +346,15 @@ def batches(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     rows = measure_batches(
         model, options.batch_sizes, (1, 2, 3, 4), options.tokens, options.rounds, stop
     )
-    table = [
-        (
-            row["batch"],
-            row["k"],
-            f"{row['throughput']:.2f}",
-            f"{row['latency']:.2f}",
-            f"{row['tokens_per_pass']:.2f}",
-        )
-        for row in rows
-    ]
-    lines = [
-        Line(panel, f"k = {k}", [(row["batch"], interval([row[panel]])) for row in group])
-        for panel in ("throughput", "latency")
-        for (k,), group in by_group(rows, "k").items()
-    ]
+    table = list[tuple[object, ...]]()
+    for row in rows:
+        names = ("throughput", "latency", "tokens_per_pass")
+        table.append((row["batch"], row["k"], *(f"{row[name]:.2f}" for name in names)))
+    lines = list[Line]()
+    for panel in ("throughput", "latency"):
+        for (k,), group in by_group(rows, "k").items():
+            points = [(row["batch"], interval([row[panel]])) for row in group]
+            lines.append(Line(panel, f"k = {k}", points))
     settings = settings_of(
         options, "batch size", "relative to k = 1", "decoding by batch size (figure S10)", "linear"
     )
@@ -407,17 +363,16 @@ def batches(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 
 
 def choices(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
-    """Measure the weight of choice points on one trained pair of models."""
+    """Measure the weight of choice points with two trained models, n = 1 and n = 4."""
     pair = text_cells(options, [Heads(1), Heads(4)])[:2]
     results = train_all(options, pair, stop)
     if sum(result["finished"] for result in results) < 2:
         return "the models are not trained yet; the same command continues\n"
     models = [trained_model(folder_of(options) / cell.name, cell) for cell in pair]
     found = choice_points(*models)
-    rows = [
-        (name, f"{value:.3f}" if isinstance(value, float) else value)
-        for name, value in found.items()
-    ]
+    rows = list[tuple[str, object]]()
+    for name, value in found.items():
+        rows.append((name, f"{value:.3f}" if isinstance(value, float) else value))
     settings = settings_of(options, "", "", "choice points (appendix L.3)", "linear")
     text = markdown(("figure", "value"), rows) + total(results)
     return write_report(options.out, "multi-token-choice-points", text, [found, *results], settings)
@@ -426,33 +381,30 @@ def choices(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 def text_cells(
     options: argparse.Namespace, kinds: Sequence[Heads], **settings: Any
 ) -> list[TextCell]:
-    """Return the models to train on text, one per seed and kind of heads, and prepare the text."""
+    """Prepare the text; return the models to train on it, one per seed and kind of heads."""
     data = folder_of(options) / "data" / "text"
     prepare_text(data, options.source, options.text_tokens, options.vocab, say)
-    size = options.size
-    steps = options.steps
-    batch = options.batch
-    rate = options.rate
-    return [
-        TextCell(
-            data,
-            size,
-            heads,
-            steps,
-            seed,
-            options.vocab,
-            batch=batch,
-            rate=rate,
-            device=options.device,
-            **settings,
-        )
-        for seed in options.seeds
-        for heads in kinds
-    ]
+    cells = list[TextCell]()
+    for seed in options.seeds:
+        for heads in kinds:
+            cell = TextCell(
+                data,
+                options.size,
+                heads,
+                options.steps,
+                seed,
+                options.vocab,
+                batch=options.batch,
+                rate=options.rate,
+                device=options.device,
+                **settings,
+            )
+            cells.append(cell)
+    return cells
 
 
 def trained_model(folder: Path, cell: TextCell) -> Any:
-    """Return the module of a cell with the weights of its checkpoint."""
+    """Return the objective of a model with the weights of its checkpoint."""
     model = cell.objective(folder, cell.options())
     model.module.load_state_dict(load_checkpoint(folder / "checkpoint.pt")["model"])
     return model
@@ -471,57 +423,48 @@ def _by_heads(results: Iterable[Result]) -> dict[tuple[str], list[Result]]:
 
 
 def text_name(group: Sequence[Result]) -> str:
-    """Return the name of the loss of the next token on held-out text, which is the name of the text."""
+    """Return the name of the loss on held-out text in the figures: the name of the text."""
     figures = [figures for result in group for _, figures in curve_of(result)]
     return next((name for each in figures for name in each if " " not in name), "")
 
 
 def mean_of(group: Sequence[Result], name: str, scale: float) -> str:
-    """Return mean and interval of a figure of the last evaluations; a dash without any."""
-    values = [
-        value for value in (last(result, name) for result in measured(group)) if value is not None
-    ]
+    """Return mean and interval of a figure of the last evaluations, or a dash without any."""
+    found = [last(result, name) for result in measured(group)]
+    values = [value for value in found if value is not None]
     return interval(values).text(scale, 3) if values else "–"
 
 
 def differences(
     results: Sequence[Result], value: Callable[[Result], float], *keys: str, title: str = ""
 ) -> str:
-    """Return lines with the difference between n > 1 and n = 1 of the same seeds, in percentage points."""
-    lines = [
-        "- "
-        f"{title}{', ' if title else ''}{', '.join(f'{k} {v}' for k, v in zip(keys, key, strict=True))}, n = {n} "
-        f"minus n = 1: {mean.text()} points, {mean.count} seed{'s' * (mean.count > 1)}\n"
-        for key, by_n in paired(results, value, *keys).items()
-        for n, mean in by_n.items()
-    ]
+    """Return lines with the differences between n > 1 and n = 1 of the same seeds.
+
+    Differences are in percentage points. ``title`` stands at the beginning of each line.
+    """
+    lines = list[str]()
+    for key, by_n in paired(results, value, *keys).items():
+        labels = [title] if title else []
+        labels += [f"{name} {each}" for name, each in zip(keys, key, strict=True)]
+        for n, mean in by_n.items():
+            points = f"{mean.text()} points, {count_text(mean.count, 'seed')}"
+            lines.append(f"- {', '.join(labels)}, n = {n} minus n = 1: {points}\n")
     return "\n" + "".join(lines) if lines else ""
 
 
 def total(results: Sequence[Result]) -> str:
-    """Return a sentence about the cost of all models."""
+    """Return a sentence about the processor time of all models."""
     finished = sum(result["finished"] for result in results)
-    return (
-        f"\nIn all {cost(results)} for {len(results)} models, of which {finished} are finished.\n"
-    )
+    models = f"{len(results)} models, of which {finished} are finished"
+    return f"\nIn all {cost(results)} for {models}.\n"
 
 
 def settings_of(
     options: argparse.Namespace, x: str, y: str, title: str, scale: str
 ) -> dict[str, Any]:
-    """Return the options for the JSON file, without paths, and the texts of the plot."""
-    hidden = {
-        "state",
-        "out",
-        "model",
-        "run",
-        "minutes",
-        "source",
-        "tune",
-        "report",
-        "device",
-        "processes",
-    }
+    """Return the settings for the JSON file: options without paths, and the texts of the plot."""
+    hidden = {"state", "out", "model", "run", "minutes", "source", "tune", "report"}
+    hidden |= {"device", "processes"}
     given = {name: value for name, value in vars(options).items() if name not in hidden}
     return {**given, "x": x, "y": y, "title": title, "scale": scale}
 
@@ -551,7 +494,7 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--minutes", type=float, default=60.0, help="time of this call (default: 60)"
         )
-        # the others need the weights, too
+        # The other commands need the weights, which a report does not have.
         if name in {"induction", "arithmetic", "variants", "epochs"}:
             sub.add_argument(
                 "--report",
@@ -633,9 +576,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if getattr(options, "epochs", None) and isinstance(options.epochs, int):
         options.steps = options.epochs * max(1, options.text_tokens // options.batch)
     if getattr(options, "report", None) is not None:
-        given = {
-            name: value for name in _TRAINING if (value := getattr(options, name, None)) is not None
-        }
+        values = {name: getattr(options, name, None) for name in _TRAINING}
+        given = {name: value for name, value in values.items() if value is not None}
         try:
             restore_results(folder_of(options), options.report, options.command, given)
         except OptionError as error:

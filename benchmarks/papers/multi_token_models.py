@@ -1,8 +1,8 @@
-"""Small models of the multi-token paper, trained on synthetic tasks in runs that can be stopped and continued.
+"""Small models of the multi-token paper, trained on synthetic tasks.
 
-A *cell* is one model: size, number of tokens predicted at once, seed, task. Its folder in the state
-folder has the checkpoint of :mod:`pronk.train.loop` and ``result.json`` with the accuracy at each
-evaluation.
+The training can be stopped and continued. A *cell* is one model: its size, number of tokens
+predicted at once, seed and task. The cell's folder in the state folder has the checkpoint of
+:mod:`pronk.train.loop`, and ``result.json`` with the accuracy at each evaluation.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ SIZES = {
 
 
 def model_shape(size: str, vocab: int) -> ModelShape:
-    """Return the shape of a model without further heads."""
+    """Return the shape of a model with a size in ``SIZES``, without further heads."""
     hidden, layers, heads = SIZES[size]
     return ModelShape(hidden, layers, heads, heads, -(-8 * hidden // 24) * 8, vocab, 1024)
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Number of tokens that a model predicts at once, and the architecture of the heads (appendix B)."""
+    """Number of tokens that a model predicts at once, and kind of its heads (appendix B)."""
 
     tokens: int = 1
     kind: str = "transformer"
@@ -71,12 +71,15 @@ class Heads:
 
     @property
     def name(self) -> str:
-        """Number of tokens and architecture in words."""
+        """Number of tokens and architecture as text."""
         if self.tokens == 1:
             return "n=1"
-        copies = ("replicated",) if self.unembeddings == "replicated" else ()
-        layers = ("equal" if self.equal else "added",) if self.adds_layers else ()
-        return " ".join((f"n={self.tokens}", self.kind, self.order, *copies, *layers))
+        words = [f"n={self.tokens}", self.kind, self.order]
+        if self.unembeddings == "replicated":
+            words.append("replicated")
+        if self.adds_layers:
+            words.append("equal" if self.equal else "added")
+        return " ".join(words)
 
     @property
     def adds_layers(self) -> bool:
@@ -96,45 +99,44 @@ class Heads:
 
 @dataclass(frozen=True)
 class Cell:
-    """One model to train: ``steps`` optimizer steps of ``texts`` texts."""
+    """One model to train on a task."""
 
     size: str
     heads: Heads
     task: Task
-    steps: int
-    texts: int = 32
-    # Peak learning rate at hidden size 128; inversely proportional to the hidden size, because
-    # models of 3 M weights did not form induction at the rate of those of 1 M weights.
+    steps: int  # number of optimizer steps
+    texts: int = 32  # number of texts per step
+    # Peak learning rate at hidden size 128. The rate is inversely proportional to the hidden size,
+    # because models of 3 M weights did not form induction at the rate of those of 1 M weights.
     rate: float = 3e-3
-    evaluations: int = 20
-    count: int = 200  # test texts per group
+    evaluations: int = 20  # number of evaluations during the training
+    count: int = 200  # number of test texts per group
     labels: Mapping[str, Any] = field(default_factory=dict)  # further columns of the result
     device: str = "cpu"
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Name of the model's folder."""
         labels = (f"{key}={value}" for key, value in self.labels.items())
         numbers = (f"seed={self.task.seed}", f"steps={self.steps}", f"rate={self.peak:.4g}")
         return " ".join((self.size, self.heads.name, *labels, *numbers))
 
     @property
     def peak(self) -> float:
-        """Peak learning rate of this size."""
+        """Peak learning rate of the model's size."""
         return self.rate * SIZES["1M"][0] / SIZES[self.size][0]
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Columns of the result."""
+        """Columns of the result that identify the model."""
         heads = self.heads
         model = {"size": self.size, "n": heads.tokens, "heads": vars(heads), "seed": self.task.seed}
         return {**model, "base_rate": self.rate, **self.labels}
 
     def objective(self, folder: Path, options: TrainOptions) -> TextModel[Any]:
         """Return the objective of a model without or with further heads."""
-        return (_NextToken if options.heads is None else _SeveralTokens)(
-            folder, options, self.task, self.count
-        )
+        kind = _NextToken if options.heads is None else _SeveralTokens
+        return kind(folder, options, self.task, self.count)
 
     def options(self) -> TrainOptions:
         """Return the options of the training.
@@ -164,9 +166,9 @@ class Cell:
 
 
 class TaskModel(TextModel[Any]):
-    """Training of a model on a task instead of text files.
+    """Objective of a model on a task instead of text files.
 
-    ``count`` test texts per group measure it.
+    The accuracy is measured on ``count`` test texts per group.
     """
 
     def __init__(self, folder: Path, options: TrainOptions, task: Task, count: int) -> None:
@@ -178,33 +180,29 @@ class TaskModel(TextModel[Any]):
         self.config = model_config(options.shape, None, (0,))
         self.device = find_device(options.device)
         self.module = self.build().to(self.device)
-        self.phases = (task, task)  # type: ignore[assignment] - a task has all that the loop reads of a series
+        # A task has all attributes of a series of batches that the training loop reads.
+        self.phases = (task, task)  # type: ignore[assignment]
         self.identity = {"kind": "multi_token"} | task.identity
 
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:  # noqa: ARG002
         """Return the accuracy in each group of the task."""
-        return {
-            str(group): value
-            for group, value in self.task.measure(self.decoder, self.count).items()
-        }
+        accuracies = self.task.measure(self.decoder, self.count)
+        return {str(group): accuracy for group, accuracy in accuracies.items()}
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the negative mean accuracy."""
+        """Return the negative mean accuracy, of which the training loop keeps the smallest."""
         return -fmean(figures.values()) if figures else math.nan
 
 
 class _NextToken(TaskModel, LanguageModel):
-    """A model that predicts the next token."""
+    """Objective of a model that predicts the next token."""
 
 
 class _SeveralTokens(TaskModel, FutureTokens):
-    """A model that predicts several tokens; targets without a loss are left out."""
+    """Objective of a model that predicts several tokens; targets without a loss are left out."""
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Return the mean loss of the heads.
-
-        Add ``scale`` times the gradient of the sum of their losses.
-        """
+        """Add ``scale`` times the gradient of the heads' summed losses; return the mean loss."""
         inputs = inputs.to(self.device)
         targets = targets.to(self.device)
         with autocast(self.device):
@@ -227,7 +225,7 @@ class _SeveralTokens(TaskModel, FutureTokens):
 
 
 class Deadline:
-    """End of a command's time, from its creation on."""
+    """Time limit of a command, in minutes from the creation of the object."""
 
     def __init__(self, minutes: float) -> None:
         self._end = time.monotonic() + 60 * minutes
@@ -242,11 +240,11 @@ class Trainable(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Name of the model's folder."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Columns of the result that identify the model: ``n``, ``seed``, …."""
+        """Columns of the result that identify the model, such as ``n`` and ``seed``."""
 
     def options(self) -> TrainOptions:
         """Return the options of the training."""
@@ -256,7 +254,9 @@ class Trainable(Protocol):
 
 
 def restore_results(state: Path, report: Path, command: str, settings: Mapping[str, Any]) -> None:
-    """Write the results of a report's finished models to ``state``, so that they are not trained again.
+    """Write the results of the finished models in a report to ``state``.
+
+    The models are not trained again then.
 
     Raises:
         OptionError: the file is no report of ``command``, or its models were trained with other
@@ -289,13 +289,14 @@ def restore_results(state: Path, report: Path, command: str, settings: Mapping[s
 def train_cell(
     state: Path, cell: Trainable, stop: Callable[[], bool], say: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Train a cell to its end or until ``stop``.
+    """Train a model to its end, or until ``stop`` returns True; return its result.
 
-    Return its result, or ``None`` if nothing has been trained.
+    A finished model is not trained again. The result is written after each evaluation, so that a
+    killed process loses only the steps since its last checkpoint. The result has the processor time
+    of all calls for the model.
 
-    A finished cell is not computed again. The result is written after each evaluation, so that a
-    process that is killed loses only the steps since its last checkpoint. The result counts the
-    processor's seconds of all calls for the cell.
+    Returns:
+        The result, or ``None`` if the model has not been trained for a single step.
     """
     folder = state / cell.name
     file = folder / "result.json"
@@ -314,6 +315,10 @@ def train_cell(
     say(f"{cell.name}: from step {trainer.step} of {options.steps}")
 
     def write_result() -> dict[str, Any]:
+        seconds = time.process_time() - started
+        if before is not None:
+            seconds += before["cpu_seconds"]
+        evaluations = [entry for entry in trainer.history if entry["valid"]]
         result = {
             "name": cell.name,
             **cell.facts,
@@ -323,19 +328,15 @@ def train_cell(
             "steps": options.steps,
             "tokens": trainer.tokens,
             "finished": trainer.is_finished,
-            "curve": [
-                [entry["step"], entry["valid"]] for entry in trainer.history if entry["valid"]
-            ],
-            "cpu_seconds": time.process_time()
-            - started
-            + (before["cpu_seconds"] if before else 0.0),
+            "curve": [[entry["step"], entry["valid"]] for entry in evaluations],
+            "cpu_seconds": seconds,
         }
         write_json(file, result)
         return result
 
     def evaluated(_: Report) -> None:
-        # A result must not be ahead of the checkpoint: a finished one would never be trained to its
-        # end.
+        # The checkpoint is written first: a result that says finished before its checkpoint would
+        # keep the model from ever being trained to its end.
         trainer.save()
         write_result()
 
@@ -346,8 +347,6 @@ def train_cell(
     if not trainer.step:
         return None
     result = write_result()
-    say(
-        f"{cell.name}: step {trainer.step} of {options.steps}, "
-        f"{result['cpu_seconds']:.0f} CPU-seconds"
-    )
+    seconds = f"{result['cpu_seconds']:.0f} CPU-seconds"
+    say(f"{cell.name}: step {trainer.step} of {options.steps}, {seconds}")
     return result

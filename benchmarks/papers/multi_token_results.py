@@ -28,7 +28,8 @@ __all__ = [
     "write_report",
 ]
 
-# 97.5 % quantiles of Student's t by degrees of freedom: half-widths of 95 % intervals of the mean.
+# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom: factors of the half-widths of 95 %
+# intervals.
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 Result = dict[str, Any]
@@ -36,11 +37,11 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Interval:
-    """Mean of several seeds, and half the width of its 95 % interval; infinite for one seed."""
+    """Mean of several seeds, and its 95 % interval."""
 
     mean: float
-    half: float
-    count: int
+    half: float  # half the width of the interval; infinite for one seed
+    count: int  # number of seeds
 
     def text(self, scale: float = 100, digits: int = 1) -> str:
         """Return ``mean ± half`` in units of ``1 / scale``."""
@@ -49,7 +50,7 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean and its interval by Student's t."""
+    """Return the mean of some values and its 95 % interval by Student's t."""
     count = len(values)
     if count < 2:
         return Interval(fmean(values), math.inf, count)
@@ -58,7 +59,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def by_group(results: Iterable[Result], *keys: str) -> dict[tuple[Any, ...], list[Result]]:
-    """Return the results by their values of ``keys``."""
+    """Return the results in groups of equal values of ``keys``, by these values."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
         groups.setdefault(tuple(result[key] for key in keys), []).append(result)
@@ -68,50 +69,46 @@ def by_group(results: Iterable[Result], *keys: str) -> dict[tuple[Any, ...], lis
 def paired(
     results: Sequence[Result], value: Callable[[Result], float], *keys: str
 ) -> dict[tuple[Any, ...], dict[int, Interval]]:
-    """Return, by ``keys`` and n, the interval of the difference to n = 1 of the same seed.
+    """Return the mean difference to the model with n = 1 of the same seed, by ``keys`` and n.
 
-    Finished models only.
+    Only finished models count.
     """
     differences: dict[tuple[Any, ...], dict[int, Interval]] = {}
     finished = [result for result in results if result["finished"]]
     for key, group in by_group(finished, *keys).items():
         plain = {result["seed"]: value(result) for result in group if result["n"] == 1}
         for (n,), several in by_group(group, "n").items():
-            found = [
-                value(result) - plain[result["seed"]]
-                for result in several
-                if result["seed"] in plain
-            ]
+            with_plain = [result for result in several if result["seed"] in plain]
+            found = [value(result) - plain[result["seed"]] for result in with_plain]
             if n > 1 and found:
                 differences.setdefault(key, {})[n] = interval(found)
     return differences
 
 
 def seeds_of(group: Sequence[Result]) -> str:
-    """Return the number of seeds that a row of the table counts, and how far the unfinished models are."""
+    """Return the number of seeds in a row of the table, and the progress of unfinished models."""
     rest = [f"{result['step'] / result['steps']:.0%}" for result in group if not result["finished"]]
     number = str(len(measured(group)))
     if not rest:
         return number
     stopped = f"stopped at {', '.join(rest)}"
-    return (
-        f"{number}, {stopped}"
-        if len(rest) == len(group)
-        else f"{number} ({len(rest)} more {stopped})"
-    )
+    if len(rest) == len(group):
+        return f"{number}, {stopped}"
+    return f"{number} ({len(rest)} more {stopped})"
 
 
 def measured(group: Sequence[Result]) -> Sequence[Result]:
-    """Return the finished models, or all while none is finished.
+    """Return the results of finished models, or all results while no model is finished.
 
-    A mean of both would mix numbers of steps.
+    A mean over finished and unfinished models would mix numbers of steps.
     """
     return [result for result in group if result["finished"]] or group
 
 
 def cost(results: Iterable[Result]) -> str:
-    """Return the processor's time of all models."""
-    return f"{sum(result['cpu_seconds'] for result in results) / 3600:.2f} CPU-hours"
+    """Return the processor time of all models as text."""
+    seconds = sum(result["cpu_seconds"] for result in results)
+    return f"{seconds / 3600:.2f} CPU-hours"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -122,18 +119,18 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a plot; ``points`` has x and interval, and an unfinished curve is dashed."""
+    """A curve of a plot."""
 
-    panel: str
+    panel: str  # title of the panel with the curve
     label: str
-    points: Sequence[tuple[float, Interval]]
-    finished: bool = True
+    points: Sequence[tuple[float, Interval]]  # x, and mean with interval
+    finished: bool = True  # whether all models are finished; otherwise the curve is dashed
 
 
 def draw(
     path: Path, lines: Sequence[Line], x: str, y: str, title: str, scale: str = "linear"
 ) -> None:
-    """Draw curves with error bars, one panel per ``Line.panel``, as an SVG file.
+    """Draw curves with error bars as an SVG file, with a panel for each ``Line.panel``.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -163,7 +160,7 @@ def draw(
             style = "o-" if line.finished else "o--"
             axis.errorbar(places, means, halves, fmt=style, markersize=3, label=label, capsize=3)
         if y == "accuracy":
-            # the interval of two seeds may be wider than all possible values
+            # The interval of two seeds may be wider than the range of all values.
             axis.set_ylim(-0.02, 1.02)
         axis.set_xscale(scale)
         if scale == "log":  # the measured places instead of powers of ten, whose labels overlap
@@ -191,12 +188,15 @@ def write_report(
     settings: Mapping[str, Any],
     lines: Sequence[Line] = (),
 ) -> str:
-    """Write ``name.json``, ``name.md`` and, with ``lines``, ``name.svg`` to ``out``.
+    """Write the report of an experiment; return its text with a link to the plot.
 
-    Return the text.
-
-    ``settings`` has ``x``, ``y``, ``title`` and ``scale`` of the plot, beside what the JSON file
-    reports.
+    Args:
+        out: folder of the files.
+        name: name of the files ``name.json``, ``name.md`` and, with ``lines``, ``name.svg``.
+        text: tables in Markdown.
+        results: results of the models, for the JSON file.
+        settings: options of the experiment, and ``x``, ``y``, ``title`` and ``scale`` of the plot.
+        lines: curves of the plot.
     """
     out.mkdir(parents=True, exist_ok=True)
     machine = describe_hardware("cpu")
@@ -204,20 +204,16 @@ def write_report(
         "experiment": name,
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": machine,
+        "settings": dict(settings),
+        "results": list(results),
     }
-    write_json(
-        out / f"{name}.json",
-        {**document, "settings": dict(settings), "results": list(results)},
-        indent=1,
-    )
+    write_json(out / f"{name}.json", document, indent=1)
     if lines:
         plot = {key: settings[key] for key in ("x", "y", "title", "scale")}
         draw(out / f"{name}.svg", lines, **plot)
         text += f"\n![{settings['title']}]({name}.svg)\n"
     processors = {each.get("processor", machine["processor"]) for each in results}
-    head = (
-        f"# Multi-token prediction: {settings['title']}\n\n{', '.join(sorted(processors))}, "
-        f"{document['date']}.\n\n"
-    )
+    about = f"{', '.join(sorted(processors))}, {document['date']}."
+    head = f"# Multi-token prediction: {settings['title']}\n\n{about}\n\n"
     save_result("out", out / f"{name}.md", head + text)
     return text

@@ -1,6 +1,6 @@
-"""Synthetic tasks of *Better & Faster LLMs via Multi-token Prediction* (Gloeckle et al. 2024, sections 4.1 and 4.2).
+"""Synthetic tasks of *Multi-token Prediction* (Gloeckle et al. 2024, sections 4.1 and 4.2).
 
-A task generates its text by code, without end, and measures a model on a fixed test set.
+A task generates endless text by code, and measures a model on a fixed test set.
 
 ``Stories`` differs from the paper's data: the stories come from a grammar of twelve short sentences
 instead of a language model, and a name always has two tokens. A token in seven is the second token
@@ -33,28 +33,26 @@ from pronk.train.modules.decoder import DecoderModule
 __all__ = ["IGNORED", "Polynomials", "Stories", "Task", "Text"]
 
 IGNORED = -100  # target without a loss, as in torch
-TEST_SEED = "test"  # training batches have seeds that end in a number
+TEST_SEED = "test"  # differs from the seeds of training texts, which end in a number
 
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids of one text.
+    """One text of a task."""
 
-    ``marks`` has the positions of the tokens to measure, ``group`` the row of the table.
-    """
-
-    ids: list[int]
-    marks: list[int]
-    group: int = 0
+    ids: list[int]  # token ids
+    marks: list[int]  # positions of the tokens to measure
+    group: int = 0  # row of the table
 
 
 class Task(ABC):
-    """Endless training texts of up to ``length`` tokens, and a test set.
+    """Endless training texts and a test set, with the interface of ``pronk.train.batches.Batches``.
 
-    Satisfies ``pronk.train.batches.Batches``.
-
-    ``whole``: whether a text of the test set counts as correct only if all its marked tokens are.
-    ``marked_only``: whether only marked tokens have a loss.
+    Attributes:
+        length: maximum number of tokens of a training text.
+        seed: seed of the training texts.
+        whole: whether a test text counts as correct only if all its marked tokens are correct.
+        marked_only: whether only marked tokens have a loss.
     """
 
     length: int
@@ -65,16 +63,16 @@ class Task(ABC):
     @property
     @abstractmethod
     def words(self) -> list[str]:
-        """The vocabulary; a token id is an index."""
+        """The vocabulary; a token id is an index in this list."""
 
     @abstractmethod
     def make(self, generator: random.Random, *, test: bool, group: int | None = None) -> Text:
-        """Return a text; ``group`` selects its row of the table."""
+        """Return a random text of the training or test set, for the row ``group`` of the table."""
 
     @property
     @abstractmethod
     def groups(self) -> range:
-        """Rows of the table."""
+        """Numbers of the rows of the table."""
 
     @property
     @abstractmethod
@@ -82,10 +80,10 @@ class Task(ABC):
         """Values that determine the training text."""
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return texts ``start`` to ``start + count - 1``, one per row: inputs and targets ``[count, length]``.
+        """Return the inputs and targets of ``count`` texts from number ``start`` on.
 
-        Targets without a loss are ``IGNORED``: those after the text, and with ``marked_only`` all
-        that are not marked.
+        Both are int64 ``[count, length]``. Targets without a loss are ``IGNORED``: those after the
+        end of the text and, with ``marked_only``, all that are not marked.
         """
         rows = torch.zeros(count, self.length + 1, dtype=torch.int64)
         targets = torch.full((count, self.length), IGNORED)
@@ -99,7 +97,7 @@ class Task(ABC):
         return rows[:, :-1], targets
 
     def test_texts(self, count: int) -> Iterator[Text]:
-        """Yield ``count`` texts of each group, the same ones for every model."""
+        """Yield ``count`` test texts of each group, which are equal for all models."""
         for group in self.groups:
             generator = random.Random(f"{TEST_SEED}/{group}")
             for _ in range(count):
@@ -109,8 +107,8 @@ class Task(ABC):
     def measure(self, decoder: DecoderModule, count: int, rows: int = 64) -> dict[int, float]:
         """Return the accuracy in each group, from ``count`` test texts per group.
 
-        A text's own tokens are the input. Whether the most likely token is right at every mark is
-        therefore the same as whether greedy decoding writes all marked tokens.
+        The input are the tokens of the text itself. Greedy decoding would therefore write all
+        marked tokens exactly if the most likely token is right at every mark.
         """
         right: dict[int, list[float]] = {group: [] for group in self.groups}
         texts = list(self.test_texts(count))
@@ -124,30 +122,42 @@ class Task(ABC):
             hits = (likeliest == ids[:, 1:]).cpu()
             for text, row in zip(part, hits, strict=True):
                 found = [bool(row[mark - 1]) for mark in text.marks]
-                right[text.group] += (
-                    [float(all(found))] if self.whole else [float(each) for each in found]
-                )
+                if self.whole:
+                    found = [all(found)]
+                right[text.group] += map(float, found)
         return {group: sum(found) / len(found) for group, found in right.items() if found}
 
 
 _FIRST = [f"{a}{b}" for a in "BDKLMNPR" for b in "ae"]
 _SECOND = [f"{a}{b}" for a in "bdklmnpr" for b in ("by", "co")]
-# one per first token
+# One animal for each first token of a name.
 _ANIMALS = "cat dog bear fox hare mouse frog duck goat wolf lamb pig hen owl crow mole".split()
 _NOUNS = "ball boat kite cake tree flower book hat box star shell stone drum fish bell cup".split()
 _PLACES = "park garden house forest beach school kitchen river hill market farm barn".split()
 _ADJECTIVES = "big small red blue green old new shiny soft funny lost little happy warm".split()
 _FEELINGS = "happy sad tired glad proud scared excited sorry".split()
-_TEMPLATES = """
-P E saw Q .|P helped Q E .|P E was F .|Q E ran to P .|P and Q E played .|then P E found a A N .|P asked Q for the N .
-P E and Q went to the L .|P gave Q the N .|" thank you , Q E , " said P .|the A N was for Q .|in the L P met Q E .
-""".replace("\n", "|")
-_SENTENCES = [line.split() for line in _TEMPLATES.split("|") if line]
+# Sentences with slots: two characters P and Q, the animal E of the character before it, a noun N, a
+# place L, an adjective A and a feeling F.
+_TEMPLATES = (
+    "P E saw Q .",
+    "P helped Q E .",
+    "P E was F .",
+    "Q E ran to P .",
+    "P and Q E played .",
+    "then P E found a A N .",
+    "P asked Q for the N .",
+    "P E and Q went to the L .",
+    "P gave Q the N .",
+    '" thank you , Q E , " said P .',
+    "the A N was for Q .",
+    "in the L P met Q E .",
+)
+_SENTENCES = [line.split() for line in _TEMPLATES]
 
 
 @dataclass(frozen=True)
 class Stories(Task):
-    """Children's stories; each of the characters has a name of two tokens (module docstring)."""
+    """Children's stories with characters whose names have two tokens (see the module docstring)."""
 
     length: int = 56
     seed: int = 0
@@ -155,19 +165,16 @@ class Stories(Task):
     sentences: int = 6
     characters: int = 3
 
-    whole = marked_only = False
+    whole = False
+    marked_only = False
 
     @cached_property
     def words(self) -> list[str]:
-        """End of text, the first tokens of names, the second tokens, all other words."""
+        """End of text, first tokens of names, second tokens of names, and all other words."""
         slots = {"P", "Q", "E", "N", "L", "A", "F"}
         rest = {word for line in _SENTENCES for word in line if word not in slots}
-        return [
-            "<end>",
-            *_FIRST,
-            *_SECOND,
-            *sorted(rest.union(_ANIMALS, _NOUNS, _PLACES, _ADJECTIVES, _FEELINGS)),
-        ]
+        rest.update(_ANIMALS, _NOUNS, _PLACES, _ADJECTIVES, _FEELINGS)
+        return ["<end>", *_FIRST, *_SECOND, *sorted(rest)]
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -175,7 +182,7 @@ class Stories(Task):
 
     @property
     def groups(self) -> range:
-        """One row."""
+        """The only row of the table."""
         return range(1)
 
     @property
@@ -184,7 +191,7 @@ class Stories(Task):
         return {"task": "stories", "data": [self.length, self.seed, self.new_names, self.sentences]}
 
     def make(self, generator: random.Random, *, test: bool, group: int | None = None) -> Text:  # noqa: ARG002
-        """Return a story; marked is the second token of a name in all mentions but its first."""
+        """Return a story; the second token of a name is marked, except at its first mention."""
         first = generator.sample(range(len(_FIRST)), self.characters)
         second = first
         if test or generator.random() < self.new_names:
@@ -205,12 +212,16 @@ class Stories(Task):
                 if word in roles:
                     name = roles[word]
                     ids += [self._ids[part] for part in name]
-                    marks += [len(ids) - 1] if name in seen else []
+                    if name in seen:
+                        marks.append(len(ids) - 1)
                     seen.add(name)
-                elif word == "E":
-                    ids.append(self._ids[_ANIMALS[_FIRST.index(name[0])]])
-                else:
-                    ids.append(self._ids[generator.choice(fills[word]) if word in fills else word])
+                    continue
+                written = word
+                if word == "E":
+                    written = _ANIMALS[_FIRST.index(name[0])]
+                elif word in fills:
+                    written = generator.choice(fills[word])
+                ids.append(self._ids[written])
         return Text([*ids, 0], marks)
 
 
@@ -219,44 +230,33 @@ Polynomial = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Polynomials(Task):
-    """Expressions over polynomials modulo 7 and X^terms.
+    """Expressions over polynomials modulo 7 and X^terms, with the result as answer.
 
-    The answer is the coefficients of the result.
-
-    A line is ``( 1 2 * ( - 3 4 ) ) = 4 2``. Coefficients start with that of X^0. In training an
-    expression has 1 to ``in_domain`` operations, in the test up to ``out_of_domain``. ``pauses``
-    tokens stand before the equals sign (figure S15).
+    A text is ``( 1 2 * ( - 3 4 ) ) = 4 2``, with coefficients from X^0 on.
     """
 
     seed: int = 0
     terms: int = 2
-    in_domain: int = 2
-    out_of_domain: int = 6
-    pauses: int = 0
+    in_domain: int = 2  # maximum number of operations of a training text
+    out_of_domain: int = 6  # maximum number of operations of a test text
+    pauses: int = 0  # number of pause tokens before the equals sign (figure S15)
 
-    whole = marked_only = True
+    whole = True
+    marked_only = True
     modulus = 7
 
     @property
     def length(self) -> int:  # type: ignore[override] - a value of the task, as in the base class
-        """Number of input tokens of the longest training text: each operation adds an operand and three words."""
-        return self.terms + self.in_domain * (self.terms + 3) + self.pauses + 1 + self.terms
+        """Number of input tokens of the longest training text."""
+        # Each operation adds an operand and three words.
+        question = self.terms + self.in_domain * (self.terms + 3) + self.pauses + 1
+        return question + self.terms
 
     @property
     def words(self) -> list[str]:
-        """End of a line, digits, parentheses, operators (``o``: composition), equals sign, pause."""
-        return [
-            "<end>",
-            *map(str, range(self.modulus)),
-            "(",
-            ")",
-            "-",
-            "+",
-            "*",
-            "o",
-            "=",
-            "<pause>",
-        ]
+        """End of text, digits, parentheses, operators (``o``: composition), equals sign, pause."""
+        digits = map(str, range(self.modulus))
+        return ["<end>", *digits, "(", ")", "-", "+", "*", "o", "=", "<pause>"]
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -264,7 +264,7 @@ class Polynomials(Task):
 
     @property
     def groups(self) -> range:
-        """Numbers of operations."""
+        """Numbers of operations, each a row of the table."""
         return range(1, self.out_of_domain + 1)
 
     @property
@@ -274,9 +274,9 @@ class Polynomials(Task):
         return {"task": "polynomials", "data": data}
 
     def make(self, generator: random.Random, *, test: bool, group: int | None = None) -> Text:  # noqa: ARG002
-        """Return a line with ``group`` operations, by default a random number of them.
+        """Return a text with ``group`` operations, by default a random number of them.
 
-        The answer is marked.
+        The tokens of the answer are marked.
         """
         count = generator.randint(1, self.in_domain) if group is None else group
         words, value = self.expression(generator, count)
@@ -295,13 +295,12 @@ class Polynomials(Task):
             words, value = self.expression(generator, operations - 1)
             return ["(", "-", *words, ")"], tuple(-each % self.modulus for each in value)
         left = generator.randrange(operations)
-        (first, f), (second, g) = (
-            self.expression(generator, each) for each in (left, operations - 1 - left)
-        )
+        first, f = self.expression(generator, left)
+        second, g = self.expression(generator, operations - 1 - left)
         return ["(", *first, operator, *second, ")"], self.apply(operator, f, g)
 
     def apply(self, operator: str, f: Polynomial, g: Polynomial) -> Polynomial:
-        """Return ``f + g``, ``f * g`` or ``f(g)`` (``o``), modulo X^terms."""
+        """Return ``f + g``, ``f * g``, or ``f(g)`` for the operator ``o``, modulo 7 and X^terms."""
         if operator == "+":
             return tuple((a + b) % self.modulus for a, b in zip(f, g, strict=True))
         if operator == "*":

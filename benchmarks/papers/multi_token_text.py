@@ -1,9 +1,9 @@
-"""Small models of the multi-token paper, trained on text files: several epochs, variants of the heads, fine-tuning.
+"""Small models of the multi-token paper, trained on text files.
 
 The text is Python code, as in the paper's main experiments: by default the standard library and the
 installed packages. The paper measures models of 0.3 to 13 billion weights by pass@k on MBPP and
-HumanEval. A model of a million weights solves none of these problems, so the figures here are the
-loss on held-out text and tokens per forward pass.
+HumanEval. A model of a million weights solves none of these problems, so that the figures here are
+the loss on held-out text and tokens per forward pass.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pronk.train.served import beginnings
 
 __all__ = ["VARIANTS", "TextCell", "choice_points", "measure_batches", "prepare_text"]
 
-CONTEXT = 1024
+CONTEXT = 1024  # context of the models in tokens
 
-# Heads of table S4: all variants that predict four tokens, and the model that predicts one.
+# Heads of table S4: the model that predicts one token, and all variants that predict four.
 VARIANTS = (
     Heads(1),
     Heads(4, "linear", "parallel"),
@@ -54,54 +54,53 @@ def prepare_text(
     say: Callable[[str], None],
     init: str | None = None,
 ) -> None:
-    """Write the token files of a text into ``folder``, unless they exist.
+    """Write the token files of a text into a folder, unless the files exist.
 
-    ``init``: with this model's tokenizer.
+    Args:
+        folder: folder of the files.
+        sources: sources of the text, as in ``pronk train``.
+        tokens: number of tokens.
+        vocab: size of the vocabulary of a new tokenizer.
+        say: called with lines of progress.
+        init: checkpoint whose tokenizer is used; ``None`` trains a new tokenizer.
     """
-    options = DataOptions(
-        tuple(parse_source(each) for each in sources), dialogues=0.0, vocab_size=vocab
-    )
+    parsed = tuple(parse_source(each) for each in sources)
+    options = DataOptions(parsed, dialogues=0.0, vocab_size=vocab)
     encoder = None if init is None else InitialModel.read(init).encoder
     prepare(options, folder, tokens, CONTEXT, say, encoder)
 
 
 @dataclass(frozen=True)
 class TextCell:
-    """One model to train on the token files in ``data``, from random weights or from the checkpoint ``init``."""
+    """One model to train on token files."""
 
-    data: Path
+    data: Path  # folder of the token files
     size: str
     heads: Heads
-    steps: int
+    steps: int  # number of optimizer steps
     seed: int = 0
     vocab: int = 1024
-    init: str | None = None
-    batch: int = 2048
-    length: int = 256
-    rate: float = 3e-3
-    evaluations: int = 2
-    labels: dict[str, Any] = field(default_factory=dict)
+    init: str | None = None  # checkpoint to begin with; None begins with random weights
+    batch: int = 2048  # tokens per step
+    length: int = 256  # tokens per sequence
+    rate: float = 3e-3  # peak learning rate
+    evaluations: int = 2  # number of evaluations during the training
+    labels: dict[str, Any] = field(default_factory=dict)  # further columns of the result
     device: str = "cpu"
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Name of the model's folder."""
         labels = (f"{key}={value}" for key, value in self.labels.items())
-        return " ".join(
-            (self.size, self.heads.name, *labels, f"seed={self.seed}", f"steps={self.steps}")
-        )
+        numbers = (f"seed={self.seed}", f"steps={self.steps}")
+        return " ".join((self.size, self.heads.name, *labels, *numbers))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Columns of the result."""
+        """Columns of the result that identify the model."""
         heads = self.heads
-        return {
-            "size": self.size,
-            "n": heads.tokens,
-            "heads": vars(heads),
-            "seed": self.seed,
-            **self.labels,
-        }
+        model = {"size": self.size, "n": heads.tokens, "heads": vars(heads), "seed": self.seed}
+        return {**model, **self.labels}
 
     def options(self) -> TrainOptions:
         """Return the options of the training.
@@ -114,10 +113,9 @@ class TextCell:
         else:
             initial = InitialModel.read(self.init)
             shape = initial.shape
-            further = (
-                initial.heads_for(self.heads.tokens)
-                or Heads(self.heads.tokens, equal=False).plan(shape)[1]
-            )
+            further = initial.heads_for(self.heads.tokens)
+            if not further:
+                _, further = Heads(self.heads.tokens, equal=False).plan(shape)
         return TrainOptions(
             shape=shape,
             heads=further,
@@ -137,24 +135,20 @@ class TextCell:
         )
 
     def objective(self, folder: Path, options: TrainOptions) -> TextModel[Any]:
-        """Return the objective of ``pronk train lm``.
-
-        All models of an experiment share the token files.
-        """
+        """Return the objective of ``pronk train lm``, with a link to the shared token files."""
         if not (folder / "data").exists():
             (folder / "data").symlink_to(self.data.resolve())
         initial = None if self.init is None else InitialModel.read(self.init)
-        return (LanguageModel if options.heads is None else FutureTokens)(folder, options, initial)
+        kind = LanguageModel if options.heads is None else FutureTokens
+        return kind(folder, options, initial)
 
 
 @torch.no_grad()
 def token_losses(model: TextModel[Any], inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Return for each head the losses ``[count, length]``.
+    """Return the losses of each head in nats, float32 ``[count, length]``.
 
-    A token's loss stands at the token's own place.
-
-    Head ``i`` predicts a token from the place ``i`` tokens before; places without a prediction are
-    NaN.
+    The loss of a target token stands at its own place. Head ``i`` predicts a token ``i`` places
+    after that of head 0, so that its first ``i`` losses are NaN.
     """
     count, length = inputs.shape
     inputs = inputs.to(model.device)
@@ -190,13 +184,14 @@ def token_losses(model: TextModel[Any], inputs: Tensor, targets: Tensor) -> list
 def choice_points(
     plain: TextModel[Any], several: TextModel[Any], sequences: int = 64
 ) -> dict[str, float]:
-    """Measure how much more a loss over ``n`` tokens weighs choice points (appendix L.3).
+    """Measure how much more weight choice points have in a loss over ``n`` tokens (appendix L.3).
 
     A choice point is a token to which the next-token model ``plain`` gives a loss of at least 3
     nats, with a mean loss below 1 nat at the ``n - 1`` tokens before and after it: an isolated
-    surprise. The paper counts ``n (n + 1) / 2`` terms of the loss that span it, if all of them are
-    as hard to predict, against ``n`` terms of another token. The measured weight is the sum of the
-    losses of these terms, divided by ``n`` times the loss of the own head at the choice point.
+    surprise. According to the paper, ``n (n + 1) / 2`` terms of the loss span a choice point, if
+    all of them are as hard to predict, and ``n`` terms belong to another token. The measured weight
+    is the sum of the losses of the spanning terms, divided by ``n`` times the loss of head 0 at the
+    choice point.
     """
     n = several.module.heads.shape.num_heads + 1
     (_, texts), *_ = held_out_sets(several.data, 256, several.config.vocab_size)
@@ -211,25 +206,27 @@ def choice_points(
             pair = (float(one[row, place]), float(own[0][row, place]))
             around = [float(one[row, place + step]) for step in range(1 - n, n) if step]
             if pair[0] >= 3 and fmean(around) < 1:
-                # Head i's prediction of the token at place + j spans the choice point if 0 <= j <=
-                # i.
+                # The prediction of the token at place + j by head i spans the choice point if
+                # 0 <= j <= i.
                 spanning = [float(own[i][row, place + j]) for i in range(n) for j in range(i + 1)]
                 weights.append(sum(spanning) / (n * max(pair[1], 1e-6)))
                 choices.append(pair)
             elif pair[0] < 1:
                 others.append(pair)
+
+    def mean(values: list[float]) -> float:
+        return fmean(values) if values else float("nan")
+
     return {
         "n": n,
         "choice points": len(choices),
         "other tokens": len(others),
         "weight by the count of terms": (n + 1) / 2,
-        "measured weight": fmean(weights) if weights else float("nan"),
-        "loss at choice points, n = 1": fmean(a for a, _ in choices) if choices else float("nan"),
-        f"loss at choice points, n = {n}": fmean(b for _, b in choices)
-        if choices
-        else float("nan"),
-        "loss at other tokens, n = 1": fmean(a for a, _ in others) if others else float("nan"),
-        f"loss at other tokens, n = {n}": fmean(b for _, b in others) if others else float("nan"),
+        "measured weight": mean(weights),
+        "loss at choice points, n = 1": mean([plain_loss for plain_loss, _ in choices]),
+        f"loss at choice points, n = {n}": mean([own_loss for _, own_loss in choices]),
+        "loss at other tokens, n = 1": mean([plain_loss for plain_loss, _ in others]),
+        f"loss at other tokens, n = {n}": mean([own_loss for _, own_loss in others]),
     }
 
 
@@ -241,10 +238,21 @@ def measure_batches(
     rounds: int,
     stop: Callable[[], bool],
 ) -> list[dict[str, Any]]:
-    """Return throughput and latency of greedy decoding by batch size and number ``k`` of heads used (figure S10).
+    """Measure throughput and latency of greedy decoding (figure S10).
 
-    Latency is the duration of a request whose batch runs alone: all its requests start together.
-    The least of ``rounds`` times counts, and the order of ``k`` changes from round to round.
+    Latency is the duration of a batch whose requests start together. The shortest of ``rounds``
+    times counts, and the order of the numbers of heads changes from round to round.
+
+    Args:
+        model: folder of the model.
+        batches: batch sizes.
+        heads: numbers ``k`` of heads to use.
+        tokens: number of tokens per request.
+        rounds: number of rounds.
+        stop: returns whether the time is over.
+
+    Returns:
+        A row for each batch size and number of heads, relative to the first number of heads.
     """
     llm = LLM(
         model,
@@ -275,12 +283,11 @@ def measure_batches(
                 assert expected is None or written == expected, "draft tokens changed the text"
                 expected = written
                 passes = max(len(output.stats.steps) for output in outputs)
-                best[k] = min(
-                    best.get(k, (float("inf"), 0, 0)), (seconds, sum(map(len, written)), passes)
-                )
-        plain = best[heads[0]][0]
-        rows += [
-            {
+                figures = (seconds, sum(map(len, written)), passes)
+                best[k] = min(best.get(k, figures), figures)
+        plain, _, _ = best[heads[0]]
+        for k, (seconds, count, passes) in sorted(best.items()):
+            row = {
                 "batch": batch,
                 "k": k,
                 "seconds": seconds,
@@ -289,6 +296,5 @@ def measure_batches(
                 "latency": seconds / plain,
                 "tokens_per_pass": count / batch / max(1, passes),
             }
-            for k, (seconds, count, passes) in sorted(best.items())
-        ]
+            rows.append(row)
     return rows

@@ -3,11 +3,14 @@
     python tools/docs/blocks.py    # after a change of an option or of a result
 
 A block in ``README.md`` and ``docs/**/*.md`` stands between ``<!-- begin: KIND NAME -->`` and
-``<!-- end -->``. The kinds are ``options`` (of a drafter, from its class), ``figures`` (of a
-drafter, from ``benchmarks/results``), ``speedups`` (of a drafter, by model, from the same),
-``fields`` (that the server does not have), ``attacks`` (on the server, from ``benchmarks/results``)
-and ``names`` (of a public module, from its stub). The tests fail if a block or a plot is not up to
-date.
+``<!-- end -->``. The tests fail if a block or a plot is not up to date. The kinds are:
+
+- ``options``: options of a drafter, from its class
+- ``figures``: measurements of a drafter, from ``benchmarks/results``
+- ``speedups``: speeds of a drafter by model, from ``benchmarks/results``
+- ``fields``: fields of other servers that pronk does not have
+- ``attacks``: results of attacks on the server, from ``benchmarks/results``
+- ``names``: names of a public module
 """
 
 from __future__ import annotations
@@ -101,12 +104,9 @@ def figures(name: str) -> str:
 
 def _every_method(name: str) -> Iterator[str]:
     result = json.loads((RESULTS / f"{EVERY_METHOD}.json").read_text(encoding="utf-8"))
-    found = [
-        (cell["temperature"], row)
-        for cell in result["cells"]
-        for row in cell["rows"]
-        if row["method"] == name
-    ]
+    found = list[tuple[float, dict[str, Any]]]()
+    for cell in result["cells"]:
+        found += [(cell["temperature"], row) for row in cell["rows"] if row["method"] == name]
     if not found:
         return
     _, first = found[0]

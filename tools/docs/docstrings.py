@@ -32,7 +32,7 @@ class Options(Extension):
     """
 
     def on_class_instance(self, *, cls: Class, **_: Any) -> None:
-        """Take the docstring of a class with ``@documented``."""
+        """Take the docstring of a class with ``@documented`` from the imported class."""
         if any(str(decorator.value) == "documented" for decorator in cls.decorators):
             _take_docstring(cls)
 

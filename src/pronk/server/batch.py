@@ -40,7 +40,7 @@ _LINE_START = b'{"id": "batch_req_'  # first bytes of every line of the output f
 
 
 class BatchLine(NamedTuple):
-    """One request of a batch."""
+    """One request of a batch file."""
 
     custom_id: str  # the client's id of the request, unique in the file; copied to the answer
     url: str  # route, such as /v1/completions

@@ -153,7 +153,7 @@ def unknown_model(name: str, *names: str) -> ApiError:
 
 
 def malformed_body(error: Exception) -> ApiError:
-    """Return the error for a body that is no JSON, from the exception of its parser."""
+    """Return the error for a body that is no JSON; ``error`` is the exception of the parser."""
     message = f"body: expected JSON, found {describe_json_error(error)}"
     return ApiError(HTTPStatus.BAD_REQUEST, message, "invalid_value")
 

@@ -36,7 +36,7 @@ def calm_collections() -> Iterator[None]:
 
 
 class Bodies:
-    """Counter of the large bodies in memory; runs a full collection when the last one is gone."""
+    """Counter of the large bodies in memory; runs a due full collection when none is left."""
 
     def __init__(self) -> None:
         self._num_large = 0

@@ -57,7 +57,7 @@ class HttpProtocol(H11Protocol):
         # Timers by name: "head" of a request, blocked "write", "end" of the last response,
         # "linger", "probe".
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        # bytes of the current body that are not content: chunk sizes of the chunked encoding
+        # Bytes of the current body that are no content: the chunk sizes of the chunked encoding.
         self._chunk_overhead = 0
         self._half_closed = False  # whether the client sends no more, but still reads
         self._num_dropped = 0  # bytes that arrived while the connection lingered

@@ -158,8 +158,9 @@ class Metrics:
         return other
 
     def _set_model(self, model: str) -> None:
+        regret = Regret()
         self._model = model
-        self._regret = regret = Regret()
+        self._regret = regret
         self._hindsight.labels(model, "best_drafter").set_function(
             lambda: 1.0 / (regret.against_drafter or 1.0)
         )
@@ -225,7 +226,7 @@ class Metrics:
                     is_first = index % params.n == 0
                     self._ttft.labels(self._model).observe(now - arrived)
                     self._prompt_lengths.labels(self._model).observe(len(prompt))
-                    # once for all samples of a prompt
+                    # The tokens of a prompt count once for all its samples.
                     self._add(self._prompt_tokens, len(prompt) if is_first else 0)
                 last_times[index] = now
             for piece in pieces:

@@ -38,7 +38,7 @@ def check_origin(origin: str) -> None:
 
 
 def _browsers_form(origin: str) -> str | None:
-    """Return the origin of a URL as browsers write it; ``None`` for a text that is no such URL."""
+    """Return the origin of a URL as browsers write it, or ``None`` if a text has no origin."""
     try:
         parts = urlsplit(origin)
         port = parts.port

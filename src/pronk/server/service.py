@@ -562,9 +562,10 @@ class Service:
             return await run(partial(function, request))
 
     async def _read_in_turns(self, tenant: str, function: Callable[[B], Turns[T]], request: B) -> T:
-        """Call ``function(request)`` as :meth:`_read` does, but each of its turns as another job.
+        """Run the generator ``function(request)`` in threads, one job per turn; return its result.
 
-        There is no further turn after the time limit, or once the client has disconnected.
+        The limits are those of :meth:`_admit_reading`. There is no further turn after the time
+        limit, or once the client has disconnected.
         """
         turns = function(request)
         async with self._admit_reading(tenant, request) as run:

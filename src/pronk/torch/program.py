@@ -284,8 +284,8 @@ class TorchProgram(Program):
     ) -> Tensor:
         """Return the outputs of each row's experts.
 
-        The result has one row per pair of a row and an expert. If ``experts.gathers``, it has one
-        row per row: the weighted sum over the row's experts.
+        The result has an output for each pair of a row and an expert. If ``experts.gathers``, it
+        has an output for each row: the weighted sum over the row's experts.
         """
         rows = state.buffers["pair_rows"]
         shares = state.buffers["shares"]
@@ -330,7 +330,10 @@ def _heads(x: Tensor, config: ModelConfig) -> Tensor:
 def _multiply_activated(
     linear: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass
 ) -> Tensor:
-    """Return ``activate(x Wᵀ + b)``; for a gated matrix ``activate(gate) · up``."""
+    """Apply a linear layer and an activation to rows: ``activate(x Wᵀ + b)``.
+
+    A gated matrix has the outputs ``gate`` and ``up``; its result is ``activate(gate) · up``.
+    """
     y = _multiply(linear, x, state)
     if not linear.packed.gated:
         return activate(y)
@@ -341,7 +344,7 @@ def _multiply_activated(
 
 
 def _multiply(linear: Any, x: Tensor, state: TorchPass) -> Tensor:
-    """Return ``x Wᵀ + b`` in the dtype of ``x``, plus the adapters of the rows."""
+    """Apply a linear layer and the adapters of the rows to ``x``: ``x Wᵀ + b``, in its dtype."""
     matrix = linear.packed
     y = F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)
     for number, rows in state.adapted_rows if linear.adapters else ():

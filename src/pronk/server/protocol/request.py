@@ -457,10 +457,10 @@ class Reply(Protocol):
         """Record the new tokens of a step for :meth:`whole`; called for replies without stream."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
-        """Return the last chunks of a stream; ``done`` as in :meth:`whole`."""
+        """Return the last chunks of a stream; ``done`` has all samples, ordered by index."""
 
     def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
-        """Return the whole reply; ``done`` has all samples in the order of their indices."""
+        """Return the whole reply; ``done`` has all samples, ordered by index."""
 
 
 # A checked and tokenized request: token ids of each prompt, sampling parameters of all prompts, and

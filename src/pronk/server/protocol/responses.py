@@ -341,7 +341,7 @@ class ResponsesRequest(ConversationRequest):
         return [*own, *added.values()]
 
     def namespaces(self) -> Mapping[str, tuple[str, str]]:
-        """Return the namespace and own name of each function in one, by the name for the model."""
+        """Return namespace and own name of each namespaced function, by its name for the model."""
         names = dict[str, tuple[str, str]]()
         for _, tool in self.all_tools():
             if isinstance(tool, Namespace):

@@ -97,10 +97,10 @@ def run_on_replicas(
         OptionError: the cluster has too few cores.
         PronkError: the replicas cannot load the model, or an answer cannot be written.
     """
+    lines_left = (line for line in lines if line.custom_id not in answers.answered_ids)
     unanswered = (
         {"id": line.custom_id, "url": line.url, "body": json.dumps(line.body)}
-        for line in lines
-        if line.custom_id not in answers.answered_ids
+        for line in lines_left
     )
     check_cores(plan)
     context = DataContext.get_current()
