@@ -1,6 +1,6 @@
 """The laboratory: drafters of papers, benchmarks, explanations of steps, and verification.
 
-Training uses the shapes and files of the drafters that it makes.
+``pronk.train`` imports from here the shapes and file formats of the drafters that it trains.
 """
 
 from pronk.base.lazy import export

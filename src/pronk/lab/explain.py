@@ -1,4 +1,4 @@
-"""Explain the decoding of a text: in each step, the calls of drafters and the accepted draft tokens."""
+"""Explanation of a decoded text: for each step, the calls of drafters and the accepted tokens."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class SourceShare:
 
     source: str  # name of the drafter
     asked: int  # number of steps in which this drafter was asked for draft tokens
-    # number of those steps in which it was asked to measure its acceptance, without an expected
-    # gain
+    # Number of steps in which the drafter was asked only to measure its acceptance rate, without an
+    # expected gain.
     explored: int
-    seconds: float  # duration of its proposals, without calls of :meth:`Proposer.observe`
+    seconds: float  # duration of the proposals, without calls of :meth:`Proposer.observe`
     drafted: int  # number of verified draft tokens
     accepted: int  # number of accepted draft tokens
 
@@ -32,38 +32,34 @@ class Explanation:
     """A completion and its decoding steps."""
 
     completion: Completion
-    # one record per step; the first is the prefill, without draft tokens
+    # One record per step; the first is the prefill, without draft tokens.
     steps: tuple[Decision, ...]
     shares: tuple[SourceShare, ...]  # statistics of each drafter
 
     @property
     def speed(self) -> float | None:
-        """Speed-up over decoding without draft tokens: ``plain * tokens / seconds`` without the first step.
+        """Speed-up over plain decoding, the first step (prefill) left out.
 
-        ``plain`` is the median estimate of the seconds of a step without draft tokens. The speed-up
-        is ``None`` without any estimate, or if the first step is the only one.
+        The speed-up is ``plain * tokens / seconds``, where ``plain`` is the median estimate of the
+        seconds of a step without draft tokens. It is ``None`` without any estimate, or if the first
+        step is the only one.
         """
         steps = self.steps[1:]
         known = [step.plain for step in self.steps if step.plain is not None]
+        if not known or not steps:
+            return None
+        tokens = sum(len(step.tokens) for step in steps)
         seconds = sum(step.seconds + step.drafting for step in steps)
-        return (
-            median(known) * sum(len(step.tokens) for step in steps) / seconds
-            if known and steps
-            else None
-        )
+        return median(known) * tokens / seconds
 
     @property
     def summary(self) -> str:
         """One paragraph: tokens per step, speed-up, share of each drafter, and cost of drafting."""
         steps = len(self.steps)
         tokens = len(self.completion.token_ids)
-        facts = [
-            (
-                f"{_count(tokens, 'token')} in {_count(steps, 'step')}: "
-                f"{tokens / max(1, steps):.2f} "
-                "tokens per step."
-            )
-        ]
+        per_step = tokens / max(1, steps)
+        counts = f"{_count(tokens, 'token')} in {_count(steps, 'step')}"
+        facts = [f"{counts}: {per_step:.2f} tokens per step."]
         if self.speed is not None:
             facts.append(
                 f"By measured forward-pass times this is {self.speed:.2f} times as fast as plain "
@@ -91,9 +87,9 @@ def explain(
     params: SamplingParams | None = None,
     drafter: str | Drafter | None = None,
 ) -> Explanation:
-    """Continue a prompt like :meth:`~pronk.llm.LLM.generate` and record each step.
+    """Continue a prompt like :meth:`~pronk.llm.LLM.generate`, and record each step.
 
-    ``n`` must be 1.
+    ``params.n`` must be 1; another value raises OptionError.
     """
     if params is not None:
         check_integer("n", params.n, 1, 1)
@@ -108,14 +104,13 @@ def explain(
 
 def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
     counts: dict[str, Counter[str]] = {}
-    # By the drafter in a token's ``origin``: the drafter that was asked, which is the same one or
-    # contains it.
+    # A token's ``origin`` may name a part of a composite drafter. The values are the drafters that
+    # were asked, by the name in the origin.
     called_drafters = {"": ""}
     for step in steps:
         for report in step.reports:
-            called_drafters |= dict.fromkeys(
-                (name for name, _ in report.tree.origin or ()), report.drafter
-            )
+            for name, _ in report.tree.origin or ():
+                called_drafters[name] = report.drafter
             count = counts.setdefault(report.drafter, Counter())
             count.update({"asked": 1, "explored": int(report.reason == "learns")})
             count["nanoseconds"] += round(1e9 * report.seconds)
@@ -123,17 +118,18 @@ def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
             if name and step.verified.acceptable[node]:
                 count = counts.setdefault(called_drafters.get(name, name), Counter())
                 count.update({"drafted": 1, "accepted": int(node in step.path)})
-    return [
-        SourceShare(
+    shares: list[SourceShare] = []
+    for source, count in counts.items():
+        share = SourceShare(
             source,
-            count["asked"],
-            count["explored"],
-            count["nanoseconds"] / 1e9,
-            count["drafted"],
-            count["accepted"],
+            asked=count["asked"],
+            explored=count["explored"],
+            seconds=count["nanoseconds"] / 1e9,
+            drafted=count["drafted"],
+            accepted=count["accepted"],
         )
-        for source, count in counts.items()
-    ]
+        shares.append(share)
+    return shares
 
 
 def _count(number: int, noun: str) -> str:
@@ -141,25 +137,25 @@ def _count(number: int, noun: str) -> str:
 
 
 def _describe_regret(regret: Regret) -> list[str]:
-    """Return one sentence that compares the speed with that of other choices.
+    """Return a sentence that compares the speed with that of other choices of drafters.
 
-    None without known costs.
+    The list is empty if the costs are not known.
     """
     if regret.against_drafter is None or regret.against_steps is None:
         return []
     best = regret.best_drafter or "plain decoding"
-    times = (1 / regret.against_drafter, 1 / regret.against_steps)
-    text = f"In hindsight, {best} alone would have reached {times[0]:.2f} times this speed"
-    return [f"{text}, and the best choice of every step {times[1]:.2f} times."]
+    alone = f"{best} alone would have reached {1 / regret.against_drafter:.2f} times this speed"
+    every_step = f"the best choice of every step {1 / regret.against_steps:.2f} times"
+    return [f"In hindsight, {alone}, and {every_step}."]
 
 
 def _describe(share: SourceShare, steps: int) -> str:
-    asked = f" proposed in {share.asked} of {steps} steps" if share.asked else ""
-    tried = f" ({share.explored} to explore)" if share.explored else ""
-    took = f", in {1e3 * share.seconds:.1f} ms," if share.asked else ""
-    joined = " and" if share.asked else ""
-    counts = f"{share.accepted} of {share.drafted} verified draft tokens accepted"
-    return (
-        f"{share.source}{asked}{tried}{took}{joined} had "
-        f"{counts if share.drafted else 'no draft token verified'}."
-    )
+    """Return a sentence about a drafter: proposals, time, verified and accepted draft tokens."""
+    result = "had no draft token verified"
+    if share.drafted:
+        result = f"had {share.accepted} of {share.drafted} verified draft tokens accepted"
+    explored = f" ({share.explored} to explore)" if share.explored else ""
+    if not share.asked:
+        return f"{share.source}{explored} {result}."
+    asked = f"proposed in {share.asked} of {steps} steps{explored}"
+    return f"{share.source} {asked}, in {1e3 * share.seconds:.1f} ms, and {result}."

@@ -1,4 +1,4 @@
-"""Attention in training: over equally long sequences, and along the drafts of training-time test."""
+"""Attention in training: within sequences of equal length, and in training-time test."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ from pronk.train.modules.decoder import Attend, DecoderModule, Rope, apply_rope
 
 @dataclass(frozen=True)
 class DenseAttention:
-    """Causal attention whose rows are ``batch`` sequences of ``length`` tokens, one after the other."""
+    """Causal attention within ``batch`` sequences of ``length`` tokens, one after the other."""
 
     batch: int
     length: int
-    # sliding window of each layer in tokens; ``None``, or empty: full attention
+    # Sliding window of each layer in tokens; ``None``, or an empty tuple: full attention.
     windows: tuple[int | None, ...] = ()
     cap: float | None = None  # soft cap of the scores
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the output ``[rows, heads * d]`` for ``q [rows, heads, d]``, ``k, v [rows, kv_heads, d]``."""
-        q, k, v = (
-            t.reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v)
-        )
+        """Return the output ``[rows, heads * d]`` of the attention of layer ``layer`` (from 0).
+
+        ``q`` is ``[rows, heads, d]``, ``k`` and ``v`` are ``[rows, kv_heads, d]``, with ``rows =
+        batch * length``.
+        """
+        q = self._by_sequence(q)
+        k = self._by_sequence(k)
+        v = self._by_sequence(v)
         mask = self._mask(layer, q.device)
         if mask is not None and self.cap is not None:
-            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+            group = q.shape[1] // k.shape[1]
+            k = k.repeat_interleave(group, dim=1)
+            v = v.repeat_interleave(group, dim=1)
             out = capped_attention(q, k, v, mask, q.shape[-1] ** -0.5, self.cap)
         else:
             out = F.scaled_dot_product_attention(
@@ -38,10 +44,14 @@ class DenseAttention:
             )
         return out.transpose(1, 2).reshape(self.batch * self.length, -1)
 
-    def _mask(self, layer: int, device: torch.device) -> Tensor | None:
-        """Return the mask of a layer.
+    def _by_sequence(self, x: Tensor) -> Tensor:
+        """Return ``x`` ``[rows, heads, d]`` as ``[batch, heads, length, d]``."""
+        return x.reshape(self.batch, self.length, *x.shape[1:]).transpose(1, 2)
 
-        ``None`` if it is causal, without a window and without a cap.
+    def _mask(self, layer: int, device: torch.device) -> Tensor | None:
+        """Return the mask ``[length, length]`` of a layer: True where a row sees a key.
+
+        ``None`` stands for the causal mask of a layer without a window and without a cap.
         """
         window = self.windows[layer] if self.windows else None
         if (window is None or window >= self.length) and self.cap is None:
@@ -55,24 +65,22 @@ class DelayedAttention(DenseAttention):
     """Causal self-attention, and cross-attention to the target's cache, for training sequences."""
 
     rotation: Rope = None  # RoPE rotations of the target, if it has RoPE
-    # per draft layer: keys of the target's cache, ``[rows, kv_heads, d]``
+    # For each draft layer: keys of the target's cache, ``[rows, kv_heads, d]``.
     keys: Sequence[Tensor] = ()
-    values: Sequence[Tensor] = ()  # per draft layer: values of the same shape
-    # per draft layer: which keys a row sees, bool ``[length, length]``
+    values: Sequence[Tensor] = ()  # for each draft layer: values of the same shape
+    # For each draft layer: whether a row sees a key, bool ``[length, length]``.
     masks: Sequence[Tensor] = ()
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
         """Return the cross-attention output ``[rows, heads * d]`` for ``q [rows, heads, d]``."""
         rotated = q if self.rotation is None else apply_rope(q, *self.rotation)
-        k = self.keys[layer]
-        v = self.values[layer]
+        dtype = self.values[layer].dtype
         seen = self.masks[layer]
-        q, k, v = (
-            t.to(v.dtype).reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2)
-            for t in (rotated, k, v)
-        )
-        # A softmax over no key is NaN. Rows that see no key attend to all keys, and their output is
-        # set to zero.
+        q = self._by_sequence(rotated.to(dtype))
+        k = self._by_sequence(self.keys[layer].to(dtype))
+        v = self._by_sequence(self.values[layer])
+        # A softmax over no key is NaN. Rows that see no key attend to all keys, and the output of
+        # these rows is set to zero.
         sees_any = seen.any(1)
         out = F.scaled_dot_product_attention(q, k, v, seen | ~sees_any[:, None], enable_gqa=True)
         out = out * sees_any[:, None]
@@ -93,7 +101,10 @@ def dense_hidden(
     attend: Attend | None = None,
     stop: int | None = None,
 ) -> Tensor:
-    """Return layer ``stop``'s output ``[batch * length, hidden]`` (default: last layer, before the norm)."""
+    """Return the output ``[batch * length, hidden]`` of layer ``stop``.
+
+    Layers count from 1; the default is the last layer, before the final norm.
+    """
     *_, (_, hidden) = dense_states(decoder, tokens, dtype, attend, stop)
     return hidden
 
@@ -105,23 +116,23 @@ def dense_states(
     attend: Attend | None = None,
     stop: int | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield number and output ``[batch * length, hidden]`` of the layers 1 to ``stop`` (default: all)."""
+    """Yield number (from 1) and output ``[batch * length, hidden]`` of the layers up to ``stop``.
+
+    The default is all layers.
+    """
     batch, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(batch)
     x = decoder.embed(tokens.reshape(-1), positions, dtype)
-    attend = attend or DenseAttention(
-        batch, length, decoder.config.windows, decoder.config.attention_cap
-    )
+    if attend is None:
+        config = decoder.config
+        attend = DenseAttention(batch, length, config.windows, config.attention_cap)
     yield from decoder.run(x, decoder.layer_ropes(positions, dtype), attend, stop)
 
 
 def dense_rope(
     decoder: DecoderModule, batch: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> Rope:
-    """Return RoPE's rotations for ``batch`` sequences of ``length`` tokens.
-
-    ``None`` without RoPE.
-    """
+    """Return RoPE's rotations for ``batch`` sequences of ``length`` tokens; ``None`` if none."""
     return decoder.rope(torch.arange(length, device=device).repeat(batch), dtype)
 
 
@@ -130,11 +141,11 @@ class Features:
     """Hidden states, keys and values of ``rows = batch * length`` tokens; layers count from 1."""
 
     last: Tensor  # output of the last layer before the final norm, ``[rows, hidden]``
-    # by layer: its output, ``[rows, hidden]``
+    # Outputs of layers, ``[rows, hidden]``, by number of the layer.
     hidden: dict[int, Tensor] = field(default_factory=dict)
-    # by layer: its keys, ``[rows, kv_heads, head_dim]``
+    # Keys of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
     keys: dict[int, Tensor] = field(default_factory=dict)
-    # by layer: its values, of the same shape
+    # Values of layers, of the same shape, by number of the layer.
     values: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -146,9 +157,10 @@ def compute_features(
     hidden: Collection[int] = (),
     cache: Collection[int] = (),
 ) -> Features:
-    """Run the decoder.
+    """Run the decoder on ``tokens`` ``[batch, length]``, and return its features.
 
-    Keep outputs of the layers ``hidden``, and keys and values of the layers ``cache``.
+    The features have the outputs of the layers ``hidden``, and the keys and values of the layers
+    ``cache``; layers count from 1.
     """
     batch, length = tokens.shape
     config = decoder.config
@@ -168,21 +180,19 @@ def compute_features(
 
 
 class ChainAttention:
-    """Attention of training-time test (Li et al. 2025) over several texts at once.
-
-    Call it once per step.
+    """Attention of training-time test (Li et al. 2025) over several texts at once; a call per step.
 
     A drafter that reads its own output is trained on its own output: step 0 has a row for each
     position of the text, with the target's features, and row ``i`` of step ``s`` continues row
-    ``i`` of step ``s - 1`` as if it were the ``s``-th draft token. It attends to the same keys as
-    in decoding: the real rows up to ``i``, and its own earlier steps. For three positions, where
-    ``x`` is seen by row 1 of step 2::
+    ``i`` of step ``s - 1`` as if the row were the ``s``-th draft token. A row attends to the same
+    keys as in decoding: the real rows up to ``i``, and its own earlier steps. For three positions,
+    where ``x`` is seen by row 1 of step 2::
 
         keys of   step 0   step 1   step 2
                   x x .    . x .    . x .
 
-    ``lengths`` has the number of rows of each text in step 0, ``active`` the rows of each text
-    (from 0) that draft: only they have queries, and later steps.
+    ``lengths`` has the number of rows of each text in step 0. ``active`` has, for each text, the
+    indices of the rows that draft: only these rows have queries, and only they are in later steps.
     """
 
     def __init__(self, lengths: Sequence[int], active: Sequence[Tensor]) -> None:
@@ -191,12 +201,13 @@ class ChainAttention:
         self._hidden = [
             rows[:, None] < torch.arange(n) for n, rows in zip(lengths, active, strict=True)
         ]
-        self._cache: list[tuple[Tensor, Tensor]] = []  # by step: its keys and values
+        self._cache: list[tuple[Tensor, Tensor]] = []  # keys and values of each step
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return ``[active, heads * d]`` for ``q [active, heads, d]``, ``k`` and ``v [keys, kv_heads, d]``.
+        """Return the output ``[active, heads * d]`` of the next step.
 
-        ``keys`` are all rows in step 0, and the active rows in later steps.
+        ``q`` is ``[active, heads, d]``; ``k`` and ``v`` are ``[keys, kv_heads, d]``, where the keys
+        are all rows in step 0, and the active rows in later steps.
         """
         self._cache.append((k, v))
         first = [each.split(self._lengths) for each in self._cache[0]]
@@ -205,22 +216,26 @@ class ChainAttention:
         for i, queries in enumerate(q.split(self._counts)):
             if len(queries):
                 chain = [(keys[i], values[i]) for keys, values in later]
-                outputs.append(
-                    _attend(queries, first[0][i], first[1][i], self._hidden[i].to(q.device), chain)
-                )
+                hidden = self._hidden[i].to(q.device)
+                outputs.append(_attend(queries, first[0][i], first[1][i], hidden, chain))
         return torch.cat(outputs)
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, chain: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """Attend within one text.
+    """Return the output ``[rows, heads * d]`` of attention within one text.
 
-    ``chain`` has keys and values of the later steps, row by row those of ``q``.
+    Args:
+        q: queries ``[rows, heads, d]``.
+        k: keys of step 0, ``[positions, kv_heads, d]``.
+        v: values of step 0, of the same shape.
+        hidden: bool ``[rows, positions]``, True where a row does not see a key of step 0.
+        chain: keys and values ``[rows, kv_heads, d]`` of each later step; a row sees its own alone.
     """
     rows, heads, size = q.shape
     kv_heads = k.shape[1]
-    # Shape: ``[kv, group, rows, d]``.
+    # Shape: ``[kv_heads, group, rows, d]``.
     grouped = q.view(rows, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3) * size**-0.5
     scores = [(grouped @ k.permute(1, 2, 0)[:, None]).masked_fill(hidden, -torch.inf)]
     scores += [(grouped * keys.transpose(0, 1)[:, None]).sum(-1, keepdim=True) for keys, _ in chain]

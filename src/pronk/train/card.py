@@ -1,7 +1,4 @@
-"""Model cards with training, text, measurements and limits of a model.
-
-Templates are in ``cards/``.
-"""
+"""Model cards: training, text, measurements and limits of a model; templates are in ``cards/``."""
 
 from __future__ import annotations
 
@@ -25,10 +22,11 @@ from pronk.train.students import Student
 
 
 def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of a language model, called ``name``, of the run ``trainer``.
+    """Return the ``README.md`` of the language model ``name`` that ``trainer`` has trained.
 
-    ``facts`` has ``figures`` (validation losses), the ``length`` of the sequences that they were
-    measured on, and the ``command`` of the run, without paths of the machine.
+    ``facts`` has ``figures`` (validation losses by text), ``length`` (that of the sequences on
+    which the losses were measured), and ``command`` (the command of the run, without paths of the
+    machine).
     """
     config = trainer.objective.config
     heads = trainer.objective.options.heads
@@ -53,15 +51,17 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
     """Return the ``README.md`` of a drafter; the arguments are those of :func:`model_card`."""
     objective = trainer.objective
     figures = facts["figures"]
-    # Names of figures: "TEXT KL" and "TEXT same", with several branches also "TEXT KL 2" and "TEXT
-    # same 2".
-    pairs = [
-        (name_of_kl, name_of_kl.replace(" KL", " same", 1))
-        for name_of_kl in figures
-        if " KL" in name_of_kl
-    ]
+    # Figures have names such as "TEXT KL" and "TEXT same", with several branches also "TEXT KL 2"
+    # and "TEXT same 2".
+    divergences: list[tuple[str, float, float]] = []
+    for kl_name, divergence in figures.items():
+        if " KL" in kl_name:
+            same_name = kl_name.replace(" KL", " same", 1)
+            divergences.append((kl_name.replace(" KL", ""), divergence, figures[same_name]))
     own_text = objective.data / "on-policy.json"
-    uses_own_text = objective.options.share > 0
+    num_own_tokens = 0
+    if objective.options.share > 0 and own_text.exists():
+        num_own_tokens = json.loads(own_text.read_text("utf-8"))["tokens"]
     return render_card(
         "pronk.train",
         "student",
@@ -71,25 +71,25 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
         objective=objective,
         context=objective.options.context,
         length=facts["length"],
-        divergences=[(kl.replace(" KL", ""), figures[kl], figures[same]) for kl, same in pairs],
+        divergences=divergences,
         served=_served(figures),
         num_tokens=objective.options.num_tokens,
         share=objective.options.share,
-        own_text=json.loads(own_text.read_text("utf-8"))["tokens"]
-        if uses_own_text and own_text.exists()
-        else 0,
+        own_text=num_own_tokens,
     )
 
 
 def head_card(trainer: Trainer[Any], name: str, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of an EAGLE-3 or MTP head.
-
-    The arguments are those of :func:`model_card`.
-    """
-    objective = trainer.objective
-    own = {"head": objective, "figures": facts["figures"], "command": facts["command"]}
+    """Return the ``README.md`` of an EAGLE-3 or MTP head; for the arguments, see `model_card`."""
     return render_card(
-        "pronk.train", "eagle", name=name, trainer=trainer, options=trainer.options, **own
+        "pronk.train",
+        "eagle",
+        name=name,
+        trainer=trainer,
+        options=trainer.options,
+        head=trainer.objective,
+        figures=facts["figures"],
+        command=facts["command"],
     )
 
 
@@ -98,8 +98,8 @@ def heads_card(
 ) -> str:
     """Return the ``README.md`` of the multi-token heads of the language model ``name``.
 
-    ``fingerprint`` is that of the model. ``facts`` are as for :func:`model_card`, or empty for an
-    evaluation.
+    ``fingerprint`` is that of the model. ``facts`` are those of :func:`model_card`; they are empty
+    while the model is only exported for an evaluation.
     """
     figures = facts.get("figures", {})
     return render_card(
@@ -116,13 +116,12 @@ def heads_card(
 
 
 def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
+    """Return the variables about the run that the templates share."""
     summary = json.loads((trainer.folder / "data" / "sources.json").read_text(encoding="utf-8"))
-    # less than 1 if the text has no dialogues: their pool is dropped
+    # The sum of the weights is less than 1 if the text has no dialogues, whose pool is dropped.
     total = sum(summary["weights"].values())
-    packages = [
-        f"{package} {version(package)}"
-        for package in ("torch", "tokenizers", "safetensors", "numpy")
-    ]
+    names = ("torch", "tokenizers", "safetensors", "numpy")
+    packages = [f"{name} {version(name)}" for name in names]
     return {
         "name": name,
         "command": command,
@@ -139,26 +138,21 @@ def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, 
 
 def _losses(figures: Mapping[str, float], length: int) -> str:
     """Return a language model's losses as one line, or an empty text without losses."""
-    losses = ", ".join(
-        f"{name} {loss:.3f}" for name, loss in figures.items() if not is_served(name)
-    )
-    return (
-        f"validation loss in nats per token, on sequences of {length}: {losses}" if losses else ""
-    )
+    losses = [f"{name} {loss:.3f}" for name, loss in figures.items() if not is_served(name)]
+    if not losses:
+        return ""
+    return f"validation loss in nats per token, on sequences of {length}: {', '.join(losses)}"
 
 
 def _served(figures: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return alpha, CTAR and S of each decoding method (greedy, sampled), as measured in the engine."""
-    return [
-        {
-            "decoding": method,
-            "alpha": figures[f"{method} alpha"],
-            "ctar": [
-                share for name, share in figures.items() if name.startswith(f"{method} CTAR(")
-            ],
-            "S": figures[f"{method} S"],
-        }
-        for method in (
-            name.removesuffix(" S") for name in figures if is_served(name) and name.endswith(" S")
-        )
-    ]
+    """Return alpha, CTAR and S, as measured in the engine, for greedy and sampled decoding."""
+    rows: list[dict[str, Any]] = []
+    for name, tokens_per_step in figures.items():
+        if not (is_served(name) and name.endswith(" S")):
+            continue
+        decoding = name.removesuffix(" S")
+        prefix = f"{decoding} CTAR("
+        ctar = [share for other, share in figures.items() if other.startswith(prefix)]
+        alpha = figures[f"{decoding} alpha"]
+        rows.append({"decoding": decoding, "alpha": alpha, "ctar": ctar, "S": tokens_per_step})
+    return rows

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: one file, replaced atomically, read without executing code from it."""
+"""Checkpoints of a training run: one file, replaced atomically, and read without executing code."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _FORMAT = "pronk-train-1"
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint at ``path``.
+    """Write the checkpoint ``path``, in place of an older one.
 
-    Raise a CheckpointError, with the old one intact, if that fails.
-
-    ``state`` has tensors, numbers, strings, lists and dictionaries.
+    ``state`` has tensors, numbers, strings, lists and dictionaries. Raises CheckpointError if
+    writing fails; the older checkpoint is then intact.
     """
     what = "a training checkpoint" + (" (the one before is intact)" if path.exists() else "")
     # torch raises RuntimeError when a write fails.
@@ -33,7 +32,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     """Read a checkpoint, with memory-mapped tensors if ``mapped``.
 
-    A damaged one raises a CheckpointError.
+    Raises CheckpointError if the file is missing, damaged, or of another format.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -50,28 +49,27 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Call :func:`check_unchanged`.
+    """Raise OptionError if a run is resumed as another kind, or with other options.
 
-    Another ``kind`` (such as ``draft_model``) has its own error message.
+    The kind is that of the drafter, such as ``draft_model``; for options, see
+    :func:`check_unchanged`.
     """
     kind = now.get("kind")
     if before.get("kind", kind) != kind:  # old checkpoints have no kind
         msg = (
             f"cannot resume {folder}: expected a run of kind {before['kind']} as before, found "
-            f"{kind}; use another "
-            "--out folder for a new run"
+            f"{kind}; use another --out folder for a new run"
         )
         raise OptionError(msg)
     check_unchanged(folder, before, {name: value for name, value in now.items() if name != "kind"})
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise :class:`~pronk.base.errors.OptionError` that names the options of ``now`` with a new value."""
-    changed = [
-        f"{name} = {old!r} as before, found {new!r}"
-        for key, value in now.items()
-        for name, old, new in _differences(option_name(key), before.get(key), value)
-    ]
+    """Raise OptionError with the names of the options in ``now`` whose values have changed."""
+    changed: list[str] = []
+    for key, value in now.items():
+        for name, old, new in _differences(option_name(key), before.get(key), value):
+            changed.append(f"{name} = {old!r} as before, found {new!r}")
     if changed:
         msg = (
             f"cannot resume {folder}: expected {', and '.join(changed)}; use another --out folder "
@@ -81,14 +79,10 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 
 def _differences(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
-    """Yield ``(option, old value, new value)`` of each difference.
-
-    Mappings are compared key by key.
-    """
+    """Yield ``(option, old value, new value)`` of each difference; compare mappings by key."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in {**before, **now}:
-            yield from _differences(
-                f"{name} {option_name(str(key))}", before.get(key), now.get(key)
-            )
+            full_name = f"{name} {option_name(str(key))}"
+            yield from _differences(full_name, before.get(key), now.get(key))
     elif before != now:
         yield name, before, now

@@ -3,10 +3,10 @@
 The limit ``--minutes`` is divided among the phases of a run::
 
     0 ───── 1/6 ───── 1/3 ──────────────────────────────────── 9/10 ──────── 1
-    tokenizing   own text    training, with evaluations as it goes    the last evaluations
+    tokenizing   own text    training and its evaluations       last evaluations
 
 Unused time goes to the next phases. Each phase does its minimum even if the time is over: text for
-one sequence, one step, one batch of each evaluation. The reading of the sources has no limit.
+one sequence, one step, one batch of each evaluation. Reading the sources has no limit.
 """
 
 from __future__ import annotations
@@ -30,32 +30,25 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Duration of a run from the creation of this object.
-
-    Its limit is ``minutes`` (``None``: none).
-    """
+    """Duration of a run from the creation of this object; ``minutes`` is the limit, if any."""
 
     def __init__(self, minutes: float | None) -> None:
-        # limit in seconds
-        self.limit = inf if minutes is None else 60 * minutes
+        self.limit = inf if minutes is None else 60 * minutes  # in seconds
         self.has_limit = minutes is not None
         self.earlier = 0.0  # duration in seconds before the run was resumed
         self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Duration so far, including the time before the run was resumed."""
+        """Duration so far in seconds, including the time before the run was resumed."""
         return self.earlier + time.monotonic() - self._began
 
     def seconds_left(self, share: float = 1.0) -> float:
-        """Return the seconds until the fraction ``share`` of the limit has passed.
-
-        Negative after that.
-        """
+        """Return the seconds until the fraction ``share`` of the limit has passed, or < 0."""
         return share * self.limit - self.seconds
 
     def save(self, folder: Path) -> None:
-        """Write the duration so far to ``folder``, because a run has no checkpoint before the training."""
+        """Write the duration so far to ``folder``; before the training, a run has no checkpoint."""
         write_json(folder / "clock.json", {"seconds": self.seconds})
 
     def restore(self, folder: Path) -> None:

@@ -3,7 +3,8 @@
 The result is a folder with the whole text of a run in a fixed order, so that a checkpoint stores
 only a position::
 
-    train.bin          token ids (uint16, or uint32 for large vocabularies), documents separated by end-of-text
+    train.bin          token ids (uint16, or uint32 for large vocabularies), with an end-of-text
+                       token after each document
     valid-NAME.bin     the held-out text of one source
     tokenizer.json     and the other tokenizer files, if the run trains a tokenizer
     sources.json       documents, bytes and licence per origin; written last
@@ -50,10 +51,11 @@ BYTE_VOCAB = len(SPECIAL_TOKENS) + 256
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a byte-level BPE as of GPT-2; ids 0..3 are the special tokens, then the 256 bytes.
+    """Return a byte-level BPE tokenizer, as that of GPT-2, learned from ``texts``.
 
-    An OptionError is raised if ``vocab_size`` is below ``BYTE_VOCAB`` or above 65,536 (16-bit ids),
-    or the text has too few different pairs to merge.
+    Ids 0..3 are the special tokens, ids 4..259 the 256 bytes. Raises OptionError if ``vocab_size``
+    is below ``BYTE_VOCAB`` or above 65,536 (16-bit ids), or the text has too few different pairs to
+    merge.
     """
     check_integer("vocabulary size", vocab_size, BYTE_VOCAB, 65536)
     tokenizer = Tokenizer(models.BPE())
@@ -73,8 +75,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             "fewer or add text"
         )
         raise OptionError(msg)
-    # Encode text that spells a special token, such as "<|end|>", as ordinary text, never as the
-    # special token.
+    # Text such as "<|end|>" is encoded as ordinary text, never as the special token.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -91,27 +92,25 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "single_word": False,
         "special": True,
     }
+    special = {str(i): {"content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "add_bos_token": False,
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-        "added_tokens_decoder": {
-            str(i): {"content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)
-        },
+        "added_tokens_decoder": special,
         "extra_special_tokens": extra,
         "chat_template": CHAT_TEMPLATE,
         **names,
     }
     write_json(folder / "tokenizer_config.json", config, indent=2)
-    write_json(
-        folder / "special_tokens_map.json", {**names, "additional_special_tokens": extra}, indent=2
-    )
+    special_map = {**names, "additional_special_tokens": extra}
+    write_json(folder / "special_tokens_map.json", special_map, indent=2)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a run; raise a TokenizerError if the file is missing or damaged."""
+    """Load the tokenizer of a run; raise TokenizerError if the file is missing or damaged."""
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -125,10 +124,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def mix(
     pools: Sequence[Pool], seed: int, size: Callable[[str], int] = lambda text: len(text.encode())
 ) -> Iterator[str]:
-    """Yield documents without end, each from the pool with the smallest ``size yielded so far / weight``.
+    """Yield documents of all pools without end, mixed by the weights of the pools.
 
-    ``size`` returns the size of a document; by default in bytes, which need no tokenizer. When all
-    documents of a pool have been yielded, they are shuffled and repeated.
+    The next document is from the pool with the smallest ``size yielded so far / weight``. ``size``
+    returns the size of a document; by default in bytes, which need no tokenizer. When all documents
+    of a pool have been yielded, they are shuffled and repeated.
     """
     streams = [_shuffled(pool.documents, f"{seed}/{pool.name}") for pool in pools]
     sizes = [0.0] * len(pools)
@@ -156,13 +156,21 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     min_source_tokens: int = 0,
     enough: Callable[[int], bool] = lambda _: False,
 ) -> None:
-    """Write the token files of a run into ``folder``, unless they exist: ``tokens`` tokens of text.
+    """Write the token files of a run into ``folder``, unless they exist.
 
-    ``context`` is the model's context length, and ``say`` prints a line of progress. Without
-    ``encoder``, a tokenizer is trained and saved in ``folder``. ``also`` is called with the
-    collection after the training text is written, to write further files. All sources together,
-    each read once, must have ``min_source_tokens`` tokens. The training text ends early when
-    ``enough``, called with the number of tokens so far, returns True.
+    Args:
+        options: sources of the text, and their mixture.
+        folder: folder of the token files; see the module's docstring.
+        tokens: number of tokens of the training text.
+        context: the model's context length in tokens, for the tokenizer's files.
+        say: prints a line of progress.
+        encoder: converter of text to token ids; without one, a tokenizer is trained and saved in
+            ``folder``.
+        also: called with the collected documents after the training text is written, to write
+            further files.
+        min_source_tokens: number of tokens that all sources together, each read once, must have.
+        enough: called with the number of tokens so far; the training text ends when it returns
+            True.
 
     Raises:
         OptionError: ``folder`` was made with other options, or the text is too short; see also
@@ -177,19 +185,16 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
     say("reading sources")
     collection = collect(options.sources, dialogues=options.dialogues, exclude=options.exclude)
     num_bytes = sum(record.bytes for record in collection.origins)
-    (size,) = size_texts(num_bytes)
-    say(
-        f"read {size}; dropped {collection.duplicates} copies, "
-        f"{collection.excluded} excluded documents"
-    )
+    (size_text,) = size_texts(num_bytes)
+    dropped = f"{collection.duplicates} copies, {collection.excluded} excluded documents"
+    say(f"read {size_text}; dropped {dropped}")
     with convert_write_errors(folder, "the training text"):
         folder.mkdir(parents=True, exist_ok=True)
     if encoder is None:
-        beginning = _until(
-            mix(collection.pools, options.seed), min(options.tokenizer_bytes, num_bytes)
-        )
+        size = min(options.tokenizer_bytes, num_bytes)
+        beginning = _until(mix(collection.pools, options.seed), size)
         tokenizer = train_tokenizer(beginning, options.vocab_size)
-        # tokenizers raises bare Exception
+        # The library tokenizers raises a plain Exception.
         with convert_write_errors(folder, "the tokenizer", Exception):
             save_tokenizer(tokenizer, folder, context)
         encoder = Encoder.of_run(tokenizer)
@@ -210,18 +215,18 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         "excluded": collection.excluded,
         "origins": [asdict(record) for record in collection.origins],
     }
-    # the last file: its presence marks the folder as complete
+    # The last file: its presence marks the folder as complete.
     write_json(folder / "sources.json", summary, indent=1)
 
 
 def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: int) -> None:
+    """Raise OptionError if all documents together have fewer than ``min_source_tokens`` tokens."""
     texts = iter([text for pool in collection.pools for text in pool.documents])
     found = len(pack(encoder, texts, min_source_tokens))
     if found < min_source_tokens:
         msg = (
             f"text: expected at least {min_source_tokens} tokens, for one sequence and the token "
-            "after it, "
-            f"found {found}; give more text, or a smaller --length and --final-length"
+            f"after it, found {found}; give more text, or a smaller --length and --final-length"
         )
         raise OptionError(msg)
 
@@ -229,12 +234,12 @@ def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: i
 def _write_held_out(
     collection: Collection, options: DataOptions, encoder: Encoder, folder: Path
 ) -> None:
+    """Write the held-out text of each source, and of each file of ``options.valid``."""
     held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
     for file in options.valid:
         name = json_lines_name(file)
-        held_out[name] = (
-            document.text for document in read_source(SourceSpec(name, "jsonl", file, 1.0))
-        )
+        documents = read_source(SourceSpec(name, "jsonl", file, 1.0))
+        held_out[name] = (document.text for document in documents)
     for name, texts in held_out.items():
         tokens = pack(encoder, texts, options.valid_tokens)
         if len(tokens) < 2:
@@ -249,10 +254,10 @@ def _recipe(
 
     Contents of sources are not included.
     """
-    return {
-        **(
-            {"vocab": options.vocab_size} if encoder is None else {"tokenizer": encoder.fingerprint}
-        ),
+    recipe: dict[str, Any] = {"vocab": options.vocab_size}
+    if encoder is not None:
+        recipe = {"tokenizer": encoder.fingerprint}
+    return recipe | {
         "sources": [[spec.name, spec.weight] for spec in options.sources],
         "valid": [file.name for file in options.valid],
         "exclude": [file.name for file in options.exclude],
@@ -264,13 +269,13 @@ def _recipe(
 
 
 def _readable(recipe: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "tokens of text (steps times batch)" if key == "tokens" else key: value
-        for key, value in recipe.items()
-    }
+    """Return a recipe with the names that error messages show to the user."""
+    names = {"tokens": "tokens of text (steps times batch)"}
+    return {names.get(key, key): value for key, value in recipe.items()}
 
 
 def _until(texts: Iterator[str], size: int) -> Iterator[str]:
+    """Yield texts until they have ``size`` bytes together."""
     for text in texts:
         if size <= 0:
             return

@@ -22,8 +22,10 @@ from pronk.train.on_policy import pack_texts
 from pronk.train.teacher import Teacher
 
 ANSWERS = "data/dialogues.answers"  # the run's copy of the files of answers, in its folder
-_HELD_OUT = 49  # one dialogue in this many is held out; no multiple of the number of temperatures
-_LOOK_AHEAD = 24  # the next dialogue of a sequence is the first of this many that fits
+# One dialogue in 49 is held out. 49 is no multiple of the number of temperatures, so dialogues of
+# all temperatures are held out.
+_HELD_OUT = 49
+_LOOK_AHEAD = 24  # the next dialogue of a sequence is the first that fits, of this number
 
 
 class Mark(IntEnum):
@@ -37,17 +39,18 @@ class Mark(IntEnum):
 
 
 class Dialogues:
-    """Endless series of sequences of ``length`` tokens: whole dialogues side by side, then padding.
+    """Endless series of training sequences of ``length`` tokens: whole dialogues, then padding.
 
     Each epoch has every dialogue once, in a new order. The second tensor of a batch has the
-    :class:`Mark` of each token.
+    :class:`Mark` of each token. Raises OptionError if no dialogue has an answer.
     """
 
     def __init__(self, dialogues: Sequence[Dialogue], length: int, seed: int) -> None:
         self._dialogues = dialogues
         self.length = length
         self._seed = seed
-        self._sequences: list[list[int]] = []  # of the epochs so far: numbers of dialogues
+        # Sequences of the epochs so far, each a list of indices of dialogues.
+        self._sequences: list[list[int]] = []
         self._epochs = 0
         if not any(dialogue.answers for dialogue in dialogues):
             msg = (
@@ -58,7 +61,7 @@ class Dialogues:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of an epoch, without padding."""
+        """Number of tokens of an epoch, without padding."""
         return sum(min(len(dialogue.ids), self.length) for dialogue in self._dialogues)
 
     @property
@@ -67,7 +70,7 @@ class Dialogues:
         return len(self._pack(0))
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return ``count`` sequences from number ``start`` on: token ids and marks, int64 ``[count, length]``."""
+        """Return token ids and marks, int64 ``[count, length]``, from sequence ``start`` on."""
         while len(self._sequences) < start + count:
             self._sequences += self._pack(self._epochs)
             self._epochs += 1
@@ -80,18 +83,16 @@ class Dialogues:
             yield self._tensors(sequences[start : start + count])
 
     def _pack(self, epoch: int) -> list[list[int]]:
-        waiting = (
-            np.random.default_rng((self._seed, epoch)).permutation(len(self._dialogues)).tolist()
-        )
+        """Return the sequences of an epoch, each a list of indices of dialogues."""
+        generator = np.random.default_rng((self._seed, epoch))
+        waiting = generator.permutation(len(self._dialogues)).tolist()
         sequences: list[list[int]] = []
         while waiting:
             sequence = []
             room = self.length
             while waiting:
-                sizes = [
-                    min(len(self._dialogues[number].ids), self.length)
-                    for number in waiting[:_LOOK_AHEAD]
-                ]
+                candidates = [self._dialogues[number] for number in waiting[:_LOOK_AHEAD]]
+                sizes = [min(len(dialogue.ids), self.length) for dialogue in candidates]
                 fitting = next((i for i, size in enumerate(sizes) if size <= room), None)
                 if fitting is None:
                     break
@@ -111,8 +112,9 @@ class Dialogues:
                 ids[row, start:end] = dialogue.ids[: end - start]
                 own = marks[row, start:end]
                 own[:] = Mark.PROMPT
+                answered = Mark.SAMPLED if dialogue.temperature else Mark.GREEDY
                 for first, stop in dialogue.answers:
-                    own[first:stop] = Mark.SAMPLED if dialogue.temperature else Mark.GREEDY
+                    own[first:stop] = answered
                 own[0] = Mark.START
         return torch.from_numpy(ids), torch.from_numpy(marks)
 
@@ -121,23 +123,23 @@ def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return token ids and marks of each dialogue in a batch."""
     ids = ids[marks != Mark.PADDING]
     marks = marks[marks != Mark.PADDING]
-    lengths = torch.diff(
-        torch.nonzero(marks == Mark.START).flatten(), append=torch.tensor([len(marks)])
-    ).tolist()
+    starts = torch.nonzero(marks == Mark.START).flatten()
+    lengths = torch.diff(starts, append=torch.tensor([len(marks)])).tolist()
     return list(zip(ids.split(lengths), marks.split(lengths), strict=True))
 
 
 def hold_out(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Split dialogues for training and for evaluation, by their numbers."""
-    held_out = [each for each in dialogues if each.number % _HELD_OUT == _HELD_OUT - 1]
-    return [each for each in dialogues if each.number % _HELD_OUT != _HELD_OUT - 1], held_out
+    """Return the dialogues for training and those for evaluation, every 49th dialogue by number."""
+    training: list[Dialogue] = []
+    held_out: list[Dialogue] = []
+    for dialogue in dialogues:
+        is_held_out = dialogue.number % _HELD_OUT == _HELD_OUT - 1
+        (held_out if is_held_out else training).append(dialogue)
+    return training, held_out
 
 
 def has_answers(sources: Sequence[SourceSpec]) -> bool:
-    """Return whether the sources are files of answers.
-
-    Raise an OptionError if only some of them are.
-    """
+    """Return whether the sources are files of answers; raise OptionError for a mixture."""
     kinds = [spec.kind == "answers" for spec in sources]
     if any(kinds) and not all(kinds):
         refuse(
@@ -151,11 +153,12 @@ def has_answers(sources: Sequence[SourceSpec]) -> bool:
 def write_answers_text(
     sources: Sequence[SourceSpec], teacher: Teacher, folder: Path, held_out: int
 ) -> None:
-    """Write files of :mod:`pronk.train.on_policy` from files of answers to ``folder``, unless they exist.
+    """Write the target's own text and held-out prompts to ``folder``, unless the files exist.
 
-    The dialogues are the target's own text. The first prompts of ``held_out`` of the held-out
-    dialogues are those with which the engine measures the drafter. Answers of another model raise
-    an OptionError; a text that cannot be written raises a CheckpointError.
+    The files are those of :mod:`pronk.train.on_policy`; the dialogues in files of answers are the
+    target's own text. The engine measures the drafter with the prompts of the first ``held_out`` of
+    the held-out dialogues. Raises OptionError if another model wrote the answers; CheckpointError
+    if the text cannot be written.
     """
     if (folder / "sources.json").exists():
         return
@@ -167,37 +170,39 @@ def write_answers_text(
     check_answers(copy, header.weights, teacher.fingerprint)
     training, kept = hold_out(dialogues)
     for name, texts in (("on-policy.bin", training), ("valid-on-policy.bin", kept[:held_out])):
-        write_tokens(folder / name, pack_texts([(each.ids, []) for each in texts], teacher.encoder))
+        packed = pack_texts([(each.ids, []) for each in texts], teacher.encoder)
+        write_tokens(folder / name, packed)
     prompts = [each.ids[: each.answers[0][0]] for each in kept[:held_out] if each.answers]
     write_json(folder / "prompts.json", {"train": [], "held_out": prompts})
     answered = sum(each.num_answered for each in training)
     write_json(folder / "on-policy.json", {"tokens": answered, "dialogues": len(training)})
     questions = f"{header.target} to questions from {', '.join(header.sources)}"
-    origin = OriginRecord(
-        "answers", questions, "of these documents", len(training), copy.stat().st_size
-    )
+    size = copy.stat().st_size
+    origin = OriginRecord("answers", questions, "of these documents", len(training), size)
     summary = {
         "recipe": asdict(header),
         "weights": {"answers": 1.0},
         "duplicates": 0,
         "excluded": 0,
+        "origins": [asdict(origin)],
     }
-    write_json(folder / "sources.json", {**summary, "origins": [asdict(origin)]}, indent=1)
+    write_json(folder / "sources.json", summary, indent=1)
 
 
 def steps_of(
     folder: Path, answers: Sequence[Path], epochs: float, batch: int, length: int, seed: int
 ) -> int:
-    """Return the number of steps for ``epochs``.
+    """Copy the files of answers into the run's folder; return the number of steps for ``epochs``.
 
-    First copy the files of answers into the run's folder.
-
-    A run that is resumed keeps its copy, so that more answers in the files do not change it.
+    ``batch`` is the number of tokens of a step, ``length`` that of a sequence. A run that is
+    resumed keeps its copy, so that more answers in the files do not change the run.
     """
     copy = folder / ANSWERS
     if not copy.exists():
         with convert_write_errors(copy, "the dialogues"):
             copy.parent.mkdir(parents=True, exist_ok=True)
             merge_answers(answers, copy)
-    sequences = Dialogues(hold_out(read_answers(copy)[1])[0], length, seed).per_epoch
-    return max(1, math.ceil(epochs * sequences * length / batch))
+    _, dialogues = read_answers(copy)
+    training, _ = hold_out(dialogues)
+    num_sequences = Dialogues(training, length, seed).per_epoch
+    return max(1, math.ceil(epochs * num_sequences * length / batch))

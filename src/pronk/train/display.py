@@ -16,8 +16,8 @@ from pronk.train.clock import TEXT_BY, Clock
 from pronk.train.loop import Report
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-# Names of figures: "on-policy KL 2" has the subject "on-policy" (a text), "greedy CTAR(1)" the
-# subject "greedy".
+# A figure's name has a subject and a measure: "on-policy KL 2" the subject "on-policy" (a text),
+# "greedy CTAR(1)" the subject "greedy" (a decoding method).
 _FIGURE = re.compile(r"(?P<subject>.+?) (?P<measure>(KL|same|alpha|CTAR|S)\b.*)")
 
 
@@ -43,7 +43,10 @@ class _Bar(Progress):
 
 
 class WritingDisplay(_Bar):
-    """Progress of the target's own text, ``total`` tokens or as ``clock`` permits: a bar, lines every 5 %."""
+    """Progress of writing the target's own text: a bar, and a line every 5 %.
+
+    The text has ``total`` tokens, or fewer if the time of ``clock`` is over before.
+    """
 
     what = "writing"
 
@@ -51,12 +54,13 @@ class WritingDisplay(_Bar):
         super().__init__(console)
         self._total = total
         self._clock = clock
-        self._start = self._began = time.monotonic()
-        self._first: int | None = None
+        self._start = time.monotonic()
+        self._began = self._start
+        self._first: int | None = None  # number of tokens at the first call of ``show``
         self._twentieths = 0
 
     def show(self, done: int) -> None:
-        """Update the bar and perhaps print a line: ``done`` tokens have been generated so far."""
+        """Show that ``done`` tokens have been generated so far."""
         now = time.monotonic()
         if self._first is None:
             # Tokens generated before the run was resumed do not count for the speed.
@@ -83,13 +87,10 @@ class TrainingDisplay(_Bar):
     _left = ""  # remaining time at the last report
 
     def __init__(self, console: Console, steps: int, minutes: float | None = None) -> None:
-        """``steps`` is the number of steps to make, at most those of ``minutes``."""
+        """Show 0 of ``steps`` steps; ``minutes`` is the time limit, if any."""
         super().__init__(console)
-        shorter = (
-            "--minutes 10, --steps 100"
-            if minutes is None
-            else f"--minutes below {minutes:g}, --steps 100"
-        )
+        fewer_minutes = "10" if minutes is None else f"below {minutes:g}"
+        shorter = f"--minutes {fewer_minutes}, --steps 100"
         self._steps = steps
         self._first_step = 0
         self._estimate = TimeEstimate(self._say, f"{steps} steps", shorter)
@@ -98,19 +99,24 @@ class TrainingDisplay(_Bar):
         self.console.print(line, **PLAIN)
 
     def show(self, news: Report) -> None:
-        left = f"{_duration(news.seconds * (1 - news.progress) / max(news.progress, 1e-9))} left"
+        """Show the figures of a report, and the remaining time."""
+        seconds_left = news.seconds * (1 - news.progress) / max(news.progress, 1e-9)
+        left = f"{_duration(seconds_left)} left"
         parts = [f"step {news.step}", f"{news.progress:6.1%}", f"loss {news.loss:.4f}"]
-        parts += ["same " + " ".join(f"{each:.2f}" for each in news.same)] if news.same else []
+        if news.same:
+            parts.append("same " + " ".join(f"{each:.2f}" for each in news.same))
         parts += [
             f"lr {news.rate:.2e}",
             f"norm {news.norm:.2f}",
             f"{news.tokens / 1e6:.2f} M tokens",
+            f"{news.speed:.0f} tokens/s",
+            left,
         ]
-        parts += [f"{news.speed:.0f} tokens/s", left]
         self._show(news.progress, ["  ".join(parts), *figure_lines(news.valid)], left)
         self._left = left
 
     def show_pass(self, step: int, done: int, passes: int) -> None:
+        """Show that ``done`` of the ``passes`` forward passes of step ``step`` are done."""
         self._first_step = self._first_step or step
         self._estimate.update(step - self._first_step + done / passes, self._steps)
         within = f"step {step}: {done} of {passes} passes"
@@ -122,7 +128,8 @@ def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:
     lines: dict[str, list[str]] = {}
     for name, value in figures.items():
         match = _FIGURE.fullmatch(name)
-        subject, measure = (match["subject"], match["measure"]) if match else (name, "loss")
+        subject = match["subject"] if match else name
+        measure = match["measure"] if match else "loss"
         lines.setdefault(subject, []).append(f"{measure} {value:.3f}")
     for subject, values in lines.items():
         yield f"  valid {subject}  {'  '.join(values)}"
@@ -131,4 +138,6 @@ def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:
 def _duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -63,13 +63,13 @@ class ProcessGroup:
         return bool(flags)
 
     def own_passes(self, passes: int) -> range:
-        """Return the numbers, out of 0 to ``passes - 1``, of the forward passes that this process computes."""
+        """Return the numbers, of ``0 .. passes - 1``, of the passes that this process computes."""
         return range(self.rank, passes, self.count)
 
     def gather(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """Return one row of figures per forward pass of the step.
+        """Return one row of figures for each forward pass of the step, in their order.
 
-        ``rows`` has the rows of this process.
+        ``rows`` has the rows of the passes that this process has computed.
         """
         if self.count == 1:
             return [list(row) for row in rows]
@@ -81,7 +81,7 @@ class ProcessGroup:
     def sum_gradients(self, module: nn.Module) -> None:
         """Replace each gradient by its sum over the processes.
 
-        Keep ``None`` if no process has a gradient.
+        A parameter without a gradient in any process keeps ``None``.
         """
         if self.count == 1:
             return
@@ -95,19 +95,18 @@ class ProcessGroup:
         # One large message is much faster than many small ones.
         all_grads = torch.cat([grad.flatten() for grad in grads])
         dist.all_reduce(all_grads)
-        for parameter, grad in zip(
-            parameters, all_grads.split([p.numel() for p in parameters]), strict=True
-        ):
+        sums = all_grads.split([p.numel() for p in parameters])
+        for parameter, grad in zip(parameters, sums, strict=True):
             parameter.grad = grad.view_as(parameter).clone()
 
 
 def local_device(name: str) -> str:
-    """Return the name of this process's GPU for ``cuda``.
+    """Return the name of this process's device: under ``torchrun``, each one has its own GPU.
 
-    Return any other device name unchanged.
+    Names other than ``cuda`` are returned unchanged.
     """
-    several = name == "cuda" and dist.is_available() and dist.is_torchelastic_launched()
-    return f"cuda:{dist.get_node_local_rank()}" if several else name
+    has_own_gpu = name == "cuda" and dist.is_available() and dist.is_torchelastic_launched()
+    return f"cuda:{dist.get_node_local_rank()}" if has_own_gpu else name
 
 
 @contextmanager
@@ -123,9 +122,8 @@ def join_processes(device: str) -> Iterator[ProcessGroup]:
     gpu = torch.device(local_device(device))
     if gpu.type == "cuda":
         torch.cuda.set_device(gpu)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if gpu.type == "cuda" else "gloo", timeout=_TIMEOUT
-    )
+    backends = "cpu:gloo,cuda:nccl" if gpu.type == "cuda" else "gloo"
+    dist.init_process_group(backends, timeout=_TIMEOUT)
     try:
         yield ProcessGroup(dist.get_rank(), dist.get_world_size())
     finally:

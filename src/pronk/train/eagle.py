@@ -1,17 +1,21 @@
 """Training of an EAGLE-3 or MTP head on the target's own dialogues, with training-time test.
 
-The rows of a text with tokens ``t`` and the target's features ``f``: row ``i`` of step 0 has
-``f[i]`` and the embedding of ``t[i + 1]``, and learns the target's distribution after ``t[i + 1]``.
-Row ``i`` of step ``s`` has the head's own output of row ``i`` in step ``s - 1`` and the embedding
-of ``t[i + 1 + s]``, and learns the distribution after that token, as when the head drafts its token
-number ``s + 1`` (:mod:`pronk.train.attention`). Only rows whose drafts are within an answer are
-trained; the other rows serve as keys and values only.
+Let ``t`` be the tokens of a text, and ``f`` the target's features. A row of the head learns the
+target's distribution after a token from two inputs::
+
+    step    inputs of row i                                      distribution after
+    0       f[i], embedding of t[i + 1]                          t[i + 1]
+    s       output of row i in step s - 1, embedding of t[i+1+s] t[i + 1 + s]
+
+Step ``s`` is as when the head drafts its token number ``s + 1`` (:mod:`pronk.train.attention`).
+Only rows whose draft tokens are within an answer are trained; the other rows serve as keys and
+values only.
 
 The loss of a step is the divergence from the target's distribution, restricted to the draft
-vocabulary, where the target's likeliest token is in it. An MTP head proposes all tokens by the
-target's own LM head, which is not trained, so the restriction only makes its training cheaper. The
-deployed target computes features and distributions (:mod:`pronk.train.teacher`); the distributions
-are those of its last output and of its dequantized LM head.
+vocabulary; rows whose likeliest token is not in the draft vocabulary are left out. An MTP head
+proposes all tokens by the target's own LM head, which is not trained, so the restriction only makes
+its training cheaper. The deployed target computes the features (:mod:`pronk.train.teacher`). The
+distributions follow from its last output and its dequantized LM head.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from pronk.train.options import EagleOptions
 from pronk.train.teacher import StateSource, Teacher
 
 _QUESTIONS = 24  # number of held-out questions that the engine answers
-_MEMORY = 0.98  # of the running means of the acceptance, per forward pass
+_MEMORY = 0.98  # weight of the earlier value in the running means of the acceptance, per pass
 
 
 class _Rows(Comparison):
@@ -49,8 +53,8 @@ class _Rows(Comparison):
 
     def __init__(self) -> None:
         super().__init__()
-        self.overlaps: list[Tensor] = []  # per chunk: sum of min(p, q) of each row
-        self.likeliest: list[Tensor] = []
+        self.overlaps: list[Tensor] = []  # for each chunk of rows: sum of min(p, q) of each row
+        self.likeliest: list[Tensor] = []  # for each chunk of rows: the head's likeliest tokens
 
     def add(self, log_p: Tensor, log_q: Tensor, divergence: Tensor) -> None:
         super().add(log_p, log_q, divergence)
@@ -64,13 +68,13 @@ class _Batch:
 
     hidden: Tensor  # ``[rows, sources * size]``, outputs of the target's layers
     ids: Tensor  # token ids, two more per dialogue than rows
-    tokens: Tensor  # ``[rows]``, place in ``ids`` of the token after the row's position
+    tokens: Tensor  # ``[rows]``, index in ``ids`` of the token after the row's position
     positions: Tensor  # ``[rows]``, position of the row in its dialogue
-    active: Tensor  # numbers of the rows that draft
+    active: Tensor  # indices of the rows that draft
     rest: Tensor  # ``[active]``, number of tokens of the answer from the first draft token on
-    teacher: Tensor  # ``[active]``, row of ``logits`` for the first draft token
-    logits: Tensor  # ``[..., draft_vocab]``, the target's logits of the draft vocabulary
-    inside: Tensor  # ``[...]``, whether the target's likeliest token is in the draft vocabulary
+    teacher: Tensor  # ``[active]``, index in ``logits`` of the row for the first draft token
+    logits: Tensor  # ``[targets, draft_vocab]``, the target's logits of the draft vocabulary
+    inside: Tensor  # ``[targets]``, whether the target's likeliest token is in this vocabulary
     greedy: Tensor  # ``[active]``, whether the answer was generated greedily
     attend: ChainAttention
 
@@ -85,9 +89,9 @@ class _Step(NamedTuple):
 
 
 class EagleTraining(Objective[EagleModule]):
-    """Training objective of a head.
+    """Training objective of an EAGLE-3 or MTP head.
 
-    Dialogues of another model, or no answers, raise an OptionError.
+    Raises OptionError if the dialogues are those of another model, or have no answers.
     """
 
     options: EagleOptions
@@ -126,27 +130,27 @@ class EagleTraining(Objective[EagleModule]):
         self.identity = {"target": teacher.fingerprints}
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Add ``scale`` times the gradient.
+        """Add ``scale`` times the gradient of the loss of a batch.
 
-        ``targets`` are the marks of :class:`~pronk.train.dialogues.Mark`.
+        ``inputs`` and ``targets`` are token ids and :class:`~pronk.train.dialogues.Mark` values,
+        int64 ``[count, length]``.
         """
         batch = self._prepare(inputs, targets)
         if batch is None:
             return PassResult(0.0, (0.0,) * self.options.depth)
         module = self.module
-        dpace = self.options.weighting == "dpace"
-        factors = position_weights(
-            self.options.weighting, self.options.decay, module.acceptance.tolist()
-        )
+        weighting = self.options.weighting
+        dpace = weighting == "dpace"
+        factors = position_weights(weighting, self.options.decay, module.acceptance.tolist())
+        # Probability that all draft tokens of an active row before the step are accepted.
         reached = torch.ones(len(batch.active), device=self.device)
         losses = list[Tensor]()
         same = list[float]()
         for step in self._steps(batch):
             rows = _Rows() if dpace else Comparison()
             weights = reached[step.selected]
-            losses.append(
-                factors[step.number] * self._loss(batch, step, rows, weights if dpace else None)
-            )
+            step_loss = self._loss(batch, step, rows, weights if dpace else None)
+            losses.append(factors[step.number] * step_loss)
             if isinstance(rows, _Rows) and rows.rows:
                 overlap = torch.cat(rows.overlaps)
                 module.acceptance[step.number].lerp_(overlap.mean(), 1 - _MEMORY)
@@ -175,6 +179,7 @@ class EagleTraining(Objective[EagleModule]):
         return loss * (len(step.selected) / len(batch.active))
 
     def _steps(self, batch: _Batch) -> Iterator[_Step]:
+        """Run the head over a batch, and yield each step of training-time test."""
         module = self.module
         with autocast(self.device):
             feature = module.fuse(batch.hidden)
@@ -187,10 +192,9 @@ class EagleTraining(Objective[EagleModule]):
                 positions = positions[active]
             ids = batch.ids[(tokens + number).clamp(max=len(batch.ids) - 1)]
             embedding = F.embedding(ids, self._embedding).float()
+            queries = None if number else active
             with autocast(self.device):
-                out = module(
-                    embedding, feature, positions + number, batch.attend, None if number else active
-                )
+                out = module(embedding, feature, positions + number, batch.attend, queries)
             normed, feature = module.read_out(out)
             within = (number < batch.rest).nonzero().flatten()
             selected = within[batch.inside[batch.teacher[within] + number]]
@@ -201,7 +205,9 @@ class EagleTraining(Objective[EagleModule]):
         parts: dict[str, list[Tensor]] = {}
         lengths = list[int]()
         active_rows = list[Tensor]()
-        rows = num_ids = num_logits = 0
+        rows = 0
+        num_ids = 0
+        num_logits = 0
         t2d = self.module.t2d.cpu()
         for ids, kinds in split_dialogues(inputs, marks):
             answered = kinds >= Mark.GREEDY
@@ -243,19 +249,18 @@ class EagleTraining(Objective[EagleModule]):
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
         """Measure the head on held-out dialogues, then in the engine; each takes half the time.
 
-        Figures, given the true text before each draft token: for each draft position ``KL`` and
-        ``same`` (see :class:`Comparison`); ``S``, the tokens per forward pass of a chain of
-        ``depth`` tokens at every position of greedy answers, and ``sampled S`` of sampled ones.
-        Figures of the engine: see ``served.py``.
+        The figures on held-out dialogues are those with the true text before each draft token: for
+        each draft position ``KL`` and ``same`` (see :class:`Comparison`); ``S``, the tokens per
+        forward pass with a chain of ``depth`` draft tokens at every position of greedy answers; and
+        ``sampled S``, that of sampled answers. For the figures of the engine, see ``served.py``.
         """
         if not self.held_out:
             return {}
         held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)
         rows = [_Rows() for _ in range(self.options.depth)]
         chains = {"S": [0.0, 0], "sampled S": [0.0, 0]}
-        for inputs, marks in limit_time(
-            seconds / 2, held_out.batches(max(1, self.options.micro // held_out.length))
-        ):
+        batches = held_out.batches(max(1, self.options.micro // held_out.length))
+        for inputs, marks in limit_time(seconds / 2, batches):
             batch = self._prepare(inputs, marks)
             if batch is not None:
                 self._add_figures(batch, rows, chains)
@@ -264,28 +269,30 @@ class EagleTraining(Objective[EagleModule]):
             if compared.rows:
                 figures[f"held-out KL {number}"] = compared.divergence / compared.rows
                 figures[f"held-out same {number}"] = compared.same / compared.rows
-        figures |= {
-            f"held-out {name}": 1 + total / count
-            for name, (total, count) in chains.items()
-            if count
-        }
+        for name, (total, count) in chains.items():
+            if count:
+                figures[f"held-out {name}"] = 1 + total / count
         if not self.options.num_tokens:
             return figures
-        questions = [
-            dialogue.ids[: dialogue.answers[0][0]] for dialogue in self.held_out if dialogue.answers
-        ]
+        answered = [dialogue for dialogue in self.held_out if dialogue.answers]
+        questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in answered]
         spec = f"{self.options.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
         return figures | self.serve(self.teacher.llm, spec, questions[:_QUESTIONS], seconds / 2)
 
     def _add_figures(
         self, batch: _Batch, rows: Sequence[_Rows], chains: dict[str, list[Any]]
     ) -> None:
+        """Add the comparisons of a batch to ``rows``, and its accepted draft tokens to ``chains``.
+
+        ``rows`` has one entry per draft position. An entry of ``chains`` is a list of two sums: the
+        number of accepted draft tokens, and the number of chains.
+        """
         reached = torch.ones(len(batch.active), device=self.device)
         total = torch.zeros_like(reached)
         first_tokens = batch.tokens[batch.active] + 1
         for step in self._steps(batch):
             compared = rows[step.number]
-            before = len(rows[step.number].overlaps)
+            before = len(compared.overlaps)
             self._loss(batch, step, compared)
             if len(compared.overlaps) == before:
                 break
@@ -295,9 +302,8 @@ class EagleTraining(Objective[EagleModule]):
             text = batch.ids[first_tokens[step.selected] + step.number]
             hit = self.module.draft_ids.to(likeliest.device)[likeliest] == text
             accepted = torch.where(batch.greedy[step.selected], hit.float(), overlap)
-            reached = torch.zeros_like(reached).index_copy(
-                0, step.selected, reached[step.selected] * accepted
-            )
+            still_reached = reached[step.selected] * accepted
+            reached = torch.zeros_like(reached).index_copy(0, step.selected, still_reached)
             total += reached
         for name, chosen in (("S", batch.greedy), ("sampled S", ~batch.greedy)):
             chains[name][0] += float(total[chosen].sum())
@@ -310,11 +316,15 @@ class EagleTraining(Objective[EagleModule]):
 
 
 def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) -> list[float]:
-    """Return the factor of the loss of each draft position.
+    """Return the factor of the loss of each draft position ``s``, from 0.
 
-    ``decay``: ``decay ** s``. ``dpace``: what the log-probability at ``s`` adds to the expected
-    accepted length, the sum over ``k >= s`` of the product of the acceptance at ``s .. k`` (arXiv
-    2605.18810); the acceptance of the positions before ``s`` is a factor of each row.
+    ``weighting`` is one of:
+
+    - ``decay``: the factor is ``decay ** s``.
+    - ``dpace`` (arXiv 2605.18810): the factor is the sum over ``k >= s`` of the product of
+      ``acceptance[s] .. acceptance[k]``. Multiplied by the acceptance of all positions before
+      ``s``, which is a factor of each row, it is the derivative of the expected accepted length by
+      the log-probability at ``s``.
     """
     if weighting == "decay":
         return [decay**step for step in range(len(acceptance))]
@@ -327,7 +337,7 @@ def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) 
 
 
 def _run_lengths(flags: Tensor) -> Tensor:
-    """Return the number of successive true flags from each place on: ``1 1 0 1`` gives ``2 1 0 1``."""
+    """Return the number of successive true flags from each index on: ``1 1 0 1``: ``2 1 0 1``."""
     places = torch.arange(len(flags))
-    ends = torch.where(flags, len(flags), places)  # of a false flag its place
+    ends = torch.where(flags, len(flags), places)  # index of a false flag, else the length
     return ends.flip(0).cummin(0).values.flip(0) - places

@@ -57,11 +57,14 @@ def export_model(
     card: str,
     documents: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write ``folder``, replacing its contents, as a checkpoint in the Hugging Face layout.
+    """Write a language model as a checkpoint in the Hugging Face layout.
 
-    ``decoder`` is a Llama with unquantized weights. The folder or GGUF file ``tokenizer_of`` has
-    the tokenizer, ``card`` is the content of ``README.md``, and ``documents`` has the contents of
-    further JSON files, by file name.
+    Args:
+        decoder: a Llama with weights that are not quantized.
+        tokenizer_of: folder or GGUF file with the tokenizer.
+        folder: folder to write; its contents are replaced.
+        card: content of ``README.md``.
+        documents: contents of further JSON files, by file name.
     """
     config = hugging_face_config(decoder.config)
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
@@ -74,10 +77,7 @@ def export_model(
 
 
 def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
-    """Write ``module`` to ``folder``, replacing its contents.
-
-    ``document`` becomes ``drafter.json``.
-    """
+    """Write a drafter in place of ``folder``: weights, card, and ``document`` as drafter.json."""
     export_tensors(folder, module.state_dict(), {"drafter.json": document}, card)
 
 
@@ -88,13 +88,15 @@ def export_tensors(
     card: str,
     tokenizer_of: Path | None = None,
 ) -> None:
-    """Write tensors, JSON ``files`` by name, the ``card``, and the tokenizer of a model, if one is given."""
-    stored = {
-        name: tensor.detach()
-        .to("cpu", torch.bfloat16 if tensor.is_floating_point() else None)
-        .contiguous()
-        for name, tensor in tensors.items()
-    }
+    """Write a model's files in place of ``folder``: tensors, JSON files by name, and card.
+
+    Floating-point tensors are stored in bfloat16. ``tokenizer_of`` is a folder or GGUF file whose
+    tokenizer is written, too.
+    """
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        dtype = torch.bfloat16 if tensor.is_floating_point() else None
+        stored[name] = tensor.detach().to("cpu", dtype).contiguous()
     with (
         convert_write_errors(folder, "the model", SafetensorError),
         replace_folder(folder) as partial,
@@ -114,16 +116,14 @@ def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
     names = get_family("llama").names
     tensors = dict[str, Tensor]()
     for part in plan_tensors(decoder.config, names):
-        if part.weight:  # empty for a tied head
-            weight = decoder.get_parameter(
-                part.target if part.kind == "table" else f"{part.target}.weight"
-            )
-            rows = weight.split([stored.shape[0] for stored in part.weight])
-            prefix = "" if part.target == "head" else names.prefix
-            tensors |= {
-                f"{prefix}{stored.name}": each
-                for stored, each in zip(part.weight, rows, strict=True)
-            }
+        if not part.weight:  # a tied head
+            continue
+        name = part.target if part.kind == "table" else f"{part.target}.weight"
+        weight = decoder.get_parameter(name)
+        pieces = weight.split([stored.shape[0] for stored in part.weight])
+        prefix = "" if part.target == "head" else names.prefix
+        for stored, piece in zip(part.weight, pieces, strict=True):
+            tensors[f"{prefix}{stored.name}"] = piece
     return tensors
 
 
@@ -153,12 +153,10 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
 class InitialModel:
     """A checkpoint to train further.
 
-    ``heads`` is the shape of its heads besides the model's own, if any.
-
-    Gloeckle et al. 2024, section 3.6, fine-tune a model that predicts ``n`` tokens to predict
-    ``n'`` tokens. Heads in the checkpoint's folder ``heads`` are kept as far as ``n'`` reaches.
-    Missing heads are added with new layers, the final norm and, if they have unembeddings of their
-    own, copies of the model's one. ``n' = 1`` strips the heads off.
+    A model that predicts ``n`` tokens at once can be trained further to predict ``n'`` tokens
+    (Gloeckle et al. 2024, section 3.6). Of the heads in the checkpoint's folder ``heads``, the
+    first ``n' - 1`` are kept. Missing heads are added with new layers, the final norm and, if they
+    have unembeddings of their own, copies of the model's unembedding. ``n' = 1`` drops all heads.
     """
 
     name: str
@@ -166,11 +164,11 @@ class InitialModel:
     config: ModelConfig
     tokenizer: Tokenizer
     fingerprint: Fingerprint
-    heads: HeadsShape | None
+    heads: HeadsShape | None  # shape of the heads besides the model's own; ``None`` without any
 
     @classmethod
     def read(cls, name: str) -> InitialModel:
-        """Read all but the weights of a folder, a GGUF file, or a model by its name as in ``pronk pull``.
+        """Read a model without its weights: a folder, a GGUF file, or a name as in ``pronk pull``.
 
         Raises:
             CheckpointError: there is no such model, or its files are damaged.
@@ -181,23 +179,22 @@ class InitialModel:
         _check_exportable(name, config)
         tokenizer = Tokenizer.load(folder, config.vocab_size)
         fingerprint = Fingerprint.of(folder)
-        return cls(
-            name, folder, config, tokenizer, fingerprint, _read_heads(folder / "heads", fingerprint)
-        )
+        heads = _read_heads(folder / "heads", fingerprint)
+        return cls(name, folder, config, tokenizer, fingerprint, heads)
 
     @property
     def shape(self) -> ModelShape:
+        """Sizes of the model."""
         c = self.config
-        sizes = (
-            c.hidden_size,
-            c.num_layers,
-            c.num_heads,
-            c.num_kv_heads,
-            c.intermediate_size,
-            c.vocab_size,
-            c.context,
+        return ModelShape(
+            hidden=c.hidden_size,
+            layers=c.num_layers,
+            heads=c.num_heads,
+            kv_heads=c.num_kv_heads,
+            mlp=c.intermediate_size,
+            vocab=c.vocab_size,
+            context=c.context,
         )
-        return ModelShape(*sizes)
 
     @property
     def encoder(self) -> Encoder:
@@ -210,39 +207,35 @@ class InitialModel:
         return 1 if self.heads is None else 1 + self.heads.num_heads
 
     def heads_for(self, tokens: int) -> HeadsShape | None:
-        """Return the checkpoint's heads as needed to predict ``tokens`` tokens at once.
+        """Return the shape of the checkpoint's heads that predict ``tokens`` tokens at once.
 
-        An OptionError is raised if another number of heads would move the trunk's end.
+        ``None`` if the checkpoint has no heads, or none are needed. Raises OptionError if another
+        number of heads would take other layers of the model.
         """
         if self.heads is None or tokens == 1:
             return None
         if self.heads.order == "anticausal" and tokens != self.tokens:
             msg = (
                 f"future-tokens: expected {self.tokens} as in the checkpoint, or 1, since "
-                "anticausal heads are the "
-                f"model's last layers; found {tokens}"
+                f"anticausal heads are the model's last layers; found {tokens}"
             )
             raise OptionError(msg)
         return replace(self.heads, num_heads=tokens - 1)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights of the decoder by their names in ``DecoderModule``, dequantized to float32."""
-        return dict(
-            load_module(self.folder, self.config, torch.float32, torch.device("cpu")).state_dict()
-        )
+        """Return the weights of the decoder in float32, by their names in ``DecoderModule``."""
+        module = load_module(self.folder, self.config, torch.float32, torch.device("cpu"))
+        return dict(module.state_dict())
 
     def load_heads(self, heads: HeadsModule) -> None:
-        """Copy the checkpoint's heads into ``heads``, up to the smaller number of both."""
+        """Copy the checkpoint's heads into ``heads``, as many as both have."""
         if self.heads is None:
             return
         kept = min(self.heads.num_heads, heads.shape.num_heads)
         stored = Checkpoint(self.folder / "heads", remedy="train it again")
-        tensors = {
-            name: to_tensor(stored.tensor(name)).float()
-            for name in stored
-            if int(name.split(".")[1]) < kept
-        }
-        expected = {name for name in heads.state_dict() if int(name.split(".")[1]) < kept}
+        names = [name for name in stored if _head_number(name) < kept]
+        tensors = {name: to_tensor(stored.tensor(name)).float() for name in names}
+        expected = {name for name in heads.state_dict() if _head_number(name) < kept}
         if tensors.keys() != expected:
             odd = ", ".join(sorted(tensors.keys() ^ expected))
             msg = (
@@ -253,28 +246,32 @@ class InitialModel:
         heads.load_state_dict(tensors, strict=False)
 
 
+def _head_number(tensor: str) -> int:
+    """Return the index of the head of a tensor such as ``layers.2.mlp.weight``."""
+    return int(tensor.split(".")[1])
+
+
 def _check_exportable(name: str, config: ModelConfig) -> None:
-    """Raise unless a checkpoint in the layout of the export computes the same function."""
+    """Raise OptionError unless the export can describe a model of this configuration."""
     written = parse_config(hugging_face_config(config))
-    names = [
-        field.name
-        for field in fields(ModelConfig)
-        if field.compare and field.name not in _NOT_COMPUTED
-    ]
-    values = ((name, getattr(config, name), getattr(written, name)) for name in names)
-    differences = [
-        f"{name} {found!r} instead of {other!r}" for name, found, other in values if found != other
-    ]
+    differences: list[str] = []
+    for field in fields(ModelConfig):
+        if not field.compare or field.name in _NOT_COMPUTED:
+            continue
+        found = getattr(config, field.name)
+        other = getattr(written, field.name)
+        if found != other:
+            differences.append(f"{field.name} {found!r} instead of {other!r}")
     if differences:
         msg = (
             f"init: expected a model of a Llama's kind, which the export can write; found {name}, "
-            f"{config.family} with "
-            f"{', '.join(differences)}"
+            f"{config.family} with {', '.join(differences)}"
         )
         raise OptionError(msg)
 
 
 def _read_heads(folder: Path, model: Fingerprint) -> HeadsShape | None:
+    """Return the shape of the heads in a folder, which must be those of ``model``."""
     if not folder.is_dir():
         return None
     stored = TrainedDrafter.read(folder)

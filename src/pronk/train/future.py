@@ -6,10 +6,11 @@ head 1 is the model's own. For each head, the sum over rows is replaced by the m
 
     L = - Σ_t Σ_(i=1..n) log P(x[t+i] | x[..t])
 
-The export is an ordinary checkpoint, whose own head predicts the next token, with the other heads
-in its folder ``heads``, for the drafter ``multi_token``. The layers below all heads are the
-*trunk*. The trunk of a model with ``L`` layers ends with the following layer, by the order of
-transformer heads (first three lines) or for linear heads::
+The export is an ordinary checkpoint, whose own head predicts the next token. The other heads are in
+its folder ``heads``, for the drafter ``multi_token``.
+
+The layers below all heads are the *trunk*. This is the last layer of the trunk of a model with
+``L`` layers, for transformer heads in three orders and for linear heads::
 
     parallel       layer L - 1; layer L is head 1
     causal         layer L; head 1 is the final norm and the unembedding alone
@@ -50,12 +51,12 @@ from pronk.train.served import SERVED_TOKENS, beginnings, is_served, measure
 def future_shape(
     model: ModelShape, tokens: int, kind: str, order: str, unembeddings: str, mlp: int | None = None
 ) -> HeadsShape | None:
-    """Return the shape of the heads besides the model's own one; ``None`` if ``tokens`` is 1.
+    """Return the shape of the heads besides the model's own; ``None`` if ``tokens`` is 1.
 
     The model predicts ``tokens`` tokens at a time. ``kind``, ``order``, ``unembeddings`` and
     ``mlp`` are those of :class:`~pronk.lab.drafters.modules.heads.HeadsShape`; the default ``mlp``
-    is the model's. An OptionError is raised if a value is out of range, the layers are too few, or
-    the heads cannot be layers of the model.
+    is the model's. Raises OptionError if a value is out of range, if the model has too few layers,
+    or if the heads cannot be layers of the model.
     """
     if tokens == 1:
         return None
@@ -63,11 +64,9 @@ def future_shape(
     check_choice("head-kind", kind, HEAD_LAYERS)
     check_choice("head-order", order, HEAD_ORDERS)
     width = check_integer("head-mlp", model.mlp if mlp is None else mlp, 1)
-    inside = (
-        {"parallel": 1, "causal": 0, "anticausal": tokens}.get(order, 0)
-        if kind == "transformer"
-        else 0
-    )
+    inside = 0  # number of the model's layers that are heads
+    if kind == "transformer":
+        inside = {"parallel": 1, "causal": 0, "anticausal": tokens}[order]
     if order == "anticausal" and kind != "transformer":
         refuse(
             "head-order",
@@ -93,8 +92,8 @@ def without_head_layers(model: ModelShape, tokens: int, kind: str, order: str) -
     """Return ``model`` with one layer less for each further head, which has a layer of its own.
 
     The model that predicts ``tokens`` tokens then has as many weights as ``model``, but for the
-    norm of each further head (table S4, "+Layers 0"; section 3.1). Heads that add no transformer
-    layers, and too few layers, raise an OptionError.
+    norm of each further head (table S4, "+Layers 0"; section 3.1). Raises OptionError if the heads
+    add no transformer layers, or if the model has too few layers.
     """
     if kind != "transformer" or order == "anticausal":
         found = "anticausal" if order == "anticausal" else kind
@@ -119,17 +118,16 @@ class FutureModel(nn.Module):
     def __init__(self, config: ModelConfig, shape: HeadsShape) -> None:
         super().__init__()
         self.decoder = DecoderModule(config)
-        inner = (
-            list(self.decoder.layers)[shape.layer : -1][::-1]
-            if shape.order == "anticausal"
-            else None
-        )
+        inner: list[nn.Module] | None = None
+        if shape.order == "anticausal":
+            inner = list(self.decoder.layers)[shape.layer : -1]
+            inner.reverse()
         self.heads = HeadsModule(shape, config, inner)
 
     def initialize(self, seed: int, initial: InitialModel | None = None) -> None:
         """Initialize the weights, or copy those of ``initial``.
 
-        Heads do not change the decoder's weights.
+        The decoder's weights are the same with and without heads.
         """
         generator = torch.Generator().manual_seed(seed + 1)
         if initial is None:
@@ -141,39 +139,39 @@ class FutureModel(nn.Module):
         self.heads.initialize(
             generator, self.decoder.norm, self.decoder.head.get_parameter("weight")
         )
-        # once more, because anticausal heads are layers of the decoder
+        # Anticausal heads are layers of the decoder, which the heads have just initialized.
         self.decoder.load_state_dict(weights)
         initial.load_heads(self.heads)
 
     def trunk(self, tokens: Tensor) -> Tensor:
-        """Return the trunk's output ``[batch * length, hidden]`` for ``tokens`` ``[batch, length]``."""
+        """Return the trunk's output ``[batch * length, hidden]`` of ``tokens [batch, length]``."""
         return dense_hidden(self.decoder, tokens, stop=self.heads.shape.layer)
 
     def stages(self, tokens: Tensor) -> list[Stage]:
-        """Return number and function of each head, in order of execution.
-
-        Number 0 is the model's own head.
-        """
+        """Return number and function of each head, in order of execution; 0 is the model's own."""
         batch, length = tokens.shape
         rope = dense_rope(self.decoder, batch, length, torch.float32, tokens.device)
         attend = DenseAttention(batch, length)
         shape = self.heads.shape
         last = len(self.decoder.layers) - 1
-        stages: list[Stage] = [
-            (index + 1, apply) for index, apply in head_stages(self.heads, rope, attend)
-        ]
+        further = head_stages(self.heads, rope, attend)
+        stages: list[Stage] = [(index + 1, apply) for index, apply in further]
 
-        def first(x: Tensor) -> Tensor:
-            # If the trunk has all layers of the model, the model's own head has none.
-            out: Tensor = (
-                x if shape.layer > last else self.decoder.layers[last](x, rope, last, attend)
-            )
+        def own_head(x: Tensor) -> Tensor:
+            if shape.layer > last:  # the trunk has all layers of the model
+                return x
+            out: Tensor = self.decoder.layers[last](x, rope, last, attend)
             return out
 
-        return [*stages, (0, first)] if shape.order == "anticausal" else [(0, first), *stages]
+        if shape.order == "anticausal":
+            return [*stages, (0, own_head)]
+        return [(0, own_head), *stages]
 
     def norm_and_unembedding(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``x`` after the norm of head ``number`` (0: the model's), and the head's unembedding."""
+        """Return ``x`` after the norm of a head, and the head's unembedding ``[vocab, hidden]``.
+
+        Head 0 is the model's own.
+        """
         unembedding = self.decoder.head.get_parameter("weight")
         if not number:
             return self.decoder.norm(x), unembedding
@@ -194,12 +192,10 @@ class FutureTokens(TextModel[FutureModel]):
         return self.module.decoder
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Return the mean loss of the heads.
+        """Add ``scale`` times the gradient of the sum of the heads' losses; return their mean.
 
-        Add ``scale`` times the gradient of the sum of their losses.
-
-        ``same``: fraction of rows in which a further head and the model's own head have the same
-        most likely token.
+        ``same`` of the result has, for each further head, the fraction of rows in which this head
+        and the model's own head have the same most likely token.
         """
         inputs = inputs.to(self.device)
         targets = targets.to(self.device)
@@ -220,7 +216,10 @@ class FutureTokens(TextModel[FutureModel]):
         return PassResult(fmean(losses), tuple(same))
 
     def _losses(self, inputs: Tensor, targets: Tensor, z: Tensor) -> Any:
-        """Yield each head's number, loss, likeliest tokens, and the rows of head 0 with the same targets."""
+        """Yield (number, loss, likeliest tokens, rows) of each head.
+
+        ``rows`` are those in which head 0, the model's own, has the same targets.
+        """
         batch, length = inputs.shape
         with autocast(self.device):
             stages = self.module.stages(inputs)
@@ -244,11 +243,10 @@ class FutureTokens(TextModel[FutureModel]):
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """Return the losses, and alpha, CTAR and S in the engine.
+        """Return the losses on held-out text, then alpha, CTAR and S in the engine.
 
-        Each of the two takes about ``seconds / 2``.
-
-        The engine measures the current weights, which are exported to ``RUN/latest``.
+        Both measurements take about ``seconds / 2``. The engine measures the current weights, which
+        are exported to ``RUN/latest``.
         """
         config = self.config
         latest = self.folder / "latest"
@@ -264,21 +262,15 @@ class FutureTokens(TextModel[FutureModel]):
             max_batch=len(prompts),
             budget="all",
         )
-        return figures | measure(
-            llm,
-            f"multi_token(model={str(latest / 'heads')!r})",
-            prompts,
-            SERVED_TOKENS,
-            seconds / 2,
-        )
+        drafter = f"multi_token(model={str(latest / 'heads')!r})"
+        return figures | measure(llm, drafter, prompts, SERVED_TOKENS, seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        return super().judge(
-            {name: value for name, value in figures.items() if not is_served(name)}
-        )
+        losses = {name: value for name, value in figures.items() if not is_served(name)}
+        return super().judge(losses)
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write the model to ``folder``, replacing its contents, and the heads to ``folder / "heads"``."""
+        """Write the model in place of ``folder``, and the heads to ``folder / "heads"``."""
         super().export(folder, card, facts)
         shape = self.options.heads
         fingerprint = Fingerprint.of(folder)

@@ -1,11 +1,12 @@
-"""Before an EAGLE-3 or MTP head is trained: its sizes, draft vocabulary and first weights.
+"""Sizes, draft vocabulary and first weights of an EAGLE-3 or MTP head, before the training.
 
-The first weights are a least-squares fit. Let ``x`` be the balanced outputs of the target's layers
-at a position, ``e`` the normed embedding of the next token, and ``z`` the target's last output
-there, one position further, after the final norm without its weight. The matrices ``A`` and ``B``
-with the smallest mean of ``|A x + B e - z|²`` are known in closed form. A head computes ``A x + B
-e`` if ``A`` is its ``fc``, each row attends to itself alone, and values and output projection have
-the product ``B``, up to the rank of the values. The ``fc`` of an MTP head has ``B`` and ``A``.
+The first weights are a least-squares fit. Let ``x`` be the outputs of the target's layers at a
+position, scaled so that all channels have the same mean square; ``e`` the normed embedding of the
+next token; and ``z`` the target's last output at the position of the next token, after the final
+norm without its weight. The matrices ``A`` and ``B`` with the smallest mean of ``|A x + B e - z|²``
+are known in closed form. A head computes ``A x + B e`` if ``A`` is its ``fc``, each row attends to
+itself alone, and values and output projection have the product ``B``, up to the rank of the values.
+The ``fc`` of an MTP head has both matrices, ``B`` and ``A``.
 """
 
 from __future__ import annotations
@@ -31,21 +32,24 @@ from pronk.train.options import EagleOptions
 from pronk.train.teacher import StateSource
 
 _SAMPLES = 128  # dialogues to which the first weights are fitted
-# added to mean squares, whose mean over all channels is 1; smallest weight to divide by
+# Added to the mean squares of channels, whose mean is 1, before their inverse is taken; also the
+# smallest weight of the norm to divide by.
 _SMALL = 1e-4
-_RIDGE = 1e-3  # added to the mean squares, whose mean is 1
+_RIDGE = 1e-3  # added to the diagonal of the Gram matrix, whose mean is 1
 
 
 def draft_vocabulary(
     dialogues: Iterable[Dialogue], size: int, vocab_size: int
 ) -> tuple[Tensor, float]:
-    """Return the ids of the answers' most frequent tokens, ascending, and their share of the answers."""
-    counts = Counter(
-        token
-        for dialogue in dialogues
-        for start, end in dialogue.answers
-        for token in dialogue.ids[start:end]
-    )
+    """Return the ids of the ``size`` most frequent tokens of the answers, and their coverage.
+
+    The ids are in ascending order. The coverage is the fraction (0..1) of the answers' tokens that
+    are in the draft vocabulary.
+    """
+    counts: Counter[int] = Counter()
+    for dialogue in dialogues:
+        for start, end in dialogue.answers:
+            counts.update(dialogue.ids[start:end])
     ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))[:size]
     covered = sum(counts[token] for token in ranked) / max(1, counts.total())
     return torch.tensor(sorted(ranked)), covered
@@ -65,7 +69,7 @@ def head_config(
         )
         raise OptionError(msg)
     rope = target.rope or RopeConfig(target.head_dim)
-    # a scaling that files of heads cannot describe
+    # The files of heads cannot describe other kinds of scaling.
     if rope.kind not in ("default", "linear", "llama3"):
         rope = RopeConfig(target.head_dim, rope.theta)
     layer = replace(
@@ -85,13 +89,14 @@ def head_config(
     )
     is_mtp = options.kind == "mtp"
     sources = options.sources or default_sources(target.num_layers)
+    draft_vocab = min(options.draft_vocab, target.vocab_size)
     return EagleConfig(
         options.kind,
         layer,
-        target.vocab_size if is_mtp else min(options.draft_vocab, target.vocab_size),
+        target.vocab_size if is_mtp else draft_vocab,
         target.hidden_size,
         None if is_mtp else sources,
-        # the outputs of some layers have single values a thousand times the others
+        # In the outputs of some layers, single values are a thousand times the others.
         fc_norm=not is_mtp,
         norm_output=is_mtp,
         num_wide=0 if is_mtp else 1,
@@ -101,12 +106,14 @@ def head_config(
 
 
 def check_answers(path: Path, weights: str, target: Fingerprint) -> None:
-    """Raise if another model wrote the answers."""
+    """Raise OptionError if another model than the target wrote the answers.
+
+    ``weights`` is the fingerprint of the weights in the header of the file ``path``.
+    """
     if weights != target.weights:
         msg = (
             f"{path}: expected answers of the model with weights {target.weights}, found those of "
-            f"another ({weights}); "
-            "let this one write them: pronk train texts"
+            f"another ({weights}); let this one write them: pronk train texts"
         )
         raise OptionError(msg)
 
@@ -120,10 +127,10 @@ def begin_linear(
     length: int,
     generator: torch.Generator,
 ) -> None:
-    """Set the first weights of a head by some of the dialogues, cut to ``length`` tokens.
+    """Set the first weights of a head by a fit to some dialogues, cut to ``length`` tokens.
 
-    The norms of the inputs give all channels the same mean square: a few channels of the target's
-    outputs are tens of times larger than the others, and nearly constant.
+    The weights of the input norms give all channels the same mean square, because a few channels of
+    the target's outputs are tens of times larger than the others, and nearly constant.
     """
     count = len(module.input_norms)
     size = target.config.hidden_size
@@ -137,32 +144,34 @@ def begin_linear(
         found = states(ids.tolist(), first)
         hidden = module.inputs(found.hidden[first - 1 : -1].float())
         x = F.rms_norm(hidden.unflatten(-1, (count, size)), (size,))
-        parts.append(
-            (
-                x,
-                F.rms_norm(target.embedding[ids[first:]].float(), (size,)),
-                found.last.float() / weight,
-            )
-        )
+        e = F.rms_norm(target.embedding[ids[first:]].float(), (size,))
+        z = found.last.float() / weight
+        parts.append((x, e, z))
     if not parts:
         return
-    balance = torch.cat([x for x, *_ in parts]).square().mean(0).add(_SMALL).rsqrt()
+    mean_squares = torch.cat([x for x, *_ in parts]).square().mean(0)
+    balance = mean_squares.add(_SMALL).rsqrt()
     for norm, values in zip(module.input_norms, balance, strict=True):
         norm.get_parameter("weight").copy_(values)
-    module.begin_linear(
-        fit(((x * balance).flatten(1), e, z) for x, e, z in parts), target, generator
-    )
+    start = fit(((x * balance).flatten(1), e, z) for x, e, z in parts)
+    module.begin_linear(start, target, generator)
 
 
 def fit(rows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> LinearStart:
-    """Return the matrices for parts (at least one) of ``x [rows, sources * size]``, ``e`` and ``z``."""
+    """Return the matrices ``A`` and ``B`` of the least-squares fit (see the module's docstring).
+
+    ``rows`` yields at least one part of the data: ``x`` ``[rows, sources * size]``, and ``e`` and
+    ``z`` ``[rows, size]``.
+    """
     sums = list[Tensor]()
     count = 0
     width = 0
     for x, e, z in rows:
         inputs = torch.cat((x, e), dim=-1)
         own = [(inputs.T @ inputs).double(), (inputs.T @ z).double()]
-        sums = [one + other for one, other in zip(sums, own, strict=True)] if sums else own
+        if sums:
+            own = [total + part for total, part in zip(sums, own, strict=True)]
+        sums = own
         width = x.shape[1]
         count = count + len(x)
     gram, products = (each / count for each in sums)

@@ -1,7 +1,7 @@
 """Training of multi-token heads (Gloeckle et al. 2024) and of Medusa heads on a frozen target.
 
-The logits of all heads, and their gradients, would be the largest tensors in memory. Therefore each
-step runs every head forward and backward before the next one, by :func:`head_by_head` (section 2,
+The logits of all heads, and their gradients, would be the largest tensors in memory. Each step
+therefore runs a head forward and backward before the next head (:func:`head_by_head`; section 2,
 figures 2 and S11).
 """
 
@@ -30,10 +30,10 @@ from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
 from pronk.train.students import Branch, Student
 
-# Number of a head, and the function that maps ``[rows, hidden]`` to its output before its norm, of
-# the same shape.
+# Number of a head, and the function that maps its input ``[rows, hidden]`` to its output before the
+# norm, of the same shape.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
-# number of a head's most likely tokens whose accuracy is measured; useful trees have no others
+# Number of a head's most likely tokens whose accuracy is measured; useful trees have no others.
 _NUM_RANKS = 16
 
 
@@ -44,25 +44,24 @@ class HeadsStudent(Student[HeadsModule]):
     title = "Multi-token heads"
 
     def build(self, generator: torch.Generator) -> HeadsModule:
-        """Build heads that nearly copy their input at first, with the target's norm and unembedding."""
+        """Build heads that nearly copy their input, with the target's norm and unembedding."""
         self.hidden = (self.options.shape.layer,)
         heads = HeadsModule(self.options.shape, self.teacher.llm.config)
         heads.initialize(generator, self.teacher.decoder.norm, self.teacher.unembedding)
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield one branch per head, nearest token first.
+        """Yield one branch per head, the head of the nearest token first.
 
-        The last rows of a sequence have fewer branches.
+        The last rows of a sequence are in fewer branches, because later tokens are missing.
         """
         heads = self.module
         (batch, length) = tokens.shape
         z = features.hidden[heads.shape.layer].float()
         rope = dense_rope(self.teacher.decoder, batch, length, z.dtype, z.device)
         attend = DenseAttention(batch, length, heads.config.windows)
-        for index, out in head_by_head(
-            head_stages(heads, rope, attend), z, chained=heads.shape.is_chained
-        ):
+        stages = head_stages(heads, rope, attend)
+        for index, out in head_by_head(stages, z, chained=heads.shape.is_chained):
             rows, target_rows = shifted_rows(batch, length, index + 1, tokens.device)
             if len(rows):  # empty if a held-out sequence is too short for this head
                 weight = head_weight(heads, index, self.teacher.unembedding)
@@ -75,17 +74,13 @@ class HeadsStudent(Student[HeadsModule]):
 
 def describe(shape: HeadsShape) -> str:
     """Return the heads' sizes in words, for a model card."""
-    layer = (
-        f"a transformer layer with an MLP of {shape.mlp}"
-        if shape.kind == "transformer"
-        else "a linear layer"
-    )
+    layer = "a linear layer"
+    if shape.kind == "transformer":
+        layer = f"a transformer layer with an MLP of {shape.mlp}"
     return (
         f"{shape.num_heads} heads for the tokens 2 to {shape.num_heads + 1} places ahead, "
-        f"{shape.order}, over the "
-        f"output of the target's layer {shape.layer}; each is {layer} and a norm, with "
-        f"{shape.unembeddings} "
-        "unembeddings."
+        f"{shape.order}, over the output of the target's layer {shape.layer}; each is {layer} and "
+        f"a norm, with {shape.unembeddings} unembeddings."
     )
 
 
@@ -97,12 +92,10 @@ def head_weight(heads: HeadsModule | MedusaModule, index: int, shared: Tensor) -
 def head_stages(heads: HeadsModule, rope: Rope, attend: DenseAttention) -> list[Stage]:
     """Return index and function of each head, in order of execution.
 
-    ``rope``: rotations of the rows.
+    ``rope`` has the rotations of the rows.
     """
-    return [
-        (index, partial(heads.run_part, index, rope=rope, attend=attend))
-        for index in heads.shape.execution_order
-    ]
+    run = partial(heads.run_part, rope=rope, attend=attend)
+    return [(index, partial(run, index)) for index in heads.shape.execution_order]
 
 
 def head_by_head(
@@ -110,11 +103,14 @@ def head_by_head(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield number and output ``[rows, hidden]`` of each head, by ascending number.
 
-    The caller runs backward from each output before it takes the next one. ``stages`` are the heads
-    in order of execution, and ``z`` ``[rows, hidden]``, a leaf of the autograd graph, is the input
-    of the first. If ``chained``, each stage reads the output of the stage before it, and the
-    iterator finally passes the gradients back through the stages, and to ``z`` if it requires a
-    gradient; otherwise all stages read ``z``.
+    The caller runs the backward pass from each output before it takes the next one.
+
+    Args:
+        stages: the heads, in order of execution.
+        z: input of the first head, ``[rows, hidden]``, a leaf of the autograd graph.
+        chained: False: all heads read ``z``. True: each head reads the output of the head before
+            it; after the last output, the iterator passes the gradients back through the heads, and
+            to ``z`` if it requires a gradient.
     """
     if not chained:
         for number, apply in sorted(stages, key=lambda stage: stage[0]):
@@ -136,7 +132,7 @@ def head_by_head(
 def shifted_rows(
     batch: int, length: int, places: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the indices of rows that have a row ``places`` later in their sequence, and of these rows.
+    """Return the indices of the rows with a row ``places`` later in their sequence, and of those.
 
     For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
     """
@@ -146,12 +142,12 @@ def shifted_rows(
 
 @dataclass(frozen=True)
 class MedusaOptions(HeadsOptions):
-    """Settings of Medusa heads; a resumed run may change ``tree_size``, the tree's draft tokens."""
+    """Options of the training of Medusa heads; a resumed run may change ``tree_size``."""
 
     FREE: ClassVar[frozenset[str]] = HeadsOptions.FREE | {"tree_size"}
 
     shape: MedusaShape = field(default_factory=MedusaShape)
-    tree_size: int = 15
+    tree_size: int = 15  # number of draft tokens of the exported tree
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,19 +155,21 @@ class MedusaOptions(HeadsOptions):
 
 
 class MedusaStudent(Student[MedusaModule]):
-    """Training of Medusa heads: head ``i`` at position ``t`` learns the target's choice at ``t + i``.
+    """Training of Medusa heads.
 
-    The target itself chooses token ``t + 1``, so head 1 predicts token ``t + 2``. Each export
-    chooses the token tree by accuracies on held-out text: how often a head's token of a given rank
-    is the target's most likely token. This text is the target's own, from one half of the held-out
-    prompts; the engine measures the drafter with the other half.
+    At position ``t``, the target itself chooses token ``t + 1``. Head ``i`` learns the target's
+    distribution at position ``t + i``, from which token ``t + i + 1`` is chosen.
+
+    Each export chooses the token tree by accuracies on held-out text: how often a head's token of a
+    given rank is the target's most likely token. This text is the target's own, from one half of
+    the held-out prompts; the engine measures the drafter with the other half.
     """
 
     kind = "medusa"
     title = "Medusa heads"
 
     options: MedusaOptions
-    # of the current weights; ``None``: not measured
+    # Accuracies of the current weights; ``None`` if they are not measured.
     _accuracies: tuple[tuple[float, ...], ...] | None = None
 
     def build(self, generator: torch.Generator) -> MedusaModule:  # noqa: ARG002 - nothing is random
@@ -193,21 +191,15 @@ class MedusaStudent(Student[MedusaModule]):
             yield Branch(self._run(head, last[rows]), weight, target_rows)
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Add the gradient.
-
-        Discard the measured accuracies, which will not be those of the new weights.
-        """
+        """Add the gradient of the loss; forget the accuracies, because the weights will change."""
         self._accuracies = None
         return super().backward(inputs, targets, scale)
 
     def exported_shape(self) -> MedusaShape:
         """Return the heads' shape, with the token tree chosen by their current accuracies."""
-        accuracies = self._accuracies = self._accuracies or self.measure_ranks()
-        return replace(
-            self.options.shape,
-            tree=best_paths(accuracies, self.options.tree_size),
-            accuracies=accuracies,
-        )
+        self._accuracies = self._accuracies or self.measure_ranks()
+        tree = best_paths(self._accuracies, self.options.tree_size)
+        return replace(self.options.shape, tree=tree, accuracies=self._accuracies)
 
     def prompts(self) -> list[list[int]]:
         """Return the held-out prompts that are not used to choose the token tree."""
@@ -216,80 +208,69 @@ class MedusaStudent(Student[MedusaModule]):
 
     @torch.no_grad()
     def measure_ranks(self) -> tuple[tuple[float, ...], ...]:
-        """Return ``[head][rank]``: how often the head's token of this rank is the target's most likely one.
+        """Return the accuracies on held-out text, ``[head][rank]``, each 0..1.
 
-        Too little held-out text for each head raises an OptionError.
+        An accuracy is the fraction of positions at which the head's token of this rank is the
+        target's most likely token. Raises OptionError if the held-out text is too short.
         """
         o = self.options
-        data = self.data
-        hits = torch.zeros(
-            o.shape.num_heads,
-            min(_NUM_RANKS, self.vocab_size),
-            dtype=torch.int64,
-            device=self.device,
-        )
-        seen = [0] * o.shape.num_heads
+        num_heads = o.shape.num_heads
+        num_ranks = min(_NUM_RANKS, self.vocab_size)
+        hits = torch.zeros(num_heads, num_ranks, dtype=torch.int64, device=self.device)
+        seen = [0] * num_heads  # number of positions, for each head
         for sequences in self._held_out_sequences():
             for inputs, _ in sequences.batches(o.micro):
                 for head, (branch, teacher) in enumerate(self._branches_with_targets(inputs)):
-                    hits[head] += _hits(branch, teacher, hits.shape[1])
+                    hits[head] += _hits(branch, teacher, num_ranks)
                     seen[head] += len(branch.hidden)
         if not all(seen):
             msg = (
-                f"{data}: expected held-out text of more than {len(seen)} tokens to choose the "
-                "tree by, found less"
+                f"{self.data}: expected held-out text of more than {num_heads} tokens to choose "
+                "the tree by, found less"
             )
             raise OptionError(msg)
-        return tuple(
-            tuple(round(hit / rows, 4) for hit in row.tolist())
-            for row, rows in zip(hits, seen, strict=True)
-        )
+        accuracies: list[tuple[float, ...]] = []
+        for row, positions in zip(hits.tolist(), seen, strict=True):
+            accuracies.append(tuple(round(hit / positions, 4) for hit in row))
+        return tuple(accuracies)
 
     def _held_out_sequences(self) -> list[Sequences]:
-        """Return the sequences to measure: of the target's own text or, if it has none, all held-out text."""
+        """Return the sequences to measure: half of the target's own text, or all held-out text.
+
+        All held-out text is measured if there is no text of the target's own.
+        """
         length = self.options.first_length
         halves = held_out_halves(self.data, self.vocab_size)
         if halves is None:
-            return [
-                sequences
-                for _, sequences in held_out_sets(self.data, length, self.vocab_size)
-                if len(sequences)
-            ]
+            sets = held_out_sets(self.data, length, self.vocab_size)
+            return [sequences for _, sequences in sets if len(sequences)]
+        size, _ = halves
         file = self.data / "valid-on-policy.bin"
         whole = file.stat().st_size // token_dtype(self.vocab_size)().itemsize
-        return [
-            Sequences(
-                file, self.vocab_size, min(length, halves[0] - 1), seed=0, stop=halves[0] / whole
-            )
-        ]
+        stop = size / whole
+        return [Sequences(file, self.vocab_size, min(length, size - 1), seed=0, stop=stop)]
 
     @property
     def description(self) -> str:
         s = self.options.shape
         c = self.teacher.llm.config
-        halves = held_out_halves(self.data, self.vocab_size)
-        text = (
-            "held-out text"
-            if halves is None
-            else "what the target says after half of the held-out prompts"
-        )
-        own = (
-            "the target's unembedding"
-            if s.unembeddings == "shared"
-            else "an unembedding of its own"
-        )
+        text = "held-out text"
+        if held_out_halves(self.data, self.vocab_size) is not None:
+            text = (
+                "what the target says after half of the held-out prompts; the figures of decoding "
+                "are those of the other half"
+            )
+        is_shared = s.unembeddings == "shared"
+        unembedding = "the target's unembedding" if is_shared else "an unembedding of its own"
         return (
             f"{s.num_heads} heads of {s.blocks} residual blocks of size {c.hidden_size} each, with "
-            f"{own}, over the "
-            "target's last hidden state after its final norm. The tree has "
-            f"{self.options.tree_size} guesses, chosen "
-            "by "
-            f"{text}{'' if halves is None else '; the figures of decoding are those of the other half'}."
+            f"{unembedding}, over the target's last hidden state after its final norm. The tree "
+            f"has {self.options.tree_size} guesses, chosen by {text}."
         )
 
 
 def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:
-    """Return ``[ranks]``: the number of rows whose token of this rank is the teacher's most likely one."""
+    """Return, for each rank, the number of rows whose token is the teacher's most likely one."""
     dtype = product_dtype(branch.hidden.device)
     hits = branch.hidden.new_zeros(ranks, dtype=torch.int64)
     weight = branch.weight.to(dtype)

@@ -30,8 +30,9 @@ class TextModel(Objective[Module]):
     """Training objective of language models; a subclass defines the module and the loss.
 
     The files of :func:`pronk.train.data.prepare` are in ``folder / "data"``. With ``initial``,
-    weights, sizes and tokenizer are those of a checkpoint. A text shorter than one sequence, or a
-    device that does not exist, raises an OptionError, and a damaged tokenizer a TokenizerError.
+    weights, sizes and tokenizer are those of a checkpoint. Raises OptionError if the text is
+    shorter than one sequence, or the device does not exist; TokenizerError if the tokenizer is
+    damaged.
     """
 
     options: TrainOptions
@@ -56,7 +57,7 @@ class TextModel(Objective[Module]):
 
     @classmethod
     def identify(cls, initial: InitialModel | None) -> dict[str, Any]:
-        """Return ``identity``, which a resumed run must repeat; its check needs no instance."""
+        """Return ``identity``, so that a resumed run is checked before an objective is built."""
         return {"kind": "lm", "init": None if initial is None else initial.fingerprint.weights}
 
     @abstractmethod
@@ -70,38 +71,39 @@ class TextModel(Objective[Module]):
 
     @abstractmethod
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Return the mean losses in nats per token: for the next token, the second next token, …."""
+        """Return mean losses in nats per token: of the next token, then of later ones, if any."""
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """Return the losses in nats per token on all held-out sets, measured in about ``seconds`` in all.
+        """Return the losses on all held-out sets in nats per token, measured for ``seconds``.
 
-        The key ``prose`` is the loss of the next token on the set ``prose``, ``prose 2`` of the
-        second next token, ….
+        The key ``prose`` is the loss of the next token on the set ``prose``, ``prose 2`` that of
+        the second next token, and so on.
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.config.vocab_size))
         for name, sequences in sets:
-            totals = list[float]()
-            seen = 0
+            totals = list[float]()  # sums of the losses over the sequences
+            seen = 0  # number of sequences
             for inputs, targets in sequences.batches(self.options.micro, seconds / len(sets)):
                 losses = self.measure(inputs, targets)
                 size = len(inputs)
-                totals = [
-                    a + size * b for a, b in zip(totals or [0.0] * len(losses), losses, strict=True)
-                ]
+                if not totals:
+                    totals = [0.0] * len(losses)
+                pairs = zip(totals, losses, strict=True)
+                totals = [total + size * loss for total, loss in pairs]
                 seen += size
             for place, total in enumerate(totals, 1):
-                figures[name if place == 1 else f"{name} {place}"] = total / seen
+                key = name if place == 1 else f"{name} {place}"
+                figures[key] = total / seen
         return figures
 
     def judge(self, figures: Mapping[str, float]) -> float:
         return fmean(figures.values()) if figures else nan
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for subclasses
-        export_model(
-            self.decoder, self.data if self.initial is None else self.initial.folder, folder, card
-        )
+        tokenizer_of = self.data if self.initial is None else self.initial.folder
+        export_model(self.decoder, tokenizer_of, folder, card)
 
 
 class LanguageModel(TextModel[DecoderModule]):
@@ -126,12 +128,9 @@ class LanguageModel(TextModel[DecoderModule]):
         return PassResult(float(loss.detach()))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss in nats per token.
-
-        ``inputs`` and ``targets`` are ``[count, length]``.
-        """
-        # The residual stream stays float32; matrix products and attention are in bfloat16 where
-        # that is fast.
+        """Return the mean loss in nats per token; both arguments are ``[count, length]``."""
+        # The residual stream is float32; matrix products and attention are bfloat16 where bfloat16
+        # is fast.
         with autocast(self.device):
             logits = dense_logits(self.module, inputs.to(self.device))
         return F.cross_entropy(logits.float(), targets.to(self.device).reshape(-1))
@@ -141,7 +140,10 @@ class LanguageModel(TextModel[DecoderModule]):
 
 
 def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Sequences, Sequences]:
-    """Return the sequences of a run's two phases: of the token file's beginning, and of its end."""
+    """Return the sequences of a run's two phases, from the start and from the end of a token file.
+
+    Raises OptionError if the text of a phase is shorter than one sequence.
+    """
     o = options
     border = 1 - options.final_share
     first = Sequences(file, vocab_size, o.length, o.seed, 0.0, border)
@@ -153,16 +155,11 @@ def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Seque
 
 
 def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[str, Sequences]]:
-    """Yield name and sequences of each held-out set.
-
-    A set shorter than ``length`` is one sequence.
-    """
+    """Yield name and sequences of each held-out set; a set below ``length`` is one sequence."""
     for file in sorted(data.glob("valid-*.bin")):
+        name = file.stem.removeprefix("valid-")
         size = file.stat().st_size // token_dtype(vocab_size)().itemsize
-        yield (
-            file.stem.removeprefix("valid-"),
-            Sequences(file, vocab_size, min(length, size - 1), seed=0),
-        )
+        yield name, Sequences(file, vocab_size, min(length, size - 1), seed=0)
 
 
 def model_config(shape: ModelShape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:

@@ -54,47 +54,48 @@ class PassResult:
 class Objective(ABC, Generic[Module]):
     """A module with its loss, its text and its evaluation."""
 
-    folder: Path  # of the run
+    folder: Path  # folder of the run
     options: LoopOptions
-    module: Module  # the option ``muon`` applies to the matrices in ``module.layers``
-    # training sequences of the two phases: short ones, then long ones
+    module: Module  # the optimizer ``muon`` updates the matrices in ``module.layers``
+    # Training sequences of the two phases: short sequences, then long ones.
     phases: tuple[Batches, Batches]
-    # values, besides the options of the loop, that must be unchanged when a run is resumed
+    # Values, besides the options of the loop, that must be unchanged when a run is resumed.
     identity: dict[str, Any]
 
     @abstractmethod
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Return the mean loss, and add ``scale`` times its gradient, or that of the sum of several losses.
+        """Add ``scale`` times the gradient of the loss of a batch; return the mean loss.
 
-        ``inputs`` and ``targets`` are ``[count, length]``.
+        With several losses, the gradient is that of their sum. ``inputs`` and ``targets`` are
+        ``[count, length]``.
         """
 
     @abstractmethod
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Return figures by name, from about ``seconds`` on held-out sequences of up to ``length`` tokens."""
+        """Return figures by name, measured on held-out sequences for about ``seconds``.
+
+        The sequences have up to ``length`` tokens.
+        """
 
     def judge(self, figures: Mapping[str, float]) -> float:
         """Return the figure that early stopping compares (lower is better).
 
-        NaN without held-out text.
+        It is the mean divergence of a drafter from the target; NaN without held-out text.
         """
-        # of a drafter from the target
         divergences = [value for name, value in figures.items() if " KL" in name]
         return fmean(divergences) if divergences else math.nan
 
     @abstractmethod
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write the current module to ``folder``, replacing its contents.
-
-        ``facts`` go into a JSON file.
-        """
+        """Write the current module, ``card`` and ``facts`` (as JSON) in place of ``folder``."""
 
     def serve(
         self, llm: LLM, spec: str, prompts: Sequence[list[int]], seconds: float
     ) -> dict[str, float]:
-        """Export the current drafter to ``latest`` and measure it in the engine, unless there are no prompts.
+        """Export the current drafter to ``latest``, and return its figures in the engine.
 
-        ``spec.format(model=folder)`` is the drafter's specification.
+        ``spec.format(model=folder)`` is the drafter's specification. Without prompts, nothing is
+        exported, and the result is empty.
         """
         if not prompts:
             return {}
@@ -108,32 +109,27 @@ Trained = TypeVar("Trained", bound=Objective[Any])
 
 @dataclass
 class Report:
-    """Progress of a run.
+    """Progress of a run."""
 
-    ``loss`` and ``same`` (see :class:`PassResult`) are means since the last report.
-    """
-
-    step: int
-    progress: float  # 0..1
-    loss: float
+    step: int  # number of steps so far
+    progress: float  # fraction of the schedule, 0..1
+    loss: float  # mean since the last report, in nats per token
     rate: float  # learning rate
-    norm: float  # of the last gradient
-    tokens: int
+    norm: float  # norm of the last gradient
+    tokens: int  # number of tokens trained on so far
     seconds: float  # training time so far
-    speed: float  # tokens per second, of the median step
-    same: tuple[float, ...] = ()
-    # figures of an evaluation; empty if there was none
+    speed: float  # tokens per second of the median step
+    same: tuple[float, ...] = ()  # means since the last report; see :class:`PassResult`
+    # Figures of an evaluation; empty if there was none.
     valid: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer(Generic[Trained]):
-    """One run.
+    """One training run, which resumes from the checkpoint in the run's folder, if there is one.
 
-    If its folder has a checkpoint, the run resumes from there, with its weights and its clock.
-
-    An OptionError is raised if options differ from the checkpoint's, the forward passes of a step
-    cannot be divided evenly among the processes, or no time is left. A damaged checkpoint raises a
-    CheckpointError.
+    Raises OptionError if options differ from those of the checkpoint, if the forward passes of a
+    step cannot be divided evenly among the processes, or if no time is left; CheckpointError if the
+    checkpoint is damaged.
     """
 
     def __init__(
@@ -150,28 +146,25 @@ class Trainer(Generic[Trained]):
         if options.batch // options.micro % self.processes.count:
             msg = (
                 f"batch: expected a multiple of micro times the processes, {options.micro} × "
-                f"{self.processes.count} "
-                f"tokens, found {options.batch}; change --batch or --micro, or start another "
-                "number of processes"
+                f"{self.processes.count} tokens, found {options.batch}; change --batch or "
+                "--micro, or start another number of processes"
             )
             raise OptionError(msg)
         set_all_threads(options.threads)
         self.optimizers = Optimizers(
             objective.module, options.optimizer, options.weight_decay, options.adamw_share
         )
-        # training time by the first process's clock, including the time before a resumption
+        # Training time by the first process's clock, including the time before a resumption.
         self.seconds = 0.0
-        # number of steps made; seconds of the last one
-        self.step = 0
-        self.step_seconds = 0.0
+        self.step = 0  # number of steps made
+        self.step_seconds = 0.0  # duration of the last step
         self.phase_steps = [0, 0]  # number of steps made in each phase
-        # loss and ``same`` of each step since the last report
+        # Loss and ``same`` of each step since the last report.
         self.step_results: list[tuple[float, ...]] = []
         self.history: list[dict[str, Any]] = []
         if self.checkpoint.exists():
             self._restore(load_checkpoint(self.checkpoint))
-        # Seconds of the run in which it did not train: for writing the text, and for loading after
-        # each restart.
+        # Seconds of the run without training: writing the text, and loading after each restart.
         self.seconds_before = self.processes.agree(self.clock.seconds) - self.seconds
         self.schedule = Schedule(options, self._minutes())
 
@@ -191,31 +184,24 @@ class Trainer(Generic[Trained]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are done, no time is left for another step, or early stopping has ended the run."""
-        return (
-            self.schedule.progress(self.step, self.seconds + self.step_seconds) >= 1.0
-            or self.stopped_early
-        )
+        """Whether the run has ended: all steps are done, no time is left, or early stopping."""
+        progress = self.schedule.progress(self.step, self.seconds + self.step_seconds)
+        return progress >= 1.0 or self.stopped_early
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the last ``patience`` evaluations were no better than the best one before them."""
+        """Whether the best evaluation is older than the last ``patience`` evaluations."""
         patience = self.options.patience
         values = [judgement for _, judgement in self.judgements]
-        return (
-            patience is not None
-            and len(values) > patience
-            and min(values[:-patience]) <= min(values[-patience:])
-        )
+        if patience is None or len(values) <= patience:
+            return False
+        return min(values[:-patience]) <= min(values[-patience:])
 
     @property
     def judgements(self) -> list[tuple[int, float]]:
         """Step number and result of :meth:`Objective.judge`, for each evaluation so far."""
-        return [
-            (entry["step"], self.objective.judge(entry["valid"]))
-            for entry in self.history
-            if entry["valid"]
-        ]
+        evaluated = [entry for entry in self.history if entry["valid"]]
+        return [(entry["step"], self.objective.judge(entry["valid"])) for entry in evaluated]
 
     @property
     def tokens(self) -> int:
@@ -236,6 +222,7 @@ class Trainer(Generic[Trained]):
         self.history = list(state["history"])
 
     def save(self) -> None:
+        """Write the checkpoint; only the first process does."""
         state = {
             "options": self._defining,
             "model": self.objective.module.state_dict(),
@@ -259,14 +246,17 @@ class Trainer(Generic[Trained]):
         stop: Callable[[], bool] = lambda: False,
         on_pass: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
-        """Train to the end of the schedule, or until ``stop`` returns true, and save.
+        """Train to the end of the schedule, or until ``stop`` returns True, and save.
 
-        ``report`` is called every ``log_every`` steps and after each evaluation, ``evaluated``
-        after each evaluation, to export an intermediate model. ``stop`` is called before each
-        forward pass of a step but the first, and after each step; an unfinished step is dropped.
-        ``on_pass`` is called after each forward pass with the number of the step (from 1), and of
-        this process's forward passes in it, finished and in all. A loss that is not finite raises a
-        PronkError; the last checkpoint stays.
+        Args:
+            report: called every ``log_every`` steps, and after each evaluation.
+            evaluated: called after each evaluation, to export an intermediate model.
+            stop: called after each step, and before each forward pass of a step but the first; an
+                unfinished step is dropped.
+            on_pass: called after each forward pass with the number of the step (from 1), the number
+                of this process's finished passes of the step, and that of all its passes.
+
+        Raises PronkError if the loss is not finite; the last checkpoint stays.
         """
         last_end = time.monotonic()
         durations = []
@@ -279,16 +269,15 @@ class Trainer(Generic[Trained]):
                 break
             end = time.monotonic()
             durations.append(end - begin)
-            # The time since the last step's end also includes evaluations, and times when the
+            # The time since the last step's end also includes saving, and the times in which the
             # process was suspended.
-            self.seconds, self.step_seconds = self.processes.agree(
-                (self.seconds + end - last_end, end - begin)
-            )
+            clocks = (self.seconds + end - last_end, end - begin)
+            self.seconds, self.step_seconds = self.processes.agree(clocks)
             last_end = end
-            # With a time limit, the finished model is evaluated by the caller, after this method.
-            evaluate = self.step % self.options.evaluate_every == 0 or (
-                self.is_finished and not self.clock.has_limit
-            )
+            evaluate = self.step % self.options.evaluate_every == 0
+            if self.is_finished and not self.clock.has_limit:
+                # With a time limit, the caller evaluates the finished model after this method.
+                evaluate = True
             if evaluate or self.is_finished or self.step % self.options.log_every == 0:
                 progress_report = self._make_report(rate, norm, median(durations))
                 progress_report.valid = self._evaluate() if evaluate else {}
@@ -305,16 +294,19 @@ class Trainer(Generic[Trained]):
         self.save()
 
     def _make_report(self, rate: float, norm: float, seconds: float) -> Report:
-        """Return a report of the steps since the last report.
-
-        ``seconds``: median duration of a step.
-        """
+        """Return a report of the steps since the last report; a step took ``seconds`` (median)."""
         loss, *same = (fmean(column) for column in zip(*self.step_results, strict=True))
         self.step_results.clear()
-        progress = self.schedule.progress(self.step, self.seconds)
-        speed = self.options.batch / seconds
         return Report(
-            self.step, progress, loss, rate, norm, self.tokens, self.seconds, speed, tuple(same)
+            step=self.step,
+            progress=self.schedule.progress(self.step, self.seconds),
+            loss=loss,
+            rate=rate,
+            norm=norm,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            speed=self.options.batch / seconds,
+            same=tuple(same),
         )
 
     def _evaluate(self) -> dict[str, float]:
@@ -336,36 +328,33 @@ class Trainer(Generic[Trained]):
         stop: Callable[[], bool],
         on_pass: Callable[[int, int, int], None],
     ) -> float | None:
-        """Make one optimizer step.
+        """Make one optimizer step; return the norm of the gradient before clipping.
 
-        Return the norm of the gradient before clipping, or ``None`` if stopped.
+        ``None`` if ``stop`` ended the step.
         """
         o = self.options
         phase_number = 0 if progress < 1 - o.final_share else 1
         phase = self.objective.phases[phase_number]
         count = o.micro // phase.length
         passes = o.batch // o.micro
-        # loss and ``same`` of each forward pass that this process computes
+        # Loss and ``same`` of each forward pass that this process computes.
         own_rows: list[tuple[float, ...]] = []
         own = list(self.processes.own_passes(passes))
-        module = self.objective.module
-        # running means, for example
-        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        first_pass = self.phase_steps[phase_number] * passes
+        # A stopped step must leave buffers, such as running means, as they were.
+        buffers = [(buffer, buffer.clone()) for buffer in self.objective.module.buffers()]
         for i in own:
             if own_rows and self.processes.is_any_true(stop()):
                 self.optimizers.clear()
                 for buffer, before in buffers:
                     buffer.copy_(before)
                 return None
-            inputs, targets = phase.batch(
-                (self.phase_steps[phase_number] * passes + i) * count, count
-            )
+            inputs, targets = phase.batch((first_pass + i) * count, count)
             passed = self.objective.backward(inputs, targets, 1 / passes)
             own_rows.append((passed.loss, *passed.same))
             on_pass(self.step + 1, len(own_rows), len(own))
-        means = tuple(
-            sum(column) / passes for column in zip(*self.processes.gather(own_rows), strict=True)
-        )
+        rows = self.processes.gather(own_rows)
+        means = tuple(sum(column) / passes for column in zip(*rows, strict=True))
         if not math.isfinite(means[0]):
             msg = (
                 f"step {self.step + 1}: expected a finite loss, found {means[0]}; use a lower --lr "
@@ -382,9 +371,9 @@ class Trainer(Generic[Trained]):
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device (``cuda``: this process's GPU).
+    """Return a torch device by name; ``cuda`` is the GPU of this process.
 
-    Raise ``OptionError`` if it does not exist.
+    Raises OptionError if the device does not exist.
     """
     try:
         device = torch.device(local_device(name))
@@ -396,9 +385,9 @@ def find_device(name: str) -> torch.device:
 
 
 def set_all_threads(threads: int | None) -> None:
-    """Set the threads, 1..4096, of torch and of the kernels.
+    """Set the number of threads, 1..4096, of torch and of the kernels.
 
-    ``None``: the kernels get torch's number.
+    With ``None``, torch keeps its number, which the kernels get, too.
     """
     set_threads(torch.get_num_threads() if threads is None else threads, workers=1)
     if threads is not None:

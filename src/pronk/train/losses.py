@@ -1,4 +1,4 @@
-"""Losses of text and of distillation, computed without holding the logits of all rows at once.
+"""Losses of text and of distillation, without the logits of all rows in memory at once.
 
 With logits ``z`` of the student and ``q = softmax(z)``, the teacher's distribution ``p``, the
 text's next token ``y`` and the weight ``h`` of the text::
@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# sizes of the products that are timed; they take 0.3 s where bfloat16 is emulated
+# Sizes of the matrix products that are timed; they take 0.3 s where bfloat16 is emulated.
 _ROWS = 128
 _SIZE = 512
-# maximum number of logits (rows times vocabulary) in a chunk, unless _MIN_ROWS rows have more
+# Maximum number of logits (rows times vocabulary) of a chunk, unless _MIN_ROWS rows have more.
 _MAX_LOGITS = 1 << 21
-# minimum rows of a chunk, because each chunk reads and writes the whole gradient of the head's
-# weight
+# Minimum number of rows of a chunk, because each chunk reads and writes the whole gradient of the
+# head's weight.
 _MIN_ROWS = 128
 
 # Function from a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
@@ -44,18 +44,15 @@ def product_dtype(device: torch.device) -> torch.dtype:
         return torch.bfloat16
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        product = partial(
-            torch.matmul,
-            torch.ones(_ROWS, _SIZE, dtype=dtype),
-            torch.ones(_SIZE, _SIZE, dtype=dtype),
-        )
-        # the first one also prepares the library
-        seconds[dtype] = min(timeit.repeat(product, repeat=3, number=1))
+        a = torch.ones(_ROWS, _SIZE, dtype=dtype)
+        b = torch.ones(_SIZE, _SIZE, dtype=dtype)
+        # The shortest of three, because the first product also prepares the library.
+        seconds[dtype] = min(timeit.repeat(partial(torch.matmul, a, b), repeat=3, number=1))
     return min(seconds, key=seconds.__getitem__)
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """Return the context in which modules compute their matrix products in :func:`product_dtype`."""
+    """Return the context in which modules compute matrix products in :func:`product_dtype`."""
     dtype = product_dtype(device)
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
@@ -69,7 +66,11 @@ class Comparison:
         self.same = 0  # number of rows in which both have the same most likely token
 
     def add(self, log_p: Tensor, log_q: Tensor, divergence: Tensor) -> None:
-        """Add rows: log-probabilities ``[rows, vocab]`` of teacher and student, and divergences ``[rows]``."""
+        """Add rows to the comparison.
+
+        ``log_p`` and ``log_q`` are the log-probabilities ``[rows, vocab]`` of teacher and student,
+        ``divergence`` ``[rows]`` their divergences in nats.
+        """
         self.rows += len(log_q)
         self.divergence += float(divergence.sum(dtype=torch.float64))
         self.same += int((log_q.argmax(-1) == log_p.argmax(-1)).sum())
@@ -120,7 +121,7 @@ def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Autograd function whose forward pass computes loss and gradients in one loop over the chunks."""
+    """Autograd function that computes loss and gradients in one loop over chunks of rows."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes arguments by position
@@ -140,8 +141,7 @@ class _ChunkedLoss(torch.autograd.Function):
         head = weight.to(dtype)
         p = None
         d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
-        # If the head is frozen, its gradient is not computed, which saves one of three matrix
-        # products.
+        # Without the gradient of a frozen head, one of three matrix products is saved.
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         total = hidden.new_zeros((), dtype=torch.float64)
         for chunk in chunks(rows, len(weight)):

@@ -1,10 +1,11 @@
 """The target's own text: beginnings of documents, which the target continues.
 
-A drafter predicts text of the target, so it also learns from this text. It is written batch by
-batch into files::
+A drafter predicts text of the target, so it also learns from such text. The text is written batch
+by batch into files::
 
     prompts.json           token ids of the prompts, for training and held out
-    on-policy.bin          the training prompts with their continuations, each followed by the end-of-text token
+    on-policy.bin          the training prompts with their continuations, and an end-of-text token
+                           after each
     on-policy.json         numbers of prompts, tokens and bytes, and the target's fingerprints
     valid-on-policy.bin    the held-out prompts, likewise
 
@@ -15,16 +16,18 @@ the user gave a number of tokens.
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pronk import OptionError
+from pronk import OptionError, SamplingParams
 from pronk.base import convert_write_errors, write_json, write_text, write_tokens
 from pronk.train.checkpoint import check_unchanged
 from pronk.train.clock import TEXT_BY, TRAINED_BY, Clock
@@ -36,20 +39,19 @@ from pronk.train.own_text import continuation_params
 from pronk.train.teacher import Teacher
 
 _MIN_PROMPT = 8  # minimum length of a prompt in tokens
-# upper bound: to get n tokens of a long document, 16 n characters are encoded
+# Upper bound: for n tokens of a long document, 16 n characters are encoded.
 _CHARACTERS_PER_TOKEN = 16
-# Number of prompts, as a multiple of the number that suffices if all continuations have their
-# maximum length. With 4, the prompts suffice if continuations have at least 1/4 of their maximum
-# length on average.
+# Number of prompts, as a multiple of the number that suffices if all continuations have the maximum
+# length. With 4, the prompts suffice if the mean length is at least 1/4 of the maximum.
 _PROMPT_FACTOR = 4
 # Minimum number of prompts per batch under a time limit. The first batch has this size, because the
 # speed is unknown.
 _MIN_BATCH = 8
 _RELIABLE_AFTER = 3  # number of batches after which the measured speed is reliable
-# fraction of the writing time for the held-out prompts, which are continued first
+# Fraction of the writing time for the held-out prompts, which are continued first.
 _HELD_OUT_SHARE = 0.5
 
-# token ids of a prompt, and of the text that the target wrote after it
+# Token ids of a prompt, and of the text that the target wrote after the prompt.
 Continuation = tuple[list[int], list[int]]
 
 
@@ -60,59 +62,57 @@ def write_prompts(
     folder: Path,
     is_late: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Write ``prompts.json``: prompts of up to half the target's context, mixed by the sources' weights.
+    """Write ``prompts.json``: beginnings of documents, mixed by the weights of the sources.
 
-    ``is_late`` is called after each prompt. Once it returns true, no more than ``options.batch``
-    prompts are made.
+    A prompt has at most half the target's context. ``is_late`` is called after each prompt; once it
+    returns True, no more than ``options.batch`` prompts are made.
     """
     longest = min(options.prompt, teacher.llm.config.context // 2)
-    count = (
-        max(options.batch, _PROMPT_FACTOR * options.tokens // options.length)
-        if options.tokens
-        else 0
-    )
-    held_out = [
-        Pool(pool.name, pool.weight, pool.held_out) for pool in collection.pools if pool.held_out
+    count = 0
+    if options.tokens:
+        count = max(options.batch, _PROMPT_FACTOR * options.tokens // options.length)
+    encoder = teacher.encoder
+    pools = collection.pools
+    seed = options.seed
+    train = _prompts(pools, encoder, seed, count, longest, options.batch, is_late)
+    held_out_pools = [
+        Pool(pool.name, pool.weight, pool.held_out) for pool in pools if pool.held_out
     ]
-    prompts = {
-        "recipe": _recipe(options),
-        "train": _prompts(
-            collection.pools, teacher.encoder, options.seed, count, longest, options.batch, is_late
-        ),
-        "held_out": _prompts(held_out, teacher.encoder, options.seed, options.held_out, longest)
-        if held_out
-        else [],
-    }
+    held_out: list[list[int]] = []
+    if held_out_pools:
+        held_out = _prompts(held_out_pools, encoder, seed, options.held_out, longest)
+    prompts = {"recipe": _recipe(options), "train": train, "held_out": held_out}
     write_json(folder / "prompts.json", prompts)
 
 
 def held_out_prompts(folder: Path) -> list[list[int]]:
     """Return the prompts that no drafter is trained on."""
-    prompts: list[list[int]] = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))[
-        "held_out"
-    ]
+    document = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
+    prompts: list[list[int]] = document["held_out"]
     return prompts
 
 
 def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]] | None:
-    """Split the held-out prompts: the first half for choosing a token tree, the second for measuring it.
+    """Split the held-out prompts: one half to choose a token tree, the other to measure it.
 
-    The result is the number of tokens at the start of ``valid-on-policy.bin`` that belong to the
-    first half, and the prompts of the second half; ``None`` if there are fewer than two prompts or
-    they are not continued yet.
+    Returns the number of tokens at the start of ``valid-on-policy.bin`` that belong to the first
+    half, and the prompts of the second half. ``None`` if there are fewer than two prompts, or if
+    the prompts are not continued yet.
     """
     if not (folder / "valid-on-policy.bin").exists():
         return None
     prompts = held_out_prompts(folder)
     middle = len(prompts) // 2
     tokens = np.fromfile(folder / "valid-on-policy.bin", dtype=token_dtype(vocab_size))
-    # A continuation of unknown length follows each prompt, so search for the first prompt of the
-    # second half.
+    # A continuation of unknown length follows each prompt, so the first prompt of the second half
+    # must be searched for.
     prompt_tokens = sum(len(prompt) for prompt in prompts[:middle])
     if not prompt_tokens:
         return None
-    windows = np.lib.stride_tricks.sliding_window_view(tokens[prompt_tokens:], len(prompts[middle]))
-    return prompt_tokens + int((windows == prompts[middle]).all(1).argmax()), prompts[middle:]
+    wanted = prompts[middle]
+    windows = np.lib.stride_tricks.sliding_window_view(tokens[prompt_tokens:], len(wanted))
+    place = int((windows == wanted).all(1).argmax())
+    return prompt_tokens + place, prompts[middle:]
 
 
 def _prompts(  # noqa: PLR0917 - the last two have defaults
@@ -124,10 +124,14 @@ def _prompts(  # noqa: PLR0917 - the last two have defaults
     min_count: int = 0,
     is_late: Callable[[], bool] = lambda: False,
 ) -> list[list[int]]:
+    """Return ``count`` prompts of the documents in ``pools``.
+
+    Fewer, but at least ``min_count``, if ``is_late`` returns True.
+    """
     draw = random.Random(f"{seed}/prompts")  # noqa: S311 - not for secrets
     prompts: list[list[int]] = []
     # ``mix`` is endless: 8 * count ends the loop if too few documents are long enough.
-    for text, _ in zip(mix(pools, seed, size=lambda _: 1), range(8 * count), strict=False):
+    for text in islice(mix(pools, seed, size=lambda _: 1), 8 * count):
         if len(prompts) == count or (len(prompts) >= min_count and is_late()):
             break
         prompt = _prompt(text, encoder, longest, draw)
@@ -137,7 +141,10 @@ def _prompts(  # noqa: PLR0917 - the last two have defaults
 
 
 def _prompt(text: str, encoder: Encoder, longest: int, draw: random.Random) -> list[int]:
-    """Return a prompt: a dialogue up to a question, or text of random length that begins at some line."""
+    """Return a prompt: a dialogue up to a question, or text of random length from a line on.
+
+    A dialogue longer than ``longest`` tokens gives an empty prompt.
+    """
     turns = parse_dialogue(text)
     if turns is not None:
         question: Turns = turns[: 1 + 2 * draw.randrange(len(turns) // 2)]
@@ -147,7 +154,9 @@ def _prompt(text: str, encoder: Encoder, longest: int, draw: random.Random) -> l
     if draw.random() < 0.5:
         start = text.find("\n", draw.randrange(max(1, len(text) - _CHARACTERS_PER_TOKEN * length)))
         text = text[start + 1 :]
-    return encoder.encode_plain([text[: _CHARACTERS_PER_TOKEN * length].lstrip("\n")])[0][:length]
+    beginning = text[: _CHARACTERS_PER_TOKEN * length].lstrip("\n")
+    (ids,) = encoder.encode_plain([beginning])
+    return ids[:length]
 
 
 def continue_prompts(
@@ -160,15 +169,13 @@ def continue_prompts(
     clock: Clock | None = None,
     min_tokens: int = 0,
 ) -> bool:
-    """Let the target write ``options.tokens`` tokens.
-
-    Return False if ``stop`` ended the writing early.
+    """Let the target write ``options.tokens`` tokens; return False if ``stop`` ended the writing.
 
     With ``options.at_most`` and a time limit, writing also ends at the fraction ``TEXT_BY`` of the
     limit, but not before ``min_tokens`` tokens. A later call with the same ``folder`` goes on where
-    this one ended. After each batch, ``progress`` receives the number of tokens; before each batch,
-    ``stop`` is called. An OptionError is raised if the text was begun with other options, or if
-    writing the given number of tokens takes too long.
+    this one ended. ``progress`` is called with the number of tokens after each batch, ``stop``
+    before each batch. Raises OptionError if the text was begun with other options, or if writing
+    the given number of tokens takes too long.
     """
     writer = _Writer(options, clock or Clock(None), min_tokens)
     prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
@@ -179,10 +186,9 @@ def continue_prompts(
     while prompts["train"] and not writer.is_complete(state):
         if stop():
             return False
-        missing = -(-(options.tokens - state["tokens"]) // options.length)
-        numbers = range(
-            state["prompts"], state["prompts"] + writer.batch_size(min(options.batch, missing))
-        )
+        num_missing = math.ceil((options.tokens - state["tokens"]) / options.length)
+        size = writer.batch_size(min(options.batch, num_missing))
+        numbers = range(state["prompts"], state["prompts"] + size)
         batch = [prompts["train"][number % len(prompts["train"])] for number in numbers]
         texts = writer.continue_batch(teacher, batch, 1 + numbers[0])
         path = folder / "on-policy.bin"
@@ -191,8 +197,7 @@ def continue_prompts(
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
         state["bytes"] = path.stat().st_size
-        # Record that the text is complete, so that a resumed run with a longer time limit does not
-        # extend it.
+        # Recorded, so that a resumed run with a longer time limit does not extend a complete text.
         state["whole"] = writer.is_complete(state)
         write_json(folder / "on-policy.json", state)
         writer.clock.save(folder)
@@ -202,13 +207,13 @@ def continue_prompts(
 
 
 class _Writer:
-    """Generates continuations, and decides by the remaining time and the measured speed how many."""
+    """Generates continuations, as many as the remaining time and the measured speed permit."""
 
     def __init__(self, options: OnPolicyOptions, clock: Clock, min_tokens: int) -> None:
         self.clock = clock
         self._options = options
         self._min_tokens = min_tokens
-        # whether the time limits the number of tokens
+        # Whether the time limits the number of tokens.
         self._is_time_limited = options.at_most and clock.has_limit
         self._seconds_at_start = max(0.0, clock.seconds_left(TEXT_BY))
         self._tokens = 0
@@ -218,23 +223,18 @@ class _Writer:
     def continue_batch(
         self, teacher: Teacher, prompts: list[list[int]], first: int
     ) -> list[Continuation]:
-        """Continue ``prompts``.
+        """Return ``prompts`` with the texts that the target generates.
 
-        Prompt ``i`` has number ``first + i``, which selects its temperature and seed.
+        Prompt ``i`` has number ``first + i``, which determines its temperature and seed.
         """
         start = time.monotonic()
         o = self._options
-        params = [
-            continuation_params(
-                teacher.llm,
-                prompt,
-                o.length,
-                o.temperatures[number % len(o.temperatures)],
-                o.seed,
-                number,
+        params: list[SamplingParams] = []
+        for number, prompt in enumerate(prompts, first):
+            temperature = o.temperatures[number % len(o.temperatures)]
+            params.append(
+                continuation_params(teacher.llm, prompt, o.length, temperature, o.seed, number)
             )
-            for number, prompt in enumerate(prompts, first)
-        ]
         texts = [completion.token_ids for completion in teacher.llm.generate(prompts, params)]
         self._seconds += time.monotonic() - start
         self._tokens += sum(map(len, texts))
@@ -243,15 +243,13 @@ class _Writer:
 
     def is_complete(self, state: dict[str, Any]) -> bool:
         """Return whether the text is complete; ``state`` is the content of ``on-policy.json``."""
-        if state["tokens"] >= self._options.tokens or (
-            self._options.at_most and state.get("whole")
-        ):
+        if state["tokens"] >= self._options.tokens:
             return True
-        return (
-            self._is_time_limited
-            and state["tokens"] >= self._min_tokens
-            and self.clock.seconds_left(TEXT_BY) <= 0
-        )
+        if self._options.at_most and state.get("whole"):
+            return True
+        if not self._is_time_limited or state["tokens"] < self._min_tokens:
+            return False
+        return self.clock.seconds_left(TEXT_BY) <= 0
 
     def held_out_time_is_over(self) -> bool:
         """Return whether the share of the writing time for the held-out prompts is over."""
@@ -259,7 +257,7 @@ class _Writer:
         return self._is_time_limited and self.clock.seconds_left(TEXT_BY) <= seconds_after
 
     def batch_size(self, maximum: int) -> int:
-        """Return the size of the next batch, as time permits: ``_MIN_BATCH`` to ``maximum`` prompts."""
+        """Return the number of prompts of the next batch, at most ``maximum``, as time permits."""
         if not self._is_time_limited:
             return maximum
         possible = int(self.clock.seconds_left(TEXT_BY) * self._speed / self._options.length)
@@ -269,15 +267,15 @@ class _Writer:
         """Raise ``OptionError`` if the target would still write when training has to end."""
         missing = self._options.tokens - tokens
         left = self.clock.seconds_left(TRAINED_BY)
-        # a factor; the first batches may be slow
+        # The first batches may be slow.
         tolerance = 2.0 if self._batches < _RELIABLE_AFTER else 1.2
         if not self._is_time_limited and missing > 0 and missing > tolerance * self._speed * left:
             possible = max(tokens, tokens + int(self._speed * left))
             msg = (
                 f"on-policy: expected at most about {possible} tokens, which the target writes in "
                 f"{TRAINED_BY * self.clock.limit / 60:g} minutes, found {self._options.tokens}; "
-                "the same command with "
-                "more --minutes goes on, or with another --out leave --on-policy out"
+                "the same command with more --minutes goes on, or with another --out leave "
+                "--on-policy out"
             )
             raise OptionError(msg)
 
@@ -290,10 +288,7 @@ class _Writer:
 def _write_held_out(
     teacher: Teacher, folder: Path, prompts: dict[str, Any], writer: _Writer
 ) -> None:
-    """Continue the held-out prompts.
-
-    If time runs out, remove the other prompts from ``prompts.json``.
-    """
+    """Continue the held-out prompts; remove those for which there is no time from the file."""
     held_out = prompts["held_out"]
     texts = list[Continuation]()
     while len(texts) < len(held_out) and not (texts and writer.held_out_time_is_over()):
@@ -310,21 +305,20 @@ def pack_texts(texts: list[Continuation], encoder: Encoder) -> np.ndarray[Any, n
     ids: list[int] = []
     for prompt, text in texts:
         ids += [*prompt, *text]
-        ids += [encoder.end_id] if ids[-1] != encoder.end_id else []
+        if ids[-1] != encoder.end_id:
+            ids.append(encoder.end_id)
     return np.array(ids, dtype=token_dtype(encoder.vocab_size))
 
 
 def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
+    """Return the options that must be unchanged when a run is resumed, by name."""
     values = asdict(options)
-    del values["at_most"]  # a resumed run may change it: it decides only where the text ends
+    del values["at_most"]  # decides only where the text ends
     return {"on-policy": values.pop("tokens"), **values, "temperatures": list(options.temperatures)}
 
 
 def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
-    """Return the content of ``on-policy.json``.
-
-    Cut an interrupted batch off the end of ``on-policy.bin``.
-    """
+    """Return the content of ``on-policy.json``; cut an incomplete batch off ``on-policy.bin``."""
     target = {"target": teacher.fingerprints}
     path = folder / "on-policy.json"
     text_path = folder / "on-policy.bin"

@@ -15,10 +15,10 @@ from pronk.train.options import LoopOptions
 class Optimizers:
     """AdamW for all parameters, or Muon for the layers' matrices and AdamW for the others.
 
-    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are rescaled to the
-    root mean square of AdamW's (Liu et al. 2025), so both can use one learning rate; AdamW's is
-    ``adamw_share`` times Muon's. Weight decay applies to the matrices of layers only. Parameters
-    that are frozen or have no gradient in a step do not change.
+    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. The updates are rescaled to the
+    root mean square of AdamW's updates (Liu et al. 2025), so both optimizers can use one learning
+    rate; that of AdamW is ``adamw_share`` times that of Muon. Weight decay applies to the matrices
+    of layers only. Parameters that are frozen, or have no gradient in a step, do not change.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class Optimizers:
         other_params = [p for _, p in trainable if id(p) not in matrix_ids]
         groups: list[dict[str, Any]] = [{"params": other_params, "weight_decay": 0.0}]
         self._optimizers: list[Optimizer] = []
-        self._adamw_share = adamw_share if kind == "muon" and matrices else 1.0
+        self._adamw_share = 1.0
         if kind == "muon" and matrices:
-            self._optimizers.append(
-                Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-            )
+            self._adamw_share = adamw_share
+            muon = Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+            self._optimizers.append(muon)
         elif matrices:
             groups.append({"params": matrices, "weight_decay": weight_decay})
         self._optimizers.append(AdamW(groups, betas=(0.9, 0.95), fused=True))
@@ -49,6 +49,7 @@ class Optimizers:
         self.clear()
 
     def clear(self) -> None:
+        """Remove the gradients of all parameters."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -62,10 +63,10 @@ class Optimizers:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Progress and learning rate of a run that ends after ``options.steps``, or earlier after ``minutes``."""
+    """Progress and learning rate of a run."""
 
-    options: LoopOptions
-    minutes: float | None
+    options: LoopOptions  # the run ends after ``steps``
+    minutes: float | None  # or after this time, if that is earlier
 
     def progress(self, step: int, seconds: float) -> float:
         """Return the progress, 0..1: ``max(step / steps, seconds / (60 * minutes))``, at most 1."""
@@ -73,7 +74,11 @@ class Schedule:
         return min(1.0, max(step / self.options.steps, by_time))
 
     def rate(self, step: int, progress: float) -> float:
-        """Return the learning rate of a step (from 0): linear warm-up, then a cosine to ``floor * rate``."""
+        """Return the learning rate of a step (from 0).
+
+        It is a linear warm-up times a cosine that falls from ``rate`` to ``floor * rate``.
+        """
         o = self.options
+        warmup = min(1.0, (step + 1) / (o.warmup + 1))
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
-        return o.rate * min(1.0, (step + 1) / (o.warmup + 1)) * (o.floor + (1 - o.floor) * cosine)
+        return o.rate * warmup * (o.floor + (1 - o.floor) * cosine)

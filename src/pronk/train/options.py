@@ -18,18 +18,15 @@ OPTIMIZERS = ("muon", "adamw")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a Llama-architecture model with tied embeddings.
+    """Sizes of a Llama-architecture model with tied embeddings."""
 
-    ``mlp`` is the width of its gated layers.
-    """
-
-    hidden: int = 320
+    hidden: int = 320  # hidden size
     layers: int = 8
-    heads: int = 10
-    kv_heads: int = 2
-    mlp: int = 832
-    vocab: int = 4096
-    context: int = 2048
+    heads: int = 10  # number of query heads
+    kv_heads: int = 2  # number of key/value heads
+    mlp: int = 832  # width of the gated MLP
+    vocab: int = 4096  # size of the vocabulary
+    context: int = 2048  # maximum length of a text in tokens
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -48,11 +45,11 @@ class DataOptions:
 
     sources: tuple[SourceSpec, ...]
     valid: tuple[Path, ...] = ()  # files of held-out text
-    # files of prompts: no training text shares 13 words in a row with one
+    # Files of prompts: no training text shares 13 successive words with a prompt.
     exclude: tuple[Path, ...] = ()
-    # fraction of the training text that the dialogues of all sources make up
+    # Fraction of the training text that the dialogues of all sources make up.
     dialogues: float = 0.05
-    vocab_size: int = 4096
+    vocab_size: int = 4096  # size of the vocabulary of a new tokenizer
     tokenizer_bytes: int = 30_000_000  # maximum size of the text that the tokenizer is trained on
     valid_tokens: int = 16384  # maximum size of a held-out set
     seed: int = 0
@@ -80,7 +77,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Settings of the training loop; intervals and ``warmup`` are in steps."""
+    """Options of the training loop; intervals and ``warmup`` are in steps."""
 
     # Options that a resumed run may change; the other options determine the result.
     FREE: ClassVar[frozenset[str]] = frozenset(
@@ -98,21 +95,21 @@ class LoopOptions:
 
     adamw_share: ClassVar[float] = 1.0  # learning rate of AdamW, relative to Muon's beside it
 
-    steps: int = 3000  # the run ends after these, or earlier by one of the next two options
-    minutes: float | None = None
-    patience: int | None = None  # evaluations without improvement
+    steps: int = 3000  # maximum number of optimizer steps
+    minutes: float | None = None  # time limit
+    patience: int | None = None  # number of evaluations without improvement that end the run
     batch: int = 8192  # tokens per step
     micro: int = 4096  # tokens per forward pass
-    length: int = 256  # tokens of a sequence
-    final_length: int = 2048  # the same, in the last part of the run
+    length: int = 256  # tokens of a sequence in the first part of the run
+    final_length: int = 2048  # tokens of a sequence in the last part of the run
     final_share: float = 0.2  # fraction of the run that the last part takes
     optimizer: str = "muon"
     rate: float = 3e-3  # peak learning rate
     floor: float = 0.02  # learning rate at the end, as a fraction of ``rate``
     warmup: int = 60
     weight_decay: float = 0.1
-    clip: float = 1.0
-    compile: bool = False
+    clip: float = 1.0  # maximum norm of the gradient
+    compile: bool = False  # whether to use ``torch.compile``
     device: str = "cpu"
     threads: int | None = None
     seed: int = 0
@@ -154,11 +151,12 @@ class LoopOptions:
         *limits: float | None,
         **flags: bool,
     ) -> None:
+        """Call ``check`` for the fields ``names``, with the options' names on the command line."""
         for name in names:
             check(option_name(name), getattr(self, name), *limits, **flags)
 
     def _check_heads(self, num_heads: int) -> None:
-        """Raise unless every sequence has a token for the last of ``num_heads`` heads to predict."""
+        """Raise OptionError if a sequence has no token for the last of ``num_heads`` heads."""
         for name, length in self.lengths.items():
             if length <= num_heads:
                 msg = (
@@ -169,33 +167,31 @@ class LoopOptions:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Sequence length by option, ``length`` first.
-
-        An option for a phase of zero length is left out.
-        """
+        """Sequence lengths by option, ``length`` first, without those of phases of no steps."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return {name: getattr(self, name) for name, share in shares.items() if share > 0}
 
     @property
     def first_length(self) -> int:
+        """Sequence length at the beginning of the run, in tokens."""
         return next(iter(self.lengths.values()))
 
     @property
     def last_length(self) -> int:
+        """Sequence length at the end of the run, in tokens."""
         return [*self.lengths.values()][-1]
 
     @property
     def longest(self) -> int:
-        """Largest sequence length in tokens that the run uses."""
+        """Largest sequence length of the run, in tokens."""
         return max(self.lengths.values())
 
     @property
     def min_text_tokens(self) -> int:
-        """Length in tokens of the shortest training text with at least one sequence of each length."""
+        """Minimum length of the training text in tokens: at least one sequence in each phase."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
-        return 2 + max(
-            math.ceil((value + 1) / shares[name]) for name, value in self.lengths.items()
-        )
+        needed = [math.ceil((value + 1) / shares[name]) for name, value in self.lengths.items()]
+        return 2 + max(needed)
 
     def defining(self) -> dict[str, Any]:
         """Return the options that a resumed run must repeat."""
@@ -208,10 +204,10 @@ class LoopOptions:
 
 @dataclass(frozen=True)
 class TrainOptions(LoopOptions):
-    """Settings of a language model of ``shape``, with optional ``heads`` (``HeadsShape``)."""
+    """Options of the training of a language model."""
 
     shape: ModelShape = field(default_factory=ModelShape)
-    heads: Any = None
+    heads: Any = None  # ``HeadsShape`` of heads that are trained with the model, if any
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,12 +220,12 @@ class TrainOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class DrafterOptions(LoopOptions):
-    """Settings of a drafter that learns from a frozen target."""
+    """Options of the training of a drafter that learns from a frozen target."""
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
 
-    context: int = 2048  # of the target, in tokens
-    # draft tokens per step when the engine measures the drafter; 0: no measurement
+    context: int = 2048  # context length of the target, in tokens
+    # Draft tokens per step when the engine measures the drafter; 0: no measurement.
     num_tokens: int = 4
 
     def __post_init__(self) -> None:
@@ -242,11 +238,12 @@ class DrafterOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class StudentOptions(DrafterOptions):
-    """Settings of a drafter of ``shape`` that learns from text."""
+    """Options of the training of a drafter that learns from text."""
 
-    shape: Any = None
+    shape: Any = None  # sizes of the drafter, such as ``KangarooShape``
     share: float = 0.5  # fraction of the training sequences that the target has written
-    # loss: hard * (cross-entropy of the text) + (1 - hard) * (divergence from the target)
+    # Weight of the text in the loss, 0..1: ``hard * (cross-entropy of the text) + (1 - hard) *
+    # (divergence from the target)``.
     hard: float = 0.0
 
     def __post_init__(self) -> None:
@@ -256,21 +253,18 @@ class StudentOptions(DrafterOptions):
 
 @dataclass(frozen=True)
 class DraftOptions(StudentOptions):
-    """Settings of a draft model of ``shape``."""
+    """Options of the training of a draft model."""
 
     shape: ModelShape = field(default_factory=ModelShape)
 
     def _max_length(self) -> int | None:
-        # both the draft model and the target read each sequence
+        # Both the draft model and the target compute each sequence.
         return min(self.shape.context, self.context)
 
 
 @dataclass(frozen=True)
 class HeadsOptions(StudentOptions):
-    """Settings of ``shape.num_heads`` heads.
-
-    Head i + 1 predicts one token further ahead than head i.
-    """
+    """Options of the training of heads, each of which predicts one token further ahead."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -286,7 +280,7 @@ class HeadsOptions(StudentOptions):
 
 @dataclass(frozen=True)
 class EagleOptions(DrafterOptions):
-    """Settings of an EAGLE-3 or MTP head."""
+    """Options of the training of an EAGLE-3 or MTP head."""
 
     FREE: ClassVar[frozenset[str]] = DrafterOptions.FREE | {"states"}
     adamw_share: ClassVar[float] = 0.15  # the LM head begins as the target's
@@ -294,13 +288,13 @@ class EagleOptions(DrafterOptions):
     final_share: float = 0.0
     kind: str = "eagle3"  # or mtp
     depth: int = 4  # number of draft tokens that are trained
-    # of draft token s, from 0: ``decay ** s``; ``dpace``: by the acceptance reached so far
+    # Weights of the draft tokens in the loss: ``decay`` or ``dpace`` (``eagle.position_weights``).
     weighting: str = "decay"
     decay: float = 0.8
-    # the loss compares the most frequent tokens of the answers; EAGLE-3 proposes only these
+    # Number of tokens in the loss, the most frequent of the answers; EAGLE-3 proposes only these.
     draft_vocab: int = 8192
     mlp: int | None = None  # width of the MLP; ``None``: the target's
-    # layers that an EAGLE-3 head reads; an MTP head reads the last layer
+    # Layers (from 1) that an EAGLE-3 head reads; an MTP head reads the last layer.
     sources: tuple[int, ...] | None = None
     states: Path | None = None  # folder for the target's outputs, so that they are computed once
 
@@ -317,64 +311,58 @@ class EagleOptions(DrafterOptions):
 class OnPolicyOptions:
     """Amount and sampling of the target's own text."""
 
-    tokens: int = 1_000_000  # in total
+    tokens: int = 1_000_000  # number of tokens that the target writes
     prompt: int = 192  # maximum tokens of a prompt
     length: int = 192  # maximum tokens after a prompt
     batch: int = 96  # prompts that are continued together; an interruption loses at most one batch
     held_out: int = 24  # number of prompts for evaluation
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)  # of the prompts, in turn
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)  # temperatures of the prompts, in turn
     seed: int = 0
     at_most: bool = False  # whether a run with a time limit may end with less text
 
     def __post_init__(self) -> None:
-        for name, minimum in (
-            ("tokens", 0),
-            ("prompt", 8),
-            ("length", 1),
-            ("batch", 1),
-            ("held_out", 0),
-        ):
-            check_integer(
-                "on-policy" if name == "tokens" else option_name(name), getattr(self, name), minimum
-            )
+        check_integer("on-policy", self.tokens, 0)
+        check_integer("prompt", self.prompt, 8)
+        check_integer("length", self.length, 1)
+        check_integer("batch", self.batch, 1)
+        check_integer("held-out", self.held_out, 0)
 
 
 def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
     """Return the settings with ``None`` replaced in ``micro``, ``length`` and ``final_length``.
 
-    ``micro`` becomes the largest divisor of ``batch`` that is a multiple of the lengths that are
-    not ``None``; its default is the limit. A length becomes the largest divisor of ``micro``; the
-    smaller of its default and ``context`` is the limit. If no such number is above half the limit,
-    the limit is returned; :class:`LoopOptions` refuses it.
+    - ``micro`` becomes the largest divisor of ``batch``, up to the default, that is a multiple of
+      the given lengths.
+    - A length becomes the largest divisor of ``micro``, up to its default and ``context``.
+
+    If no such number is above half the limit, the limit itself is the result, which
+    :class:`LoopOptions` refuses.
     """
     fitted = dict(settings)
-    share = settings["final_share"]
-    used = [
-        name for name, fraction in (("length", 1 - share), ("final_length", share)) if fraction > 0
-    ]
-    given_lengths = [fitted[name] for name in used if fitted[name] is not None and fitted[name] > 0]
+    shares = {"length": 1 - settings["final_share"], "final_length": settings["final_share"]}
+    lengths = [fitted[name] for name, share in shares.items() if share > 0]
+    given_lengths = [length for length in lengths if length is not None and length > 0]
     batch = fitted["batch"]
     if fitted["micro"] is None:
-        limit = min(LoopOptions.micro, max(1, batch))
-        fitted["micro"] = _largest(
-            limit, lambda n: batch % n == 0 and not any(n % length for length in given_lengths)
-        )
-    for name, default in (
-        ("length", LoopOptions.length),
-        ("final_length", LoopOptions.final_length),
-    ):
+
+        def fits(n: int) -> bool:
+            return batch % n == 0 and not any(n % length for length in given_lengths)
+
+        fitted["micro"] = _largest(min(LoopOptions.micro, max(1, batch)), fits)
+    micro = fitted["micro"]
+    defaults = {"length": LoopOptions.length, "final_length": LoopOptions.final_length}
+    for name, default in defaults.items():
         if fitted[name] is None:
-            fitted[name] = _largest(
-                max(1, min(default, context, fitted["micro"])), lambda n: fitted["micro"] % n == 0
-            )
+            limit = max(1, min(default, context, micro))
+            fitted[name] = _largest(limit, lambda n: micro % n == 0)
     return fitted
 
 
 def _largest(limit: int, is_valid: Callable[[int], bool]) -> int:
-    """Return the largest valid number in ``limit // 2 + 1 .. limit``, or ``limit`` if none is valid."""
+    """Return the largest valid number in ``limit // 2 + 1 .. limit``; without any, ``limit``."""
     return next((n for n in range(limit, limit // 2, -1) if is_valid(n)), limit)
 
 
 def option_name(field_name: str) -> str:
-    """Return the command-line option of a field of :class:`LoopOptions`, without dashes in front."""
+    """Return the name of a field on the command line, without the leading dashes."""
     return "lr" if field_name == "rate" else field_name.replace("_", "-")

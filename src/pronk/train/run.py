@@ -1,4 +1,4 @@
-"""A complete run: prepare the text unless its files exist, train, show the progress, export the model."""
+"""A complete training run: prepare the text, train, show the progress, export the model."""
 
 from __future__ import annotations
 
@@ -41,18 +41,16 @@ from pronk.train.options import (
 from pronk.train.students import Student
 from pronk.train.teacher import Teacher
 
-# Print lines unchanged: a path may contain rich's markup.
-
 
 @dataclass(frozen=True)
 class Run:
-    """A run in ``folder``: an unfinished one is continued, a finished one is exported again."""
+    """A training run: an unfinished run is continued, a finished one is exported again."""
 
     folder: Path
-    name: str  # in the model card
-    command: str  # in the model card
+    name: str  # name of the model in its card
+    command: str  # command in the model card
     console: Console
-    clock: Clock  # the time limit counts from its creation
+    clock: Clock  # the time limit counts from the creation of the clock
 
     @contextmanager
     def begin(
@@ -63,23 +61,22 @@ class Run:
         *,
         writes_text: bool = True,
     ) -> Iterator[ProcessGroup]:
-        """Join the processes.
+        """Join the processes of the run, and begin or resume it.
 
-        Check that a resumed run has its checkpoint's options, and go on with its clock.
-
-        With a time limit, print how it is divided; ``writes_text``: whether the run prepares its
-        own text.
+        A resumed run must have the options of its checkpoint, and goes on with its clock. With a
+        time limit, a line shows how the time is divided. ``writes_text``: whether the run prepares
+        its own text.
         """
         with join_processes(options.device) as processes:
             self.console.quiet = self.console.quiet or not processes.is_main
-            processes.from_main(
-                lambda: self._resume(options.defining() | identity, own, writes_text=writes_text)
-            )
+            defining = options.defining() | identity
+            processes.from_main(lambda: self._resume(defining, own, writes_text=writes_text))
             yield processes
 
     def _resume(
         self, defining: dict[str, Any], own: OnPolicyOptions | None, *, writes_text: bool
     ) -> None:
+        """Check the options of a resumed run, set its clock, and show the division of the time."""
         checkpoint = self.folder / CHECKPOINT
         if checkpoint.exists():
             state = load_checkpoint(checkpoint, mapped=True)
@@ -88,17 +85,16 @@ class Run:
         else:
             self.clock.restore(self.folder / "data")
         if self.clock.has_limit:
-            self.say(
-                _time_plan(
-                    self.clock, own, writing=not checkpoint.exists() if writes_text else None
-                )
-            )
+            writing = not checkpoint.exists() if writes_text else None
+            self.say(_time_plan(self.clock, own, writing=writing))
 
     def say(self, *lines: str) -> None:
+        """Print lines unchanged, because a path may contain rich's markup."""
         for line in lines:
             self.console.print(line, **PLAIN)
 
     def is_late(self, share: float) -> bool:
+        """Return whether the fraction ``share`` of the time limit has passed."""
         return self.clock.seconds_left(share) <= 0
 
 
@@ -107,8 +103,8 @@ def train_model(
 ) -> bool:
     """Train a language model until the schedule ends or Ctrl-C; return whether the schedule ended.
 
-    With ``initial``, the training starts from this checkpoint. Bad options, sources or checkpoints
-    raise a PronkError.
+    With ``initial``, the training starts from this checkpoint. Raises PronkError if options,
+    sources or checkpoints are invalid.
     """
 
     def enough(done: int) -> bool:
@@ -116,18 +112,14 @@ def train_model(
 
     def write_text() -> None:
         folder = run.folder / "data"
-        tokens = options.steps * options.batch + 1
-        context = options.shape.context
-        encoder = None if initial is None else initial.encoder
-        min_tokens = options.longest + 1
         prepare(
             data,
             folder,
-            tokens,
-            context,
-            run.say,
-            encoder,
-            min_source_tokens=min_tokens,
+            tokens=options.steps * options.batch + 1,
+            context=options.shape.context,
+            say=run.say,
+            encoder=None if initial is None else initial.encoder,
+            min_source_tokens=options.longest + 1,
             enough=enough,
         )
         run.clock.save(folder)
@@ -147,9 +139,9 @@ def train_student(
     options: StudentOptions,
     teacher: Teacher,
 ) -> bool:
-    """Train a drafter like :func:`train_model`, partly on text by ``teacher``.
+    """Train a drafter like :func:`train_model`, partly on text that ``teacher`` writes.
 
-    ``own`` has its amount.
+    ``own`` has the options of the teacher's text.
     """
     with run.begin(options, kind.identify(teacher), own) as processes:
         if not processes.from_main(lambda: _write_text(run, data, own, options, teacher)):
@@ -160,16 +152,16 @@ def train_student(
 
 
 def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | None) -> str:
-    """Return a line: the minutes left for the text (``writing=None``: the run prepares none) and the rest."""
+    """Return a line with the minutes that are left for text, training and evaluation.
+
+    ``writing`` is whether the text is still to be written; ``None``: the run prepares no text.
+    """
     text = max(0.0, clock.seconds_left(TEXT_BY)) if writing else 0.0
     training = max(0.0, clock.seconds_left(TRAINED_BY) - text)
     evaluating = max(0.0, min(clock.seconds_left(), (1 - TRAINED_BY) * clock.limit))
-    phases = [
-        f"{text / 60:.1f} for text",
-        f"{training / 60:.1f} for training",
-        f"{evaluating / 60:.1f} for evaluating",
-    ]
-    phases = phases[1:] if writing is None else phases
+    phases = [f"{training / 60:.1f} for training", f"{evaluating / 60:.1f} for evaluating"]
+    if writing is not None:
+        phases.insert(0, f"{text / 60:.1f} for text")
     if writing and own is not None and own.tokens and not own.at_most:
         phases[0] = f"as long as the {own.tokens} tokens of --on-policy take"
         phases[1] = f"what that leaves of {(text + training) / 60:.1f} for training"
@@ -179,15 +171,11 @@ def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | Non
 def _write_text(
     run: Run, data: DataOptions, own: OnPolicyOptions, options: StudentOptions, teacher: Teacher
 ) -> bool:
-    """Prepare the sources, then let the target write its text.
-
-    Return false if it was interrupted.
-    """
+    """Prepare the sources, then let the target write its text; return False if interrupted."""
     folder = run.folder / "data"
     if has_answers(data.sources):  # the target's text already
         write_answers_text(data.sources, teacher, folder, own.held_out)
         return True
-    tokens = math.ceil((1 - options.share) * options.steps * options.batch) + 1
     min_tokens = options.longest + 1
 
     def enough(done: int) -> bool:
@@ -199,13 +187,13 @@ def _write_text(
     prepare(
         data,
         folder,
-        tokens,
-        options.context,
-        run.say,
-        teacher.encoder,
-        make_prompts,
-        min_tokens,
-        enough,
+        tokens=math.ceil((1 - options.share) * options.steps * options.batch) + 1,
+        context=options.context,
+        say=run.say,
+        encoder=teacher.encoder,
+        also=make_prompts,
+        min_source_tokens=min_tokens,
+        enough=enough,
     )
     run.clock.save(folder)
     bar = WritingDisplay(run.console, own.tokens, run.clock if own.at_most else None)
@@ -223,12 +211,10 @@ def _train_and_export(
     keep_unfinished: bool = False,
     **more_facts: Any,
 ) -> bool:
-    """Train, then export.
+    """Train, then export the model; return whether the schedule ended.
 
-    The exported JSON file contains ``more_facts`` and the evaluation's figures.
-
-    With ``keep_unfinished``, an interrupted run writes its model to ``latest`` without evaluating
-    it.
+    The exported JSON file has ``more_facts`` and the figures of the evaluation. With
+    ``keep_unfinished``, an interrupted run writes its model to ``latest`` without an evaluation.
     """
     options = trainer.options
 
@@ -256,24 +242,22 @@ def _train_and_export(
             line = f"stopped early: no validation after that of step {step} ({best:.4f}) is better"
             run.say(f"{line}, with a patience of {options.patience}")
         length = options.last_length
-        # A finished run that is exported again has no time left, but may take as long as one
-        # evaluation in training.
+        # A finished run that is exported again has no time left, but gets the time of one
+        # evaluation.
         seconds = max(run.clock.seconds_left(), EVALUATION * run.clock.limit)
         figures = trainer.objective.evaluate(length, seconds)
         for target in ("latest", "export"):
             export(target, figures, length)
-        run.say(
-            f"finished: {run.folder / 'export'}, on sequences of {length} tokens",
-            *figure_lines(figures),
-        )
+        line = f"finished: {run.folder / 'export'}, on sequences of {length} tokens"
+        run.say(line, *figure_lines(figures))
     return trainer.is_finished
 
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Defer the first Ctrl-C or SIGTERM, not the second.
+    """Yield a function that returns whether Ctrl-C or SIGTERM has arrived in the block.
 
-    Yield a function that returns whether one came.
+    The first signal has no other effect; a second one acts as usual.
     """
     received: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -296,9 +280,9 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
     """Train a head on the answers in the run's folder; otherwise like :func:`train_model`."""
-    check_answers(
-        run.folder / ANSWERS, read_answers(run.folder / ANSWERS)[0].weights, teacher.fingerprint
-    )
+    answers = run.folder / ANSWERS
+    header, _ = read_answers(answers)
+    check_answers(answers, header.weights, teacher.fingerprint)
     with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
         trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)
         if not trainer.is_finished:
@@ -307,13 +291,17 @@ def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
 
 
 def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
-    """Yield lines of text: the sizes of the head, the text, and the expected duration."""
+    """Yield lines about a run: sizes of the head, its text, and the expected duration.
+
+    The duration is measured with one forward and backward pass, which leaves no trace.
+    """
     head = trainer.objective
     o = trainer.options
     states = head.states.check_space(head.text.num_tokens) / 1e9
     start = time.monotonic()
     acceptance = head.module.acceptance.clone()
-    head.backward(*head.text.batch(0, max(1, o.micro // o.length)), 1.0)
+    inputs, marks = head.text.batch(0, max(1, o.micro // o.length))
+    head.backward(inputs, marks, 1.0)
     seconds = (time.monotonic() - start) * (o.batch // o.micro) / trainer.processes.count
     trainer.optimizers.clear()
     head.module.acceptance.copy_(acceptance)
@@ -321,8 +309,8 @@ def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
     layers = ", ".join(map(str, head.sources))
     yield (
         f"head: {size:.2f} M parameters ({size:.1f} MB in 8 bits), reads layers {layers} of the "
-        "target, "
-        f"draft vocabulary of {len(head.module.draft_ids)}, {head.coverage:.1%} of the answers"
+        f"target, draft vocabulary of {len(head.module.draft_ids)}, {head.coverage:.1%} of the "
+        "answers"
     )
     held_out = f"{len(head.held_out)} dialogues are held out"
     yield f"text: {head.text.num_tokens} tokens, {head.num_answered} of them answers; {held_out}"

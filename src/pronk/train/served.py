@@ -19,10 +19,10 @@ from pronk.train.own_text import continuation_params
 SERVED_TOKENS = 96  # maximum number of tokens that are generated after each held-out prompt
 
 _TEMPERATURE = 0.8
-# prefixes of the names of measured values, as in "greedy alpha"
+# Prefixes of the names of figures, as in "greedy alpha".
 _DECODINGS = ("greedy", f"T={_TEMPERATURE}")
 _TIMED_BATCH = 4  # prompts per batch if there is a time limit; otherwise all prompts are one batch
-# range of the tokens that `beginnings` takes from a document
+# Range of the number of tokens that `beginnings` takes from a document.
 _MIN_PROMPT = 8
 _MAX_PROMPT = 64
 _NUM_PROMPTS = 24  # maximum number of prompts of `beginnings`, from all files
@@ -31,16 +31,22 @@ _NUM_PROMPTS = 24  # maximum number of prompts of `beginnings`, from all files
 def measure(
     llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int, seconds: float = inf
 ) -> dict[str, float]:
-    """Return acceptance rate, CTAR (:func:`~pronk.lab.bench.metrics.ctar_curve`) and S by name.
+    """Return acceptance rate, CTAR and S of a drafter, measured in the engine.
 
-    Each is measured with greedy decoding (such as "greedy S") and with sampling. S is tokens per
-    forward pass. The target ``llm`` must verify every draft token (``budget="all"``). ``spec`` is
-    the drafter, as for :func:`~pronk.drafting.make_drafter`. Each of ``prompts``, at least one, is
-    shorter than the context; at most ``max_tokens`` tokens follow. After ``seconds``, no further
-    batch of prompts is continued. A PronkError is raised if the drafter cannot be loaded, or has
-    raised an exception.
+    The figures have names such as "greedy alpha", "greedy CTAR(1)" and "T=0.8 S", for greedy and
+    for sampled decoding. CTAR is that of :func:`~pronk.lab.bench.metrics.ctar_curve`; S is the
+    number of tokens per forward pass.
+
+    Args:
+        llm: the target, which must verify every draft token (``budget="all"``).
+        spec: the drafter, as for :func:`~pronk.drafting.make_drafter`.
+        prompts: token ids of at least one prompt, each shorter than the context.
+        max_tokens: maximum number of tokens that follow a prompt.
+        seconds: time after which no further batch of prompts is continued.
+
+    Raises PronkError if the drafter cannot be loaded, or has raised an exception.
     """
-    # a new proposer: its drafter's files have just been rewritten
+    # A new proposer, because the files of the drafter have just been rewritten.
     proposer = make_drafter(spec).bind(llm.target)
     figures: dict[str, float] = {}
     for name, temperature in zip(_DECODINGS, (0.0, _TEMPERATURE), strict=True):
@@ -49,19 +55,13 @@ def measure(
             for number, prompt in enumerate(prompts)
         ]
         size = len(prompts) if seconds == inf else _TIMED_BATCH
-        stats = [
-            completion.stats
-            for start in limit_time(seconds / len(_DECODINGS), range(0, len(prompts), size))
-            for completion in llm.generate(
-                list(prompts[start : start + size]), params[start : start + size], drafter=proposer
-            )
-        ]
-        for request_stats in stats:
-            request_stats.check_proposer()
-        total = Stats(
-            generated_tokens=sum(request_stats.generated_tokens for request_stats in stats),
-            steps=[step for request_stats in stats for step in request_stats.steps],
-        )
+        total = Stats()
+        for start in limit_time(seconds / len(_DECODINGS), range(0, len(prompts), size)):
+            batch = slice(start, start + size)
+            for completion in llm.generate(list(prompts[batch]), params[batch], drafter=proposer):
+                completion.stats.check_proposer()
+                total.generated_tokens += completion.stats.generated_tokens
+                total.steps += completion.stats.steps
         shares = total.acceptance
         accepted = [step.accepted for step in total.steps]
         figures[f"{name} alpha"] = shares[0] if shares else 0.0
@@ -78,20 +78,18 @@ def is_served(name: str) -> bool:
 
 
 def beginnings(data: Path, vocab_size: int, end: int, context: int) -> list[list[int]]:
-    """Return beginnings of held-out documents as prompts, up to half the document and half the context.
+    """Return beginnings of held-out documents as prompts.
 
-    The documents are in the files ``data/valid-*.bin``; the token ``end`` follows each document.
+    A prompt has at most half the tokens of its document, and half the context. The documents are in
+    the files ``data/valid-*.bin``; the token ``end`` follows each document.
     """
     files = sorted(data.glob("valid-*.bin"))
     prompts: list[list[int]] = []
     for file in files:
         tokens = np.fromfile(file, dtype=token_dtype(vocab_size))
         documents = np.split(tokens, np.flatnonzero(tokens == end) + 1)
-        starts = [
-            document[: min(_MAX_PROMPT, context // 2, len(document) // 2)].tolist()
-            for document in documents
-        ]
-        prompts += [start for start in starts if len(start) >= _MIN_PROMPT][
-            : max(1, _NUM_PROMPTS // len(files))
-        ]
+        longest = min(_MAX_PROMPT, context // 2)
+        starts = [document[: min(longest, len(document) // 2)].tolist() for document in documents]
+        long_enough = [start for start in starts if len(start) >= _MIN_PROMPT]
+        prompts += long_enough[: max(1, _NUM_PROMPTS // len(files))]
     return prompts

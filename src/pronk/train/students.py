@@ -1,4 +1,4 @@
-"""Drafters that learn from a frozen target: base class, draft models, GLIDE and Kangaroo's adapter.
+"""Training of drafters on a frozen target: base class, draft models, GLIDE, Kangaroo.
 
 The target's features (outputs of its layers) and logits are computed with each batch. A drafter has
 one or more *branches*; a branch predicts the token a fixed number of positions ahead, as a Medusa
@@ -50,21 +50,25 @@ _ADAPTERS = {  # in words, for the model card
 
 @dataclass(frozen=True)
 class Branch:
-    """Predictions of one branch for ``n`` rows (positions of all sequences, flattened) of a batch."""
+    """Predictions of one branch for ``n`` rows of a batch.
 
-    # ``[n, size]``, the drafter's hidden states after its last norm: input of the branch's head
+    The rows are positions of all sequences, one sequence after the other.
+    """
+
+    # Hidden states of the drafter after its last norm, ``[n, size]``: the input of the head.
     hidden: Tensor
-    weight: Tensor  # ``[vocab, size]``, weight of the branch's head
-    # ``[n]``: for each prediction, the row whose target distribution it learns; ``None``:
-    # prediction i learns row i
+    weight: Tensor  # weight of the branch's head, ``[vocab, size]``
+    # For each prediction, the row whose target distribution is learned, ``[n]``. ``None``:
+    # prediction i learns row i.
     rows: Tensor | None = None
 
 
 class Student(Objective[Module]):
-    """Training objective of a drafter, with the loss of :func:`~pronk.train.losses.distillation_loss`.
+    """Training objective of a drafter that learns the target's distribution.
 
-    A subclass builds the drafter's module and computes its branches from the target's features. A
-    text shorter than one sequence, or a device that does not exist, raises an OptionError.
+    The loss is :func:`~pronk.train.losses.distillation_loss`. A subclass builds the drafter's
+    module and computes its branches from the target's features. Raises OptionError if the text is
+    shorter than one sequence, or the device does not exist.
     """
 
     kind: ClassVar[str]  # the drafter's name in drafter specifications, such as "medusa"
@@ -74,9 +78,9 @@ class Student(Objective[Module]):
     library: ClassVar[str] = "pronk"
     other_targets: ClassVar[str] = "No other target can use it."
     options: StudentOptions
-    # numbers (first: 1) of the target's layers whose outputs the drafter reads
+    # Numbers (from 1) of the target's layers whose outputs the drafter reads.
     hidden: tuple[int, ...] = ()
-    # numbers (first: 1) of the target's layers whose keys and values the drafter reads
+    # Numbers (from 1) of the target's layers whose keys and values the drafter reads.
     cache: tuple[int, ...] = ()
 
     def __init__(self, folder: Path, options: StudentOptions, teacher: Teacher) -> None:
@@ -92,19 +96,16 @@ class Student(Objective[Module]):
 
     @classmethod
     def identify(cls, teacher: Teacher) -> dict[str, Any]:
-        """Return ``identity``, which a resumed run must repeat; its check needs no instance."""
+        """Return ``identity``, so that a resumed run is checked before an objective is built."""
         return {"kind": cls.kind, "target": teacher.fingerprints}
 
     @abstractmethod
     def build(self, generator: torch.Generator) -> Module:
-        """Return the drafter's module with its initial float32 weights, drawn from ``generator``."""
+        """Return the drafter's module with initial float32 weights, drawn from ``generator``."""
 
     @abstractmethod
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield the branches for a batch ``tokens`` ``[count, length]``.
-
-        The caller enables autocast for each.
-        """
+        """Yield the branches for a batch ``tokens`` ``[count, length]``, under autocast."""
 
     def maybe_compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Return ``function``, compiled with ``torch.compile`` if ``options.compile`` is set."""
@@ -131,7 +132,7 @@ class Student(Objective[Module]):
 
     @property
     def spec(self) -> str:
-        """Template of the drafter's specification: ``spec.format(model=folder)`` is for ``make_drafter``."""
+        """Template of the drafter's specification: ``make_drafter(spec.format(model=folder))``."""
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
@@ -140,28 +141,31 @@ class Student(Objective[Module]):
         for loss in self._losses(inputs, targets, comparisons):
             (loss * scale).backward()
             losses.append(float(loss.detach()))
-        return PassResult(
-            sum(losses) / len(losses), tuple(branch.same / branch.rows for branch in comparisons)
-        )
+        same = tuple(branch.same / branch.rows for branch in comparisons)
+        return PassResult(sum(losses) / len(losses), same)
 
     def _losses(
         self, inputs: Tensor, targets: Tensor, comparisons: list[Comparison]
     ) -> Iterator[Tensor]:
         """Yield the loss of each branch.
 
-        Add branch i's counts to ``comparisons[i]``, appended if missing.
+        The rows of branch ``i`` are added to ``comparisons[i]``; the list grows as needed.
         """
         labels = targets.to(self.device).reshape(-1)
         hard = self.options.hard
         for i, (branch, teacher) in enumerate(self._branches_with_targets(inputs)):
-            comparisons += [Comparison()] if i == len(comparisons) else []
+            if i == len(comparisons):
+                comparisons.append(Comparison())
             branch_labels = labels if branch.rows is None else labels[branch.rows]
             yield distillation_loss(
                 branch.hidden, branch.weight, teacher, branch_labels, hard, into=comparisons[i]
             )
 
     def _branches_with_targets(self, inputs: Tensor) -> Iterator[tuple[Branch, TeacherLogits]]:
-        """Yield each branch with a function from a slice of its rows to the target's logits of these rows."""
+        """Yield each branch with a function that returns the target's logits for its rows.
+
+        The argument of the function is a slice of the rows of the branch.
+        """
         tokens = inputs.to(self.device)
         target = self.teacher.decoder
         features = compute_features(target, tokens, self.teacher.dtype, self.hidden, self.cache)
@@ -183,11 +187,10 @@ class Student(Objective[Module]):
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
         """Measure the branches on the held-out sets, then the drafter in the engine.
 
-        Each takes half the time.
-
-        The figures of a branch are the divergence from the target, and the share of rows where
-        branch and target have the same most likely token. The engine measures alpha, CTAR and S
-        (see ``served.py``) on held-out prompts.
+        Each measurement takes half the time. The figures of a branch are ``KL``, the divergence
+        from the target in nats, and ``same``, the fraction of rows in which branch and target have
+        the same most likely token. The engine measures alpha, CTAR and S on held-out prompts (see
+        ``served.py``).
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.vocab_size))
@@ -208,6 +211,7 @@ class Student(Objective[Module]):
         return held_out_prompts(self.data)
 
     def _phases(self) -> tuple[Batches, Batches]:
+        """Return the sequences of both phases, mixed from the sources and the target's own text."""
         o = self.options
         first_own = self._own_text(o.length, used=o.final_share < 1)
         last_own = self._own_text(o.final_length, used=o.final_share > 0)
@@ -217,22 +221,25 @@ class Student(Objective[Module]):
         return Mixture(first, first_own, o.share), Mixture(last, last_own, o.share)
 
     def _own_text(self, length: int, *, used: bool) -> Sequences:
-        sequences = Sequences(
-            self.data / "on-policy.bin", self.vocab_size, length, self.options.seed
-        )
+        """Return sequences of the target's own text; those that are ``used`` must not be empty."""
+        file = self.data / "on-policy.bin"
+        sequences = Sequences(file, self.vocab_size, length, self.options.seed)
         if used and self.options.share:
             sequences.check()
         return sequences
 
 
 def describe_decoder(c: ModelConfig, extra: str = "") -> str:
-    """Return the sizes of a drafter that is a Transformer decoder in words, for the model card."""
+    """Return the sizes of a drafter that is a Transformer decoder in words, for the model card.
+
+    ``extra`` is a further property.
+    """
+    attention = f"{c.num_heads} heads of {c.head_dim} over {c.num_kv_heads} key/value heads"
+    if extra:
+        attention = f"{attention}, {extra}"
     return (
-        f"{c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} "
-        "over "
-        f"{c.num_kv_heads} key/value heads, {extra and f'{extra}, '}MLP {c.intermediate_size}, "
-        "tied embeddings. The "
-        f"target's tokenizer, {c.vocab_size} tokens."
+        f"{c.num_layers} layers, hidden size {c.hidden_size}, {attention}, MLP "
+        f"{c.intermediate_size}, tied embeddings. The target's tokenizer, {c.vocab_size} tokens."
     )
 
 
@@ -254,7 +261,8 @@ class DraftStudent(Student[DecoderModule]):
         return decoder
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:  # noqa: ARG002 - reads tokens only
-        yield Branch(self.module.norm(self._hidden(self.module, tokens)), self.module.embedding)
+        hidden = self._hidden(self.module, tokens)
+        yield Branch(self.module.norm(hidden), self.module.embedding)
 
     @property
     def description(self) -> str:
@@ -267,21 +275,22 @@ class DraftStudent(Student[DecoderModule]):
 
 
 def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
-    """Return the mask ``[length, length]`` of :class:`GlideStudent`; ``window`` is the target's."""
+    """Return the mask of cross-attention in training, bool ``[length, length]``.
+
+    :class:`GlideStudent` shows the mask; ``window`` is the target's sliding window in tokens.
+    """
     positions = torch.arange(length)
     seen = positions[:, None] // block > positions // block
     return seen if window is None else seen & (positions > positions[:, None] - window)
 
 
 class GlideStudent(Student[GlideDecoderModule]):
-    """Training of a decoder with cross-attention to the target's cache.
-
-    ``options.shape`` has its sizes.
+    """Training of a GLIDE drafter: a decoder with cross-attention to the target's cache.
 
     While the draft tokens of a step are generated, the target's cache ends before the first of
-    them. Training imitates this: the text is cut into blocks of ``L`` tokens, and cross-attention
-    lets row ``j`` see token ``k`` of the cache if ``block(j) > block(k)`` (section 4.1 of the
-    paper, L = 5). For L = 2, ``x`` where row j sees column k::
+    them. Training imitates this: the text is cut into blocks of ``L`` tokens, and in
+    cross-attention row ``j`` sees token ``k`` of the cache if ``block(j) > block(k)`` (section 4.1
+    of the paper, L = 5). For L = 2, with ``x`` where row j sees token k::
 
           0 1 2 3 4
         0 . . . . .
@@ -305,9 +314,8 @@ class GlideStudent(Student[GlideDecoderModule]):
         target = self.teacher.decoder
         (batch, length) = tokens.shape
         block = self.options.shape.block
-        masks = [
-            block_mask(length, block, target.config.windows[layer - 1]) for layer in self.cache
-        ]
+        windows = [target.config.windows[layer - 1] for layer in self.cache]
+        masks = [block_mask(length, block, window) for window in windows]
         attend = DelayedAttention(
             batch,
             length,
@@ -316,52 +324,47 @@ class GlideStudent(Student[GlideDecoderModule]):
             values=[features.values[layer] for layer in self.cache],
             masks=[mask.to(tokens.device) for mask in masks],
         )
-        yield Branch(
-            self.module.norm(self._hidden(self.module, tokens, attend=attend)),
-            self.module.embedding,
-        )
+        hidden = self._hidden(self.module, tokens, attend=attend)
+        yield Branch(self.module.norm(hidden), self.module.embedding)
 
     @property
     def description(self) -> str:
+        if not self.cache:
+            return describe_decoder(self.module.config, "no cross-attention")
         target = self.teacher.llm.config
+        noun = "layers" if len(self.cache) > 1 else "layer"
         layers = ", ".join(map(str, self.cache))
         cross = (
             f"{target.num_heads} query heads of {target.head_dim} into the target's cache of "
-            f"layer{'s' * (len(self.cache) > 1)} {layers}, trained with blocks of "
-            f"{self.options.shape.block} tokens"
+            f"{noun} {layers}, trained with blocks of {self.options.shape.block} tokens"
         )
-        return describe_decoder(self.module.config, cross if self.cache else "no cross-attention")
+        return describe_decoder(self.module.config, cross)
 
 
 class VanillaStudent(GlideStudent):
-    """Training of the variant without cross-attention: an ordinary draft model."""
+    """Training of a GLIDE decoder without cross-attention: an ordinary draft model."""
 
     kind = "vanilla"
     title = "GLIDE's twin without cross-attention, a draft model"
 
 
 class KangarooStudent(Student[KangarooModule]):
-    """Training of an adapter on the output of the target's exit layer.
+    """Training of Kangaroo's adapter, which reads the output of the target's exit layer.
 
-    ``options.shape`` has its sizes.
-
-    Equation 3 of *Kangaroo* (Liu et al. 2024, section 3.1) is the cross-entropy against the
-    target's distribution::
+    The paper's loss (Liu et al. 2024, equation 3) is the cross-entropy against the target's
+    distribution ``M^b``, over positions ``t`` and tokens ``n``::
 
         A* = argmin_A  sum_t sum_n  -M^b_n(x_t) log M^s_n(x_t),    M^s = head ∘ A ∘ M^b[:l]
 
-    It differs from the divergence in :mod:`pronk.train.losses` by a constant, the target's entropy:
-    the gradient is equal.
+    The divergence in :mod:`pronk.train.losses` differs from this loss by a constant, the target's
+    entropy, and has the same gradient.
     """
 
     kind = "kangaroo"
     title = "A Kangaroo adapter"
 
     def build(self, generator: torch.Generator) -> KangarooModule:
-        """Build the adapter.
-
-        Its last norm, and its head if it has one, start as copies of the target's.
-        """
+        """Build the adapter; its norm, and its head if any, start as copies of the target's."""
         shape = self.options.shape
         teacher = self.teacher
         self.hidden = (shape.exit_layer,)
@@ -371,11 +374,9 @@ class KangarooStudent(Student[KangarooModule]):
         return adapter
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        head = (
-            self.teacher.unembedding
-            if self.module.head is None
-            else self.module.get_parameter("head.weight")
-        )
+        head = self.teacher.unembedding
+        if self.module.head is not None:
+            head = self.module.get_parameter("head.weight")
         early = features.hidden[self.options.shape.exit_layer].float()
         yield Branch(self._adapt(self.module, self.teacher.decoder, early, *tokens.shape), head)
 
@@ -391,17 +392,17 @@ class KangarooStudent(Student[KangarooModule]):
 
     @property
     def spec(self) -> str:
-        # With ``eta=0`` it proposes at any confidence.
+        # With ``eta=0``, the drafter proposes at any confidence.
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
 
 
 def dense_adapter(
     adapter: KangarooModule, decoder: DecoderModule, early: Tensor, batch: int, length: int
 ) -> Tensor:
-    """Return the adapter's output ``[batch * length, hidden]`` for the exit layer's output ``early``.
+    """Return the adapter's output ``[batch * length, hidden]`` for sequences of equal length.
 
-    Rows are ``batch`` sequences of ``length`` tokens, one after the other; ``decoder`` is the
-    target.
+    ``early`` is the output of the exit layer, of the same shape; ``decoder`` is the target. Rows
+    are ``batch`` sequences of ``length`` tokens, one after the other.
     """
     rope = dense_rope(decoder, batch, length, early.dtype, early.device)
     return adapter(early, rope, DenseAttention(batch, length, adapter.config.windows))

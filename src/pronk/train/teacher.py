@@ -1,9 +1,9 @@
 """The target in training: it writes text, provides distributions and verifies draft tokens.
 
-The engine has weights in a form of its own. A second copy of the weights, a module of torch,
-computes the distributions for the loss. For EAGLE-3 and MTP the engine's own runner computes
-features and distributions (:func:`target_states`), with the weights as they are served: a quantized
-target is not dequantized.
+The engine has the weights in a form of its own. A second copy of the weights, a module of torch,
+computes the distributions for the loss. For EAGLE-3 and MTP heads, the engine's runner computes the
+features (:func:`target_states`) with the weights as they are served: a quantized target is not
+dequantized.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ _CHUNK = 512  # tokens of a forward pass
 
 
 class Teacher:
-    """A frozen target from a folder or the Hub.
+    """A frozen target from a folder or the Hub; ``None`` is ``pronk-tiny`` of a git clone.
 
-    ``None``: ``pronk-tiny``, which a git clone contains.
-
-    With several processes, device ``cuda`` is this process's own GPU. The engine computes with a
-    GGUF file on the processor, as when the file is served; a second copy of its weights,
-    dequantized, is on ``device``. Without a git clone, ``None`` raises an OptionError.
+    With several processes, the device ``cuda`` is this process's own GPU. The engine computes with
+    a GGUF file on the processor, as when the file is served; a second copy of the weights,
+    dequantized, is on ``device``. Raises OptionError for ``None`` without a git clone.
     """
 
     def __init__(
@@ -56,15 +54,16 @@ class Teacher:
         self.llm = LLM(
             path, drafter="autoregressive", device=deployed, max_batch=_BATCH, budget="all"
         )
-        self.folder = self.llm.path  # or GGUF file of the checkpoint
+        self.folder = self.llm.path  # folder of the checkpoint, or GGUF file
         # The model's id on the Hub or its folder's name.
         self.name = str(model) if hub else self.folder.resolve().name
         self.encoder = Encoder.of_target(self.llm.tokenizer, self.llm.config)
-        # The checkpoint's dtype; the target distributions of the loss are computed in it.
+        # The dtype of the checkpoint, in which the target's distributions are computed.
         self.dtype = torch_dtype(parse_dtype("auto", self.llm.config))
 
     @cached_property
     def decoder(self) -> DecoderModule:
+        """The second copy of the weights, a frozen module."""
         return load_module(self.folder, self.llm.config, self.dtype, self.device)
 
     @cached_property
@@ -79,17 +78,16 @@ class Teacher:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Two hashes: of the tokenizer, and of ``config.json`` with all weights or of a GGUF file.
+        """Hashes of the ``tokenizer`` and of the ``weights``, which a resumed run compares.
 
-        A resumed run compares these; a :class:`Fingerprint` covers only samples of the weights.
+        The hash of the weights covers ``config.json`` and all weights, or a GGUF file; a
+        :class:`Fingerprint` covers only samples of the weights.
         """
         weights = hashlib.sha256()
         folder = self.folder
-        files = (
-            [folder]
-            if is_gguf(folder)
-            else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-        )
+        files = [folder]
+        if not is_gguf(folder):
+            files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
         for file in files:
             with file.open("rb") as content:
                 weights.update(hashlib.file_digest(content, "sha256").digest())
@@ -99,24 +97,28 @@ class Teacher:
 class TargetStates(NamedTuple):
     """Results of the target for a text of ``n`` tokens."""
 
-    hidden: Tensor  # ``[n, layers * size]``: outputs of the layers, one after the other
-    # ``[n - first, size]``: outputs of the last layer after the tokens from ``first`` on
-    last: Tensor
-    likeliest: Tensor  # ``[n - first]``, int32: the likeliest token after each of them
+    hidden: Tensor  # outputs of the layers, side by side, ``[n, layers * size]``
+    last: (
+        Tensor  # outputs of the last layer for the tokens from ``first`` on, ``[n - first, size]``
+    )
+    likeliest: Tensor  # the likeliest token after each of these tokens, int32 ``[n - first]``
 
 
 def target_states(
     target: Target, ids: Sequence[int], layers: Sequence[int], first: int
 ) -> TargetStates:
-    """Compute the float32 outputs of ``layers`` (from 1), and the others from token ``first`` on.
+    """Run the target over the text ``ids``, and return its results in float32.
 
-    A text that does not fit into the target's KV cache raises a CacheFullError.
+    ``layers`` count from 1; ``last`` and ``likeliest`` begin at token ``first``. Raises
+    CacheFullError if the text does not fit into the target's KV cache.
     """
     assert target.runner is not None
     cache = target.cache
     table = BlockTable()
     num_layers = target.decoder.config.num_layers
-    parts = [list[Tensor](), list[Tensor](), list[Tensor]()]
+    hidden = list[Tensor]()
+    last = list[Tensor]()
+    likeliest = list[Tensor]()
     try:
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
@@ -126,22 +128,25 @@ def target_states(
             result = target.runner.forward(ForwardBatch([entry]), frozenset((*layers, num_layers)))
             cache.commit_slots(table, range(len(chunk)))
             outputs = {layer: to_tensor(rows[0]).float() for layer, rows in result.hidden.items()}
-            parts[0].append(torch.cat([outputs[layer] for layer in layers], dim=-1))
-            parts[1].append(outputs[num_layers][nodes.start :])
+            hidden.append(torch.cat([outputs[layer] for layer in layers], dim=-1))
+            last.append(outputs[num_layers][nodes.start :])
             if nodes:
-                parts[2].append(to_tensor(result.logits[0][:]).argmax(-1).int())
+                likeliest.append(to_tensor(result.logits[0][:]).argmax(-1).int())
     finally:
         cache.release(table)
-    return TargetStates(*map(torch.cat, parts))
+    return TargetStates(torch.cat(hidden), torch.cat(last), torch.cat(likeliest))
 
 
 class StateSource:
-    """Outputs of the target's ``layers`` for texts, in two bytes a number.
+    """Outputs of the target for texts, with 16-bit numbers, computed or read from a folder.
 
-    ``last`` follows ``norm``.
-
-    With ``folder``, the results of a text are kept in a file of it, and later epochs and other runs
-    read that file. ``weights`` is the hash of the target's weights.
+    Args:
+        target: the target.
+        layers: numbers (from 1) of the layers whose outputs are needed.
+        norm: norm that is applied to the outputs of the last layer.
+        weights: hash of the target's weights.
+        folder: folder in which the results of each text are kept, so that later epochs and other
+            runs read them; ``None``: results are computed each time.
     """
 
     def __init__(
@@ -158,9 +163,9 @@ class StateSource:
         self._folder = folder and folder / f"{weights}-layers-{'-'.join(map(str, layers))}"
 
     def check_space(self, num_tokens: int) -> int:
-        """Return the bytes that ``num_tokens`` tokens take.
+        """Return the bytes that the results of ``num_tokens`` tokens take.
 
-        Raise an OptionError if the disk lacks them.
+        Raises OptionError if the disk has less space.
         """
         size = num_tokens * self._target.decoder.config.hidden_size * 2 * (len(self._layers) + 1)
         if self._folder is not None:
@@ -180,10 +185,7 @@ class StateSource:
 
     @torch.no_grad()
     def __call__(self, ids: Sequence[int], first: int) -> TargetStates:
-        """Return the results for a text, from its file if there is one.
-
-        See :func:`target_states`.
-        """
+        """Return the results for a text, from its file if there is one; see `target_states`."""
         if self._folder is None:
             return self._compute(ids, first)
         digest = hashlib.blake2b(np.array([first, *ids], np.int64).tobytes(), digest_size=16)
@@ -194,10 +196,9 @@ class StateSource:
             states = self._compute(ids, first)
         with convert_write_errors(file, "the target's outputs"):
             self._folder.mkdir(parents=True, exist_ok=True)
+            tensors = {name: value.contiguous() for name, value in states._asdict().items()}
             with replace_file(file, shared=True) as content:
-                content.write(
-                    save({name: value.contiguous() for name, value in states._asdict().items()})
-                )
+                content.write(save(tensors))
         return states
 
     def _compute(self, ids: Sequence[int], first: int) -> TargetStates:

@@ -1,1 +1,4 @@
-"""Benchmark of drafters and of other engines (peers) on a model: measurement, metrics, tables, report."""
+"""Benchmark of drafters, and of other engines (peers), on a model.
+
+Measurement, metrics, tables, plots and report.
+"""

@@ -37,20 +37,20 @@ class Latency:
 
 @dataclass(frozen=True)
 class Split:
-    """Fractions 0..1 of a method's time: in the drafter, in the target's forward passes, and elsewhere."""
+    """Fractions 0..1 of a method's time, with the sum 1."""
 
-    draft: float
-    target: float
-    host: float
+    draft: float  # in the drafter
+    target: float  # in forward passes of the target model
+    host: float  # elsewhere: scheduling, sampling, detokenizing
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """Time of a forward pass over ``rows`` rows, in seconds and relative to the fewest rows measured."""
+    """Time of a forward pass of the target model over a number of rows."""
 
     rows: int
-    seconds: float
-    ratio: float
+    seconds: float  # median over the measurements
+    ratio: float  # ``seconds`` divided by those of the smallest number of rows measured
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Figures:
     failures: tuple[Failure, ...] = ()
     tokens: int = 0  # number of generated tokens in one repeat
     tokens_per_second: Range | None = None  # generated tokens / (prefill + decoding time)
-    # ``tokens_per_second`` divided by that of plain decoding in the same repeat
+    # ``tokens_per_second``, divided by that of plain decoding in the same repeat.
     speedup: Range | None = None
-    # ``speedup`` without the first step of each request (prefill)
+    # ``speedup`` without the first step of each request (prefill).
     decode_speedup: Range | None = None
     # Mean time of a step with its drafting, first steps (prefill) left out, divided by the time to
     # read weights and KV cache once.
@@ -86,36 +86,37 @@ class Figures:
     alpha: float | None = None  # acceptance rate of the first draft token of a step
     drafted: int | None = None  # number of verified draft tokens in one repeat
     accepted: int | None = None  # number of accepted draft tokens in one repeat
-    # acceptance rate of draft tokens at depth 1, 2, 3, … of the tree
+    # Acceptance rate of draft tokens at depth 1, 2, 3, … of the tree.
     acceptance: tuple[float | None, ...] = ()
     # Calibration, one entry per bin of draft tokens with similar predictions: mean predicted
     # probability of acceptance, observed acceptance rate, number of draft tokens. Only draft tokens
     # with an accepted parent are counted.
     trust: tuple[tuple[float, float, int], ...] = ()
-    # mean number of rows of the forward passes after the prefill
+    # Mean number of rows of the forward passes after the prefill.
     rows_per_pass: float | None = None
-    # time to draft one level of the tree / time of a plain forward pass
+    # Time to draft one level of the tree, divided by the time of a plain forward pass.
     cost_coefficient: float | None = None
-    # prediction from alpha, depth of the trees and cost_coefficient
+    # Speed-up predicted from alpha, the depth of the trees and ``cost_coefficient``.
     expected_speedup: float | None = None
-    # mean time of a forward pass / mean time of one of plain decoding
+    # Mean time of a forward pass, divided by that of plain decoding.
     verify_cost: float | None = None
     ttft: Range | None = None  # seconds to the first token, mean over the prompts
     itl: Latency | None = None  # seconds per token; the tokens of a step share its time equally
     split: Split | None = None
-    # bytes, largest over the prompts (see PeakMemory; for a peer, its process)
+    # Peak memory in bytes, the largest over the prompts; see PeakMemory. That of a peer is measured
+    # in the peer's process.
     peak_memory: int | None = None
-    # Fraction 0..1 of the method's time that went into sending to workers and waiting for them.
+    # Fraction 0..1 of the method's time for sending to workers and waiting for them.
     waited: float | None = None
-    # Number of prompts, out of ``compared``, whose outputs in all repeats equal plain decoding's of
-    # the first repeat.
+    # Number of prompts, out of ``compared``, whose outputs in all repeats are equal to the output
+    # of plain decoding in the first repeat.
     same: int | None = None
     compared: int | None = None
-    # how many of the ``compared - same`` prompts differ first at a near tie
+    # Number of the ``compared - same`` prompts whose first difference is a near tie.
     near_ties: int | None = None
-    # mean share of an output's 4-grams that occurred before in that output
+    # Mean fraction of an output's 4-grams that occurred before in that output.
     repeated: float | None = None
-    # number of outputs that are loops (see ``Document.degenerate_above``)
+    # Number of outputs that are loops (see ``Document.degenerate_above``).
     degenerated: int | None = None
 
     @property

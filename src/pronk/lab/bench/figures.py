@@ -1,4 +1,4 @@
-"""Compute the result document of a benchmark from its records: the metrics of each method and task."""
+"""Computation of a benchmark's result, the metrics of each method and task, from its records."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ from pronk.serving import Stats, StepStats
 # stay below this.
 _LOOP_THRESHOLD = 0.5
 
-# maximum length of ``Figures.acceptance``
-_MAX_DEPTH = 16
+_MAX_DEPTH = 16  # maximum length of ``Figures.acceptance``
 
 # Samples ``[repeat][prompt]`` of the prompts that a method and plain decoding finished in all
 # repeats.
@@ -59,20 +58,21 @@ def _make_figures(
     bandwidth: Range | None,
     task: str,
 ) -> Figures:
-    """Compute the metrics of one method at one temperature.
+    """Compute the metrics of one method on one task at one temperature.
 
-    ``over_floor`` needs ``bandwidth`` (bytes/s).
+    Without ``bandwidth`` (bytes per second of reading memory), ``over_floor`` is ``None``.
     """
     keys = list(dict.fromkeys(map(_key, method_samples)))
     repeats = range(1 + max(sample.repeat for sample in [*method_samples, *plain_samples]))
-    by_key = [
-        {(_key(s), s.repeat): s for s in side if s.error is None}
-        for side in (method_samples, plain_samples)
-    ]
+    by_method = _by_key(method_samples)
+    by_plain = _by_key(plain_samples)
     finished = [
-        key for key in keys if all((key, r) in samples for samples in by_key for r in repeats)
+        key
+        for key in keys
+        if all((key, repeat) in by_method and (key, repeat) in by_plain for repeat in repeats)
     ]
-    runs, plain = ([[samples[key, r] for key in finished] for r in repeats] for samples in by_key)
+    runs = [[by_method[key, repeat] for key in finished] for repeat in repeats]
+    plain = [[by_plain[key, repeat] for key in finished] for repeat in repeats]
     first = method_samples[0]
     reason = "not measured in every repeat, or not by plain decoding"
     errors = {
@@ -80,6 +80,8 @@ def _make_figures(
         for sample in reversed(method_samples)
         if sample.error is not None
     }
+    missing = [key for key in keys if key not in finished]
+    failures = [Failure("/".join(key), errors.get(key, reason)) for key in missing]
     values: dict[str, Any] = {
         "task": task,
         "method": first.method,
@@ -87,9 +89,7 @@ def _make_figures(
         "temperature": first.temperature,
         "prompts": len(finished),
         "asked": len(keys),
-        "failures": tuple(
-            Failure("/".join(key), errors.get(key, reason)) for key in keys if key not in finished
-        ),
+        "failures": tuple(failures),
     }
     if finished:
         shares = [repeated_ngrams(sample.tokens) for sample in runs[0]]
@@ -104,7 +104,7 @@ def _make_figures(
 
 
 def _make_range(values: Sequence[float]) -> Range:
-    """Return the median of one or more values, and half the distance from the smallest to the largest."""
+    """Return the median of ``values`` (one or more) and half their range."""
     return Range(median(values), (max(values) - min(values)) / 2)
 
 
@@ -112,32 +112,34 @@ def _key(sample: Sample) -> tuple[str, str]:
     return sample.task, sample.id
 
 
+def _by_key(samples: Sequence[Sample]) -> dict[tuple[tuple[str, str], int], Sample]:
+    """Return the samples without an error, by (key of the prompt, repeat)."""
+    return {(_key(sample), sample.repeat): sample for sample in samples if sample.error is None}
+
+
 def _speed(runs: Runs, plain: Runs) -> dict[str, Any]:
-    speeds, plain_speeds = (
-        [_tokens(s) / sum(x.seconds for x in s) for s in side] for side in (runs, plain)
-    )
+    """Return the fields of Figures about speed and memory."""
+    speeds = [_tokens_per_second(samples) for samples in runs]
+    plain_speeds = [_tokens_per_second(samples) for samples in plain]
     samples = [sample for samples in runs for sample in samples]
+    peaks = [sample.peak_memory for sample in samples if sample.peak_memory is not None]
     waited = [sample.waited for sample in samples if sample.waited is not None]
+    speedups = [ours / theirs for ours, theirs in zip(speeds, plain_speeds, strict=True)]
     values: dict[str, Any] = {
         "tokens": _tokens(runs[0]),
         "tokens_per_second": _make_range(speeds),
-        "speedup": _make_range(
-            [ours / theirs for ours, theirs in zip(speeds, plain_speeds, strict=True)]
-        ),
-        "peak_memory": max(
-            (s.peak_memory for s in samples if s.peak_memory is not None), default=None
-        ),
+        "speedup": _make_range(speedups),
+        "peak_memory": max(peaks, default=None),
         "waited": sum(waited) / sum(sample.seconds for sample in samples) if waited else None,
     }
     if all(sample.ttft is not None for sample in samples):
-        values["ttft"] = _make_range(
-            [sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in runs]
-        )
-        decode_seconds = [[_per_token_after_first(s) for s in side] for side in (runs, plain)]
-        if all(seconds > 0 for side in decode_seconds for seconds in side):
-            values["decode_speedup"] = _make_range(
-                [theirs / ours for ours, theirs in zip(*decode_seconds, strict=True)]
-            )
+        mean_ttfts = [sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in runs]
+        values["ttft"] = _make_range(mean_ttfts)
+        latencies = [_seconds_per_later_token(samples) for samples in runs]
+        plain_latencies = [_seconds_per_later_token(samples) for samples in plain]
+        if all(seconds > 0 for seconds in (*latencies, *plain_latencies)):
+            pairs = zip(latencies, plain_latencies, strict=True)
+            values["decode_speedup"] = _make_range([theirs / ours for ours, theirs in pairs])
     return values
 
 
@@ -145,45 +147,53 @@ def _tokens(samples: Sequence[Sample]) -> int:
     return sum(len(sample.tokens) for sample in samples)
 
 
-def _per_token_after_first(samples: Sequence[Sample]) -> float:
-    """Return the mean seconds per token without each sample's first step; 0 if no other step has tokens."""
-    tokens = sum(len(s.tokens) - (s.steps[0].tokens if s.steps else 1) for s in samples)
-    return sum(s.total_seconds - (s.ttft or 0.0) for s in samples) / tokens if tokens > 0 else 0.0
+def _tokens_per_second(samples: Sequence[Sample]) -> float:
+    return _tokens(samples) / sum(sample.seconds for sample in samples)
+
+
+def _seconds_per_later_token(samples: Sequence[Sample]) -> float:
+    """Return the mean seconds per token, each sample's first step left out.
+
+    0 if no later step has tokens.
+    """
+    tokens = 0
+    for sample in samples:
+        first_step_tokens = sample.steps[0].tokens if sample.steps else 1
+        tokens += len(sample.tokens) - first_step_tokens
+    if tokens <= 0:
+        return 0.0
+    return sum(sample.total_seconds - (sample.ttft or 0.0) for sample in samples) / tokens
 
 
 def _exactness(runs: Runs, plain: Runs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
     """Return ``same``, ``compared`` and ``near_ties`` of Figures, or ``{}`` if nothing is compared.
 
-    Not compared: sampled outputs of a peer, which draws its own random numbers, and plain decoding
-    with one repeat.
+    Nothing is compared for sampled outputs of a peer, which draws its own random numbers, nor for
+    plain decoding with one repeat.
     """
     first = runs[0][0]
-    if (first.engine != "pronk" and first.temperature > 0) or (
-        first.method == PLAIN and len(runs) == 1
-    ):
+    is_sampled_peer = first.engine != "pronk" and first.temperature > 0
+    if is_sampled_peer or (first.method == PLAIN and len(runs) == 1):
         return {}
     same = [
         all(run[i].tokens == sample.tokens for run in runs) for i, sample in enumerate(plain[0])
     ]
     differ = {_key(sample) for sample, equal in zip(runs[0], same, strict=True) if not equal}
-    ties = [
-        d
-        for d in divergences
-        if (d.method, d.temperature) == (first.method, first.temperature) and d.near_tie
-    ]
-    return {
-        "same": sum(same),
-        "compared": len(same),
-        "near_ties": sum((d.task, d.id) in differ for d in ties),
-    }
+    near_ties = 0
+    for divergence in divergences:
+        is_ours = (divergence.method, divergence.temperature) == (first.method, first.temperature)
+        if is_ours and divergence.near_tie:
+            near_ties += (divergence.task, divergence.id) in differ
+    return {"same": sum(same), "compared": len(same), "near_ties": near_ties}
 
 
 def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return the fields of Figures about steps and draft tokens, from one repeat: all have equal counts.
+    """Return the fields of Figures about steps and draft tokens.
 
-    The last forward pass of the prefill generates a token and counts as a step: in plain decoding S
-    = 1. The acceptance rates leave this step out unless it has draft tokens, which is possible only
-    for a prompt of one token.
+    ``samples`` are those of one repeat, because the counts are equal in all repeats. The last
+    forward pass of the prefill generates a token and counts as a step: in plain decoding S = 1. The
+    acceptance rates leave this step out unless it has draft tokens, which is possible only for a
+    prompt of one token.
     """
     numbered_steps = [pair for sample in samples for pair in enumerate(sample.steps or ())]
     draft_steps = [step for number, step in numbered_steps if number or step.depth]
@@ -200,26 +210,28 @@ def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _calibration(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], ...]:
-    """Return (mean prediction, acceptance rate, number of draft tokens) of each bin with draft tokens."""
-    bins = [
-        [sum(column) for column in zip(*one_bin, strict=True)]
-        for one_bin in zip(*(s.trust for s in samples if s.trust is not None), strict=True)
-    ]
-    return tuple(
-        (predicted / count, accepted / count, int(count))
-        for count, predicted, accepted in bins
-        if count
-    )
+    """Return the calibration of the drafter's predictions (see ``Figures.trust``).
+
+    One entry per bin that has draft tokens: mean predicted probability of acceptance, observed
+    acceptance rate, number of draft tokens.
+    """
+    trusts = [sample.trust for sample in samples if sample.trust is not None]
+    entries: list[tuple[float, float, int]] = []
+    for bin_of_samples in zip(*trusts, strict=True):
+        count, predicted, accepted = (sum(column) for column in zip(*bin_of_samples, strict=True))
+        if count:
+            entries.append((predicted / count, accepted / count, int(count)))
+    return tuple(entries)
 
 
 def _step_pairs(samples: Sequence[Sample]) -> Iterator[tuple[StepStats, StepStats]]:
-    """Yield (previous step, step) for each step but a sample's first one, which contains the prefill."""
+    """Yield (previous step, step) for each step but a sample's first, which has the prefill."""
     for sample in samples:
         yield from pairwise(sample.steps or ())
 
 
 def _times(runs: Runs) -> dict[str, Any]:
-    """Return the fields ``itl`` (percentiles over tokens of all repeats) and ``split`` of Figures."""
+    """Return the fields ``itl`` and ``split`` of Figures, over the tokens of all repeats."""
     latencies: list[float] = []
     samples = [sample for samples in runs for sample in samples]
     for sample in samples:
@@ -228,9 +240,9 @@ def _times(runs: Runs) -> dict[str, Any]:
             [b.clock - a.clock for a, b in steps], [b.tokens for _, b in steps]
         )
     last = [sample.steps[-1] for sample in samples if sample.steps]
-    total, draft, target = (
-        sum(getattr(s, name) for s in last) for name in ("clock", "draft_clock", "target_clock")
-    )
+    total = sum(step.clock for step in last)
+    draft = sum(step.draft_clock for step in last)
+    target = sum(step.target_clock for step in last)
     return {
         "itl": Latency(*np.percentile(latencies, (50, 90, 99)).tolist()) if latencies else None,
         "split": Split(draft / total, target / total, max(0.0, total - draft - target) / total),
@@ -238,10 +250,9 @@ def _times(runs: Runs) -> dict[str, Any]:
 
 
 def _costs(runs: Runs, plain: Runs, model: Model, bandwidth: Range | None) -> dict[str, Any]:
-    """Return the fields of Figures about costs: rows, pass time, drafting time, expected speed-up."""
-    steps, plain_steps = (
-        [pair for samples in side for pair in _step_pairs(samples)] for side in (runs, plain)
-    )
+    """Return the fields of Figures about rows, pass time, drafting time, expected speed-up."""
+    steps = [pair for samples in runs for pair in _step_pairs(samples)]
+    plain_steps = [pair for samples in plain for pair in _step_pairs(samples)]
     if not steps or not plain_steps:
         return {}
     target_seconds = _mean_time(steps, lambda s: s.target_clock)
@@ -251,12 +262,11 @@ def _costs(runs: Runs, plain: Runs, model: Model, bandwidth: Range | None) -> di
         "verify_cost": target_seconds / plain_seconds,
     }
     if bandwidth is not None:
-        # A forward pass reads the weights, and the KV cache of prompt and on average half the
-        # output.
-        tokens = sum((s.prompt_tokens + len(s.tokens) / 2) * s.batch for s in runs[0]) / len(
-            runs[0]
-        )
-        num_bytes = model.pass_bytes + model.kv_bytes_per_token * tokens
+        # A forward pass reads the weights, and the KV cache of the prompt and, on average, of half
+        # the output.
+        cached = [(s.prompt_tokens + len(s.tokens) / 2) * s.batch for s in runs[0]]
+        mean_cached = sum(cached) / len(cached)
+        num_bytes = model.pass_bytes + model.kv_bytes_per_token * mean_cached
         values["over_floor"] = _mean_time(steps, lambda s: s.clock) * bandwidth.median / num_bytes
     shares = Stats(steps=[step for _, step in steps]).acceptance
     if shares:
@@ -271,6 +281,7 @@ def _costs(runs: Runs, plain: Runs, model: Model, bandwidth: Range | None) -> di
 def _mean_time(
     steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[StepStats], float]
 ) -> float:
+    """Return the mean seconds by which ``clock`` advances from the previous step to the step."""
     return sum(clock(step) - clock(before) for before, step in steps) / len(steps)
 
 
@@ -299,17 +310,16 @@ def _model_result(records: Sequence[Record]) -> ModelResult:
     speeds = [record.bytes_per_second for record in _select(records, Bandwidth)]
     bandwidth = _make_range(speeds) if speeds else None
     times = _select(records, PassTime)
-    seconds = {
-        rows: median([t.seconds for t in times if t.rows == rows])
-        for rows in sorted({t.rows for t in times})
-    }
+    pass_costs: list[PassCost] = []
+    for rows in sorted({t.rows for t in times}):
+        seconds = median([t.seconds for t in times if t.rows == rows])
+        fewest_rows = pass_costs[0].seconds if pass_costs else seconds
+        pass_costs.append(PassCost(rows, seconds, seconds / fewest_rows))
     skipped = {f"{skip.task}/{skip.id}": skip.reason for skip in _select(records, Skip)}
     return ModelResult(
         **vars(model),
         bandwidth=bandwidth,
-        pass_cost=tuple(
-            PassCost(rows, each, each / seconds[min(seconds)]) for rows, each in seconds.items()
-        ),
+        pass_cost=tuple(pass_costs),
         peers={peer.method: peer.notes for peer in _select(records, PeerRecord)},
         skipped=tuple(Failure(name, reason) for name, reason in skipped.items()),
         figures=tuple(_make_all_figures(records, model, bandwidth)),

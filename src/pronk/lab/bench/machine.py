@@ -1,4 +1,4 @@
-"""The machine that runs a benchmark: description, memory bandwidth, and peak memory of the methods."""
+"""Description of the machine that runs a benchmark, its memory bandwidth, and peak memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BUFFER_BYTES = 2**30  # larger than the caches of today's processors
 
 
 class BandwidthMeter:
-    """Measures the read bandwidth of memory on a buffer larger than the caches, with all threads."""
+    """Measures the bandwidth of reading memory, with all threads, on a buffer beyond the caches."""
 
     def __init__(self, backend: Backend) -> None:
         self.nbytes = _BUFFER_BYTES
@@ -38,10 +38,10 @@ class BandwidthMeter:
 
 
 class PeakMemory:
-    """Peak memory since ``reset()``: on CUDA of the GPU, otherwise of this process.
+    """Peak memory since ``reset()``: of the GPU on CUDA, otherwise of this process.
 
-    ``reset`` sets the peak to the memory in use now, if the system supports it. ``excluded_bytes``,
-    those of the benchmark's own buffers, are subtracted.
+    ``reset`` sets the peak to the memory in use now, if the system supports it. ``excluded_bytes``
+    is the size of the benchmark's own buffers, which ``read`` subtracts.
     """
 
     def __init__(self, device: str, excluded_bytes: int = 0) -> None:
@@ -66,11 +66,10 @@ def describe_hardware(device: str) -> dict[str, Any]:
     ``capability`` is the processor's best instruction set for which there are kernels; it is
     missing without kernels.
     """
+    has_affinity = hasattr(os, "sched_getaffinity")
     description: dict[str, Any] = {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
         "memory": machine_memory(),
         "system": platform.platform(),
         "threads": num_threads(),

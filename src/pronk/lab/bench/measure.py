@@ -1,7 +1,8 @@
-"""Measure all methods on all prompts, interleaved: noise on the machine affects all methods alike.
+"""Measurement of all methods on all prompts, interleaved.
 
 For each batch of prompts, each temperature and each turn of a conversation, all repeats of all
-methods run one after the other, and each repeat begins with another method. The results are the
+methods run one after the other, and each repeat begins with another method, so that noise on the
+machine affects all methods alike. The results are the
 records of :mod:`pronk.lab.bench.records`, from which :mod:`pronk.lab.bench.figures` computes the
 metrics.
 """
@@ -59,7 +60,7 @@ class Options:
     ignore_eos: bool = False  # whether to continue after an end-of-text token
     chat: bool = True  # whether to render conversations with the model's chat template
     fit: bool = False  # prompts that are too long: True cuts out their middle, False skips them
-    # time limit for the prompts of a model; the first batch is always measured
+    # Time limit for the prompts of a model; the first batch is always measured.
     minutes: float | None = None
 
 
@@ -77,9 +78,7 @@ class Bench:
     def run(
         self, tasks: Mapping[str, Sequence[Prompt]], progress: Progress = lambda _done, _total: None
     ) -> None:
-        """Measure the prompts of all tasks.
-
-        ``progress`` gets the numbers of finished runs and of all runs.
+        """Measure the prompts of all tasks; ``progress(done, total)`` receives numbers of runs.
 
         The first batch of each task comes first, then the second of each, so that a run with a time
         limit or an interrupted one has prompts of all tasks. The time limit counts from the end of
@@ -95,12 +94,9 @@ class Bench:
         self._warm_up([prompt for prompts in tasks.values() for prompt in prompts])
         self._advance(0)  # the time of the first run starts here
         began = perf_counter()
+        limit = math.inf if self.options.minutes is None else 60 * self.options.minutes
         for number, (task, batch) in enumerate(_interleave(tasks, self.options.batch)):
-            if (
-                number
-                and self.options.minutes is not None
-                and perf_counter() - began >= 60 * self.options.minutes
-            ):
+            if number and perf_counter() - began >= limit:
                 return
             for temperature in self.options.temperatures:
                 self._measure_batch(task, batch, temperature)
@@ -109,7 +105,7 @@ class Bench:
                 self.trace.add(Finished(task, prompt.id, names))
 
     def _warm_up(self, prompts: Sequence[Prompt]) -> None:
-        """Run every method once to fill caches and start threads, then measure the time of forward passes."""
+        """Run every method once to fill caches and start threads, then time forward passes."""
         ids = drop_middle(self._first_ids(prompts), max(1, self.llm.config.context // 2))
         params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
         # Repeat -1: a proposer belongs to one repeat, so no measured repeat shares the proposer of
@@ -123,7 +119,7 @@ class Bench:
                 self.trace.add(record)
 
     def _first_ids(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the token ids of the first prompt that can be encoded, or ``[0]`` if there is none."""
+        """Return the token ids of the first prompt that can be encoded; ``[0]`` without any."""
         for prompt in prompts:
             with suppress(PromptError):
                 return encode(self.llm, prompt, chat=self.options.chat)
@@ -132,7 +128,7 @@ class Bench:
     def _measure_batch(self, task: str, prompts: Sequence[Prompt], temperature: float) -> None:
         """Measure all turns of a batch of prompts.
 
-        A later turn follows plain decoding's earlier answers.
+        The prompt of a later turn contains the answers of plain decoding to the earlier turns.
         """
         answers: dict[str, list[str]] = {prompt.id: [] for prompt in prompts}
         for turn in range(max(prompt.num_turns for prompt in prompts)):
@@ -161,6 +157,7 @@ class Bench:
         temperature: float,
     ) -> list[tuple[Prompt, Item]]:
         options = self.options
+        """Return the prompts that fit the context, each with its measurement; record the others."""
         items = list[tuple[Prompt, Item]]()
         limit = self.llm.config.context - options.max_tokens
         for prompt in prompts:
@@ -190,9 +187,8 @@ class Bench:
                 seed=seed,
                 ignore_eos=options.ignore_eos,
             )
-            items.append(
-                (prompt, Item(ids, params, Sample(task, name, "", "", temperature, seed, 0)))
-            )
+            sample = Sample(task, name, "", "", temperature, seed, 0)
+            items.append((prompt, Item(ids, params, sample)))
         return items
 
     def _run_repeats(self, items: Sequence[Item]) -> list[Sample]:
@@ -216,10 +212,7 @@ class Bench:
         return first_samples[PLAIN]
 
     def _attempt(self, method: Method, items: Sequence[Item]) -> list[Sample]:
-        """Run a method once.
-
-        If it raises an exception, return one sample per item with this ``error``.
-        """
+        """Run a method once; if the method raises, return samples with its message as ``error``."""
         try:
             return method.run(items)
         except Exception as error:  # noqa: BLE001
@@ -229,18 +222,19 @@ class Bench:
     def _record_divergences(
         self, items: Sequence[Item], first_samples: Mapping[str, Sequence[Sample]]
     ) -> None:
-        """Record outputs that differ from plain decoding's.
+        """Record outputs that differ from those of plain decoding.
 
-        A peer's sampled outputs are not comparable.
+        Sampled outputs of a peer are left out, because the peer draws its own random numbers.
         """
         for method in self.methods:
-            if method.engine == "pronk" or items[0].params.greedy:
-                for item, plain, other in zip(
-                    items, first_samples[PLAIN], first_samples[method.name], strict=True
-                ):
-                    divergence = find_divergence(self.llm, item, plain, other)
-                    if divergence is not None:
-                        self.trace.add(divergence)
+            if method.engine != "pronk" and not items[0].params.greedy:
+                continue
+            plain_samples = first_samples[PLAIN]
+            samples = first_samples[method.name]
+            for item, plain, other in zip(items, plain_samples, samples, strict=True):
+                divergence = find_divergence(self.llm, item, plain, other)
+                if divergence is not None:
+                    self.trace.add(divergence)
 
     def _advance(self, runs: int) -> None:
         self._done += runs
@@ -250,7 +244,7 @@ class Bench:
 def _interleave(
     tasks: Mapping[str, Sequence[Prompt]], size: int
 ) -> Iterator[tuple[str, Sequence[Prompt]]]:
-    """Yield tasks with batches of prompts: the first batch of every task, then the second of each."""
+    """Yield (task, batch of prompts): the first batch of each task, then the second of each."""
     longest = max((len(prompts) for prompts in tasks.values()), default=0)
     for start in range(0, longest, size):
         for task, prompts in tasks.items():
@@ -263,9 +257,9 @@ def _turn_name(prompt: Prompt, turn: int) -> str:
 
 
 def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
-    """Return the first difference from plain decoding's output.
+    """Return the first difference between two outputs, the first one that of plain decoding.
 
-    ``None`` if none, or if an output failed.
+    ``None`` if the outputs are equal, or if one has failed.
 
     A near tie is a difference that rounding can cause, if the logits of both runs have errors of at
     most :func:`~pronk.lab.verification.plain_decoding.rounding`. A difference in length alone is
@@ -294,7 +288,7 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
 
 @dataclass(frozen=True)
 class _StarProposer(Proposer[None]):
-    """Proposer of ``rows - 1`` draft tokens below the last token: ``rows`` rows per forward pass."""
+    """Proposer of ``rows - 1`` children of the last token: ``rows`` rows per forward pass."""
 
     name = "star"
     rows: int
@@ -304,13 +298,14 @@ class _StarProposer(Proposer[None]):
         """Return ``None``: the proposer has no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Propose ``root + 1``, ``root + 2``, … (modulo ``vocab_size``) as children of the last token."""
+        """Propose the tokens after the last one by id (modulo ``vocab_size``), all as siblings."""
         parents = (-1, *[0] * (self.rows - 1))
-        roots = [context.tokens[-1] for context in contexts]
-        return [
-            TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents)
-            for root in roots
-        ]
+        trees: list[TokenTree] = []
+        for context in contexts:
+            root = context.tokens[-1]
+            tokens = [(root + i) % self.vocab_size for i in range(self.rows)]
+            trees.append(TokenTree(tuple(tokens), parents))
+        return trees
 
     def observe(self, outcome: Outcome[None]) -> None:
         """Do nothing: the proposer has no state."""
@@ -319,10 +314,10 @@ class _StarProposer(Proposer[None]):
 def pass_times(
     llm: LLM, prompt: list[int], sizes: Sequence[int] | None = None, *, rounds: int | None = None
 ) -> Iterator[PassTime]:
-    """Measure forward passes after a prompt, for each number of rows in ``sizes`` (default :data:`ROWS`).
+    """Measure the time of forward passes by their number of rows, after the tokens ``prompt``.
 
-    The measurement has ``rounds`` rounds. A round measures at most six forward passes of each
-    number of rows.
+    ``sizes`` are the numbers of rows (default :data:`ROWS`). The measurement has ``rounds`` rounds
+    (default 3), each of at most six forward passes of each number of rows.
     """
     params = SamplingParams(max_tokens=_STEPS + 1, ignore_eos=True)
     for _ in range(rounds or _ROUNDS):
@@ -331,6 +326,6 @@ def pass_times(
                 prompt, params, drafter=_StarProposer(rows, llm.config.vocab_size)
             ).stats
             for previous, step in pairwise(stats.steps):
-                # fewer in the last steps, where max_tokens limits draft tokens
+                # In the last steps, ``max_tokens`` limits the draft tokens.
                 if step.rows == rows:
                     yield PassTime(rows, step.target_clock - previous.target_clock)

@@ -19,7 +19,7 @@ from pronk.serving import stop_ids_with_eos
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt to measure.
+    """A prompt to measure, with its parameters and the form of its result.
 
     :meth:`Method.run` returns a copy of ``sample`` with the results filled in.
     """
@@ -56,11 +56,9 @@ class DrafterMethod(Method):
         self._proposers: dict[tuple[float, int], Proposer[Any]] = {}
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate for all items in one batch.
+        """Generate for all items in one batch; the samples share the time of the call equally.
 
-        Each sample gets an equal part of the time of the call.
-
-        Raises PronkError if the drafter raised an exception, as the times are then not those of
+        Raises PronkError if the drafter raised an exception: the times are then not those of
         speculative decoding.
         """
         key = (items[0].sample.temperature, items[0].sample.repeat)
@@ -77,7 +75,6 @@ class DrafterMethod(Method):
         waited = (runner.communication_seconds - waited_before) / len(items)
         peak = self._peak.read()
         for completion in completions:
-            # raises PronkError if the drafter raised an exception
             completion.stats.check_proposer()
         return [
             replace(
@@ -100,7 +97,7 @@ class DrafterMethod(Method):
 class PeerMethod(Method):
     """Another engine, which gets one prompt at a time."""
 
-    # set if the peer did not start; every prompt then fails with this error
+    # Why the peer did not start, if so: every prompt then fails with this error.
     error: PeerError | None = None
 
     def __init__(self, peer: Peer, eos_ids: Sequence[int]) -> None:
@@ -110,27 +107,22 @@ class PeerMethod(Method):
         self._eos_ids = eos_ids
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate for one item after the other.
-
-        The peer's process times the call of the engine.
-        """
+        """Generate for one item after the other; the peer's process measures the time."""
         if self.error is not None:
             raise self.error
         return [self._run(item) for item in items]
 
     def _run(self, item: Item) -> Sample:
         params = item.params
-        stop_ids = sorted(stop_ids_with_eos(item.params, self._eos_ids))
-        result = self._peer.generate(
-            PeerRequest(
-                item.ids,
-                params.max_tokens,
-                params.temperature,
-                params.seed or 0,
-                stop_ids,
-                params.ignore_eos,
-            )
+        request = PeerRequest(
+            prompt=item.ids,
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            seed=params.seed or 0,
+            stop_token_ids=sorted(stop_ids_with_eos(params, self._eos_ids)),
+            ignore_eos=params.ignore_eos,
         )
+        result = self._peer.generate(request)
         return replace(
             item.sample,
             seconds=result.seconds,

@@ -33,7 +33,7 @@ class Case:
     text: str
     kind: str
     flagged: bool
-    # ``None``: the file says only that the text is not acceptable
+    # ``None``: the file says only that the text is not acceptable.
     categories: frozenset[str] | None
 
 
@@ -47,18 +47,19 @@ class Counts:
     true_negatives: int = 0
 
     def add(self, *, expected: bool, found: bool) -> None:
-        """Count a text; ``expected`` and ``found``: whether it is in the class."""
-        name = ("true" if expected == found else "false") + (
-            "_positives" if found else "_negatives"
-        )
-        setattr(self, name, getattr(self, name) + 1)
+        """Count a text: is the text ``expected`` in the class, and did the model find so?"""
+        if found and expected:
+            self.true_positives += 1
+        elif found:
+            self.false_positives += 1
+        elif expected:
+            self.false_negatives += 1
+        else:
+            self.true_negatives += 1
 
     @property
     def rates(self) -> dict[str, float | None]:
-        """Precision, recall and their harmonic mean F1, each 0..1.
-
-        ``None`` without texts to divide by.
-        """
+        """Precision, recall and their harmonic mean F1, each 0..1; ``None``: divided by 0 texts."""
         hits = self.true_positives
         wrong = self.false_positives
         missed = self.false_negatives
@@ -101,9 +102,9 @@ class ModerationResult:
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Read the texts of a file.
+    """Read the texts of a JSON-lines file.
 
-    Raise OptionError without any, or with the number of a malformed line.
+    Raises OptionError if the file has no text, or for a malformed line, with its number.
     """
     cases = [_parse(row, f"{path}, line {number}") for number, row in read_json_lines(path)]
     if not cases:
@@ -132,21 +133,22 @@ def evaluate(
 
 
 def _classify(llm: LLM, cases: Iterable[Case]) -> Iterator[tuple[dict[str, float], bool]]:
-    """Yield scores by category, and whether the text is flagged, for each text."""
+    """Yield, for each text, its scores by category and whether the text is flagged."""
     prompt = ModerationPrompt(llm.tokenizer)
-    ids = [
-        llm.chat_ids(prompt.messages(case.text, case.kind), template_options=prompt.options)
-        for case in cases
-    ]
+    ids: list[list[int]] = []
+    for case in cases:
+        messages = prompt.messages(case.text, case.kind)
+        ids.append(llm.chat_ids(messages, template_options=prompt.options))
     for done in llm.generate(ids, prompt.params, drafter="autoregressive"):
         assert done.logprobs is not None, "expected log-probabilities, for which the parameters ask"
         yield prompt.scores(done.logprobs[0])
 
 
 def _parse(row: dict[str, Any], where: str) -> Case:
-    text, kind, flagged, categories = (
-        row.get(key) for key in ("text", "kind", "flagged", "categories")
-    )
+    text = row.get("text")
+    kind = row.get("kind")
+    flagged = row.get("flagged")
+    categories = row.get("categories")
     if not isinstance(text, str) or kind not in (None, "prompt", "answer"):
         refuse(
             where,
@@ -155,9 +157,8 @@ def _parse(row: dict[str, Any], where: str) -> Case:
         )
     if isinstance(categories, dict):
         categories = [name for name, has in categories.items() if has]
-    if not (isinstance(flagged, bool | None) and isinstance(categories, list | None)) or (
-        flagged is None and categories is None
-    ):
+    is_well_typed = isinstance(flagged, bool | None) and isinstance(categories, list | None)
+    if not is_well_typed or (flagged is None and categories is None):
         refuse(
             where,
             f"expected flagged (true or false) or a list of categories, found {row!r:.80}",
@@ -178,9 +179,6 @@ def _parse(row: dict[str, Any], where: str) -> Case:
             f"{', '.join(categories)}"
         )
         raise OptionError(msg)
-    return Case(
-        text,
-        kind or "prompt",
-        flagged,
-        frozenset(categories or ()) if categories or not flagged else None,
-    )
+    is_complete = bool(categories) or not flagged
+    right_categories = frozenset(categories or ()) if is_complete else None
+    return Case(text, kind or "prompt", flagged, right_categories)

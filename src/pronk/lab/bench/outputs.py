@@ -24,9 +24,9 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True)
 class Outputs:
-    """Paths of the files that a benchmark writes; ``None``: not written.
+    """Paths of the files that a benchmark writes, besides the tables on the terminal.
 
-    The terminal always gets tables.
+    ``None``: the file is not written.
     """
 
     document: Path | None  # JSON file; STDOUT: JSON on standard output, tables on standard error
@@ -37,7 +37,7 @@ class Outputs:
     def check(self) -> None:
         """Check all paths before the benchmark.
 
-        Raise OptionError if one is repeated or not writable.
+        Raises OptionError if a path is repeated or not writable.
         """
         paths = {"json": self.document, "markdown": self.markdown, "trace": self.trace}
         files = {name: path for name, path in paths.items() if path is not None}
@@ -63,9 +63,10 @@ class Outputs:
             check_report(self.report)
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Write the files first, then print the tables: the files are complete if the terminal was closed.
+        """Write the files, then print the tables.
 
-        Raises OptionError if a file could not be written; the others and the tables were.
+        In this order the files are complete even if the terminal was closed. Raises OptionError if
+        a file could not be written, after the other files and the tables.
         """
         from pronk.base import save_result  # noqa: PLC0415 - imports NumPy
         from pronk.lab.bench.figures import summarize  # noqa: PLC0415

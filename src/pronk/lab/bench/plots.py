@@ -1,7 +1,7 @@
-"""Plots of a benchmark's report, and of ``pronk explain``, as SVG files that matplotlib writes.
+"""Plots of a benchmark's report, and of ``pronk explain``, as SVG text.
 
-matplotlib is an optional dependency, which is imported at the first use. ``pyplot`` and its global
-state are not used.
+matplotlib is an optional dependency, imported at the first use. ``pyplot`` and its global state are
+not used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "pronk",  # the same ids of SVG elements in every run
     "text.parse_math": False,  # a $ in a name does not start a formula
 }
-# size of a plot in inches
+# Size of a plot in inches.
 _WIDTH = 4.8
 _HEIGHT = 2.8
 _BAR_HEIGHT = 0.17  # height that a bar adds to a plot, in inches
@@ -56,20 +56,18 @@ class Plot:
 
 
 def draw_plots(model: ModelResult) -> Iterator[Plot]:
-    """Yield the plots that show a method besides plain decoding, and that of pass times.
+    """Yield plots of speed-ups and throughputs by temperature, and of the time of forward passes.
 
-    Needs matplotlib.
+    A plot that would show plain decoding alone is left out. Needs matplotlib.
     """
     require_extra("report", "report", "matplotlib")
     styles: dict[str, Any] = {PLAIN: {"label": "plain", "color": "gray"}}
     for i, method in enumerate(dict.fromkeys(f.method for f in model.figures if not f.is_plain)):
         styles[method] = {"label": _shorten(method), "color": f"C{i % 10}"}
     # Seconds to read all weights from memory once, which no forward pass can beat; 0 if unknown.
-    floor = (
-        model.pass_bytes / model.bandwidth.median
-        if model.bandwidth and model.bandwidth.median
-        else 0.0
-    )
+    floor = 0.0
+    if model.bandwidth and model.bandwidth.median:
+        floor = model.pass_bytes / model.bandwidth.median
     for temperature in sorted(model.temperatures):
         shown = [f for f in model.figures if f.temperature == temperature and f.prompts]
         overall = [f for f in shown if f.task == ALL]
@@ -93,9 +91,8 @@ def draw_plots(model: ModelResult) -> Iterator[Plot]:
             "Verifying more rows is almost free near the memory floor, the time to read the "
             "weights once."
         )
-        yield _make_plot(
-            "Time of a forward pass", caption, partial(_draw_pass_cost, model.pass_cost, floor), 1
-        )
+        draw = partial(_draw_pass_cost, model.pass_cost, floor)
+        yield _make_plot("Time of a forward pass", caption, draw, 1)
 
 
 def _make_figure(draw: Callable[[Axes], None], rows: int) -> Figure:
@@ -113,9 +110,8 @@ def _make_figure(draw: Callable[[Axes], None], rows: int) -> Figure:
 
 def _make_plot(title: str, caption: str, draw: Callable[[Axes], None], rows: int) -> Plot:
     make_figure = partial(_make_figure, draw, rows)
-    light, dark = (
-        _to_svg(make_figure, theme, transparent=True) for theme in ("default", "dark_background")
-    )
+    light = _to_svg(make_figure, "default", transparent=True)
+    dark = _to_svg(make_figure, "dark_background", transparent=True)
     return Plot(title, caption, light, dark)
 
 
@@ -125,8 +121,8 @@ def _to_svg(make_figure: Callable[[], Figure], theme: str, *, transparent: bool)
 
     buffer = io.StringIO()
     with style.context([theme, _SETTINGS], after_reset=True), warnings.catch_warnings():
-        # No warning of characters that matplotlib's font lacks: the reader's browser draws the text
-        # with its own fonts.
+        # Characters that matplotlib's font lacks do no harm: the browser draws the text of an SVG
+        # file with its own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         make_figure().savefig(
             buffer, format="svg", transparent=transparent, metadata={"Date": None}
@@ -135,21 +131,18 @@ def _to_svg(make_figure: Callable[[], Figure], theme: str, *, transparent: bool)
 
 
 def _shorten(name: str) -> str:
-    """Cut the middle out of a long name: the start and the last options tell names apart."""
+    """Cut the middle out of a long name, because the names of methods differ at start and end."""
     clean = "".join(c if c.isprintable() else " " for c in name)
-    return (
-        clean
-        if len(clean) <= _MAX_LABEL
-        else f"{clean[: _MAX_LABEL // 2]}…{clean[1 - _MAX_LABEL // 2 :]}"
-    )
+    if len(clean) <= _MAX_LABEL:
+        return clean
+    return f"{clean[: _MAX_LABEL // 2]}…{clean[1 - _MAX_LABEL // 2 :]}"
 
 
 def _draw_speedups(figures: Sequence[Figures], styles: Mapping[str, Any], axes: Axes) -> None:
     y = 0
     ticks = {}
-    for task in sorted(
-        dict.fromkeys(f.task for f in figures), key=lambda task: (task != ALL, task != SOUND)
-    ):
+    tasks = dict.fromkeys(f.task for f in figures)
+    for task in sorted(tasks, key=lambda task: (task != ALL, task != SOUND)):
         rows = [f for f in figures if f.task == task and not f.is_plain]
         _draw_bars(axes, y, rows, styles, [f.speedup for f in rows])
         ticks[y + (len(rows) - 1) / 2] = _shorten(task_name(task))
@@ -175,16 +168,13 @@ def _draw_bars(
     styles: Mapping[str, Any],
     values: Sequence[Any],
 ) -> None:
-    """Draw one bar with a whisker per method, at y = ``first``, ``first + 1``, …, from the top down."""
+    """Draw one bar with a whisker per method, from y = ``first`` on, downwards."""
     for y, (f, value) in enumerate(zip(figures, values, strict=True), first):
-        style = styles[f.method] | {
-            "ecolor": "gray",
-            "hatch": "///" if f.engine != "pronk" else None,
-        }
+        hatch = "///" if f.engine != "pronk" else None
+        style = styles[f.method] | {"ecolor": "gray", "hatch": hatch}
         bars = axes.barh(y, value.median, xerr=value.spread, **style)
-        axes.bar_label(
-            bars, [f"{value.median:.{2 if value.median < 10 else 0}f}"], padding=2, fontsize=8
-        )
+        label = f"{value.median:.2f}" if value.median < 10 else f"{value.median:.0f}"
+        axes.bar_label(bars, [label], padding=2, fontsize=8)
     axes.yaxis.set_inverted(True)
 
 
@@ -199,7 +189,7 @@ def _draw_pass_cost(costs: Sequence[PassCost], floor: float, axes: Axes) -> None
 
 
 def draw_steps(steps: Sequence[Decision]) -> str:
-    """Draw a request as SVG: an upper plot of tokens per step, a lower one of the allowance."""
+    """Return two plots of a request's steps as SVG text: tokens by drafter, and the allowance."""
     return _to_svg(partial(_step_figure, steps), "default", transparent=False)
 
 

@@ -1,15 +1,15 @@
 """Prompts of a benchmark, from suites and from the user's own files.
 
 A suite is a file of JSON lines, ``NAME.jsonl`` or ``NAME.jsonl.gz``, in the folder given with
-``--data``; the suite ``sample`` is part of pronk. Each line is an object with one of these keys (of
-several, the first one counts)
+``--data``; the suite ``sample`` is part of pronk. Each line is an object with one of these keys (if
+it has several, the first of this list counts):
 
 - ``"prompt"``: text to continue,
 - ``"messages"``: a conversation in OpenAI's format that ends with a message of the user,
-- ``"turns"``: messages of the user; the model answers each before the next,
+- ``"turns"``: messages of the user; the model answers each before the next.
 
-and optionally ``"id"`` and ``"task"``; metrics are grouped by task. Turns and messages are rendered
-with the model's chat template. Any other file is plain text with one prompt per line.
+The keys ``"id"`` and ``"task"`` are optional; metrics are grouped by task. Turns and messages are
+rendered with the model's chat template. Any other file is plain text with one prompt per line.
 """
 
 from __future__ import annotations
@@ -53,15 +53,19 @@ class Prompt:
 
 
 def builtin_prompts() -> list[Prompt]:
-    """Return the suite ``sample``: parts of HumanEval, GSM8K and HumanEvalPack (all MIT), pronk's prompts."""
+    """Return the prompts of the suite ``sample``, which is part of pronk.
+
+    They are parts of HumanEval, GSM8K and HumanEvalPack (all under the MIT licence), and pronk's
+    own.
+    """
     with as_file(files("pronk.lab.bench") / "prompts.jsonl") as path:
         return load_prompts(path)
 
 
 def load_suite(name: str, folder: Path | None) -> list[Prompt]:
-    """Load a suite with :func:`load_prompts`.
+    """Load a suite from ``folder`` with :func:`load_prompts`.
 
-    Raise OptionError if there is no suite of this name.
+    Raises OptionError if there is no suite of this name.
     """
     if name == BUILTIN_SUITE:
         return builtin_prompts()
@@ -93,29 +97,23 @@ def _suite_names(folder: Path) -> list[str]:
 def load_prompts(path: Path) -> list[Prompt]:
     """Load the prompts of a file: JSON lines, or text with one prompt per line.
 
-    Raises OptionError if the file is missing, or a line is malformed (the message has the line
-    number), PromptError if the file has no prompt.
+    Raises OptionError if the file is missing, or for a malformed line, with its number; PromptError
+    if the file has no prompt.
     """
     if path.is_dir() or not path.exists():
-        msg = (
-            f"prompts: expected a file at {path}, found {'a folder' if path.is_dir() else 'none'}; "
-            "check the path"
-        )
+        found = "a folder" if path.is_dir() else "none"
+        msg = f"prompts: expected a file at {path}, found {found}; check the path"
         raise OptionError(msg)
     task = path.name.split(".")[0]
+    prompts: list[Prompt] = []
     if path.name.endswith(_SUFFIXES):
-        prompts = [
-            _parse(row, f"{path}, line {number}", task, number)
-            for number, row in read_json_lines(path)
-        ]
+        for number, row in read_json_lines(path):
+            prompts.append(_parse(row, f"{path}, line {number}", task, number))
     else:
         _check_task(task, str(path))
-        lines = read_text(path).splitlines()
-        prompts = [
-            Prompt(f"{task}_{n}", task, text=line)
-            for n, line in enumerate(lines, 1)
-            if line.strip()
-        ]
+        for number, line in enumerate(read_text(path).splitlines(), 1):
+            if line.strip():
+                prompts.append(Prompt(f"{task}_{number}", task, text=line))
     if not prompts:
         refuse(path, "expected at least one prompt, found none", PromptError)
     return prompts
@@ -124,10 +122,8 @@ def load_prompts(path: Path) -> list[Prompt]:
 def _parse(row: Mapping[str, Any], where: str, default_task: str, number: int) -> Prompt:
     keys = [key for key in ("prompt", "messages", "turns") if key in row]
     if not keys:
-        msg = (
-            f"{where}: expected 'prompt', 'turns' or 'messages', found "
-            f"{', '.join(map(repr, row)) or 'nothing'}"
-        )
+        found = ", ".join(map(repr, row)) or "nothing"
+        msg = f"{where}: expected 'prompt', 'turns' or 'messages', found {found}"
         raise OptionError(msg)
     prompt_id = str(row.get("id", f"{default_task}_{number}"))
     task = str(row.get("task", default_task))
@@ -142,9 +138,8 @@ def _parse(row: Mapping[str, Any], where: str, default_task: str, number: int) -
             OptionError,
         )
     if keys[0] == "turns":
-        return Prompt(
-            prompt_id, task, turns=tuple(_text(turn, f"{where}: turns") for turn in value)
-        )
+        turns = tuple(_text(turn, f"{where}: turns") for turn in value)
+        return Prompt(prompt_id, task, turns=turns)
     messages = [_message(entry, where) for entry in value]
     if messages[-1]["role"] != "user":
         refuse(
@@ -186,7 +181,7 @@ def _message(entry: Any, where: str) -> dict[str, str]:
 
 
 def group_by_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
-    """Return the first ``limit`` prompts of each task, by task.
+    """Return the first ``limit`` prompts of each task (``None``: all), by task.
 
     A repeated id gets a number: ``id (2)``.
     """
@@ -203,11 +198,11 @@ def group_by_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, lis
 def load_tasks(
     suites: Sequence[str] | None, folder: Path | None, files: Sequence[Path], limit: int | None
 ) -> dict[str, list[Prompt]]:
-    """Load the prompts of suites and files and group them by task; default: the suite ``sample``.
+    """Load the prompts of suites and files, grouped by task.
 
     ``folder`` has the files of the suites; ``limit`` is the maximum number of prompts of each task.
-    Raises OptionError if ``folder`` is given without ``suites``, a suite is unknown, or a file is
-    damaged.
+    Without suites and files, the suite ``sample`` is loaded. Raises OptionError if ``folder`` is
+    given without ``suites``, a suite is unknown, or a file is damaged.
     """
     if folder is not None and suites is None:
         available = ", ".join(_suite_names(folder)) or "none"
@@ -235,7 +230,7 @@ def encode(
     if prompt.text is not None:
         return llm.tokenizer.encode(prompt.text)
     messages = list(prompt.history)
-    # the current turn has no answer, so zip omits it
+    # The current turn has no answer yet: ``zip`` ends before it.
     for turn, answer in zip(prompt.turns, answers, strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     messages.append({"role": "user", "content": prompt.turns[len(answers)]})
@@ -245,7 +240,10 @@ def encode(
 
 
 def drop_middle(ids: Sequence[int], limit: int) -> list[int]:
-    """Shorten a prompt to ``limit`` token ids: drop its middle, keep its start and end (the question)."""
+    """Shorten a prompt to ``limit`` token ids by cutting out its middle.
+
+    The end of a prompt is mostly the question.
+    """
     if len(ids) <= limit:
         return list(ids)
     head = limit // 2

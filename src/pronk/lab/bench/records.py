@@ -44,15 +44,15 @@ class Model:
 
     name: str  # folder or id of the model, as the user wrote it
     parameters: int
-    # Bytes in the model's files of the tensors that a forward pass reads as a whole, so without an
-    # embedding table (unless tied); in memory, if the weights take less there.
+    # Bytes of the tensors that a forward pass reads as a whole: in the model's files, or in memory
+    # if the weights take less there. An embedding table counts only if it is also the output head.
     pass_bytes: int
-    # bytes of KV cache that a forward pass reads for each token of the context
+    # Bytes of KV cache that a forward pass reads for each token of the context.
     kv_bytes_per_token: int
     dtype: str  # data type of the weights that are not quantized
     context: int  # maximum number of tokens, prompt and output together
     methods: tuple[str, ...]  # names of the measured methods, in the order of the tables
-    # set if a small model was padded to a large shape (in config.json)
+    # From config.json, if a small model was padded to a large shape.
     inflated: dict[str, Any] | None = None
     kernels: str = "torch"  # instruction set of pronk's kernels; "torch": torch's operators
     weights: str = ""  # formats of the matrices, most bytes first, such as "int4 in groups of 32"
@@ -95,7 +95,10 @@ class Skip:
 
 @dataclass(frozen=True)
 class Sample:
-    """Output of one method for one prompt, in one repeat; times in seconds, ``None`` if unknown."""
+    """Output and measurements of one method for one prompt, in one repeat.
+
+    Times are in seconds. ``None``: not known.
+    """
 
     task: str
     id: str
@@ -110,11 +113,11 @@ class Sample:
     tokens: tuple[int, ...] = ()
     ttft: float | None = None  # from the start of the request to its first token
     steps: tuple[StepStats, ...] | None = None  # one per forward pass that generated tokens
-    # predicted and observed acceptance, one entry per bin
+    # Predicted and observed acceptance of the draft tokens, one entry per bin of predictions.
     trust: tuple[GainStats, ...] | None = None
     peak_memory: int | None = None  # peak memory during the call, in bytes; see PeakMemory
     batch: int = 1  # number of prompts in the batch, this one included
-    # part of ``seconds`` spent sending to the model's workers and waiting for them
+    # Part of ``seconds`` for sending to the model's workers and waiting for them.
     waited: float | None = None
     error: str | None = None  # reason why there is no output; ``None`` if there is one
 
@@ -128,8 +131,9 @@ class DivergenceRecord:
     method: str
     temperature: float
     position: int  # index of the first token that differs, or the length of the shorter output
-    # Log-probability of plain decoding's token there, minus that of the other output's token. None
-    # if the sampling parameters filter the other output's token out, or if only the lengths differ.
+    # Log-probability of plain decoding's token at ``position``, minus that of the other output's
+    # token. ``None`` if the sampling parameters exclude the other output's token, or if only the
+    # lengths differ.
     gap: float | None
     near_tie: bool  # whether rounding of the logits explains the difference
 
@@ -181,20 +185,16 @@ def with_models(records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
 
 @dataclass
 class Trace:
-    """The records of a benchmark so far.
-
-    Each one is also appended to ``file`` unless that is ``None``.
-    """
+    """The records of a benchmark so far, in memory and, unless ``file`` is ``None``, on disk."""
 
     records: list[Record] = field(default_factory=list)
     file: TextIO | None = None
 
     def add(self, record: Record) -> None:
-        """Append a record.
+        """Append a record to ``records`` and to the file.
 
-        Also write it to the file, whose earlier content the first record replaces.
-
-        Raises OptionError if the file cannot be written; the record is in ``records`` nevertheless.
+        The first record replaces the earlier content of the file. Raises OptionError if the file
+        cannot be written; ``records`` then has the record nevertheless.
         """
         self.records.append(record)
         if self.file is None:
@@ -212,7 +212,7 @@ class Trace:
 
 
 def write_trace(path: Path, records: Sequence[Record]) -> None:
-    """Replace a trace file by these records; if this fails, the old file stays."""
+    """Write a trace file atomically: if writing fails, an older file of this name stays."""
     with replace_file(path) as file:
         file.writelines(_line(record).encode() for record in records)
 
@@ -222,9 +222,9 @@ def _line(record: Record) -> str:
 
 
 def read_trace(path: Path) -> list[Record]:
-    """Read a saved trace without a truncated last line.
+    """Read the records of a trace file; a truncated last line is left out.
 
-    Raise OptionError for a damaged or other file.
+    Raises OptionError if the file is damaged, or is no trace of this format.
     """
     records = (_parse(row, f"{path}, line {number}") for number, row in _complete_rows(path))
     start = next(records, None)
@@ -241,7 +241,7 @@ def _complete_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, row in read_json_lines(path):
             yield number, row
     except OptionError:
-        # not only the last line was cut off
+        # A benchmark that was killed may have cut off the last line; other damage is an error.
         if not path.is_file() or path.read_bytes().count(b"\n") != number:
             raise
 

@@ -1,4 +1,4 @@
-"""Show the result of a benchmark on a terminal, and write it as Markdown."""
+"""Result of a benchmark as tables on a terminal, and as Markdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pronk.lab.bench.tables import (
 _INTERRUPTED = "Interrupted: the figures are over the prompts that were measured until then."
 _MAX_ENTRIES = 5  # maximum length of a list of skipped prompts or of failures
 
-_TEMPERATURES_PER_TABLE = 2  # as many as have room for their columns in 80 characters
+_TEMPERATURES_PER_TABLE = 2  # columns of more do not fit a terminal of 80 characters
 
 
 def show(document: Document, console: Console) -> None:
@@ -43,15 +43,12 @@ def _render_model(model: ModelResult, document: Document) -> Iterator[Renderable
     if model.figures:
         temperatures = model.temperatures
         for first in range(0, len(temperatures), _TEMPERATURES_PER_TABLE):
-            yield Padding(
-                _to_rich(speed_table(model, temperatures[first : first + _TEMPERATURES_PER_TABLE])),
-                (1, 0),
-            )
+            shown = temperatures[first : first + _TEMPERATURES_PER_TABLE]
+            yield Padding(_to_rich(speed_table(model, shown)), (1, 0))
         yield _to_rich(cost_table(model))
         yield Text("\n" + _footnote(document), style="dim")
-    yield from _list_entries(
-        f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped]
-    )
+    skipped = [(failure.id, failure.reason) for failure in model.skipped]
+    yield from _list_entries(f"skipped, {len(skipped)} in all", skipped)
     yield from _list_entries("failed", failures(model))
 
 
@@ -79,10 +76,9 @@ def _list_entries(title: str, entries: Sequence[tuple[str, str]]) -> Iterator[Te
     yield Text(f"{title}:", style="yellow")
     for name, reason in entries[:_MAX_ENTRIES]:
         yield Text(f"  {name}: {reason}")
-    if len(entries) > _MAX_ENTRIES:
-        yield Text(
-            f"  … and {len(entries) - _MAX_ENTRIES} more, in the document that --json writes"
-        )
+    more = len(entries) - _MAX_ENTRIES
+    if more > 0:
+        yield Text(f"  … and {more} more, in the document that --json writes")
 
 
 def to_markdown(document: Document) -> str:
@@ -92,31 +88,25 @@ def to_markdown(document: Document) -> str:
         lines += [f"### {_escape(model.name)}", "", _escape(describe(model, document)), ""]
         if (note := inflation_note(model)) is not None:
             lines += [f"**{_escape(note)}**", ""]
-        for table in (speed_table(model), cost_table(model)) if model.figures else ():
-            lines += [*_markdown_rows(table), ""]
+        if model.figures:
+            lines += [*_markdown_rows(speed_table(model)), ""]
+            lines += [*_markdown_rows(cost_table(model)), ""]
         for peer, notes in model.peers.items():
             settings = ", ".join(f"{name} {value}" for name, value in notes.items())
             lines.append(_escape(f"- {peer}: {settings}"))
-        lines += [
-            _escape(f"- skipped: {skip.id}: {skip.reason}") for skip in model.skipped[:_MAX_ENTRIES]
-        ]
-        lines += (
-            [f"- skipped: {len(model.skipped)} prompts in all"]
-            if len(model.skipped) > _MAX_ENTRIES
-            else []
-        )
-        lines += [
-            _escape(f"- failed: {name}: {reason}")
-            for name, reason in failures(model)[:_MAX_ENTRIES]
-        ]
+        for skip in model.skipped[:_MAX_ENTRIES]:
+            lines.append(_escape(f"- skipped: {skip.id}: {skip.reason}"))
+        if len(model.skipped) > _MAX_ENTRIES:
+            lines.append(f"- skipped: {len(model.skipped)} prompts in all")
+        for name, reason in failures(model)[:_MAX_ENTRIES]:
+            lines.append(_escape(f"- failed: {name}: {reason}"))
         lines.append("")
     return "\n".join([*lines, _escape(_footnote(document)), ""])
 
 
 def _markdown_rows(table: Table) -> Iterator[str]:
-    yield _markdown_row(
-        ["", "method", *(column.replace("\n", " ").strip() for column in table.columns)]
-    )
+    headings = [column.replace("\n", " ").strip() for column in table.columns]
+    yield _markdown_row(["", "method", *headings])
     yield _markdown_row(["---", "---", *["--:"] * len(table.columns)])
     for title, rows in table.blocks:
         for number, cells in enumerate(rows):

@@ -28,11 +28,9 @@ from pronk.lab.bench.tables import (
 def write_report(document: Document, folder: Path) -> Path:
     """Write ``folder/index.html`` atomically and return its path.
 
-    Create the folder if it is missing.
-
-    The same document always gives the same page, byte by byte. Raises OptionError if matplotlib is
-    not installed, or if the folder cannot be written; the message then names the file that has the
-    page.
+    A missing folder is created. The same document always gives the same page, byte by byte. Raises
+    OptionError if matplotlib is not installed, or if the folder cannot be written; the message then
+    names another file, which has the page.
     """
     page_path = folder / "index.html"
     page = _render(document)
@@ -43,11 +41,13 @@ def write_report(document: Document, folder: Path) -> Path:
 
 
 def check_report(folder: Path) -> None:
-    """Raise OptionError before the benchmark if matplotlib is missing or ``folder`` cannot be written."""
+    """Check, before the benchmark, that a report can be written into ``folder``.
+
+    Raises OptionError if matplotlib is missing, or the folder cannot be written.
+    """
     require_extra("report", "report", "matplotlib")
-    existing = next(
-        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
-    )
+    candidates = (folder.absolute(), *folder.absolute().parents)
+    existing = next(path for path in candidates if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         refuse(
             "report",
@@ -71,9 +71,8 @@ def _render(document: Document) -> str:
 
 
 def _data_url(svg: str) -> str:
-    return (
-        f"data:image/svg+xml;base64,{b64encode(svg.encode('utf-8', 'backslashreplace')).decode()}"
-    )
+    encoded = b64encode(svg.encode("utf-8", "backslashreplace"))
+    return f"data:image/svg+xml;base64,{encoded.decode()}"
 
 
 def _flat(value: object) -> str:
@@ -93,8 +92,10 @@ def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
     if single_tasks:
         details["Each task: speed-up and acceptance"] = speed_table(model, tasks=single_tasks)
         details["Each task: latency and cost"] = cost_table(model, single_tasks)
-    skipped = {f"Skipped prompts: {len(model.skipped)}": {s.id: s.reason for s in model.skipped}}
-    failed = {"Failures": dict(failures(model))}
+    reasons = {
+        f"Skipped prompts: {len(model.skipped)}": {skip.id: skip.reason for skip in model.skipped},
+        "Failures": dict(failures(model)),
+    }
     return {
         "model": model,
         "description": describe(model, document),
@@ -102,5 +103,5 @@ def _make_section(model: ModelResult, document: Document) -> dict[str, Any]:
         "tables": tables,
         "plots": list(draw_plots(model)),
         "details": details,
-        "failures": {title: entries for title, entries in (skipped | failed).items() if entries},
+        "failures": {title: entries for title, entries in reasons.items() if entries},
     }

@@ -1,4 +1,4 @@
-"""Run a benchmark, or continue one: load each model, start its peers, measure all methods."""
+"""Run of a benchmark: load each model, start its peers, measure all methods; or continue one."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Plan:
     tasks: Mapping[str, Sequence[Prompt]]  # prompts by task
     options: Options
     peers: tuple[PeerSpec, ...] = ()
-    # Name of a peer's engine to the Python interpreter that runs it; by default the interpreter of
-    # this process.
+    # Path of the Python interpreter that runs the peers of an engine, by name of the engine. An
+    # engine that is missing here runs with the interpreter of this process.
     interpreters: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def size(self) -> str:
-        """Number of runs of each model, as a product: prompts, methods, temperatures and repeats."""
+        """Number of runs of each model as a product, such as ``8 prompts × 3 methods``."""
         options = self.options
         prompts = sum(prompt.num_turns for prompts in self.tasks.values() for prompt in prompts)
         methods = len(self.all_drafters) + len(self.peers)
@@ -74,7 +74,7 @@ class Plan:
 
 
 def check(plan: Plan) -> None:
-    """Raise OptionError if a drafter or a peer is unknown, or cannot be measured with these options."""
+    """Raise OptionError if a drafter, peer or interpreter of the plan cannot be measured."""
     for drafter in plan.drafters:
         make_drafter(drafter)
     if plan.peers and plan.options.batch > 1:
@@ -101,12 +101,18 @@ def run(
     arguments: dict[str, Any],
     progress: Progress = lambda _label, _done, _total: None,
 ) -> None:
-    """Measure every model; if an exception ends the run, ``trace`` has all records before it.
+    """Measure every model, one after the other, and add all records to ``trace``.
 
-    ``loaders`` has, by name of the model, the function that loads it, whose argument is a progress
-    callback. The first record stores ``arguments``, the options of the command. ``progress`` gets a
-    label, the number of finished runs, and the number of all runs. Raises ``PronkError`` if a model
-    cannot be loaded.
+    Args:
+        loaders: by name of the model, the function that loads the model; its argument is a progress
+            callback.
+        plan: drafters, peers and prompts to measure.
+        trace: an empty trace, or that of the benchmark to continue. If an exception ends the run,
+            the trace has all records before the exception.
+        arguments: options of the command, for the first record.
+        progress: receives a label, the number of finished runs, and the number of all runs.
+
+    Raises PronkError if a model cannot be loaded.
     """
     finished = False
     try:
@@ -164,13 +170,12 @@ def _model_record(name: str, llm: LLM, plan: Plan, load_seconds: float) -> Model
 def _start_peer(
     spec: PeerSpec, llm: LLM, python: str | None, trace: Trace, stack: ExitStack
 ) -> Method:
-    """Start a peer, which ``stack`` closes.
+    """Start a peer and record its versions and settings; ``stack`` closes the peer.
 
-    If that fails, every prompt fails with the same error.
+    If the peer does not start, its method fails with the same error for every prompt.
     """
-    peer = Peer(
-        spec, llm.path, dtype=str(llm.dtype), threads=num_threads() * llm.workers, python=python
-    )
+    threads = num_threads() * llm.workers
+    peer = Peer(spec, llm.path, dtype=str(llm.dtype), threads=threads, python=python)
     stack.callback(peer.close)
     method = PeerMethod(peer, llm.config.eos_ids)
     try:
@@ -188,26 +193,25 @@ def resumable_records(
 ) -> list[Record]:
     """Return the records that a continued benchmark keeps: all but those of unfinished prompts.
 
-    ``arguments`` are the options of the command as JSON values. Raises OptionError if the benchmark
-    had other options, or ran elsewhere; ``path`` names its trace.
+    ``arguments`` are the options of the command as JSON values; messages name the trace by
+    ``path``. Raises OptionError if the benchmark had other options, or ran on another machine or
+    with other versions.
     """
     start = records[0]
     assert isinstance(start, Start)
     hardware = describe_hardware(str(arguments["device"]))
-    # The number of threads is not set yet.
-    same = all(
+    # The number of threads is set only when a model is loaded.
+    is_same_machine = all(
         start.hardware.get(name) == value for name, value in hardware.items() if name != "threads"
     )
-    if start.versions != versions() or not same:
+    if start.versions != versions() or not is_same_machine:
         msg = (
             f"resume: expected the machine and the versions of {path}, found others; "
             "use another trace"
         )
         raise OptionError(msg)
-    before, now = (
-        {k: v for k, v in given.items() if k not in _FREE_OPTIONS}
-        for given in (start.arguments, arguments)
-    )
+    before = _binding_options(start.arguments)
+    now = _binding_options(arguments)
     if before != now:
         names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         msg = (
@@ -216,13 +220,21 @@ def resumable_records(
         )
         raise OptionError(msg)
     finished = _finished(records)
-    of_prompts = (Sample, Skip, DivergenceRecord)
-    return [
-        record
-        for model, record in with_models(records)
-        if not isinstance(record, End)
-        and (not isinstance(record, of_prompts) or (model, record.task, record.id) in finished)
-    ]
+    kept: list[Record] = []
+    for model, record in with_models(records):
+        if isinstance(record, End):
+            continue
+        if isinstance(record, (Sample, Skip, DivergenceRecord)):
+            if (model, record.task, record.id) in finished:
+                kept.append(record)
+        else:
+            kept.append(record)
+    return kept
+
+
+def _binding_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a continued benchmark must repeat."""
+    return {name: value for name, value in arguments.items() if name not in _FREE_OPTIONS}
 
 
 def remaining(
@@ -238,9 +250,8 @@ def remaining(
 
 def _finished(records: Sequence[Record]) -> set[tuple[str, str, str]]:
     """Return model, task and id of the finished prompts, and of each of their turns."""
-    return {
-        (model, record.task, name)
-        for model, record in with_models(records)
-        if isinstance(record, Finished)
-        for name in (record.id, *record.names)
-    }
+    finished: set[tuple[str, str, str]] = set()
+    for model, record in with_models(records):
+        if isinstance(record, Finished):
+            finished.update((model, record.task, name) for name in (record.id, *record.names))
+    return finished

@@ -1,4 +1,4 @@
-"""Tables, headers and footnotes of a benchmark as text, for :mod:`render` and :mod:`report`."""
+"""Tables, headers and footnotes of a benchmark's result, for terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from dataclasses import dataclass
 from pronk.lab.bench.document import ALL, SOUND, Document, Figures, ModelResult
 
 _MISSING = "–"
-_NOISE = 0.95  # ratio to the time of one row below which the times of forward passes count as noise
+# More rows are never less work: where a forward pass takes less than this fraction of the time of a
+# pass over one row, other programs have disturbed the measurement.
+_NOISE = 0.95
 
 _GLOSSARY = {
     "× plain": "tokens/s over plain decoding's, median ± half the range of the repeats",
     "S": "mean tokens per forward pass of the model",
     "α": "acceptance rate of the first draft token",
-    "loops": "share of repeated 4-grams, which flatters every method that copies; a prompt whose plain output is above "
-    "{above:.0%} is left out of the last block",
-    "same": "outputs equal to plain decoding's (* the others part at near ties; a peer that samples draws random "
-    "numbers of its own)",
+    "loops": (
+        "share of repeated 4-grams, which flatters every method that copies; a prompt whose plain "
+        "output is above {above:.0%} is left out of the last block"
+    ),
+    "same": (
+        "outputs equal to plain decoding's (* the others part at near ties; a peer that samples "
+        "draws random numbers of its own)"
+    ),
     "of": "number of prompts",
     "floor": "time of a step over the time to read the weights and the KV cache once",
     "wait": "time between tokens; the tokens of a step share its time",
@@ -37,12 +43,12 @@ class Table:
     """A table: one or more blocks of rows with the same columns."""
 
     columns: tuple[str, ...]  # headings, except for the method; line breaks keep columns narrow
-    # (title, rows); a row starts with its method
+    # Pairs (title, rows); the first cell of a row is the method.
     blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
 
 def explain(document: Document) -> dict[str, str]:
-    """Return the meaning of each column."""
+    """Return the meaning of each column of the tables, by the column's heading."""
     terms = _GLOSSARY | (_WORKERS if document.arguments.get("workers", 1) > 1 else {})
     return {
         name: meaning.format(above=document.degenerate_above) for name, meaning in terms.items()
@@ -60,7 +66,9 @@ def speed_table(
     """
     if temperatures is None:
         temperatures = model.temperatures
-    columns = [name for t in temperatures for name in (f"× plain\nT = {t:g}", "S", "α", "loops")]
+    columns: list[str] = []
+    for temperature in temperatures:
+        columns += [f"× plain\nT = {temperature:g}", "S", "α", "loops"]
     blocks = []
     for task in dict.fromkeys(f.task for f in model.figures if tasks is None or f.task in tasks):
         selected = [f for f in model.figures if f.task == task and f.temperature in temperatures]
@@ -82,9 +90,7 @@ def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,)) -> Table:
     shown = [f for f in model.figures if f.task in tasks]
     columns = [*_COSTS]
     if any(f.waited is not None for f in shown):
-        columns.append(
-            ("work-\ners %", lambda f: _number(None if f.waited is None else f.waited * 100, 1))
-        )
+        columns.append(("work-\ners %", _waited_cell))
     blocks = []
     for task in dict.fromkeys(f.task for f in shown):
         for temperature in dict.fromkeys(f.temperature for f in shown):
@@ -116,12 +122,13 @@ def _exactness_cell(row: Iterable[Figures]) -> str:
         return ""
     same = sum(f.same or 0 for f in compared)
     total = sum(f.compared or 0 for f in compared)
-    star = (
-        "*"
-        if same < total and all((f.same or 0) + (f.near_ties or 0) == f.compared for f in compared)
-        else ""
-    )
+    explained = all((f.same or 0) + (f.near_ties or 0) == f.compared for f in compared)
+    star = "*" if same < total and explained else ""
     return f"{same}/{total}{star}"
+
+
+def _waited_cell(figures: Figures) -> str:
+    return _number(None if figures.waited is None else figures.waited * 100, 1)
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -129,7 +136,10 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return _MISSING if seconds is None else f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
+    if seconds is None:
+        return _MISSING
+    digits = 1 if seconds < 0.1 else 0
+    return f"{seconds * 1e3:.{digits}f}"
 
 
 # Heading of a column, and the function that formats its cells.
@@ -154,7 +164,10 @@ _COSTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 
 
 def describe(model: ModelResult, document: Document) -> str:
-    """Return one line: model, machine, and memory floor (the time to read all weights from memory)."""
+    """Return one line about the model and the machine.
+
+    Its memory floor is the time to read all weights from memory once.
+    """
     parts = [f"{_count(model.parameters)} parameters", model.dtype]
     storage = []
     if model.weights not in ("", model.dtype) and model.weight_bits is not None:
@@ -177,7 +190,6 @@ def describe(model: ModelResult, document: Document) -> str:
     if model.pass_cost:
         costs = ", ".join(f"{cost.rows}: {cost.ratio:.2f}" for cost in model.pass_cost)
         parts.append(f"a forward pass over n rows, relative to one row: {costs}")
-        # More rows are never less work: a ratio clearly below 1 comes from other programs.
         if min(cost.ratio for cost in model.pass_cost) < _NOISE:
             parts.append(
                 "these times are noise: more rows took less time; measure on a quieter machine"
@@ -186,7 +198,7 @@ def describe(model: ModelResult, document: Document) -> str:
 
 
 def inflation_note(model: ModelResult) -> str | None:
-    """Return a note if the model is a small one padded to a large shape; otherwise ``None``."""
+    """Return a note if a small model was padded to a large shape, otherwise ``None``."""
     if model.inflated is None:
         return None
     source = model.inflated.get("source")
@@ -197,7 +209,7 @@ def inflation_note(model: ModelResult) -> str | None:
 
 
 def failures(model: ModelResult) -> list[tuple[str, str]]:
-    """Return pairs (method and its prompts that failed for one reason, the reason)."""
+    """Return pairs (method with its failed prompts, reason of the failure), one per reason."""
     prompts: dict[tuple[str, str], dict[str, None]] = {}
     for figures in model.figures:
         if figures.task == ALL:

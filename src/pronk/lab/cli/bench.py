@@ -101,9 +101,8 @@ def plan(
         list[str] | None,
         _peers(
             "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; or "
-            "all, "
-            "which is all that read the model (transformers: folders, the others: GGUF files); "
-            "repeatable."
+            "all, which is all that read the model (transformers: folders, the others: GGUF "
+            "files); repeatable."
         ),
     ] = None,
     peer_python: Annotated[
@@ -113,26 +112,27 @@ def plan(
 ) -> "Plan":
     """Return the drafters, peers, prompts and settings to measure.
 
-    Raise PronkError if one is invalid.
+    Raises PronkError if one of them is invalid.
     """
     from pronk.lab.bench.measure import Options
     from pronk.lab.bench.prompts import load_tasks
     from pronk.lab.bench.run import Plan, check
 
+    options = Options(
+        max_tokens=max_tokens,
+        temperatures=tuple(dict.fromkeys(temperature)),
+        repeats=repeats,
+        batch=batch,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        chat=chat,
+        fit=fit,
+        minutes=minutes,
+    )
     bench_plan = Plan(
         drafters=tuple(drafters),
         tasks=load_tasks(suite, data, prompts or [], limit),
-        options=Options(
-            max_tokens,
-            tuple(dict.fromkeys(temperature)),
-            repeats,
-            batch,
-            seed,
-            ignore_eos,
-            chat,
-            fit,
-            minutes,
-        ),
+        options=options,
         peers=_choose_peers(peer, models),
         interpreters=_interpreters(peer_python or []),
     )
@@ -245,9 +245,8 @@ def bench(
         outputs.deliver(read_trace(replay))
         return
     if moderation is not None:
-        _refuse_ignored(
-            command, "moderation", ("moderation", "as_json", "markdown", "model", *load.keywords)
-        )
+        known = ("moderation", "as_json", "markdown", "model", *load.keywords)
+        _refuse_ignored(command, "moderation", known)
         _moderate(load, model or [], moderation, outputs)
         return
     from pronk.checkpoint import DEFAULT_MODEL
@@ -258,11 +257,11 @@ def bench(
     try:
         screen = Console(stderr=True)
         with status_bar(screen, "MofNCompleteColumn") as bar, ExitStack() as stack:
-            make_plan = _quick_plan(make_plan, command) if quick else make_plan
+            if quick:
+                make_plan = _quick_plan(make_plan, command)
             bench_plan = make_plan(drafter, model)
-            status = announce(
-                screen, bar, bench_plan.size, "--quick, --limit 1, --repeats 1, --max-tokens 32"
-            )
+            shorter = "--quick, --limit 1, --repeats 1, --max-tokens 32"
+            status = announce(screen, bar, bench_plan.size, shorter)
             models = {name: [name] for name in model} if model else {DEFAULT_MODEL: list[str]()}
             batch = max(16, bench_plan.options.batch)  # at least the default of pronk.LLM
             loaders = {
@@ -295,9 +294,8 @@ def bench(
 def _quick_plan(make_plan: "partial[Plan]", command: typer.Context) -> "partial[Plan]":
     """Return ``make_plan`` with the options of ``--quick`` in place of the defaults."""
     given = given_options(command)
-    return partial(
-        make_plan, **{name: value for name, value in _QUICK.items() if name not in given}
-    )
+    options = {name: value for name, value in _QUICK.items() if name not in given}
+    return partial(make_plan, **options)
 
 
 def _check_measured(records: "Trace") -> None:
@@ -312,7 +310,7 @@ def _check_measured(records: "Trace") -> None:
 
 
 def _refuse_ignored(command: typer.Context, mode: str, known: Sequence[str]) -> None:
-    """Raise OptionError for an option that ``mode``, ``replay`` or ``moderation``, would ignore."""
+    """Raise OptionError for an option that has no effect with ``--replay`` or ``--moderation``."""
     for name in given_options(command):
         if name not in known:
             kinds = "the output" if mode == "replay" else "the model, --json and --markdown"
@@ -352,16 +350,16 @@ def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: 
 
 
 def _choose_peers(names: list[str] | None, models: Sequence[str] | None) -> "tuple[PeerSpec, ...]":
-    """Return the engines called ``names``; a model on the Hub is downloaded to see its format."""
+    """Return the peers called ``names``; a model on the Hub is downloaded to see its format."""
     from pronk.checkpoint import DEFAULT_MODEL, parse_name, resolve_model
     from pronk.lab.bench.peers.process import choose_peers
 
     if not names:
         return ()
-    paths = [
-        Path(model) if Path(model).exists() or parse_name(model) is None else resolve_model(model)
-        for model in models or [DEFAULT_MODEL]
-    ]
+    paths: list[Path] = []
+    for model in models or [DEFAULT_MODEL]:
+        is_path = Path(model).exists() or parse_name(model) is None
+        paths.append(Path(model) if is_path else resolve_model(model))
     return choose_peers(names, paths)
 
 
@@ -381,9 +379,10 @@ def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _open_trace(path: Path | None, resumed: dict[str, Any] | None, stack: ExitStack) -> "Trace":
-    """Open the trace for writing.
+    """Open a trace file for appending; without ``path``, the trace is in memory only.
 
-    If ``resumed`` has the options of its benchmark, keep what is done.
+    If ``resumed``, the options of this command, is given, the file's records of finished prompts
+    are kept. Raises OptionError if the benchmark in the file had other options.
     """
     from pronk.lab.bench.records import Trace, read_trace, write_trace
     from pronk.lab.bench.run import resumable_records

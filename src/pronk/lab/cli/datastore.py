@@ -22,8 +22,7 @@ app = typer.Typer(
 
 _GZIP_RATIO = 3  # assumed size of a text / size of its .gz file, for the progress bar
 _DOCUMENTS_PER_CALL = 64  # number of documents that one call of the tokenizer encodes
-# number of characters; a longer document is cut into pieces before it is tokenized
-_MAX_PIECE = 1 << 20
+_MAX_PIECE = 1 << 20  # characters; a longer document is cut into pieces before it is tokenized
 
 
 @app.command(no_args_is_help=True)
@@ -65,14 +64,9 @@ def build(
     pronk generate "def main(" --drafter "retrieval(datastore='code-store')"
     """
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
-    with interruptible("interrupted; no partial datastore was kept"), status_bar(screen) as status:
-        _build(
-            out,
-            text,
-            model,
-            limit_tokens,
-            announce(screen, status, "tokenizing", "--limit-tokens 1000000"),
-        )
+    with interruptible("interrupted; no partial datastore was kept"), status_bar(screen) as bar:
+        status = announce(screen, bar, "tokenizing", "--limit-tokens 1000000")
+        _build(out, text, model, limit_tokens, status)
     screen.print(f"{out}: {_summary(out)}", markup=False)
 
 
@@ -125,11 +119,10 @@ def _build(
     def show_progress(tokens: int) -> None:
         if tokens == SORTING:
             status("sorting", 0, 0)
+        elif limit is None:
+            status("tokenizing", min(done, sum(sizes)), sum(sizes))
         else:
-            status(
-                "tokenizing",
-                *((min(done, sum(sizes)), sum(sizes)) if limit is None else (tokens, limit)),
-            )
+            status("tokenizing", tokens, limit)
 
     with convert_write_errors(out, "the datastore"), new_folder(out) as partial:
         write_datastore(
@@ -144,7 +137,7 @@ def _build(
 
 
 def _encode(source: SourceSpec, tokenizer: "Tokenizer") -> Iterator[tuple[list[int], int]]:
-    """Yield each document's token ids, without the tokenizer's special tokens, and its bytes of text."""
+    """Yield each document's token ids, without special tokens, and its size in bytes of text."""
     texts = (document.text for document in read_source(source))
     while chunk := list(islice(texts, _DOCUMENTS_PER_CALL)):
         # Replace lone surrogates, which JSON strings can hold and tokenizers reject.
@@ -164,7 +157,7 @@ def _text_bytes(path: Path) -> int:
 
 
 def _split_text(text: str) -> Iterator[str]:
-    """Cut a text into pieces of at most ``_MAX_PIECE`` characters, at the ends of lines where possible."""
+    """Cut a text into pieces of at most ``_MAX_PIECE`` characters, if possible at ends of lines."""
     start = 0
     while len(text) - start > _MAX_PIECE:
         end = text.rfind("\n", start, start + _MAX_PIECE) + 1 or start + _MAX_PIECE

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pronk.text import Tokenizer
 
 
-# Each parameter in this call receives a function that has the options of the command line filled
-# in.
+# ``read``, ``load`` and ``request`` declare options of the command line: ``explain`` receives each
+# function with the values of its options filled in.
 @shares(
     read=read_prompt,
     load=model_options,
@@ -82,14 +82,14 @@ def explain(
         check_writable("plot", plot)
     llm, params = prepare(load, request, screen, text)
     with interruptible("interrupted"):
-        # The first steps of a process are slower: they prepare drafters, and read the weights into
-        # memory.
+        # The first steps of a process are slower, because drafters are prepared and the weights are
+        # read into memory; a short text before the explained one takes this time.
         estimate = TimeEstimate(screen.say, f"{params.max_tokens} tokens", "--max-tokens 32")
         estimate.update(0, params.max_tokens)
         first = llm.generate(text, replace(params, max_tokens=min(16, params.max_tokens)))
         estimate.update(len(first.token_ids), params.max_tokens)
         explanation = explain_text(llm, text, params)
-    try:  # the file and the printed result: an error of one must not lose the other
+    try:  # an error of the plot must not lose the printed result
         if plot is not None:
             from pronk.base import save_result
             from pronk.lab.bench.plots import draw_steps
@@ -139,7 +139,7 @@ def _table(explanation: "Explanation", tokenizer: "Tokenizer") -> "Table":
 
 
 def _group_steps(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
-    """Yield each table row's first number and its steps.
+    """Yield, for each row of the table, the number of its first step and its steps.
 
     Consecutive steps without drafting share a row.
     """
@@ -150,13 +150,14 @@ def _group_steps(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decis
     for drafting, group in groupby(enumerate(steps, 1), has_drafts):
         row = list(group)
         if drafting:
-            yield from ((number, [step]) for number, step in row)
+            for number, step in row:
+                yield number, [step]
         else:
             yield row[0][0], [step for _, step in row]
 
 
 def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
-    """Return a row's text with accepted draft tokens in green, and a line for each drafter that proposed."""
+    """Return a row's text, with accepted draft tokens in green, and a line for each drafter."""
     from rich.text import Text
 
     text = Text()
@@ -173,16 +174,10 @@ def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
 
 
 def _gain_per_cost(step: "Decision") -> str:
-    """Return ``expected tokens / expected cost = speed-up`` of a step.
-
-    Empty without draft tokens.
-    """
-    if (
-        step.value is None
-        or step.plain is None
-        or step.expected is None
-        or not step.verified.num_draft_tokens
-    ):
+    """Return ``expected tokens / expected cost = speed-up``; empty without draft tokens."""
+    if not step.verified.num_draft_tokens:
+        return ""
+    if step.value is None or step.plain is None or step.expected is None:
         return ""
     return f"{step.gain:.2f} / {step.expected / step.plain:.2f} = {step.value:.2f}"
 

@@ -1,4 +1,4 @@
-"""``pronk verify``: check that drafters leave texts unchanged, or that any server is deterministic."""
+"""``pronk verify``: check that drafters leave texts unchanged, or a server's determinism."""
 
 import json
 import sys
@@ -173,7 +173,8 @@ def verify(
     connection = remote(one_model(load.keywords["model"]), max_tokens, seed)
     _check_given(command, url=connection is not None)
     if connection is not None:
-        _verify_remote(*connection, _select(prompts, limit) if prompts else None, limit, as_json)
+        server_prompts = _select(prompts, limit) if prompts else None
+        _verify_remote(*connection, server_prompts, limit, as_json)
     from pronk.commands import TerminalOutput
 
     with TerminalOutput(stats=False).loading() as loading:
@@ -197,8 +198,9 @@ def _verify_model(
     settings: "VerifySettings",
     as_json: Path | None,
 ) -> int:
-    """Verify drafters (``None``: all that fit the model), show the report, and return the exit code.
+    """Verify drafters, show the report, and return the exit code of the process.
 
+    ``None`` in place of drafters stands for all that fit the model.
     A terminal shows a progress bar, then the table. A pipe or a file gets each row of the table
     when it is complete.
     """
@@ -226,10 +228,7 @@ def _verify_model(
 def _reports(
     llm: "LLM", drafters: list[str] | None, prompts: "list[NamedPrompt]", settings: "VerifySettings"
 ) -> "Iterator[VerifyReport]":
-    """Yield the report after each group of texts.
-
-    Show a progress bar, and the expected duration.
-    """
+    """Yield the report after each group of texts; show a progress bar and the expected duration."""
     from pronk.lab.verification import fitting_drafters, verify_steps
     from pronk.lab.verification.prompts import select_fitting
 
@@ -268,7 +267,7 @@ def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
 
 
 def _check_given(command: typer.Context, *, url: bool) -> None:
-    """Raise OptionError if the command line has an option that does not apply with, or without, ``--url``."""
+    """Raise OptionError for an option of servers without ``--url``, or another one with it."""
     for name in given_options(command):
         shown = name.replace("_", "-")
         if url and name not in _SHARED | _REMOTE_ONLY:
@@ -292,31 +291,29 @@ def _verify_remote(
     limit: int | None,
     as_json: Path | None,
 ) -> None:
-    """Verify a server with ``prompts`` or else ``limit`` built-in texts, show the report, and exit."""
+    """Verify a server, show the report, and exit the process.
+
+    The texts are those of ``prompts``, or the first ``limit`` built-in ones.
+    """
     from pronk.lab.verification.remote import TEXTS, verify_server_steps
     from pronk.lab.verification.remote.table import show_server
 
-    builtin = dict([*TEXTS.items()][:limit])
-    texts = (
-        builtin
-        if prompts is None
-        else {prompt.id: prompt.text or prompt.turns[0] for prompt in prompts}
-    )
+    texts = dict([*TEXTS.items()][:limit])
+    if prompts is not None:
+        texts = {prompt.id: prompt.text or prompt.turns[0] for prompt in prompts}
     report: RemoteReport | None = None
     code = 0
     try:
         screen = Console(stderr=True)
         with server, status_bar(screen) as status:
-            progress = announce(
-                screen, status, f"{len(texts)} prompts", "--limit 1, --max-tokens 16, --rounds 1"
-            )
+            shorter = "--limit 1, --max-tokens 16, --rounds 1"
+            progress = announce(screen, status, f"{len(texts)} prompts", shorter)
             for report in verify_server_steps(server, texts, settings, progress):  # noqa: B007 - shown below
                 pass
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
-        # results so far are not lost if the server cannot be reached any more, or another error
-        # ends the checks
+        # The results so far are not lost after an error, such as a server that has ended.
         if report is not None:
             _show(report, as_json, show_server)
     if report is None or not report.tested:
@@ -325,14 +322,14 @@ def _verify_remote(
 
 
 def _show(report: Any, as_json: Path | None, show: Callable[[Any, Console], None]) -> None:
-    """Write a report as JSON to a file, or as one line to standard output (``-``).
+    """Show the table of a report, and write the report as JSON if ``as_json`` is given.
 
-    Else show its table.
+    ``-`` is one line on standard output, in place of the table.
     """
     if str(as_json) == "-":
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
         return
-    if as_json is not None:  # first: standard output may be full
+    if as_json is not None:  # before the table, as standard output may be full
         from pronk.base import save_result
 
         save_result("json", as_json, json.dumps(report.to_dict(), indent=1) + "\n")

@@ -1,1 +1,1 @@
-"""Drafters of papers, by the names of their methods; docs/methods describes them."""
+"""Drafters of papers, one module per method; docs/methods describes the methods."""

@@ -1,8 +1,8 @@
 """Beam search with a draft model, the baseline of the CAPE paper (Du et al. 2024, section 5.3).
 
-A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft model, the
-``width`` likeliest hypotheses that are one token longer, or cannot be extended, replace the former
-ones. The proposal is the final hypotheses, merged into one tree.
+A *hypothesis* is a sequence of draft tokens. After each forward pass of the draft model, every
+hypothesis that can be extended is replaced by its extensions by one token, and the ``width``
+likeliest hypotheses remain. The proposal is the final hypotheses, merged into one tree.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class _Hypothesis:
     """A sequence of draft tokens below the root."""
 
     probability: float  # product of the draft model's probabilities of all tokens
-    # pairs (token id, the draft model's probability of the token)
+    # Pairs (token id, the draft model's probability of the token).
     tokens: tuple[tuple[int, float], ...] = ()
-    # last token's node in the ``CachedTree``; ``None`` if the hypothesis cannot be extended
+    # Node of the last token in the ``CachedTree``; ``None`` if the hypothesis cannot be extended.
     node: int | None = 0
 
 
@@ -85,20 +85,19 @@ class BeamProposer(Proposer[States]):
         cached_trees = CachedTree.create(model, contexts)
         beams = {number: [_Hypothesis(1.0)] for number in cached_trees}
         for length in range(1, options.num_tokens + 1):
-            live = [
-                number
-                for number, beam in beams.items()
-                if length <= contexts[number].max_depth
-                and any(hypothesis.node is not None for hypothesis in beam)
-            ]
-            if not live:
+            growing: list[int] = []
+            for number, beam in beams.items():
+                is_extendable = any(hypothesis.node is not None for hypothesis in beam)
+                if is_extendable and length <= contexts[number].max_depth:
+                    growing.append(number)
+            if not growing:
                 break
-            compute_new_nodes(model.draft, [cached_trees[number] for number in live])
-            for number in live:
+            compute_new_nodes(model.draft, [cached_trees[number] for number in growing])
+            for number in growing:
                 last = length == min(options.num_tokens, contexts[number].max_depth)
                 beams[number] = self._extend(cached_trees[number], beams[number], last=last)
-        # only the root: no draft tokens
-        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+        roots = [context.tokens[-1:] for context in contexts]
+        trees = [TokenTree.chain(root) for root in roots]
         for number, beam in beams.items():
             trees[number] = _merge(beam, contexts[number], model.label)
         return trees
@@ -112,8 +111,8 @@ class BeamProposer(Proposer[States]):
         extension, the new tokens are added to the cached tree, and the next forward pass computes
         them.
         """
-        # Pairs (hypothesis, cached node that is the parent of its new token). ``None``: it has no
-        # new token.
+        # Pairs (hypothesis, cached node that is the parent of its new token). The node is ``None``
+        # if the hypothesis has no new token.
         extensions: list[tuple[_Hypothesis, int | None]] = []
         for hypothesis in beam:
             node = hypothesis.node
@@ -125,16 +124,18 @@ class BeamProposer(Proposer[States]):
                 tokens = (*hypothesis.tokens, (token, prob))
                 extensions.append((_Hypothesis(hypothesis.probability * prob, tokens, None), node))
         extensions.sort(key=lambda extension: -extension[0].probability)
-        return [
-            longer
-            if last or node is None
-            else replace(longer, node=cached_tree.add_node(node, longer.tokens[-1][0]))
-            for longer, node in extensions[: self.options.width]
-        ]
+        likeliest: list[_Hypothesis] = []
+        for longer, parent in extensions[: self.options.width]:
+            if last or parent is None:
+                likeliest.append(longer)
+                continue
+            token, _ = longer.tokens[-1]
+            likeliest.append(replace(longer, node=cached_tree.add_node(parent, token)))
+        return likeliest
 
 
 def _merge(beam: Sequence[_Hypothesis], context: DraftContext[States], label: str) -> TokenTree:
-    """Merge all hypotheses into one tree, and keep only the ``max_nodes`` draft tokens of largest gain."""
+    """Merge all hypotheses into one tree of at most ``max_nodes`` draft tokens of largest gain."""
     rates = context.acceptance.rates(label)
     trie = Trie(context.tokens[-1])
     for hypothesis in beam:

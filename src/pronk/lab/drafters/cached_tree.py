@@ -1,9 +1,9 @@
 """Token trees in a draft model's KV cache, grown by the drafters ``beam`` and ``staged``.
 
 Both drafters add nodes to the tree, compute all new nodes in one forward pass of the draft model,
-and read its probabilities of the next token after each node. The proposed tree is a different one:
-it may lack unlikely nodes of the cached tree, and it has leaves that the draft model has not
-computed.
+and read the draft model's probabilities of the next token after each node. The proposed tree
+differs from the cached one: it may lack unlikely nodes, and it has leaves that the draft model has
+not computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from pronk.drafting import (
 
 
 class CachedTree(Trie):
-    """Token tree (the target's ids, without gains) below one request's text in the draft's KV cache.
+    """Token tree in the draft model's KV cache, below the text of one request.
+
+    Tokens are ids of the target's vocabulary; all gains are 1.
 
     Attributes:
         context: the request; ``context.state`` is its cache
@@ -40,9 +42,10 @@ class CachedTree(Trie):
     def __init__(
         self, draft: DraftRunner, context: DraftContext[DraftCache], missing: Sequence[int]
     ) -> None:
-        """Create the root.
+        """Create a tree of the root alone.
 
-        ``missing`` are the draft's ids of all tokens not in the cache, the root's last.
+        ``missing`` are the tokens of the text that are not in the cache, the root last, as ids of
+        the draft model's vocabulary.
         """
         super().__init__(context.tokens[-1])
         self.context = context
@@ -56,9 +59,9 @@ class CachedTree(Trie):
     def create(
         cls, model: ModelProposer, contexts: Sequence[DraftContext[States]]
     ) -> dict[int, CachedTree]:
-        """Return ``{index: new tree}`` of the requests that draft.
+        """Return new trees by index in ``contexts``, for the requests that draft in this step.
 
-        ``model`` is the composite's first part.
+        ``model`` is the first part of a composite drafter, whose state is ``context.state[0]``.
         """
         own_contexts = [context.with_state(context.state[0]) for context in contexts]
         active = {
@@ -67,24 +70,25 @@ class CachedTree(Trie):
             if extension_rule(model, context)(())
         }
         missing_tokens = model.draft.align([*active.values()])
-        return {
-            index: cls(model.draft, context, missing)
-            for (index, context), missing in zip(active.items(), missing_tokens, strict=True)
-            if missing is not None  # ``None``: the request cannot draft in this step
-        }
+        trees: dict[int, CachedTree] = {}
+        for (index, context), missing in zip(active.items(), missing_tokens, strict=True):
+            if missing is not None:  # ``None``: the request cannot draft in this step
+                trees[index] = cls(model.draft, context, missing)
+        return trees
 
     @property
     def num_free_nodes(self) -> int:
-        """Number of nodes that can still be added, by free KV slots and by the limits in ``context``."""
+        """Number of nodes that can still be added: limited by ``context`` and by free KV slots."""
         max_size = self.context.max_depth + self.context.max_nodes + 1
         cache = self.context.state
         num_slots = len(cache.block_table.blocks) * cache.pool.block_size
-        return min(max_size, num_slots - len(cache.tokens) - len(self.pending_text)) - len(self)
+        num_free_slots = num_slots - len(cache.tokens) - len(self.pending_text)
+        return min(max_size, num_free_slots) - len(self)
 
     def add_node(self, parent: int, token: int) -> int | None:
-        """Return the child of ``parent`` with the target's token id ``token``; add it if it is new.
+        """Return the child of ``parent`` with the token ``token``, which is added if it is new.
 
-        Return ``None`` if the draft model's vocabulary lacks the token, or if the tree is full.
+        ``None`` if the draft model's vocabulary lacks the token, or if the tree is full.
         """
         if (node := self.child(parent, token)) is not None:
             return node
@@ -104,9 +108,9 @@ class CachedTree(Trie):
         return tokens[::-1]
 
     def draft_token(self, node: int) -> DraftToken | None:
-        """Return the likeliest token after a computed node.
+        """Return the draft model's likeliest token after a computed node.
 
-        ``None`` in the cases of ``Sampler.draft_token``.
+        ``None`` where ``Sampler.draft_token`` returns ``None``.
         """
         if node not in self._draft_tokens:
             sampler = self.context.sampler
@@ -118,9 +122,9 @@ class CachedTree(Trie):
 
 
 def compute_new_nodes(draft: DraftRunner, trees: Sequence[CachedTree]) -> None:
-    """Compute the new nodes of all trees in one forward pass of the draft.
+    """Compute the new nodes of all trees in one forward pass of the draft model.
 
-    Each tree needs a new node.
+    Each tree must have at least one new node.
     """
     own_trees = [TokenTree(tuple(tree.draft_ids), tuple(tree.parents)) for tree in trees]
     rows = draft.forward_trees(

@@ -1,8 +1,8 @@
-"""CAPE: a chain plus siblings of its tokens, more siblings at lower confidence (Du et al. 2024, 4.2).
+"""CAPE: a chain of draft tokens and, at low confidence, siblings (Du et al. 2024, section 4.2).
 
 At each position of a chain the ``K`` likeliest tokens other than the chain's token become siblings
 of that token (``docs/methods/cape.md``). Siblings are leaves, so they cost the drafter no forward
-pass. The chain's nodes come first, as in the paper ::
+pass. In the tree, the chain's nodes come first, as in the paper::
 
     the ┬─ cat ┬─ sat ── on         node    0    1    2    3    4    5    6
         ├─ dog └─ ran               token   the  cat  sat  on   dog  man  ran
@@ -58,8 +58,8 @@ class Cape(Composite):
         parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
         sizes: table that gives K: ``"paper"`` is the table of section 4.2, ``"fine"`` the table of
             appendix A. A number in 1..16 is K at every confidence.
-        max_nodes: most draft tokens of a tree, 1..127; siblings of the chain's last tokens are left
-            out first.
+        max_nodes: maximum number of draft tokens of a tree, 1..127; siblings of the chain's last
+            tokens are left out first.
     """
 
     name = "cape"
@@ -111,14 +111,15 @@ class CapeProposer(Proposer[States]):
         return self.inner.score_history(context.with_state(context.state[0]))
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        most = self.options.max_nodes
-        inner = [
-            each.with_state(each.state[0], max_depth=min(each.max_depth, most)) for each in contexts
-        ]
-        chains = self._inner_chains(inner, None)
+        inner_contexts: list[DraftContext[Any]] = []
+        for context in contexts:
+            max_depth = min(context.max_depth, self.options.max_nodes)
+            inner_contexts.append(context.with_state(context.state[0], max_depth=max_depth))
+        chains = self._inner_chains(inner_contexts, None)
         return [self.expand(chain) for chain in chains]
 
     def expand(self, chain: Chain) -> TokenTree:
+        """Return the tree of a chain and of the siblings of its tokens."""
         rates = chain.context.acceptance.rates(self.label)
         tokens = [chain.context.tokens[-1], *chain.tokens]
         parents = [*range(-1, len(chain))]
@@ -126,28 +127,25 @@ class CapeProposer(Proposer[States]):
         origin = [("", 0), *chain.origin]
         num_left = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
         for depth, draft_token in enumerate(chain.draft_tokens):
-            sizes = self.options.sizes
-            wanted = (
-                sizes if isinstance(sizes, int) else _SIBLING_COUNTS[sizes](draft_token.confidence)
-            )
-            count = min(num_left, wanted)
-            # perhaps with the chain's own token
+            count = min(num_left, self._num_siblings(draft_token.confidence))
+            # One token more, because the chain's own token may be among the likeliest.
             likeliest = draft_token.top_tokens(count + 1) if count > 0 else []
-            siblings = [(token, prob) for token, prob in likeliest if token != draft_token.token][
-                :count
-            ]
+            others = [(token, prob) for token, prob in likeliest if token != draft_token.token]
+            siblings = others[:count]
             num_left -= len(siblings)
             kinds = [DrafterRates.confidence_kind(prob) for _, prob in siblings]
             tokens += [token for token, _ in siblings]
             parents += [depth] * len(siblings)
             origin += [(self.label, kind) for kind in kinds]
             gain += [gain[depth] * rates.rate(kind, depth + 1) for kind in kinds]
-        chain_probs = chain.distributions
-        probs = (
-            None
-            if chain_probs is None
-            else chain_probs + (None,) * (len(tokens) - len(chain_probs))
-        )
+        probs = chain.distributions
+        if probs is not None:
+            probs += (None,) * (len(tokens) - len(probs))  # the siblings are not drawn
         return TokenTree(
             tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin)
         )
+
+    def _num_siblings(self, confidence: float) -> int:
+        """Return K, the number of siblings of a chain token of this confidence."""
+        sizes = self.options.sizes
+        return sizes if isinstance(sizes, int) else _SIBLING_COUNTS[sizes](confidence)

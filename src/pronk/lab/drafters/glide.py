@@ -31,7 +31,8 @@ def make_glide_entry(
 ) -> BatchEntry:
     """Return the entry of a forward pass: the positions are the target's, and so is the second KV cache.
 
-    The target's cache must not change until the request's proposal is complete.
+    Positions are those of the target, and the target's KV cache is read beside the model's own. The
+    target's cache must not change until the request's proposal is complete.
     """
     return BatchEntry(
         context.state.block_table,
@@ -52,8 +53,7 @@ class Glide(ModelDrafter):
     """
 
     name = "glide"
-    # folder in ``models`` of a clone of this repository
-    default_folder: ClassVar[str] = "pronk-tiny-glide"
+    default_folder: ClassVar[str] = "pronk-tiny-glide"  # in ``models`` of a clone of the repository
 
     def open(self, target: Target) -> DraftRunner:
         return open_glide(self, self.default_folder, target)
@@ -75,10 +75,11 @@ def open_glide(options: ModelDrafter, default_folder: str, target: Target) -> Dr
     """Load a GLIDE model, with or without attention to the target's cache.
 
     In cross-attention, the rows of draft tokens see the target's cache up to the first draft token
-    only. Once accepted, the same rows would see more, which with several layers would change the
-    cached keys and values of all layers but the first. Accepted draft tokens are therefore run
-    again together with the bonus token, so that a proposal depends only on the text. The whole text
-    is read: the positions are the target's, and a small model reads fast.
+    only. After these tokens were accepted, the same rows would see more, which with several layers
+    would change the cached keys and values of all layers but the first. Accepted draft tokens are
+    therefore run again together with the bonus token, so that a proposal depends only on the text.
+    The model runs over the whole prompt, because its positions are those of the target, and a small
+    model is fast. Raises OptionError if the target is split over processes.
     """
     if target.is_split:
         found = "found it split; use parallel='tree'"

@@ -1,9 +1,10 @@
 """Jacobi decoding (Santilli et al. 2023): solve for the next tokens by fixed-point iteration.
 
 The target's output after position p is the draft token for position p + 1 in the next forward pass.
-The chain ends at the end of a block of ``num_tokens`` positions. This is algorithm 2 of the
-lookahead paper (Fu et al. 2024). In Gauss-Seidel decoding every accepted token adds a new position.
-``docs/methods/jacobi.md`` has an example.
+In Jacobi decoding the chain of draft tokens ends with a block of ``num_tokens`` positions, as in
+algorithm 2 of the lookahead paper (Fu et al. 2024). In Gauss-Seidel decoding the chain always has
+``num_tokens`` positions: every accepted token adds a new one. ``docs/methods/jacobi.md`` has an
+example.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from pronk.drafting import (
     top_tokens,
 )
 
-# number of acceptance rates: one for each depth 1 to 7, and one for all greater depths
-_NUM_RATES = 8
+_NUM_RATES = 8  # one acceptance rate for each depth 1 to 7, and one for all greater depths
 _PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any measurement
 
 
@@ -32,15 +32,15 @@ _PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any m
 class JacobiState:
     """State of one request; text positions count from 0."""
 
-    # token ids of the prompt, used as draft tokens for positions without an output
+    # Token ids of the prompt, the draft tokens for positions without an output.
     prompt: tuple[int, ...]
     start: int = 0  # text position of ``draft_tokens[0]``
-    # greedy outputs of the last forward pass, for the positions from ``start`` on
+    # Greedy outputs of the last forward pass, for the positions from ``start`` on.
     draft_tokens: tuple[int, ...] = ()
     end: int = 0  # first text position after the current block; 0: no block yet
 
     def draft_token(self, position: int) -> int:
-        """Return the target's last output for ``position``, or a token of the prompt if there is no output."""
+        """Return the target's last output for ``position``; without an output, a prompt token."""
         index = position - self.start
         if 0 <= index < len(self.draft_tokens):
             return self.draft_tokens[index]
@@ -68,10 +68,11 @@ class Jacobi(Proposer[JacobiState]):
         return JacobiState(tuple(prompt))
 
     def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
-        return [
-            build_chain(self.name, context, self._num_left(context.state, len(context.tokens)))
-            for context in contexts
-        ]
+        trees: list[TokenTree] = []
+        for context in contexts:
+            num_left = self._num_left(context.state, len(context.tokens))
+            trees.append(build_chain(self.name, context, num_left))
+        return trees
 
     def observe(self, outcome: Outcome[JacobiState]) -> None:
         """Store the next draft tokens and the end of the block; ``propose`` changes no state."""
@@ -80,9 +81,9 @@ class Jacobi(Proposer[JacobiState]):
         store_outputs(outcome)
 
     def _num_left(self, state: JacobiState, first: int) -> int:
-        """Return the number of positions of the block from ``first`` on.
+        """Return the number of positions from ``first`` to the end of the block.
 
-        At its end, those of a new block.
+        If the block has ended, ``first`` begins a new block.
         """
         return state.end - first if first < state.end else self.num_tokens
 
@@ -130,8 +131,11 @@ def build_chain(label: str, context: DraftContext[JacobiState], num_tokens: int)
 
 
 def store_outputs(outcome: Outcome[JacobiState]) -> None:
-    """Store the next draft tokens: the target's likeliest tokens."""
-    if outcome.logits is not None:  # the main chain, without a composite drafter's branches
+    """Store the next draft tokens: the target's likeliest tokens after each node of the main chain.
+
+    Branches that a composite drafter added to the tree are left out.
+    """
+    if outcome.logits is not None:
         outputs = top_tokens(outcome, 1, range(outcome.tree.main_chain))
         outcome.state.start = outcome.position + 1
         outcome.state.draft_tokens = tuple(token for (token,) in outputs)

@@ -68,13 +68,12 @@ class ExitDraft:
 
 
 class EarlyExit:
-    """Owns the adapter; drafts for several requests in shared forward passes.
+    """Drafting of several requests in shared passes: the target's first layers, then the adapter.
 
     ``module`` is the adapter with its KV pool; ``None`` if the adapter has no attention.
 
     As long as this object exists, the target's cache also stores the output of layer ``exit_layer``
-    for every token. Raises ``OptionError`` if there is no memory for the outputs of layer
-    ``exit_layer``.
+    for every token. Raises OptionError if there is no memory for these outputs.
     """
 
     def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
@@ -94,10 +93,14 @@ class EarlyExit:
     def draft_chains(self, chains: Sequence[Chain]) -> None:
         """Draft the tokens of empty chains.
 
-        The state of each context is the request's cache, if any.
+        The state of each chain's context is the request's KV cache of the adapter, or ``None`` for
+        an adapter without attention.
         """
-        drafts = {chain: ExitDraft(chain) for chain in chains}
-        drafts = {chain: draft for chain, draft in drafts.items() if self.reserve(draft)}
+        drafts: dict[Chain, ExitDraft] = {}
+        for chain in chains:
+            draft = ExitDraft(chain)
+            if self.reserve(draft):
+                drafts[chain] = draft
 
         def next_logits(incomplete: Sequence[Chain]) -> Sequence[Array | None]:
             return list(self.next_logits([drafts[chain] for chain in incomplete]))
@@ -105,30 +108,26 @@ class EarlyExit:
         draft_chains([*drafts], next_logits)
 
     def reserve(self, draft: ExitDraft) -> bool:
-        """Allocate the chain's slots in the adapter's pool.
+        """Allocate KV slots for the draft tokens in the adapter's pool.
 
-        Return False if it or the target's lacks slots.
+        Returns False if the adapter's pool, or the target's cache, has too few slots.
         """
         context = draft.chain.context
         max_tokens = draft.chain.max_tokens
-        if (
-            self.target.cache.allocator.num_missing(
-                draft.block_table, len(context.tokens) + max_tokens
-            )
-            > 0
-        ):
+        length = len(context.tokens) + max_tokens
+        if self.target.cache.allocator.num_missing(draft.block_table, length) > 0:
             return False  # the scheduler has allocated too few slots in the target's cache
         if self.module is None:
             return True
-        # Drop the text's last token, to run it again: the first draft token needs the adapter's
-        # output for it.
+        # The text's last token is run again, because the first draft token needs the adapter's
+        # output for the last token.
         context.state.rollback(len(context.tokens) - 1)
         return self.module.reserve(context, max_tokens)
 
     def next_logits(self, drafts: Sequence[ExitDraft]) -> Array:
-        """Run the new tokens of each chain.
+        """Run the new tokens of each chain; return the logits of the next draft tokens.
 
-        Return the logits ``[drafts, vocab]`` of its next draft token.
+        The logits are ``[drafts, vocab]`` float32.
         """
         start_time = self.target.clock()
         entries = list[BatchEntry]()
@@ -179,7 +178,7 @@ class Kangaroo(Drafter):
     Attributes:
         model: folder written by ``pronk train kangaroo``, or a Hub id. ``None`` is
             ``models/pronk-tiny-kangaroo`` of a clone of the repository, which fits only pronk-tiny.
-        num_tokens: most draft tokens of a chain, 1..64; gamma in the paper.
+        num_tokens: maximum number of draft tokens of a chain, 1..64; gamma in the paper.
         eta: a chain ends after a token of at most this confidence, 0..1; 0 turns the rule off.
     """
 
@@ -201,17 +200,15 @@ class Kangaroo(Drafter):
         trained = read_trained_drafter(self.name, self.model, "pronk-tiny-kangaroo", target)
 
         def load_early_exit() -> EarlyExit:
-            return EarlyExit(
-                target, trained.load(target, trained.make_shape(KangarooShape), KangarooAdapter)
-            )
+            shape = trained.make_shape(KangarooShape)
+            return EarlyExit(target, trained.load(target, shape, KangarooAdapter))
 
-        return KangarooProposer(
-            self, target.load_shared(trained.folder, self.name, load=load_early_exit)
-        )
+        early_exit = target.load_shared(trained.folder, self.name, load=load_early_exit)
+        return KangarooProposer(self, early_exit)
 
 
 class KangarooProposer(Proposer[DraftCache | None]):
-    """Proposes chains; ``early_exit`` runs the target's first layers and the adapter."""
+    """Proposes the chains that ``early_exit`` drafts with the target's first layers."""
 
     capabilities = Capabilities(observes_all_steps=False)
 

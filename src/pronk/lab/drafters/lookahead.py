@@ -4,11 +4,11 @@ Each forward pass *verifies* up to G *candidates*: n-grams (sequences of N token
 begin with the last token of the text, merged by common prefixes.
 
 The same forward pass produces new n-grams in the *window*, a table of W columns and N - 1 rows
-(``docs/methods/lookahead.md`` draws it). A row holds outputs of one of the last N - 1 forward
-passes, the oldest first. Row 0 begins with the root and is a chain; each column continues downwards
-from it. The target's output at the lower end of a column completes an n-gram. After the forward
-pass, the oldest row is dropped, the outputs become the newest row, and column 0 moves to the new
-root. The outputs are the target's likeliest tokens, even if the request samples.
+(``docs/methods/lookahead.md`` draws the window). A row holds outputs of one of the last N - 1
+forward passes, the oldest first. Row 0 is a chain that begins with the root; each column continues
+row 0 downwards. The target's output at the lower end of a column completes an n-gram. After the
+forward pass, the oldest row is dropped, the outputs become the newest row, and column 0 moves to
+the new root. The outputs are the target's likeliest tokens, even if the request samples.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _PRIORS = {
 class LookaheadState:
     """State of one request."""
 
-    # token ids of the prompt; they fill the window where the target has no output yet
+    # Token ids of the prompt, which fill the window where the target has no output yet.
     prompt: tuple[int, ...]
     pool: NgramPool  # the request's pool, or the proposer's pool with the option ``shared``
-    # ``None`` before the first outcome, and after an outcome without logits
+    # ``None`` before the first outcome, and after an outcome without logits.
     window: Window | None = None
     num_indexed: int = 0  # number of leading tokens of the text whose n-grams are in the pool
 
@@ -105,37 +105,33 @@ class Lookahead(Drafter):
     warm_up: Literal["grow", "random"] = "grow"
 
     def __post_init__(self) -> None:
-        for option, value, minimum, maximum in (
-            ("ngram", self.ngram, 2, 16),
-            ("guesses", self.guesses, 0, 64),
-        ):
-            if value is not None:
-                check_integer(f"{self.name}: {option}", value, minimum, maximum)
-                if self.window == "auto":
-                    msg = (
-                        f'{self.name}: expected no {option} with window="auto", found {value}; set '
-                        "window as well"
-                    )
-                    raise OptionError(msg)
+        if self.ngram is not None:
+            check_integer(f"{self.name}: ngram", self.ngram, 2, 16)
+            self._check_not_auto("ngram", self.ngram)
+        if self.guesses is not None:
+            check_integer(f"{self.name}: guesses", self.guesses, 0, 64)
+            self._check_not_auto("guesses", self.guesses)
         if isinstance(self.window, str) and self.window != "auto":
-            msg = (
-                f'{self.name}: window: expected "auto" or an integer in 1..64, found '
-                f"{self.window!r}"
-            )
+            expected = 'expected "auto" or an integer in 1..64'
+            msg = f"{self.name}: window: {expected}, found {self.window!r}"
             raise OptionError(msg)
         if self.window != "auto":
             check_integer(f"{self.name}: window", self.window, 1, 64)
-            if (rows := self.window * ((self.ngram or _DEFAULT_NGRAM) - 1)) > MAX_TREE_NODES + 1:
-                found = f"found {rows}; use a smaller window or ngram"
-                msg = (
-                    f"{self.name}: expected window * (ngram - 1) of at most {MAX_TREE_NODES + 1}, "
-                    f"{found}"
-                )
+            rows = self.window * ((self.ngram or _DEFAULT_NGRAM) - 1)
+            if rows > MAX_TREE_NODES + 1:
+                expected = f"expected window * (ngram - 1) of at most {MAX_TREE_NODES + 1}"
+                msg = f"{self.name}: {expected}, found {rows}; use a smaller window or ngram"
                 raise OptionError(msg)
         check_flag(f"{self.name}: use_prompt", self.use_prompt)
         check_flag(f"{self.name}: shared", self.shared)
         check_integer(f"{self.name}: max_ngrams", self.max_ngrams, 1, 1048576)
         check_choice(f"{self.name}: warm_up", self.warm_up, ("grow", "random"))
+
+    def _check_not_auto(self, option: str, value: int) -> None:
+        if self.window == "auto":
+            expected = f'expected no {option} with window="auto"'
+            msg = f"{self.name}: {expected}, found {value}; set window as well"
+            raise OptionError(msg)
 
     def bind(self, target: Target) -> LookaheadProposer:
         return LookaheadProposer(self, target)
@@ -145,10 +141,7 @@ class Lookahead(Drafter):
 
 
 class LookaheadProposer(Proposer[LookaheadState]):
-    """Lookahead decoding for all requests of a target.
-
-    Tunes the window size with ``window="auto"``.
-    """
+    """Proposes candidates and a window, for all requests of a target; tunes the window's size."""
 
     name = Lookahead.name
 
@@ -159,7 +152,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         self._pool = NgramPool(options.max_ngrams) if options.shared else None
         self._tuner = WindowTuner()
         self._costs: CostCurve | None = None
-        # last step's trees, and their accepted nodes
+        # Pairs (tree of the last step, its accepted nodes), for the tuner.
         self._verified: list[tuple[TokenTree, tuple[int, ...]]] = []
 
     @property
@@ -187,6 +180,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
             self._verified.append((outcome.tree, outcome.path))
 
     def _index_text(self, context: DraftContext[LookaheadState]) -> None:
+        """Add the n-grams of the text's new tokens to the pool."""
         state = context.state
         num_committed = context.root + 1
         if not self.options.use_prompt or self._forbids_pooling(context):
@@ -200,57 +194,54 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def _build_tree(self, context: DraftContext[LookaheadState], shape: WindowShape) -> TokenTree:
         self._index_text(context)
         window = self._advance_window(context, shape)
-        max_nodes = context.max_nodes - (0 if window is None else len(window.tree()[0]))
-        candidates = self._find_candidates(context, shape).tree(max_nodes)
-        return (
-            candidates
-            if window is None
-            else window.attach_to(candidates, _window_origin(shape.window))
-        )
+        candidates = self._find_candidates(context, shape)
+        if window is None:
+            return candidates.tree(context.max_nodes)
+        window_size = len(window.tree()[0])
+        tree = candidates.tree(context.max_nodes - window_size)
+        return window.attach_to(tree, _window_origin(shape.window))
 
     def _advance_window(
         self, context: DraftContext[LookaheadState], shape: WindowShape
     ) -> Window | None:
-        """Return the window at the text's end.
-
-        ``None`` if W is 0 or the request's limits are too small.
-        """
+        """Return the window at the text's end; ``None`` if W is 0, or the window does not fit."""
         if not shape.window:
             return None
         root = context.tokens[-1]
         position = len(context.tokens) - 1
         old_window = context.state.window
         prompt = context.state.prompt
-        if old_window is None:
-            grows = self.options.warm_up == "grow"
-            old_window = (
-                Window(position, ()) if grows else Window.filled(position, root, shape, prompt)
-            )
+        if old_window is None and self.options.warm_up == "grow":
+            old_window = Window(position, ())
+        elif old_window is None:
+            old_window = Window.filled(position, root, shape, prompt)
         window = old_window.shift_to(position, root, shape, prompt)
-        depth = len(window.rows[0]) + len(window.rows) - 2  # of the deepest node
+        depth = len(window.rows[0]) + len(window.rows) - 2  # depth of the deepest node
         fits = depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 
     def _find_candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
         """Return a trie of the latest G n-grams that begin with the text's last token."""
-        trie = Trie(context.tokens[-1])
+        root = context.tokens[-1]
+        trie = Trie(root)
         rates = context.acceptance.rates(self.name, _PRIORS)
-        for gram, from_window in islice(
-            context.state.pool.continuations(context.tokens[-1]), shape.num_candidates
-        ):
+        continuations = context.state.pool.continuations(root)
+        for gram, from_window in islice(continuations, shape.num_candidates):
+            source = _FROM_WINDOW if from_window else _FROM_TEXT
             node = 0
             for depth, token in enumerate(gram[: context.max_depth]):
-                role = _SIBLING if trie.adds_sibling(node, token) else _NEXT if depth else _FIRST
-                kind = (_FROM_WINDOW if from_window else _FROM_TEXT) + role
-                node = trie.add(
-                    node, token, trie.gains[node] * rates.rate(kind, depth + 1), (self.name, kind)
-                )
+                role = _NEXT if depth else _FIRST
+                if trie.adds_sibling(node, token):
+                    role = _SIBLING
+                kind = source + role
+                gain = trie.gains[node] * rates.rate(kind, depth + 1)
+                node = trie.add(node, token, gain, (self.name, kind))
         return trie
 
     def _update_window(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:
-        """Append the outputs at the last row as a new row.
+        """Append the target's outputs after the window's last row as a new row.
 
-        If N - 1 rows were verified, pool their n-grams.
+        If the window had all N - 1 rows, its columns with the new outputs go into the pool.
         """
         tree = outcome.tree
         state = outcome.state
@@ -262,13 +253,10 @@ class LookaheadProposer(Proposer[LookaheadState]):
         if not width or len(nodes) % width:  # the tree was verified without the window
             return
         if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
-            # W = 1: the first window is only the root, but later ones have more nodes, and the tree
-            # lacks these
+            # W = 1: only the first window is the root alone. The tree lacks the nodes of this one.
             return
-        rows = [
-            tuple(tree.tokens[node] for node in nodes[i : i + width])
-            for i in range(0, len(nodes), width)
-        ]
+        tokens = [tree.tokens[node] for node in nodes]
+        rows = [tuple(tokens[i : i + width]) for i in range(0, len(tokens), width)]
         outputs = tuple(token for (token,) in top_tokens(outcome, 1, nodes[-width:]))
         if len(rows) == shape.ngram - 1 and not self._forbids_pooling(outcome):
             for column, output in enumerate(outputs):
@@ -278,28 +266,29 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def _forbids_pooling(
         self, request: Outcome[LookaheadState] | DraftContext[LookaheadState]
     ) -> bool:
-        """Whether the pool is shared, and this request's outputs must not reach other requests (``Outcome``)."""
+        """Return True if the pool is shared, but the request's outputs must not affect other texts.
+
+        Under the rules ``rejection`` and ``block``, texts depend on the draft tokens.
+        """
         return self.options.shared and request.params.rejects
 
     def _tune(self) -> None:
-        """Report the last step's trees to the tuner.
-
-        Leave out trees that lack the current window.
-        """
-        shape = self.shape
+        """Report the trees of the last step to the tuner, without those of another window size."""
+        width = self.shape.window
         costs = self._costs
         verified = [
-            each
-            for each in self._verified
-            if not shape.window or _window_nodes(each[0], shape.window)
+            (tree, path) for tree, path in self._verified if not width or _window_nodes(tree, width)
         ]
         self._verified.clear()
         if not verified or costs is None:
             return
-        accepted = [
-            tree.origin[node] for tree, path in verified if tree.origin is not None for node in path
-        ]
-        window_tokens = sum(name == self.name and kind >= _FROM_WINDOW for name, kind in accepted)
+        window_tokens = 0
+        for tree, path in verified:
+            if tree.origin is not None:
+                origins = [tree.origin[node] for node in path]
+                window_tokens += sum(
+                    name == self.name and kind >= _FROM_WINDOW for name, kind in origins
+                )
         self._tuner.record_step(
             requests=len(verified),
             rows=sum(sum(tree.acceptable) for tree, _ in verified),  # without the window's nodes
@@ -310,18 +299,13 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
 
 def _window_origin(width: int) -> Origin:
-    """Return the label (``TokenTree.origin``) of window nodes: a number below 0, unlike draft tokens."""
+    """Return the ``TokenTree.origin`` of window nodes, a kind below 0, unlike draft tokens."""
     return (Lookahead.name, -width)
 
 
 def _window_nodes(tree: TokenTree, width: int) -> list[int]:
-    """Return the window's nodes, row by row.
-
-    Empty if the tree has no window of ``width`` columns.
-    """
+    """Return the nodes of a window of ``width`` columns, row by row; empty if the tree has none."""
+    if tree.origin is None:
+        return []
     window_origin = _window_origin(width)
-    return (
-        []
-        if tree.origin is None
-        else [node for node, origin in enumerate(tree.origin) if origin == window_origin]
-    )
+    return [node for node, origin in enumerate(tree.origin) if origin == window_origin]

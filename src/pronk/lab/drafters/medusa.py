@@ -37,7 +37,7 @@ _DEFAULT_FOLDER = "pronk-tiny-medusa"  # folder in ``models`` of a clone of this
 class MedusaState:
     """State of one request."""
 
-    # ``[hidden]``, output of the target's last layer, before the final norm
+    # Output ``[hidden]`` of the target's last layer, before the final norm.
     hidden: Array | None = None
     position: int = -1  # text position of the token that ``hidden`` belongs to
 
@@ -51,10 +51,8 @@ class Medusa(Drafter):
         model: folder written by ``pronk train medusa``, or a Hub id. ``None`` is
             ``models/pronk-tiny-medusa`` of a clone of the repository, which fits only pronk-tiny.
         tree: shape of the tree: paths of ranks, parents first, as in ``((0,), (1,), (0, 0))``; or a
-            number of nodes,
-            1..127, for the best tree of that size by the accuracies measured in training. ``None``
-                is the tree chosen
-            in training.
+            number of nodes, 1..127, for the best tree of that size by the accuracies measured in
+            training. ``None`` is the tree chosen in training.
         num_tokens: number of heads used, which is the largest depth of the tree, 1..16; ``None`` is
             all heads.
     """
@@ -67,8 +65,8 @@ class Medusa(Drafter):
 
     def __post_init__(self) -> None:
         check_path(f"{self.name}: model", self.model)
-        # converts lists to tuples
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))
+        tree = check_tree(self.name, self.tree, _MAX_HEADS)  # lists become tuples
+        object.__setattr__(self, "tree", tree)
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
 
@@ -82,26 +80,21 @@ class Medusa(Drafter):
         return MedusaProposer(self, heads, paths, target)
 
     def _choose_paths(self, trained: TrainedDrafter, shape: MedusaShape) -> tuple[Path, ...]:
-        """Return the paths of the option ``tree``.
-
-        If it has none, derive them from ``drafter.json``.
-        """
+        """Return the tree's paths: from the option ``tree``, or else from ``drafter.json``."""
         tree = self.tree
         depth = shape.num_heads
         if isinstance(tree, tuple):
             return check_paths(self.name, tree, depth)
-        return trained.make_checked(
-            lambda: check_paths(
-                self.name, shape.tree if tree is None else best_paths(shape.accuracies, tree), depth
-            )
-        )
+
+        def choose() -> tuple[Path, ...]:
+            paths = shape.tree if tree is None else best_paths(shape.accuracies, tree)
+            return check_paths(self.name, paths, depth)
+
+        return trained.make_checked(choose)
 
 
 class MedusaProposer(Proposer[MedusaState]):
-    """Proposes trees of the heads' likeliest tokens.
-
-    ``paths`` of ranks are the nodes of each tree.
-    """
+    """Proposes trees of the heads' likeliest tokens; ``paths`` of ranks are the nodes of a tree."""
 
     name = Medusa.name
 
@@ -122,16 +115,16 @@ class MedusaProposer(Proposer[MedusaState]):
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        ready = [
-            (number, context.state.hidden)
-            for number, context in enumerate(contexts)
-            if context.state.hidden is not None
-            and context.state.position == len(context.tokens) - 2
-            and min(context.max_depth, context.max_nodes) > 0
-        ]
-        if ready:
-            outputs = self.logits([hidden for _, hidden in ready])
-            for (number, _), logits in zip(ready, outputs, strict=True):
+        hidden: dict[int, Array] = {}  # by index of the request
+        for number, context in enumerate(contexts):
+            state = context.state
+            is_current = state.position == len(context.tokens) - 2
+            has_room = min(context.max_depth, context.max_nodes) > 0
+            if state.hidden is not None and is_current and has_room:
+                hidden[number] = state.hidden
+        if hidden:
+            outputs = self.logits([*hidden.values()])
+            for number, logits in zip(hidden, outputs, strict=True):
                 used = logits[: self.options.num_tokens]
                 trees[number] = draft_tree(contexts[number], used, self._sources, self.paths)
         return trees
@@ -140,19 +133,22 @@ class MedusaProposer(Proposer[MedusaState]):
         (layer,) = self.capabilities.hidden
         state = outcome.state
         last = outcome.path[-1] if outcome.path else 0
-        # Copy the row: a view would keep the array of the whole forward pass in memory.
+        # A copy, because a view would keep the outputs of the whole forward pass in memory.
         state.hidden = outcome.hidden[layer][last].copy() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)
 
     def logits(self, hidden: Sequence[Array]) -> Array:
-        """Return logits ``[requests, heads, vocab]`` float32 for the outputs ``[hidden]`` of the last layer."""
+        """Return the logits of all heads, ``[requests, heads, vocab]`` float32.
+
+        ``hidden`` has, for each request, an output ``[hidden]`` of the target's last layer.
+        """
         rows = np.stack(hidden)
         decoder = self.target.decoder
         if not self._programs:
             programs = [decoder.backend.program(rows.shape[1], rows.dtype) for _ in self._sources]
             for head, program in enumerate(programs):
                 self.heads.compile(head, decoder.norm, program)
-            # all at once, so that an interruption cannot leave a partial list
+            # Set only now, so that an interruption cannot leave a partial list.
             self._programs = programs
         states = [rows.copy() for _ in self._programs]
         for program, state in zip(self._programs, states, strict=True):

@@ -1,10 +1,10 @@
-"""Multi-token heads: one forward pass drafts several tokens (Gloeckle et al. 2024, Stern et al. 2018).
+"""Multi-token heads: one forward pass drafts several tokens (Gloeckle et al. 2024).
 
 The input of the heads is the output of one of the target's layers at a token ``c``. The target
 itself predicts the next token, ``d``, from ``c``'s row, and the heads predict the tokens after
-``d`` (blockwise parallel decoding). All heads of all requests run in one forward pass. Transformer
-heads attend to their own keys and values of the earlier tokens, in a KV cache of their own
-(:mod:`pronk.drafting.shared.module_runner`).
+``d`` (blockwise parallel decoding, Stern et al. 2018). All heads of all requests run in one forward
+pass. Transformer heads attend to their own keys and values of the earlier tokens, in a KV cache of
+their own (:mod:`pronk.drafting.shared.module_runner`).
 """
 
 from __future__ import annotations
@@ -42,24 +42,21 @@ _MAX_HEADS = 63
 
 
 class _HeadsRunner:
-    """Owns the heads and their KV pool.
-
-    Runs the heads for several requests in shared forward passes.
-    """
+    """The heads with their KV pool, which run for several requests in shared forward passes."""
 
     def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
         self.target = target
         self.heads = heads
         self.module = ModuleRunner(target, heads.config, heads.compile_part)
         self.layer = heads.shape.layer
-        # by head: the program of its norm and unembedding
+        # By index of a head: the program of its norm and unembedding.
         self._unembeddings: dict[int, Program] = {}
         target.save_feature(self.layer, self)
 
     def next_logits(self, contexts: Sequence[DraftContext[DraftCache]], count: int) -> Array:
-        """Run ``count`` heads on all tokens not yet cached.
+        """Run the first ``count`` heads on all tokens of the texts that are not yet cached.
 
-        Return logits ``[requests, count, vocab]``.
+        Returns the heads' logits after the last tokens, ``[requests, count, vocab]`` float32.
         """
 
         def forward(x: Array, apply: Apply) -> Array:
@@ -68,12 +65,15 @@ class _HeadsRunner:
 
         texts = [each.tokens for each in contexts]
         stops = [each.block_table.length for each in contexts]
-        # ``[requests, heads, hidden]``
+        # Outputs ``[requests, heads, hidden]`` for the last token of each text.
         last = self.module.run_texts(contexts, texts, stops, self.layer, forward)
         return np.stack([self._head_logits(head, last[:, head]) for head in range(count)], axis=1)
 
     def _head_logits(self, head: int, rows: Array) -> Array:
-        """Return logits ``[requests, vocab]`` for outputs ``[requests, hidden]`` of a head, counted from 0."""
+        """Return the logits ``[requests, vocab]`` of head ``head`` (from 0).
+
+        ``rows`` ``[requests, hidden]`` are the outputs of the head's layer.
+        """
         decoder = self.target.decoder
         if head not in self._unembeddings:
             own = self.heads.unembeddings[head] if self.heads.unembeddings else decoder.head
@@ -95,8 +95,8 @@ class MultiToken(Drafter):
             Hub id. ``None`` is the folder ``heads`` in the target's folder or, if that is missing,
             ``models/pronk-tiny-multi-token`` in a clone of the repository, which fits only
             pronk-tiny.
-        num_tokens: number of heads used, which is the most draft tokens of a path, 1..63; ``None``
-            is all heads.
+        num_tokens: number of heads used, 1..63, which is the maximum number of draft tokens of a
+            path; ``None`` is all heads.
         tree: shape of the proposal. With ``None`` it is a chain. With a number of nodes, 1..127, it
             is the tree of that size that is likeliest by the heads' probabilities in the step. With
             paths of ranks, as in ``((0,), (1,), (0, 0))``, it is the same tree in every step
@@ -113,13 +113,15 @@ class MultiToken(Drafter):
         check_path(f"{self.name}: model", self.model)
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)
-        # converts lists to tuples
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MAX_HEADS))
+        tree = check_tree(self.name, self.tree, _MAX_HEADS)  # lists become tuples
+        object.__setattr__(self, "tree", tree)
 
     def find_default(self, target: Target) -> Path | None:
-        """Return the folder ``heads`` in the target's folder, if it has heads."""
-        folder = None if target.folder is None else target.folder / "heads"
-        return folder if folder is not None and (folder / "drafter.json").is_file() else None
+        """Return the folder ``heads`` in the target's folder, ``None`` if there is none."""
+        if target.folder is None:
+            return None
+        folder = target.folder / "heads"
+        return folder if (folder / "drafter.json").is_file() else None
 
     def bind(self, target: Target) -> MultiTokenProposer:
         own = self.find_default(target)
@@ -138,9 +140,8 @@ class MultiToken(Drafter):
         def load_runner() -> _HeadsRunner:
             return _HeadsRunner(target, trained.load(target, shape, MultiTokenHeads))
 
-        return MultiTokenProposer(
-            self, target.load_shared(trained.folder, self.name, load=load_runner)
-        )
+        runner = target.load_shared(trained.folder, self.name, load=load_runner)
+        return MultiTokenProposer(self, runner)
 
     def as_chains(self) -> Self:
         return replace(self, tree=None)
@@ -177,13 +178,13 @@ class MultiTokenProposer(Proposer[DraftCache]):
         """
         num_heads = self.runner.heads.shape.num_heads
         count = num_heads if stops is not None else self.options.num_tokens or num_heads
+        all_stops = [None] * len(contexts) if stops is None else stops
         chains = [
-            Chain(context, self.label, None if stops is None else stops[number], count)
-            for number, context in enumerate(contexts)
+            Chain(context, self.label, stop, count)
+            for context, stop in zip(contexts, all_stops, strict=True)
         ]
-        rows = {
-            chains[number]: logits for number, logits in self._run_heads(contexts, count).items()
-        }
+        outputs = self._run_heads(contexts, count)
+        rows = {chains[number]: logits for number, logits in outputs.items()}
 
         def next_logits(incomplete: Sequence[Chain]) -> Sequence[Array | None]:
             return [rows[chain][len(chain)] for chain in incomplete]
@@ -195,28 +196,24 @@ class MultiTokenProposer(Proposer[DraftCache]):
         if self.options.tree is None:
             return [chain.tree() for chain in self.chains(contexts)]
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+        tree = self.options.tree
         num_heads = self.runner.heads.shape.num_heads
-        max_depth = (
-            num_heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
-        )
-        for number, logits in self._run_heads(
-            contexts, min(max_depth, self.options.num_tokens or num_heads)
-        ).items():
-            trees[number] = draft_tree(
-                contexts[number], logits, [self.label] * len(logits), self.options.tree
-            )
+        max_depth = num_heads if isinstance(tree, int) else max(map(len, tree))
+        count = min(max_depth, self.options.num_tokens or num_heads)
+        for number, logits in self._run_heads(contexts, count).items():
+            sources = [self.label] * len(logits)
+            trees[number] = draft_tree(contexts[number], logits, sources, tree)
         return trees
 
     def _run_heads(
         self, contexts: Sequence[DraftContext[DraftCache]], count: int
     ) -> dict[int, Array]:
-        """Return ``{index into contexts: logits [count, vocab]}``, without requests that cannot draft."""
-        active = {
-            number: context
-            for number, context in enumerate(contexts)
+        """Return the logits ``[count, vocab]`` of each request that can draft, by its index."""
+        active: dict[int, DraftContext[DraftCache]] = {}
+        for number, context in enumerate(contexts):
             # Draft tokens of another drafter, at the end of the text, have no hidden states.
-            if len(context.tokens) - 1 <= context.root
-            and self.runner.module.reserve_again(context, 0)
-        }
+            has_hidden_states = len(context.tokens) - 1 <= context.root
+            if has_hidden_states and self.runner.module.reserve_again(context, 0):
+                active[number] = context
         logits = self.runner.next_logits([*active.values()], count) if active else ()
         return dict(zip(active, logits, strict=True))

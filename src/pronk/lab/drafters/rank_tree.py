@@ -2,7 +2,7 @@
 
 Head ``d`` (1 is the first) predicts the token of depth ``d`` without seeing the draft tokens above
 it. A node is therefore a *path of ranks*: ``(0, 2)`` is head 2's third likeliest token below head
-1's likeliest one. ::
+1's likeliest token::
 
     root ┬ (0,) ┬ (0, 0) ─ (0, 0, 0)
          │      └ (0, 1)
@@ -29,7 +29,7 @@ from pronk.base.arrays import Array
 from pronk.base.checks import check_integer
 from pronk.drafting import DraftContext, DrafterRates, Frontier, Trie
 
-# maximum number of draft tokens in a tree: with the root the default of ``Engine.max_tree``
+# Maximum number of draft tokens of a tree; 128 nodes with the root, as ``Engine.max_tree``.
 MAX_TREE_NODES = 127
 MAX_RANKS = 64  # number of different ranks, 0..63, that the option ``tree`` may contain
 
@@ -43,9 +43,7 @@ Path = tuple[int, ...]
 
 
 def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, ...]:
-    """Return the ``size`` likeliest paths, the likeliest first.
-
-    Fewer if ``accuracies`` has fewer paths.
+    """Return the ``size`` likeliest paths, the likeliest first; fewer if there are no more.
 
     Args:
         accuracies: ``a[d][r]`` of the module docstring, in 0..1. Each entry is replaced by the
@@ -66,17 +64,15 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
         probability, path = frontier.pop()
         paths.append(path)
         push(probability, (*path, 0))
-        push(
-            prod(row[rank] for row, rank in zip(monotone, path[:-1], strict=False)),
-            (*path[:-1], path[-1] + 1),
-        )
+        parent_probability = prod(row[rank] for row, rank in zip(monotone, path[:-1], strict=False))
+        push(parent_probability, (*path[:-1], path[-1] + 1))
     return tuple(paths)
 
 
 def check_paths(drafter: str, paths: object, depth: int) -> tuple[Path, ...]:
-    """Return a user's paths.
+    """Return the paths of a user's option as tuples.
 
-    Raise OptionError unless each has 1..``depth`` ranks and a parent before it.
+    Raises OptionError unless each path has 1..``depth`` ranks and comes after its parent.
     """
     if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_TREE_NODES:
         expected = f"1..{MAX_TREE_NODES} paths of ranks, as in ((0,), (1,), (0, 0))"
@@ -106,7 +102,10 @@ def check_paths(drafter: str, paths: object, depth: int) -> tuple[Path, ...]:
 
 
 def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...] | None:
-    """Check and return the option ``tree``: ``None``, a number of nodes, or paths (main chain first)."""
+    """Return the option ``tree``: ``None``, a number of nodes, or paths, the main chain first.
+
+    Raises OptionError if the value is invalid.
+    """
     if isinstance(tree, int):
         check_integer(f"{drafter}: tree", tree, 1, MAX_TREE_NODES)
     if tree is None or isinstance(tree, int):
@@ -145,15 +144,16 @@ def draft_tree(
     if isinstance(shape, int):
         size = min(shape, context.max_nodes)
         ranked = _rank_tokens(context, logits, [min(_MAX_RANKS, size)] * max_depth)
-        rates = [
-            [own.rate(own.confidence_kind(prob), depth) for _, prob in tokens]
-            for depth, (own, tokens) in enumerate(zip(all_rates, ranked, strict=False), 1)
-        ]
+        rates: list[list[float]] = []
+        for depth, (own, tokens) in enumerate(zip(all_rates, ranked, strict=False), 1):
+            kinds = [own.confidence_kind(prob) for _, prob in tokens]
+            rates.append([own.rate(kind, depth) for kind in kinds])
         paths: Sequence[Path] = main_chain_first(best_paths(rates, size))
     else:
         paths = [path for path in shape if len(path) <= max_depth][: context.max_nodes]
-        depths = range(max(map(len, paths), default=0))
-        counts = [1 + max(path[depth] for path in paths if len(path) > depth) for depth in depths]
+        longest = max(map(len, paths), default=0)
+        # Number of ranks that the paths use, by depth.
+        counts = [1 + max(path[i] for path in paths if len(path) > i) for i in range(longest)]
         ranked = _rank_tokens(context, logits, counts)
     return _build_tree(context.tokens[-1], ranked, all_rates, paths)
 
@@ -161,7 +161,11 @@ def draft_tree(
 def _rank_tokens(
     context: DraftContext[Any], logits: Array, counts: Sequence[int]
 ) -> list[list[tuple[int, float]]]:
-    """Return for each head ``i`` its ``counts[i]`` likeliest tokens, best first, as (id, probability)."""
+    """Return the ``counts[i]`` likeliest tokens of each head ``i``, the likeliest first.
+
+    A token is a pair (id, probability). Later heads are left out if the sampler has no token for
+    one.
+    """
     sampler = context.sampler
     ranked = list[list[tuple[int, float]]]()
     with sampler.after():
@@ -180,10 +184,7 @@ def _build_tree(
     all_rates: Sequence[DrafterRates],
     paths: Sequence[Path],
 ) -> TokenTree:
-    """Return the tree of ``paths``.
-
-    Leave out paths with a rank for which ``ranked`` has no token.
-    """
+    """Return the tree of ``paths``, without those with a rank for which ``ranked`` has no token."""
     trie = Trie(root)
     nodes = dict[Path, int]({(): 0})
     for path in paths:

@@ -1,8 +1,8 @@
 """Retrieval (He et al. 2023, REST): propose the most frequent continuations in a datastore.
 
-The longest suffix of the request's text that occurs in the corpus (the match) is looked up in a
-datastore, a tokenized corpus on disk with an index. The tokens that follow the match there become
-the tree, the most frequent path first.
+A datastore is a tokenized corpus on disk with an index. The longest suffix of the request's text
+that occurs in the corpus is the *match*. The tokens that follow the match in the corpus become the
+tree, the most frequent path first.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Retrieval(Drafter):
     """Options of retrieval.
 
     Attributes:
-        datastore: folder written by ``pronk datastore build``; ``None``: the one of ``pronk-tiny``
-            in a clone.
+        datastore: folder written by ``pronk datastore build``; ``None`` is the datastore of
+            ``pronk-tiny`` in a clone of the repository.
         num_nodes: maximum number of draft tokens per step, 1..128.
         max_match: maximum match length in tokens, 1..64.
         min_match: minimum match length in tokens, 1..max_match.
@@ -82,10 +82,8 @@ class Retrieval(Drafter):
     def bind(self, target: Target) -> RetrievalProposer:
         store = Datastore.open(self._folder())
         header = store.header
-        if (
-            target.vocabulary not in {None, header.vocabulary}
-            or header.largest_id >= target.decoder.config.vocab_size
-        ):
+        is_other_tokenizer = target.vocabulary not in {None, header.vocabulary}
+        if is_other_tokenizer or header.largest_id >= target.decoder.config.vocab_size:
             found = f"{self.datastore or 'that of pronk-tiny'}, of another tokenizer"
             msg = (
                 f"{self.name}: expected a datastore of this model's tokens, found {found}; "
@@ -123,7 +121,7 @@ class RetrievalProposer(Proposer[None]):
     def observe(self, outcome: Outcome[None]) -> None: ...
 
     def _build_tree(self, context: DraftContext[None]) -> TokenTree:
-        """Grow a tree best first.
+        """Grow a tree of continuations of the match, the node of largest gain first.
 
         The gain of a node is the product of the acceptance rates on its path.
         """
@@ -136,7 +134,7 @@ class RetrievalProposer(Proposer[None]):
         match = store.find(context.tokens, options.max_match)
         if match.length < options.min_match or max_nodes < 1 or max_depth < 1:
             return trie.tree(0)
-        # (parent node, kind, token and its suffixes)
+        # Nodes that may be added: (parent node, kind, token with its suffixes).
         candidates = Frontier[tuple[int, int, Child]]()
         node = 0
         low = match.low
@@ -147,9 +145,8 @@ class RetrievalProposer(Proposer[None]):
                 length = match.length + depth
                 for child in store.children(low, high, length, max_nodes - len(trie) + 1):
                     kind = _kind_of(length, child.high - child.low, high - low)
-                    candidates.push(
-                        trie.gains[node] * rates.rate(kind, depth + 1), (node, kind, child)
-                    )
+                    gain = trie.gains[node] * rates.rate(kind, depth + 1)
+                    candidates.push(gain, (node, kind, child))
             if not candidates:
                 break
             gain, (parent, kind, (token, low, high)) = candidates.pop()

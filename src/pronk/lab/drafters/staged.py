@@ -1,14 +1,14 @@
-"""Staged speculative decoding: the draft model grows a tree and is itself sped up (Spector & Re 2023).
+"""Staged speculative decoding (Spector & Re 2023): a smaller drafter speeds up the draft model.
 
-The tree grows best first: the likeliest candidate becomes a node of the tree, and the children of
-that node become candidates. The children are known only when the draft has computed the node. While
-the search waits for that, the node is *pending*. One forward pass of the draft computes the pending
+The draft model grows a tree best first: the likeliest candidate becomes a node, and the children of
+that node become candidates. The children are known only after the draft model has computed the
+node; until then the node is *pending*. One forward pass of the draft model computes the pending
 node, the ``width - 1`` likeliest candidates, and the nodes that a smaller drafter (``parts[1]``)
-proposes below the pending node. For example, ``the cat sat`` occurs earlier, so prompt lookup
-proposes ``cat sat``::
+proposes below the pending node. For example, ``the cat sat`` occurs earlier in the text, so prompt
+lookup proposes ``cat sat`` below ``the``::
 
-    pass 1   computes the, cat, sat       the → cat .6, dog .3       cat → sat .8       sat → on .9
-    pass 2   computes on, dog             on (.6 · .8 · .9 = .43) is pending; dog (.3) is the likeliest candidate
+    pass 1   computes the, cat, sat      the → cat .6, dog .3      cat → sat .8      sat → on .9
+    pass 2   computes on, dog            on is pending (.6 · .8 · .9 = .43), dog is a candidate (.3)
 
 Growth ends before a forward pass of the draft that would not pay; then the likeliest candidates
 fill the tree.
@@ -55,21 +55,22 @@ class _TreeSearch:
     """
 
     context: DraftContext[States]
-    # nodes that are in the draft model's KV cache, or will be after the next forward pass
+    # Nodes that are in the draft model's KV cache, or will be after the next forward pass.
     cached_tree: CachedTree
     rates: DrafterRates  # acceptance rates by the draft model's probability of a token
     breadth: int  # maximum number of children of a node
     max_nodes: int  # maximum number of draft tokens of the tree
     max_depth: int  # largest depth of a node
     num_passes: int = 0  # number of forward passes of the draft model so far, in this step
-    # node of ``trie`` that waits for the next forward pass; ``None`` if the tree is complete
+    # Node of ``trie`` that waits for the next forward pass; ``None`` if the tree is complete.
     pending: int | None = 0
 
     def __post_init__(self) -> None:
         self.trie = Trie(self.cached_tree.tokens[0])
-        # for each node of ``trie``: product of the draft's probabilities on its path
+        # For each node of ``trie``: product of the draft model's probabilities on the node's path.
         self._probabilities = [1.0]
-        # For each node of ``trie``: its index in ``cached_tree``, or ``None`` if it is not there.
+        # For each node of ``trie``: its index in ``cached_tree``; ``None`` if it is only in
+        # ``trie``.
         self._cached_nodes: list[int | None] = [0]
         # Candidates (parent's index in ``trie``, token id, the draft's probability of the token),
         # likeliest path first.
@@ -77,13 +78,13 @@ class _TreeSearch:
 
     @property
     def pending_cached_node(self) -> int:
-        """Index in ``cached_tree`` of the pending node, which waits for the next forward pass."""
+        """Index of the pending node in ``cached_tree``."""
         cached_node = None if self.pending is None else self._cached_nodes[self.pending]
         assert cached_node is not None, "a node is pending only if the draft can compute it"
         return cached_node
 
     def advance(self) -> None:
-        """Add the likeliest candidates to the tree until it is full or one has to be computed first."""
+        """Add the likeliest candidates to the tree until it is full, or one must be computed."""
         while self.pending is not None and self._is_computed(self.pending):
             self._push_children(self.pending)
             self.pending = None
@@ -91,18 +92,16 @@ class _TreeSearch:
                 self._add_best()
 
     def schedule_candidates(self, width: int) -> None:
-        """Have the next forward pass compute the ``width - 1`` likeliest candidates, except leaves."""
+        """Add the ``width - 1`` likeliest candidates to the next forward pass, except leaves."""
         for parent, token, _ in self._frontier.peek(width - 1):
             cached_parent = self._cached_nodes[parent]
             if cached_parent is not None and self.trie.depths[parent] + 1 < self.max_depth:
                 self.add_cached_node(cached_parent, token)
 
     def add_cached_node(self, cached_parent: int, token: int) -> int | None:
-        """Add a node to ``cached_tree`` only.
+        """Add a node to ``cached_tree`` only; return its index, or ``None`` if there is no room.
 
-        Return its index, or ``None`` if there is no room for it.
-
-        The last free nodes are reserved for ``trie``.
+        The last free nodes of ``cached_tree`` are reserved for nodes of ``trie``.
         """
         has_room = self.cached_tree.num_free_nodes > self.max_nodes + 1 - len(self.trie)
         return self.cached_tree.add_node(cached_parent, token) if has_room else None
@@ -114,11 +113,11 @@ class _TreeSearch:
         return self.trie.tree(self.max_nodes)
 
     def estimate(self) -> tuple[int, float, float]:
-        """Return the number of draft tokens if growth ends now, and two expected numbers of tokens.
+        """Return (number of draft tokens, expected tokens, extendable tokens) if growth ends now.
 
-        The first is that of the accepted draft tokens and the bonus token, if growth ends now. The
-        second is that of the accepted tokens among the pending node and the likeliest candidates,
-        which may get children.
+        The expected tokens are the expected number of accepted draft tokens, plus the bonus token.
+        The extendable tokens are the expected number of accepted tokens among the pending node and
+        the likeliest candidates, which could get children.
         """
         likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
         gains = [self._gain(parent, prob) for parent, _, prob in likeliest]
@@ -128,10 +127,7 @@ class _TreeSearch:
         return num_nodes, tokens, pending_gain + sum(gains)
 
     def _gain(self, parent: int, prob: float) -> float:
-        """Return the gain of a child of ``parent``.
-
-        ``prob`` is the draft's probability of its token.
-        """
+        """Return the gain of a child of ``parent``, from its token's draft probability ``prob``."""
         kind = self.rates.confidence_kind(prob)
         return self.trie.gains[parent] * self.rates.rate(kind, self.trie.depths[parent] + 1)
 
@@ -142,23 +138,25 @@ class _TreeSearch:
     def _push_children(self, node: int) -> None:
         """Add the ``breadth`` likeliest tokens after a computed node to the candidates."""
         cached_node = self._cached_nodes[node]
-        draft_token = None if cached_node is None else self.cached_tree.draft_token(cached_node)
-        for token, prob in [] if draft_token is None else draft_token.top_tokens(self.breadth):
+        if cached_node is None:
+            return
+        draft_token = self.cached_tree.draft_token(cached_node)
+        if draft_token is None:
+            return
+        for token, prob in draft_token.top_tokens(self.breadth):
             self._frontier.push(self._probabilities[node] * prob, (node, token, prob))
 
     def _add_best(self) -> None:
-        """Make the likeliest candidate a node of the tree and, unless it is a leaf, of the cached tree."""
+        """Add the likeliest candidate to the tree and, unless it is a leaf, to the cached tree."""
         probability, (parent, token, prob) = self._frontier.pop()
         origin = self.rates.label, self.rates.confidence_kind(prob)
         node = self.trie.add(parent, token, self._gain(parent, prob), origin)
         self._probabilities.append(probability)
         cached_parent = self._cached_nodes[parent]
         is_leaf = self.trie.depths[node] >= self.max_depth or len(self.trie) > self.max_nodes
-        cached_node = (
-            None
-            if cached_parent is None or is_leaf
-            else self.cached_tree.add_node(cached_parent, token)
-        )
+        cached_node: int | None = None
+        if cached_parent is not None and not is_leaf:
+            cached_node = self.cached_tree.add_node(cached_parent, token)
         self._cached_nodes.append(cached_node)
         if self._is_computed(node):
             self._push_children(node)
@@ -201,29 +199,21 @@ class Staged(Composite):
                 f"staged(draft_model), found {found}"
             )
             raise OptionError(msg)
-        limits = (
-            ("num_nodes", 1, 127),
-            ("breadth", 1, 16),
-            ("depth", 1, 64),
-            ("width", 1, 32),
-            ("lead", 0, 32),
-        )
-        for option, minimum, maximum in limits:
-            check_integer(f"{self.name}: {option}", getattr(self, option), minimum, maximum)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: breadth", self.breadth, 1, 16)
+        check_integer(f"{self.name}: depth", self.depth, 1, 64)
+        check_integer(f"{self.name}: width", self.width, 1, 32)
+        check_integer(f"{self.name}: lead", self.lead, 0, 32)
 
     def bind(self, target: Target) -> StagedProposer:
         model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
-        return StagedProposer(
-            self, model.bind(target), bind_proposer(rest[0] if rest else PromptLookup(), target)
-        )
+        smaller = rest[0] if rest else PromptLookup()
+        return StagedProposer(self, model.bind(target), bind_proposer(smaller, target))
 
 
 class StagedProposer(Proposer[States]):
-    """Grows trees with the draft of ``model``.
-
-    ``smaller_proposer`` proposes nodes to compute in advance.
-    """
+    """Grows trees with a draft model; ``smaller_proposer`` proposes nodes to compute in advance."""
 
     name = Staged.name
 
@@ -256,7 +246,7 @@ class StagedProposer(Proposer[States]):
         return trees
 
     def _start_searches(self, contexts: Sequence[DraftContext[States]]) -> dict[int, _TreeSearch]:
-        """Return ``{index into contexts: new search}``, without the requests that do not draft in this step."""
+        """Return new searches by index in ``contexts``, for the requests that can draft."""
         options = self.options
         searches = dict[int, _TreeSearch]()
         for number, cached_tree in CachedTree.create(self.model, contexts).items():

@@ -26,14 +26,15 @@ class NgramPool:
     groups: dict[int, dict[tuple[int, ...], bool]] = field(default_factory=dict)
 
     def add(self, gram: Sequence[int], *, from_window: bool = False) -> None:
-        """Add an n-gram as the latest, or move it there.
+        """Add an n-gram, or make it the latest of the pool again.
 
-        ``from_window`` is False if it occurs in the text.
+        ``from_window`` is False if the n-gram occurs in the text.
         """
         first = gram[0]
         rest = tuple(gram[1:])
         # Move the group to the end of ``groups``, and the n-gram to the end of its group.
-        group = self.groups[first] = self.groups.pop(first, {})
+        group = self.groups.pop(first, {})
+        self.groups[first] = group
         self.size += rest not in group
         group[rest] = group.pop(rest, from_window) and from_window
         while self.size > self.max_ngrams:
@@ -45,7 +46,10 @@ class NgramPool:
                 del self.groups[oldest_first]
 
     def continuations(self, token: int) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield ``(other tokens, from_window)`` for each n-gram that begins with ``token``, the latest first."""
+        """Yield the n-grams that begin with ``token``, the latest first.
+
+        Each is a pair of the tokens after ``token``, and whether only a window produced the n-gram.
+        """
         return reversed(self.groups.get(token, {}).items())
 
 
@@ -65,7 +69,10 @@ class WindowShape:
 
 @dataclass(frozen=True)
 class Window:
-    """Target outputs for the positions after the root: one row per forward pass, the oldest first."""
+    """Outputs of the target for the positions after the root.
+
+    Each row is from one forward pass; the oldest row comes first.
+    """
 
     position: int  # position in the text (from 0) of the root, the last token
     # ``rows[r][j]`` is the token for text position ``position + r + j``; ``rows[0][0]`` is the
@@ -76,43 +83,38 @@ class Window:
     def filled(cls, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
         """Return a window of N - 1 rows of scattered tokens of the prompt (algorithm 2, line 4)."""
         width = shape.window
-        cells = [
-            initial_draft_token(prompt, position + cell)
-            for cell in range(width * (shape.ngram - 1))
-        ]
+        num_cells = width * (shape.ngram - 1)
+        cells = [initial_draft_token(prompt, position + cell) for cell in range(num_cells)]
         cells[0] = root
-        return cls(
-            position,
-            tuple(tuple(cells[start : start + width]) for start in range(0, len(cells), width)),
-        )
+        rows = [tuple(cells[start : start + width]) for start in range(0, num_cells, width)]
+        return cls(position, tuple(rows))
 
     def shift_to(
         self, position: int, root: int, shape: WindowShape, prompt: Sequence[int]
     ) -> Window:
-        """Return the window of size ``shape`` for a text that now ends with token ``root`` at ``position``."""
-        # with the latest outputs there may be N rows: drop the oldest
-        rows = self.rows[-(shape.ngram - 1) :]
+        """Return the window for a text that now ends with the token ``root`` at ``position``.
+
+        The window has the size ``shape``. Cells without an output get tokens of the prompt.
+        """
+        rows = self.rows[-(shape.ngram - 1) :]  # with the latest outputs there may be N rows
         # ``shifted_rows[r][column]`` and ``self.rows[r + num_dropped][column + shift]`` are for the
         # same text position.
         num_dropped = len(self.rows) - len(rows)
         shift = position - self.position - num_dropped
-        shifted_rows = [
-            [
-                row[column + shift]
-                if 0 <= column + shift < len(row)
-                else initial_draft_token(prompt, position + row_number + column)
-                for column in range(shape.window)
-            ]
-            for row_number, row in enumerate(rows or [()])
-        ]
+        shifted_rows: list[list[int]] = []
+        for row_number, row in enumerate(rows or [()]):
+            shifted: list[int] = []
+            for column in range(shape.window):
+                if 0 <= column + shift < len(row):
+                    shifted.append(row[column + shift])
+                else:
+                    shifted.append(initial_draft_token(prompt, position + row_number + column))
+            shifted_rows.append(shifted)
         shifted_rows[0][0] = root
         return Window(position, tuple(tuple(row) for row in shifted_rows))
 
     def tree(self) -> tuple[list[int], list[int]]:
-        """Return the tokens and the parents of the nodes below the root, row by row.
-
-        Parent 0 is the root.
-        """
+        """Return tokens and parents of the nodes below the root, row by row; 0 is the root."""
         width = len(self.rows[0])
         tokens = list(self.rows[0][1:])
         parents = list(range(width - 1))
@@ -123,13 +125,13 @@ class Window:
         return tokens, parents
 
     def attach_to(self, candidates: TokenTree, window_origin: Origin) -> TokenTree:
-        """Return ``candidates`` plus this window's nodes, which the target computes but never accepts."""
+        """Return ``candidates`` plus the window's nodes, which are computed but never accepted."""
         tokens, parents = self.tree()
         acceptable = (True, *(False,) * len(tokens))
         origin = (("", 0), *(window_origin,) * len(tokens))
-        return candidates.with_unacceptable(
-            TokenTree((candidates.tokens[0], *tokens), (-1, *parents), acceptable, origin=origin)
-        )
+        all_tokens = (candidates.tokens[0], *tokens)
+        window_tree = TokenTree(all_tokens, (-1, *parents), acceptable, origin=origin)
+        return candidates.with_unacceptable(window_tree)
 
 
 NO_WINDOW = WindowShape(0, 5, 3)
@@ -146,14 +148,14 @@ WINDOW_SIZES = (
     WindowShape(15, 5, 15),
 )
 
-# Number of steps that a window is measured before its size may change, and of the longest
-# measurement without one.
+# Number of steps that a window is measured before its size may change. The measurement without a
+# window begins again after this number of steps.
 _TRIAL_STEPS = 16
-# Number of steps without a window after a window did not pay, and of the longest measurement of a
-# window.
+# Number of steps without a window after a window did not pay. The measurement of a window begins
+# again after this number of steps.
 _LONG_STEPS = 1024
 
-# before a trial: tokens that the smallest window is assumed to add per request and step
+# Tokens that the smallest window is assumed to add per request and step, before any measurement.
 _PRIOR_WINDOW_TOKENS = 0.25
 
 
@@ -169,10 +171,10 @@ class WindowTuner:
     """
 
     index: int = 0  # index of the current size in WINDOW_SIZES
-    # number of steps until a window may be tried again; below 0: it may be tried now
+    # Number of steps until a window may be tried again; below 0, a window may be tried now.
     retry_in: int = 0
     num_steps: int = 0  # number of steps since the measurement of the current size began
-    # by name, the sum of a record_step argument over ``num_steps``
+    # Sums of the arguments of ``record_step`` over ``num_steps`` steps, by name of the argument.
     sums: Counter[str] = field(default_factory=Counter)
 
     def shape(self) -> WindowShape:
@@ -182,13 +184,14 @@ class WindowTuner:
     def record_step(
         self, *, requests: int, rows: int, other_tokens: int, window_tokens: int, costs: CostCurve
     ) -> None:
-        """Record a step of ``requests`` requests.
+        """Record a step, and change the size if another has a higher throughput.
 
-        Change the size if another has a higher throughput.
-
-        ``rows`` is the number of rows of the forward pass, without those of windows.
-        ``window_tokens`` are committed tokens from n-grams that only windows produced,
-        ``other_tokens`` the others. ``costs`` has the seconds of a forward pass.
+        Args:
+            requests: number of requests of the step.
+            rows: number of rows of the forward pass, without those of windows.
+            other_tokens: number of committed tokens without ``window_tokens``.
+            window_tokens: number of committed tokens from n-grams that only windows produced.
+            costs: seconds of a forward pass by its number of rows.
         """
         self.num_steps += 1
         self.sums.update(
@@ -197,9 +200,8 @@ class WindowTuner:
         if self.index == 0:
             self.retry_in -= 1
             prior = _PRIOR_WINDOW_TOKENS * self._mean("requests")
-            if self.retry_in < 0 and self._tokens_per_second(
-                1, costs, prior
-            ) > self._tokens_per_second(0, costs):
+            expected = self._tokens_per_second(1, costs, prior)
+            if self.retry_in < 0 and expected > self._tokens_per_second(0, costs):
                 self._set_size(1)
             elif self.num_steps >= _TRIAL_STEPS:
                 self._set_size(0)
@@ -211,13 +213,13 @@ class WindowTuner:
         index = self.index
         throughput = self._tokens_per_second(index, costs, window_tokens)
         larger = index + 1
+        expected = 0.0  # throughput with the larger size
+        if larger < len(WINDOW_SIZES):
+            expected = self._tokens_per_second(larger, costs, 2.0 * window_tokens)
         if throughput < self._tokens_per_second(0, costs):
             self._set_size(0)
             self.retry_in = _LONG_STEPS
-        elif (
-            larger < len(WINDOW_SIZES)
-            and self._tokens_per_second(larger, costs, 2.0 * window_tokens) > throughput
-        ):
+        elif expected > throughput:
             self._set_size(larger)
         elif self.num_steps >= _LONG_STEPS:
             self._set_size(index)
@@ -226,7 +228,10 @@ class WindowTuner:
         return self.sums[argument] / self.num_steps
 
     def _tokens_per_second(self, index: int, costs: CostCurve, window_tokens: float = 0.0) -> float:
-        """Return the throughput with ``WINDOW_SIZES[index]`` if the window adds ``window_tokens`` per step."""
+        """Return the throughput with ``WINDOW_SIZES[index]``.
+
+        ``window_tokens`` is the number of tokens per step that the window adds.
+        """
         rows = self._mean("rows") + self._mean("requests") * WINDOW_SIZES[index].num_window_nodes
         return (self._mean("other_tokens") + window_tokens) / costs.at(round(rows))
 

@@ -1,4 +1,4 @@
-"""Verification on the user's model and device that speculative decoding does not change the output.
+"""Verification that speculative decoding does not change the output of a model on a device.
 
 ::
 
@@ -6,9 +6,13 @@
     *_, report = verify_steps(llm, ["prompt_lookup"], prompts)
     report.passed
 
-``equality``: the tokens are those of plain decoding. ``rescoring``: the log-probabilities are those
-of one forward pass over the whole text. ``distribution``: sampled strings follow the model's
-distribution. A check that passes without any accepted draft token is ``vacuous``.
+There are three checks:
+
+- ``equality``: the tokens are those of plain decoding.
+- ``rescoring``: the log-probabilities are those of one forward pass over the whole text.
+- ``distribution``: sampled strings follow the model's distribution.
+
+A check that passes without any accepted draft token is ``vacuous``.
 """
 
 from __future__ import annotations

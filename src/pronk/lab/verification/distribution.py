@@ -1,7 +1,7 @@
-"""Test of the distribution: sampled strings of several tokens against the model's exact distribution.
+"""Test of the distribution: sampled strings of several tokens against exact probabilities.
 
-Acceptance rules other than ``"coupled"`` accept draft tokens at random, and this is the only test
-of them. The seed determines the strings, so a run can be repeated with the same verdict.
+The acceptance rules ``"rejection"`` and ``"block"`` accept draft tokens at random, so only this
+check tests them. The seed determines the strings: a repeated run has the same verdict.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pronk.serving import Request
 DRAW = SamplingParams(temperature=1.0, top_k=4, ignore_eos=True)
 
 NUM_TESTED_TOKENS = 3  # length of a string in tokens
-# Number of likeliest tokens per position that cells distinguish. 15 cells: 1 + 2 + 4 end with
-# OTHER, 8 have 3 letters.
+# Number of likeliest tokens per position that cells distinguish. There are 15 cells: 1 + 2 + 4 end
+# with OTHER, and 8 have 3 letters.
 LETTERS = 2
 OTHER = -1  # last element of a cell: any token but the two likeliest, with any tokens after it
 
@@ -34,7 +34,7 @@ OTHER = -1  # last element of a cell: any token but the two likeliest, with any 
 _REPEATED = 12  # tokens in X, the end of the original prompt
 _ROUNDS = 4  # number of continuations (abcd, efgh …), each followed by X
 _CONTINUED = 3  # tokens in bcd: sampled after the first token a, which _extend chooses
-# skip a prompt with a cell of at least this probability: nearly all its strings would be equal
+# A prompt with a cell of at least this probability is skipped: nearly all strings would be equal.
 _CERTAIN = 0.95
 
 Cell = tuple[int, ...]
@@ -49,12 +49,12 @@ class ExactDistribution:
     """
 
     prompt: NamedPrompt
-    cells: dict[Cell, float]  # cell to probability
-    # prefix of letters (0 to 2 tokens) to the tokens that may follow it
+    cells: dict[Cell, float]  # probability of each cell
+    # Tokens that may follow each prefix of letters (0 to 2 tokens).
     possible: dict[Cell, frozenset[int]]
-    # Measure of how well strings reveal a wrong temperature: the expected variance of the scaled
-    # logits, summed over positions (Fisher information about the inverse temperature; 0 for a
-    # certain or a uniform distribution).
+    # How well strings reveal a wrong temperature: the expected variance of the scaled logits,
+    # summed over positions. This is the Fisher information about the inverse temperature, 0 for a
+    # certain or a uniform distribution.
     information: float = 0.0
 
     @classmethod
@@ -80,26 +80,20 @@ class ExactDistribution:
                 probs /= probs.sum()
                 information += mass * float(probs @ (scaled - probs @ scaled) ** 2)
                 letter_probs = probs[:LETTERS].tolist()
-                # Factor 2: rounding may raise the token's logit and lower the smallest of the top
-                # k.
+                # Rounding may raise the token's logit and lower the smallest of the top k: twice
+                # the error of one logit.
                 slack = 0.0 if llm.exact else 2 * rounding(llm, float(np.abs(logits).max()))
-                possible[prefix] = frozenset(
-                    np.flatnonzero(logits >= logits[likely[-1]] - slack).tolist()
-                )
+                reachable = np.flatnonzero(logits >= logits[likely[-1]] - slack)
+                possible[prefix] = frozenset(reachable.tolist())
                 letters = likely[:LETTERS].tolist()
-                longer |= {
-                    (*prefix, token): mass * p
-                    for token, p in zip(letters, letter_probs, strict=True)
-                }
+                for token, prob in zip(letters, letter_probs, strict=True):
+                    longer[*prefix, token] = mass * prob
                 cells[*prefix, OTHER] = mass * (1.0 - sum(letter_probs))
             prefixes = longer
         return cls(prompt, cells | prefixes, possible, information)
 
     def cell(self, string: Sequence[int]) -> Cell | None:
-        """Return the cell that contains ``string`` (``NUM_TESTED_TOKENS`` tokens).
-
-        ``None``: probability 0.
-        """
+        """Return the cell of a string of ``NUM_TESTED_TOKENS`` tokens; ``None``: probability 0."""
         cell: Cell = ()
         for token in string:
             if token not in self.possible[cell]:
@@ -111,9 +105,9 @@ class ExactDistribution:
 
 
 def choose_extended(llm: LLM, prompts: Sequence[NamedPrompt]) -> ExactDistribution | None:
-    """Extend each prompt.
+    """Extend all prompts, and return the distribution after the most informative one.
 
-    Return the distribution after the most informative one; ``None`` if none is.
+    ``None`` if no prompt can be extended, or if after each of them the strings are nearly certain.
 
     A prompt ``… X`` becomes ``… X abcd X efgh X ijkl X mnop X``. Each continuation of ``X`` begins
     with another of the likeliest tokens and goes on with tokens sampled by plain decoding. Drafters
@@ -144,11 +138,10 @@ def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
     return NamedPrompt(prompt.id, text)
 
 
-# Tokens per drawn string. A request's last token is never a draft token, so one more than the
-# tested tokens is drawn.
+# Tokens per drawn string: one more than the tested tokens, because a request's last token is never
+# a draft token.
 NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1
-# number of strings whose requests share the KV blocks of one `holder` request
-_STRINGS_PER_HOLDER = 240
+_STRINGS_PER_HOLDER = 240  # strings whose requests share the KV blocks of one `holder` request
 
 # Minimum expected count of a cell; with fewer, the chi-square approximation is poor (Cochran 1954).
 MIN_EXPECTED = 5.0
@@ -189,14 +182,14 @@ def draw(
     """Draw ``settings.samples`` strings after ``exact.prompt``, each with its own seed, in batches.
 
     The requests of a batch share the prompt's KV blocks with another request, the holder, which
-    runs as long as they do. They need no prefill, and their first token can be a draft token.
+    runs as long as the batch. The requests therefore need no prefill, and their first token can be
+    a draft token.
     """
     prompt = exact.prompt.ids
     create = llm.request_factory.create_request
     drawn = list[Request]()
-    holder_params = replace(
-        DRAW, max_tokens=min(llm.config.context - len(prompt), 2 * _STRINGS_PER_HOLDER)
-    )
+    max_holder_tokens = min(llm.config.context - len(prompt), 2 * _STRINGS_PER_HOLDER)
+    holder_params = replace(DRAW, max_tokens=max_holder_tokens)
     params = replace(DRAW, max_tokens=NUM_DRAWN_TOKENS, rule=settings.rule)
     while len(drawn) < settings.samples:
         indices = range(len(drawn), min(len(drawn) + _STRINGS_PER_HOLDER, settings.samples))
@@ -219,9 +212,9 @@ def draw(
 def judge_counts(
     exact: ExactDistribution, drawn: Sequence[Request], threshold: float
 ) -> Distribution:
-    """Test the drawn strings against the exact distribution.
+    """Return the result of the test of drawn strings against the exact distribution.
 
-    A p-value below ``threshold`` fails.
+    The test fails if its p-value is below ``threshold``.
     """
     counts = Counter(exact.cell(request.output[:NUM_TESTED_TOKENS]) for request in drawn)
     impossible = counts.pop(None, 0)
@@ -230,16 +223,16 @@ def judge_counts(
     merged = merge_small(observed, expected)
     statistic, freedom = chi_square(*merged)
     return Distribution(
-        exact.prompt.id,
-        len(drawn),
-        len(merged[0]),
-        statistic,
-        freedom,
-        p_value(statistic, freedom),
-        threshold,
-        impossible,
-        sum(request.stats.drafted for request in drawn),
-        sum(request.stats.accepted for request in drawn),
+        prompt=exact.prompt.id,
+        samples=len(drawn),
+        cells=len(merged[0]),
+        statistic=statistic,
+        freedom=freedom,
+        p_value=p_value(statistic, freedom),
+        threshold=threshold,
+        impossible=impossible,
+        drafted=sum(request.stats.drafted for request in drawn),
+        accepted=sum(request.stats.accepted for request in drawn),
     )
 
 
@@ -248,7 +241,7 @@ def merge_small(
 ) -> tuple[list[float], list[float]]:
     """Merge cells, smallest expected count first, until each expects at least :data:`MIN_EXPECTED`.
 
-    Return the observed and the expected count of each merged cell; all cells become one if the
+    Returns the observed and the expected count of each merged cell. All cells become one if the
     total is too small.
     """
     merged: list[list[float]] = []
@@ -265,9 +258,9 @@ def merge_small(
 
 
 def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
-    """Return Pearson's chi-square statistic and its degrees of freedom.
+    """Return Pearson's chi-square statistic ``Σ (observed - expected)² / expected``, and freedom.
 
-    Expected counts must be above 0.
+    The degrees of freedom are the number of cells - 1. Expected counts must be above 0.
     """
     statistic = sum(
         (count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True)
@@ -278,16 +271,19 @@ def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[fl
 def p_value(statistic: float, freedom: int) -> float:
     """Return the probability of a statistic at least this large by chance; 1 if ``freedom`` is 0.
 
-    This is the regularized upper incomplete gamma function Q(freedom / 2, x) with x = statistic /
-    2, by Q(1/2, x) = erfc(sqrt(x)), Q(0, x) = 0 and Q(a + 1, x) = Q(a, x) + x^a e^-x / gamma(a +
-    1). SciPy, which has this function, is not a run-time dependency.
+    This is the regularized upper incomplete gamma function ``Q(freedom / 2, x)`` with ``x =
+    statistic / 2`` (SciPy, which has this function, is not a run-time dependency)::
+
+        Q(0, x) = 0
+        Q(1/2, x) = erfc(sqrt(x))
+        Q(a + 1, x) = Q(a, x) + x^a e^-x / gamma(a + 1)
     """
     if freedom < 1 or statistic <= 0.0:
         return 1.0
     x = statistic / 2
     odd = freedom % 2
-    terms = (
-        math.exp(a * math.log(x) - x - math.lgamma(a + 1.0))
-        for a in (i + odd / 2 for i in range(freedom // 2))
-    )
+    terms: list[float] = []
+    for i in range(freedom // 2):
+        a = i + odd / 2
+        terms.append(math.exp(a * math.log(x) - x - math.lgamma(a + 1.0)))
     return min(1.0, odd * math.erfc(math.sqrt(x)) + math.fsum(terms))

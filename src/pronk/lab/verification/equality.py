@@ -1,7 +1,7 @@
 """Test of equality: the tokens are those of plain decoding, for every drafter and any batch.
 
-Texts sampled with a rule other than ``"coupled"`` are skipped: only their distribution is that of
-plain decoding.
+Texts sampled under the acceptance rules ``"rejection"`` and ``"block"`` are skipped: the rules
+promise the distribution of plain decoding, not its tokens.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ if find_spec("llguidance") is not None:  # guides need this optional dependency
         "guide": Guide(
             json={"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 9}
         ),
-        # the mode "forced" drafts text that the guide forces; its tokens would count as the tested
-        # drafter's
+        # With the mode "forced", the guide drafts the text that it forces, and its accepted tokens
+        # would count as those of the tested drafter.
         "guide_mode": "plain",
     }
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the two tokens at the first difference, scored by plain decoding after the common text.
+    """One of the two tokens at the first difference of two texts, scored by plain decoding.
 
     ``score`` is the value whose argmax over the vocabulary the sampler takes: the logit after
-    processors and, if the temperature is above 0, the noise of this seed and position. ``score`` is
-    ``None`` if a processor banned the token.
+    processors and, if the temperature is above 0, the noise of the request's seed at this position.
+    ``score`` is ``None`` if a processor banned the token.
     """
 
     token_id: int
@@ -73,60 +73,52 @@ class Divergence:
     batch: bool
     position: int  # index of the first differing token among the generated ones
     what: str
-    # The two texts' tokens at ``position``. One is None if its text ends there; both are None if no
-    # token differs (but the finish reason or the decoded text does) or the drafter raised.
+    # The tokens of the two texts at ``position``. One is ``None`` if its text ends there. Both are
+    # ``None`` if only the finish reason or the decoded text differs, or if the drafter raised.
     expected: Candidate | None = None  # token of plain decoding
     found: Candidate | None = None  # token of the other text
-    # score of ``expected`` minus score of ``found``; None if one of the scores is missing
+    # Score of ``expected`` minus score of ``found``; ``None`` if one of the scores is missing.
     gap: float | None = None
     tolerance: float | None = None  # estimated rounding error of a logit; None if no token differs
     near_tie: bool = False
 
 
 def find_divergence(llm: LLM, reference: GeneratedText, text: GeneratedText) -> Divergence | None:
-    """Return the first difference between plain decoding and another text of the same prompt, or ``None``.
+    """Return the first difference between plain decoding and another text of the same prompt.
 
-    ``None`` means that the texts are equal. If the drafter raised, the engine completed the text
-    without it; this counts as a difference.
+    ``None`` means that the texts are equal. A text whose drafter raised was completed without the
+    drafter; this counts as a difference.
     """
     assert (reference.prompt, reference.params) == (text.prompt, text.params)
     plain = reference.completion
     other = text.completion
     labels = (text.prompt.id, text.mode, text.batch)
-    pairs = enumerate(zip_longest(plain.token_ids, other.token_ids))
     if other.stats.draft_error is not None:
-        return Divergence(
-            *labels, len(plain.token_ids), f"its drafter raised {other.stats.draft_error}"
-        )
+        what = f"its drafter raised {other.stats.draft_error}"
+        return Divergence(*labels, len(plain.token_ids), what)
+    pairs = enumerate(zip_longest(plain.token_ids, other.token_ids))
     position = next((place for place, (token, other_token) in pairs if token != other_token), None)
     if position is None:
-        reasons = [
-            (completion.finish_reason, completion.stop_reason) for completion in (plain, other)
-        ]
-        if reasons[0] == reasons[1] and plain.text == other.text:
-            return None
-        same = reasons[0] == reasons[1]
-        what = (
-            "another text of the same tokens"
-            if same
-            else f"finish {reasons[1]}, expected {reasons[0]}"
-        )
-        return Divergence(*labels, len(plain.token_ids), what)
+        plain_end = (plain.finish_reason, plain.stop_reason)
+        other_end = (other.finish_reason, other.stop_reason)
+        if plain_end != other_end:
+            what = f"finish {other_end}, expected {plain_end}"
+            return Divergence(*labels, len(plain.token_ids), what)
+        if plain.text != other.text:
+            what = "another text of the same tokens"
+            return Divergence(*labels, len(plain.token_ids), what)
+        return None
     (recorder,) = score_next(llm, plain.prompt_token_ids, [plain.token_ids[:position]], text.params)
     tolerance = rounding(llm, float(np.abs(recorder.logits).max()))
-    expected, found = (
-        _candidate(llm, recorder, completion.token_ids, position) for completion in (plain, other)
-    )
+    expected = _candidate(llm, recorder, plain.token_ids, position)
+    found = _candidate(llm, recorder, other.token_ids, position)
     if expected is None or found is None:
-        what = (
-            f"ends after {position} tokens" if found is None else f"goes on after {position} tokens"
-        )
+        verb = "ends" if found is None else "goes on"
+        what = f"{verb} after {position} tokens"
         return Divergence(*labels, position, what, expected, found, None, tolerance)
-    gap = (
-        None
-        if None in (expected.score, found.score)
-        else (expected.score or 0.0) - (found.score or 0.0)
-    )
+    gap: float | None = None
+    if expected.score is not None and found.score is not None:
+        gap = expected.score - found.score
     near_tie = recorder.could_choose(found.token_id, expected.token_id, tolerance)
     return Divergence(*labels, position, "another token", expected, found, gap, tolerance, near_tie)
 
@@ -134,23 +126,23 @@ def find_divergence(llm: LLM, reference: GeneratedText, text: GeneratedText) -> 
 def _candidate(
     llm: LLM, recorder: LogitsRecorder, tokens: Sequence[int], position: int
 ) -> Candidate | None:
+    """Return the token at ``position`` with its scores; ``None`` if the text has ended there."""
     if position >= len(tokens):
         return None
     token = tokens[position]
-    score = float(recorder.scores(recorder.logits)[token])
     text = llm.tokenizer.decode([token], skip_special_tokens=False)
-    return Candidate(
-        token, text, float(recorder.logits[token]), score if math.isfinite(score) else None
-    )
+    logit = float(recorder.logits[token])
+    score = float(recorder.scores(recorder.logits)[token])
+    return Candidate(token, text, logit, score if math.isfinite(score) else None)
 
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """One generated text: its mode (key of :data:`MODES`), and whether it was generated in a batch."""
+    """One generated text, and how it was generated."""
 
     prompt: NamedPrompt
-    mode: str
-    batch: bool
+    mode: str  # key of :data:`MODES`
+    batch: bool  # whether the text was generated in a batch
     params: SamplingParams
     completion: Completion
 
@@ -159,7 +151,7 @@ class GeneratedText:
 class Equality:
     """Result of comparing one drafter's texts with those of plain decoding."""
 
-    # whether the device guarantees bit-identical logits; if so, near ties count as failures
+    # Whether the device guarantees bit-identical logits: near ties then count as failures.
     exact: bool
     texts: int = 0
     equal: int = 0
@@ -174,15 +166,14 @@ class Equality:
 
     @property
     def failed(self) -> bool:
-        """Whether a text differs: in any way if ``exact``, otherwise in a way that rounding does not explain."""
+        """Whether a text differs; near ties are allowed unless ``exact``."""
         return bool(self.divergences) if self.exact else self.near_ties < len(self.divergences)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts and divergences as JSON values."""
         counts = {"near_ties": self.near_ties, "defects": len(self.divergences) - self.near_ties}
-        values = asdict(self) | {
-            "divergences": [asdict(divergence) for divergence in self.divergences]
-        }
+        values = asdict(self)
+        values["divergences"] = [asdict(divergence) for divergence in self.divergences]
         del values["exact"]  # the report has it for all drafters
         return {"failed": self.failed} | counts | values
 
@@ -215,8 +206,7 @@ def generate_texts(
         params = [params for *_, params in group]
         progress = meter.batch_callback(settings.max_tokens)
         completions += llm.generate(ids, params, drafter=proposer, progress=progress)
-        # generate() reports before each step, hence never that all have finished
-        progress(len(group), len(group))
+        progress(len(group), len(group))  # generate() reports only before each step
     return [
         GeneratedText(*text, completion)
         for text, completion in zip(texts, completions, strict=True)
@@ -226,18 +216,18 @@ def generate_texts(
 def compare(
     llm: LLM, so_far: Equality, reference: Sequence[GeneratedText], texts: Sequence[GeneratedText]
 ) -> Equality:
-    """Compare ``texts`` with plain decoding (``reference``).
+    """Return ``so_far`` plus the results of comparing ``texts`` with plain decoding.
 
-    Return ``so_far`` with these results added.
+    ``reference`` has the texts of plain decoding, in the same order.
     """
     pairs = [pair for pair in zip(reference, texts, strict=True) if not pair[1].params.rejects]
     found = [find_divergence(llm, plain, text) for plain, text in pairs]
     divergences = [divergence for divergence in found if divergence is not None]
     return Equality(
-        so_far.exact,
-        so_far.texts + len(pairs),
-        so_far.equal + len(pairs) - len(divergences),
-        so_far.drafted + sum(text.completion.stats.drafted for _, text in pairs),
-        so_far.accepted + sum(text.completion.stats.accepted for _, text in pairs),
-        (*so_far.divergences, *divergences),
+        exact=so_far.exact,
+        texts=so_far.texts + len(pairs),
+        equal=so_far.equal + len(pairs) - len(divergences),
+        drafted=so_far.drafted + sum(text.completion.stats.drafted for _, text in pairs),
+        accepted=so_far.accepted + sum(text.completion.stats.accepted for _, text in pairs),
+        divergences=(*so_far.divergences, *divergences),
     )

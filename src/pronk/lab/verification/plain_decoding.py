@@ -20,9 +20,9 @@ from pronk.serving import Request
 
 
 class LogitsRecorder(Sampler):
-    """A sampler that records in ``logits`` the float32 logits ``[vocab]`` of its latest choice."""
+    """A sampler that records the target's logits of its latest choice."""
 
-    logits: NDArray[np.float32]
+    logits: NDArray[np.float32]  # ``[vocab]``
 
     def choose(self, logits: Array) -> int:
         """Return the token that the target chooses, and record the logits."""
@@ -32,9 +32,9 @@ class LogitsRecorder(Sampler):
     def could_choose(self, token: int, instead_of: int, slack: float) -> bool:
         """Return whether changing every logit by at most ``slack`` can make ``token`` the choice.
 
-        Two changes are tested: raise ``token`` and lower all other logits; lower ``instead_of`` and
-        raise all other logits, as truncation such as top-p may then remove ``instead_of``. True is
-        certain; False may rarely be wrong.
+        Two changes are tested. The first raises the logit of ``token`` and lowers all others. The
+        second lowers the logit of ``instead_of`` and raises all others, because truncation such as
+        top-p may then remove ``instead_of``. True is certain; False may rarely be wrong.
         """
         token_up = self.logits - slack
         other_down = self.logits + slack
@@ -46,15 +46,16 @@ class LogitsRecorder(Sampler):
 def score_next(
     llm: LLM, prompt: Sequence[int], outputs: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[LogitsRecorder]:
-    """Return per output the sampler that chooses its next token, with the logits for that token.
+    """Return, for each output, the sampler that chooses the next token, and the token's logits.
 
-    ``outputs`` are texts already generated after ``prompt``; ``params`` are the sampling options.
+    ``outputs`` are the token ids of texts generated after ``prompt``; ``params`` are the sampling
+    options.
     """
     plain = llm.get_proposer("autoregressive")
 
     def request_after(output: Sequence[int]) -> Request:
-        # Use the rule "coupled": only it calls ``choose``, which records the logits. A missing seed
-        # counts as 0.
+        # Only the rule "coupled" calls ``choose``, which records the logits. A missing seed counts
+        # as 0.
         options = replace(
             params, max_tokens=len(output) + 1, logprobs=None, prompt_logprobs=None, rule="coupled"
         )
@@ -66,7 +67,7 @@ def score_next(
     llm.engine.run(requests)
     recorders = []
     for request, output in zip(requests, outputs, strict=True):
-        # new, because ``request.sampler`` is one token further
+        # A new sampler, because ``request.sampler`` is one token further.
         recorder = request_after(output).sampler
         assert isinstance(recorder, LogitsRecorder)
         assert isinstance(request.sampler, LogitsRecorder)
@@ -76,9 +77,7 @@ def score_next(
 
 
 def rounding(llm: LLM, magnitude: float) -> float:
-    """Estimate the rounding error of a logit.
-
-    ``magnitude`` is the largest absolute logit of its row.
+    """Estimate the rounding error of a logit; ``magnitude`` is the largest absolute logit.
 
     Each of the ``L`` layers adds to the residual stream twice, and the LM head reads it once. Each
     of these operations rounds with an error of at most ``u × magnitude``, where the unit roundoff

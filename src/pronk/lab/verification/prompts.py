@@ -10,31 +10,32 @@ from pronk.base import refuse
 from pronk.base.checks import check_integer
 from pronk.serving import Rule
 
-# (label of the current part, tokens done, total number of tokens)
+# Progress callback: (label of the current part, tokens done, total number of tokens).
 Progress = Callable[[str, int, int], None]
 
-# minimum number of strings; with fewer, `merge_small` would merge most cells into one
+# Minimum number of strings; with fewer, `merge_small` would merge most cells into one.
 MIN_SAMPLES = 100
 
 
 @dataclass(frozen=True)
 class NamedPrompt:
-    """A prompt: its name ``id`` in the report, and its token ids ``ids``, at least one."""
+    """A prompt to verify with."""
 
-    id: str
-    ids: list[int]
+    id: str  # name in the report
+    ids: list[int]  # token ids, at least one
 
 
 @dataclass(frozen=True)
 class VerifySettings:
     """Amount of text, seed and acceptance rule of a verification.
 
-    With a rule other than ``"coupled"`` sampled tokens depend on the draft tokens, so equality is
-    checked for greedy texts only. Raises ``OptionError`` if a value is out of range.
+    Under the rules ``"rejection"`` and ``"block"``, sampled tokens depend on the draft tokens, so
+    equality is checked for greedy texts only. Raises OptionError if a value is out of range.
     """
 
     max_tokens: int = 64  # generated tokens per text, at least 1
-    # strings to sample per drafter for the distribution test, at least MIN_SAMPLES; 0: no test
+    # Strings to sample per drafter for the test of the distribution, at least MIN_SAMPLES; 0: no
+    # test.
     samples: int = 2000
     seed: int = 0
     rule: Rule = "coupled"  # acceptance rule of all requests with temperature above 0
@@ -72,21 +73,26 @@ class ProgressMeter:
             self.callback(self.label, self.done, self.total)
 
     def batch_callback(self, tokens: int) -> Callable[[int, int], None]:
-        """Return the callback ``(finished, total)`` of a batch of requests of at most ``tokens`` tokens each."""
+        """Return the progress callback ``(finished, total)`` of a batch of requests.
+
+        Each request has at most ``tokens`` tokens.
+        """
         done_before = self.done
         return lambda finished, _total: self.add(done_before + finished * tokens - self.done)
 
 
 def select_fitting(llm: LLM, prompts: Sequence[NamedPrompt], max_tokens: int) -> list[NamedPrompt]:
-    """Return the prompts that leave context for ``max_tokens`` + 1 tokens, as scoring generates 1."""
+    """Return the prompts that leave room for ``max_tokens`` + 1 tokens in the model's context.
+
+    Scoring a text generates one more token. Raises PromptError if no prompt fits.
+    """
     limit = llm.config.context - max_tokens - 1
     fitting = [prompt for prompt in prompts if 0 < len(prompt.ids) <= limit]
     if not fitting:
         found = f"{len(prompts)} that are too long" if prompts else "none"
         msg = (
             f"expected prompts of at most {limit} tokens (the model's context of "
-            f"{llm.config.context} less "
-            f"{max_tokens} tokens of answer and 1), found {found}"
+            f"{llm.config.context} less {max_tokens} tokens of answer and 1), found {found}"
         )
         raise PromptError(msg)
     return fitting

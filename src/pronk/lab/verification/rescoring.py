@@ -18,15 +18,15 @@ LogProbs = dict[int, float]  # token id to log-probability, at one position
 
 @dataclass(frozen=True)
 class Rescoring:
-    """Comparison of the log-probabilities of one drafter's texts with those of :class:`TextScorer`."""
+    """Result of comparing the log-probabilities of a drafter's texts with a :class:`TextScorer`."""
 
-    # largest allowed difference of a log-probability; 0 if the kernels' logits are bit-identical
+    # Largest allowed difference of a log-probability; 0 if the kernels' logits are bit-identical.
     tolerance: float
     tokens: int = 0
-    # number of tokens whose log-probability is missing or differs by more than the tolerance
+    # Number of tokens whose log-probability is missing, or differs by more than the tolerance.
     wrong: int = 0
     worst: float = 0.0  # largest difference of a log-probability
-    # prompt, mode and position of the first of these tokens; None without one
+    # Prompt, mode and position of the first wrong token; ``None`` without one.
     where: str | None = None
     left_out: int = 0  # number of texts not compared because :meth:`TextScorer.can_score` is false
     drafted: int = 0
@@ -44,9 +44,9 @@ class Rescoring:
 
 @dataclass
 class TextScorer:
-    """Computes log-probabilities in one prefill per text.
+    """Computes the log-probabilities of a text's tokens in one prefill of the whole text.
 
-    Caches them, as most drafters yield equal texts.
+    Results are cached, because the texts of most drafters are equal.
     """
 
     llm: LLM
@@ -55,35 +55,39 @@ class TextScorer:
 
     @classmethod
     def make(cls, llm: LLM, prompts: Sequence[NamedPrompt]) -> TextScorer:
-        """Return a scorer.
-
-        Its tolerance is 0 if logits are exact, else estimated from the prompts' logits.
+        """Return a scorer; its tolerance is 0 if logits are exact, else estimated from ``prompts``.
 
         A log-probability is a logit minus the logsumexp of all logits. Rounding may change the
-        logsumexp by as much as a logit, hence the factor 2.
+        logsumexp by as much as a logit: the tolerance is twice the rounding error of a logit.
         """
         if llm.exact:
             return cls(llm, 0.0)
-        recorders = [score_next(llm, prompt.ids, [[]], SamplingParams())[0] for prompt in prompts]
-        return cls(
-            llm,
-            2 * rounding(llm, max(float(np.abs(recorder.logits).max()) for recorder in recorders)),
-        )
+        magnitudes: list[float] = []
+        for prompt in prompts:
+            (recorder,) = score_next(llm, prompt.ids, [[]], SamplingParams())
+            magnitudes.append(float(np.abs(recorder.logits).max()))
+        return cls(llm, 2 * rounding(llm, max(magnitudes)))
 
     def can_score(self, length: int) -> bool:
-        """Return False if dynamic RoPE rotates a text of ``length`` differently in a prefill than in decoding."""
+        """Return whether a prefill of ``length`` tokens has the positions of decoding.
+
+        Dynamic RoPE changes its rotations with the length of the text beyond the original context.
+        """
         rope = self.llm.config.rope
         return rope is None or rope.kind != "dynamic" or length <= rope.original
 
     def score(self, texts: Iterable[Sequence[int]]) -> list[list[LogProbs | None]]:
-        """Return, for each position of a text, the log-probabilities of its token and of the likeliest one."""
+        """Return the log-probabilities at each position of each text.
+
+        They are those of the text's token and of the likeliest token, by id; ``None`` at the first
+        position.
+        """
         keys = [tuple(text) for text in texts]
         new = list(dict.fromkeys(text for text in keys if text not in self._cache))
         if new:
             params = SamplingParams(max_tokens=1, prompt_logprobs=1)
-            scored = self.llm.generate(
-                [list(text) for text in new], params, drafter="autoregressive"
-            )
+            prompts = [list(text) for text in new]
+            scored = self.llm.generate(prompts, params, drafter="autoregressive")
             for text, completion in zip(new, scored, strict=True):
                 assert completion.prompt_logprobs is not None
                 self._cache[text] = completion.prompt_logprobs
@@ -91,10 +95,7 @@ class TextScorer:
 
 
 def rescore(scorer: TextScorer, so_far: Rescoring, texts: Sequence[GeneratedText]) -> Rescoring:
-    """Compare the texts' log-probabilities with the scorer's.
-
-    Return ``so_far`` with these results added.
-    """
+    """Return ``so_far`` plus the results of comparing ``texts`` with the scorer."""
     sequences = [[*text.prompt.ids, *text.completion.token_ids] for text in texts]
     scorable = [index for index, tokens in enumerate(sequences) if scorer.can_score(len(tokens))]
     result = replace(
@@ -103,10 +104,10 @@ def rescore(scorer: TextScorer, so_far: Rescoring, texts: Sequence[GeneratedText
         drafted=so_far.drafted + sum(text.completion.stats.drafted for text in texts),
         accepted=so_far.accepted + sum(text.completion.stats.accepted for text in texts),
     )
-    for index, scored in zip(
-        scorable, scorer.score(sequences[index] for index in scorable), strict=True
-    ):
-        result = _compare(result, texts[index], scored[len(texts[index].prompt.ids) :])
+    scores = scorer.score(sequences[index] for index in scorable)
+    for index, scored in zip(scorable, scores, strict=True):
+        text = texts[index]
+        result = _compare(result, text, scored[len(text.prompt.ids) :])
     return result
 
 
@@ -123,17 +124,15 @@ def _compare(
         expected = scored[index] or {}
         comparable = token in got and token in expected
         gap = abs(got[token] - expected[token]) if comparable else 0.0
-        # `got` and `expected` also have the likeliest token. With tolerance 0, its log-probability
-        # must be equal, too.
-        correct = (
-            got == expected if result.tolerance == 0.0 else comparable and gap <= result.tolerance
-        )
+        correct = comparable and gap <= result.tolerance
+        if result.tolerance == 0.0:
+            # Exact logits: the log-probability of the likeliest token must be equal, too.
+            correct = got == expected
         worst = max(worst, gap)
         wrong += not correct
         if not correct and where is None:
-            where = (
-                f"{text.prompt.id}, {text.mode}{' in a batch' if text.batch else ''}, token {index}"
-            )
+            batch = " in a batch" if text.batch else ""
+            where = f"{text.prompt.id}, {text.mode}{batch}, token {index}"
     return replace(
         result, tokens=result.tokens + len(tokens), wrong=wrong, worst=worst, where=where
     )

@@ -30,8 +30,8 @@ from pronk.serving import Rule
 
 Verdict = Literal["passed", "failed", "vacuous", "skipped"]
 
-# Maximum probability that a correct sampler fails a verification. Each of its n tests gets 1 / n of
-# it (Bonferroni).
+# Maximum probability that a correct sampler fails a verification. Each of the n tests of a
+# verification gets 1 / n of this probability (Bonferroni).
 _SIGNIFICANCE = 1e-4
 _NUM_CANDIDATES = 4  # number of prompts from which the test of the distribution chooses one
 _PLAIN = Autoregressive.name  # plain decoding: the drafter that proposes no tokens
@@ -42,7 +42,7 @@ class DrafterReport:
     """Results of one drafter's checks; ``None`` for a check that has not run."""
 
     drafter: str
-    # whether ``drafter`` is plain decoding, which needs no accepted draft token to pass
+    # Whether ``drafter`` is plain decoding, which needs no accepted draft token to pass.
     plain: bool
     equality: Equality | None = None
     rescoring: Rescoring | None = None
@@ -52,21 +52,16 @@ class DrafterReport:
     def drafted(self) -> int:
         """Number of draft tokens in all checks.
 
-        Texts shared by ``equality`` and ``rescoring`` count once.
+        ``equality`` and ``rescoring`` check the same texts, which count once.
         """
-        return sum(
-            check.drafted for check in (self.rescoring, self.distribution) if check is not None
-        )
+        checks = (self.rescoring, self.distribution)
+        return sum(check.drafted for check in checks if check is not None)
 
     @property
     def accepted(self) -> int:
-        """Number of accepted draft tokens in all checks.
-
-        Shared texts count once, as in :attr:`drafted`.
-        """
-        return sum(
-            check.accepted for check in (self.rescoring, self.distribution) if check is not None
-        )
+        """Number of accepted draft tokens in all checks, counted as in :attr:`drafted`."""
+        checks = (self.rescoring, self.distribution)
+        return sum(check.accepted for check in checks if check is not None)
 
     @property
     def tested(self) -> bool:
@@ -101,18 +96,21 @@ class DrafterReport:
         return "passed" if self.plain or check.accepted else "vacuous"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        verdict: Verdict = "failed" if self.failed else "passed" if self.tested else "vacuous"
+        """Return the verdicts and the results of all checks as JSON values."""
+        verdict: Verdict = "passed" if self.tested else "vacuous"
+        if self.failed:
+            verdict = "failed"
+        checks: dict[str, dict[str, Any]] = {}
+        for name, check in self._checks.items():
+            checks[name] = {"verdict": self._verdict(check)}
+            if check is not None:
+                checks[name] |= check.to_dict()
         return {
             "drafter": self.drafter,
             "verdict": verdict,
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "checks": {
-                name: {"verdict": check_verdict}
-                | ({} if (check := self._checks[name]) is None else check.to_dict())
-                for name, check_verdict in self.verdicts().items()
-            },
+            "checks": checks,
         }
 
 
@@ -126,13 +124,13 @@ class VerifyReport:
     weights: str  # storage format of the weight matrices
     kv_dtype: str
     kernels: str  # instruction set of pronk's kernels, or "torch" without them
-    # whether the kernels guarantee bit-identical logits; if so, near ties count as failures
+    # Whether the kernels guarantee bit-identical logits: near ties then count as failures.
     exact: bool
     settings: VerifySettings
     prompts: int  # number of tested prompts: those that fit the model's context
     too_long: int  # number of prompts left out because they exceed the model's context
     drafters: tuple[DrafterReport, ...]
-    # drafters that were not tested: name to reason
+    # Drafters that were not tested, with the reasons, by name.
     left_out: Mapping[str, str] = field(default_factory=dict)
     required: bool = True  # whether every drafter must have an accepted draft token to pass
     complete: bool = False
@@ -155,28 +153,22 @@ class VerifyReport:
         suffices.
         """
         others = [result for result in self.drafters if not result.plain]
-        tested = (
-            all(result.tested for result in others)
-            if self.required
-            else any(result.tested for result in others)
-        )
+        suffices = all if self.required else any
+        tested = suffices(result.tested for result in others)
         return self.complete and not self.failed and (tested or not others)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        names = (
-            "passed",
-            "complete",
-            "model",
-            "device",
-            "dtype",
-            "weights",
-            "kv_dtype",
-            "kernels",
-            "exact",
-        )
+        """Return the report as JSON values."""
         return {
-            **{name: getattr(self, name) for name in names},
+            "passed": self.passed,
+            "complete": self.complete,
+            "model": self.model,
+            "device": self.device,
+            "dtype": self.dtype,
+            "weights": self.weights,
+            "kv_dtype": self.kv_dtype,
+            "kernels": self.kernels,
+            "exact": self.exact,
             **asdict(self.settings),
             "prompts": self.prompts,
             "prompts_too_long": self.too_long,
@@ -196,9 +188,9 @@ def verify_steps(
     left_out: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[VerifyReport]:
-    """Verify that drafters do not change the model's output.
+    """Verify that drafters do not change the model's output; yield the report after each group.
 
-    Yield the report after each group of texts.
+    A group is the texts of one drafter in one mode.
 
     Args:
         llm: model on the device and in the dtype to verify.
@@ -216,36 +208,33 @@ def verify_steps(
     """
     settings = settings or VerifySettings()
     fitting = select_fitting(llm, prompts, settings.max_tokens)
-    others = [
-        drafter for drafter in dict.fromkeys(drafters) if drafter not in (_PLAIN, Autoregressive())
-    ]
-    proposers = [
-        _get_proposer(llm, drafter, fitting[0], settings.rule) for drafter in (_PLAIN, *others)
-    ]
-    names = [drafter if isinstance(drafter, str) else drafter.name for drafter in (_PLAIN, *others)]
+    plain = (_PLAIN, Autoregressive())
+    others = [drafter for drafter in dict.fromkeys(drafters) if drafter not in plain]
+    all_drafters = [_PLAIN, *others]
+    proposers = [_get_proposer(llm, drafter, fitting[0], settings.rule) for drafter in all_drafters]
+    names = [drafter if isinstance(drafter, str) else drafter.name for drafter in all_drafters]
     report = VerifyReport(
-        str(llm.path),
-        str(llm.device),
-        str(llm.dtype),
-        forward_weights(llm.engine.runner.decoder).formats,
-        str(llm.engine.cache.kv_dtype),
-        llm.kernels,
-        llm.exact,
-        settings,
-        len(fitting),
-        len(prompts) - len(fitting),
-        (),
-        left_out or {},
-        required,
+        model=str(llm.path),
+        device=str(llm.device),
+        dtype=str(llm.dtype),
+        weights=forward_weights(llm.engine.runner.decoder).formats,
+        kv_dtype=str(llm.engine.cache.kv_dtype),
+        kernels=llm.kernels,
+        exact=llm.exact,
+        settings=settings,
+        prompts=len(fitting),
+        too_long=len(prompts) - len(fitting),
+        drafters=(),
+        left_out=left_out or {},
+        required=required,
     )
-    tokens = (
-        len(MODES) * 2 * len(fitting) * settings.max_tokens + settings.samples * NUM_DRAWN_TOKENS
-    )
-    meter = ProgressMeter(progress, len(proposers) * tokens)
+    num_text_tokens = len(MODES) * 2 * len(fitting) * settings.max_tokens
+    num_tokens = num_text_tokens + settings.samples * NUM_DRAWN_TOKENS
+    meter = ProgressMeter(progress, len(proposers) * num_tokens)
     exact = choose_extended(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
     scorer = TextScorer.make(llm, fitting)
     threshold = _SIGNIFICANCE / len(proposers)
-    reference: dict[str, list[GeneratedText]] = {}  # mode to the texts of plain decoding
+    reference: dict[str, list[GeneratedText]] = {}  # texts of plain decoding, by mode
     finished: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):
         equality = Equality(llm.exact)
@@ -270,7 +259,10 @@ def verify_steps(
 def fitting_drafters(
     llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled"
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the names of drafters that run on the model without options, and why the others do not."""
+    """Return the drafters that run on the model without options, and the reasons of the others.
+
+    The drafters are names; the reasons are error messages, by name.
+    """
     fitting = list[str]()
     reasons = dict[str, str]()
     for name in REGISTRY:
@@ -288,14 +280,11 @@ def _get_proposer(
 ) -> Proposer[Any]:
     """Return the drafter's proposer after a trial of four tokens.
 
-    Raise OptionError if the drafter fails.
+    Raises OptionError if the drafter fails in the trial.
     """
     proposer = llm.get_proposer(make_drafter(drafter))
-    completion = llm.generate(
-        prompt.ids,
-        SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule),
-        drafter=proposer,
-    )
+    params = SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule)
+    completion = llm.generate(prompt.ids, params, drafter=proposer)
     if completion.stats.draft_error is not None:
         raise OptionError(completion.stats.draft_error)
     return proposer

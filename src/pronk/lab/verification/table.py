@@ -1,4 +1,4 @@
-"""A verification report for a terminal of 80 columns or more."""
+"""Report of a verification on a terminal of 80 columns or more."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show(report: VerifyReport, console: Console) -> None:
 
 
 class ReportPrinter:
-    """Prints a report to a pipe or a file: each drafter's row as soon as all of its checks have run."""
+    """Prints a report to a pipe or a file: each drafter's row as soon as its checks have run."""
 
     def __init__(self, drafters: Iterable[str]) -> None:
         longest = max(map(len, (Autoregressive.name, *drafters)))
@@ -49,7 +49,7 @@ class ReportPrinter:
     def update(self, report: VerifyReport) -> None:
         """Print the rows that were completed since the last call.
 
-        First the configuration and the head.
+        The first call also prints the configuration and the head of the table.
         """
         if not self._has_begun:
             self._has_begun = True
@@ -58,7 +58,10 @@ class ReportPrinter:
         self._print_rows(report, complete)
 
     def finish(self, report: VerifyReport, console: Console) -> None:
-        """Print the remaining rows, also an incomplete one, then to ``console`` the notes and the verdict."""
+        """Print the remaining rows, an incomplete one included.
+
+        Notes and verdict go to ``console``.
+        """
         self._print_rows(report, report.drafters)
         _show_notes(report, console)
 
@@ -67,9 +70,8 @@ class ReportPrinter:
             table = Table(box=SIMPLE_HEAD, show_edge=False, show_header=not self._num_rows)
             for name, width in zip(_columns(report), self._widths, strict=True):
                 table.add_column(name, overflow="fold", width=width)
-            table.add_row(
-                *_row(result, complete=report.complete or result is not report.drafters[-1])
-            )
+            complete = report.complete or result is not report.drafters[-1]
+            table.add_row(*_row(result, complete=complete))
             self._console.print(table)
             self._console.file.flush()
             self._num_rows += 1
@@ -85,9 +87,8 @@ def _show_notes(report: VerifyReport, console: Console) -> None:
         for note in _notes(result):
             console.print(note, soft_wrap=True)
     if report.left_out:
-        console.print(
-            Text(f"left out: {', '.join(report.left_out)}; --json has the reasons", style="dim")
-        )
+        names = ", ".join(report.left_out)
+        console.print(Text(f"left out: {names}; --json has the reasons", style="dim"))
     console.print(_summary(report))
 
 
@@ -101,12 +102,13 @@ def _heading(report: VerifyReport) -> str:
         )
     formats = "" if report.weights == report.dtype else f", weights {report.weights},"
     formats += ", cache int8," if report.kv_dtype == "int8" else ""
-    return (
-        f"{Path(report.model).name} on {report.device} in {report.dtype}{formats} with kernels "
-        f"{report.kernels}, which "
-        f"promises {promise}: {report.prompts} "
-        f"prompts{too_long}, {report.settings.max_tokens} tokens each, seed {report.settings.seed}"
+    model = f"{Path(report.model).name} on {report.device} in {report.dtype}{formats}"
+    settings = report.settings
+    work = (
+        f"{report.prompts} prompts{too_long}, {settings.max_tokens} tokens each, "
+        f"seed {settings.seed}"
     )
+    return f"{model} with kernels {report.kernels}, which promises {promise}: {work}"
 
 
 def _row(result: DrafterReport, *, complete: bool) -> list[Text]:
@@ -126,10 +128,9 @@ def _row(result: DrafterReport, *, complete: bool) -> list[Text]:
     row = [Text(result.drafter)]
     for cell, verdict in zip(cells, verdicts.values(), strict=True):
         # If no check of the drafter was tested, only the last column says so.
-        untested = verdict == "vacuous" and result.tested
-        row.append(
-            Text(f"{cell}, not tested" if untested else cell, style=_STYLES.get(verdict, ""))
-        )
+        is_untested = verdict == "vacuous" and result.tested
+        words = f"{cell}, not tested" if is_untested else cell
+        row.append(Text(words, style=_STYLES.get(verdict, "")))
     row.append(Text("–" if result.plain else f"{result.accepted}/{result.drafted}"))
     return [*row, _verdict(result, complete=complete)]
 
@@ -160,8 +161,8 @@ def _notes(result: DrafterReport) -> Iterator[Text]:
     if scores is not None and scores.failed:
         yield Text(
             f"{result.drafter}: {scores.wrong} log-probabilities differ from scoring the text in "
-            "one forward pass, by "
-            f"up to {scores.worst:.3g} (allowed: {scores.tolerance:.2g}); first: {scores.where}"
+            f"one forward pass, by up to {scores.worst:.3g} (allowed: {scores.tolerance:.2g}); "
+            f"first: {scores.where}"
         )
     if scores is not None and scores.left_out:
         yield Text(
@@ -171,39 +172,31 @@ def _notes(result: DrafterReport) -> Iterator[Text]:
     if strings is not None and strings.failed:
         yield Text(
             f"{result.drafter}: {strings.samples} strings after prompt {strings.prompt} do not "
-            "follow the model's "
-            f"distribution: chi-square {strings.statistic:.1f} with {strings.freedom} degrees of "
-            "freedom, "
-            f"p = {strings.p_value:.2g} (fails below {strings.threshold:.2g}), "
-            f"{strings.impossible} strings have "
-            "probability 0"
+            f"follow the model's distribution: chi-square {strings.statistic:.1f} with "
+            f"{strings.freedom} degrees of freedom, p = {strings.p_value:.2g} (fails below "
+            f"{strings.threshold:.2g}), {strings.impossible} strings have probability 0"
         )
 
 
 def _explanation(drafter: str, divergence: Divergence) -> Text:
-    place = (
-        f"{drafter}, prompt {divergence.prompt}, "
-        f"{divergence.mode}{', in a batch' if divergence.batch else ''}"
-    )
+    batch = ", in a batch" if divergence.batch else ""
+    place = f"{drafter}, prompt {divergence.prompt}, {divergence.mode}{batch}"
     verdict = "near tie" if divergence.near_tie else "defect"
     lines = [f"{place}, token {divergence.position}: {divergence.what}: {verdict}"]
     lines += [_candidate("plain", divergence.expected), _candidate("found", divergence.found)]
     if divergence.tolerance is not None:
         gap = "" if divergence.gap is None else f"gap {divergence.gap:.4g}; "
         lines.append(f"    {gap}rounding may move a logit by ± {divergence.tolerance:.2g}")
-    return Text(
-        "\n".join(line for line in lines if line), style="" if divergence.near_tie else "red"
-    )
+    text = "\n".join(line for line in lines if line)
+    return Text(text, style="" if divergence.near_tie else "red")
 
 
 def _candidate(label: str, token: Candidate | None) -> str:
     if token is None:
         return ""
     score = "dropped" if token.score is None else f"{token.score:.4f}"
-    return (
-        f"    {label}  {token.token_id:>6} {token.text!r:<14} logit {token.logit:.4f}  score "
-        f"{score}"
-    )
+    name = f"{token.token_id:>6} {token.text!r:<14}"
+    return f"    {label}  {name} logit {token.logit:.4f}  score {score}"
 
 
 def _conclusion(report: VerifyReport) -> str:
@@ -217,11 +210,9 @@ def _conclusion(report: VerifyReport) -> str:
 def _summary(report: VerifyReport) -> Text:
     if report.passed:
         accepted = sum(result.accepted for result in report.drafters)
-        sentence = (
-            f"Verified: {accepted} accepted draft tokens {_conclusion(report)}."
-            if accepted
-            else "Verified."
-        )
+        sentence = "Verified."
+        if accepted:
+            sentence = f"Verified: {accepted} accepted draft tokens {_conclusion(report)}."
         text = Text(sentence, style="green")
         if report.vacuous:
             text.append(

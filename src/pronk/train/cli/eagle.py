@@ -113,8 +113,7 @@ def eagle3(
         Path | None,
         text_option(
             "Folder that keeps what the target computes for the answers, several kB per token, for "
-            "later epochs and "
-            "other runs.",
+            "later epochs and other runs.",
             show_default="computed in every epoch",
         ),
     ] = None,
@@ -175,8 +174,9 @@ def eagle3(
 
 
 def _layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """Parse ``"2,15,27"``."""
-    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    """Parse numbers of layers such as ``"2,15,27"``, from 1; raise OptionError for others."""
+    parts = [part.strip() for part in text.split(",")]
+    numbers = [int(part) if part.isdecimal() else 0 for part in parts]
     if not all(1 <= number <= num_layers for number in numbers):
         msg = (
             f"layers: expected numbers from 1 to {num_layers} with commas, as in 2,{num_layers}; "

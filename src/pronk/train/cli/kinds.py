@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pronk.checkpoint import ModelConfig
     from pronk.train.students import Student
 
-# Function from the drafter's context length in tokens to the fields of StudentOptions that all
-# kinds of drafters have.
+# A function that returns the fields of StudentOptions that all kinds of drafters have, for the
+# drafter's context length in tokens.
 Settings = Callable[[int], dict[str, Any]]
 Plan = tuple["type[Student[Any]]", StudentOptions]
 
@@ -31,11 +31,9 @@ _LAYERS = "Layers; each one adds to the cost of every draft token."
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterKind(ABC):
-    """A kind of drafter that can be trained.
+    """A kind of drafter that can be trained; the fields are options of the training command.
 
-    Its fields are the options of the command that trains it.
-
-    The docstring of a kind is the beginning of its command's help. A field with the name of an
+    The docstring of a kind is the beginning of the help of its command. A field with the name of an
     option that all kinds share replaces that option.
     """
 
@@ -44,9 +42,10 @@ class DrafterKind(ABC):
 
     @abstractmethod
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
-        """Return the class that trains the drafter, and its options.
+        """Return the class that trains the drafter, and the options of the training.
 
-        Raise an OptionError if these do not fit.
+        ``config`` is the target's configuration. Raises OptionError if an option does not fit the
+        target.
         """
 
 
@@ -70,21 +69,14 @@ class DraftKind(DrafterKind):
         from pronk.train.students import DraftStudent
 
         longest = config.context if self.positions is None else self.positions
-        shape = ModelShape(
-            self.hidden,
-            self.layers,
-            self.heads,
-            self.kv_heads,
-            self.mlp,
-            config.vocab_size,
-            longest,
-        )
+        sizes = (self.hidden, self.layers, self.heads, self.kv_heads, self.mlp)
+        shape = ModelShape(*sizes, config.vocab_size, longest)
         return DraftStudent, DraftOptions(**settings(longest), shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KangarooKind(DrafterKind):
-    """Train an adapter that fits the output of the target's first layers to its head (drafter kangaroo)."""
+    """Train an adapter between the target's first layers and its head (drafter kangaroo)."""
 
     example = "--exit-layer 3 --target ./checkpoint --on-policy 200000"
 
@@ -100,8 +92,7 @@ class KangarooKind(DrafterKind):
         str,
         model_option(
             "What is trained: attention, head (with a head of its own), transformer (a whole "
-            "layer), or mlp (two "
-            "linears and a head, no attention)."
+            "layer), or mlp (two linears and a head, no attention)."
         ),
     ] = "attention"
     heads: Annotated[int | None, model_option("Attention heads.", show_default="the target's")] = (
@@ -119,9 +110,8 @@ class KangarooKind(DrafterKind):
         if self.adapter == "mlp":
             refuse({"heads": self.heads}, "with --adapter mlp, which has no attention")
         if self.adapter != "transformer":
-            refuse(
-                {"mlp": self.mlp}, f"with --adapter {self.adapter}; it is for --adapter transformer"
-            )
+            reason = f"with --adapter {self.adapter}; it is for --adapter transformer"
+            refuse({"mlp": self.mlp}, reason)
 
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
         from pronk.lab import KangarooShape
@@ -133,7 +123,7 @@ class KangarooKind(DrafterKind):
 
 @dataclass(frozen=True, kw_only=True)
 class GlideKind(DrafterKind):
-    """Distil a small decoder that also reads the target's cache (drafter glide; with --vanilla: vanilla)."""
+    """Distil a small decoder that also reads the target's cache (drafters glide and vanilla)."""
 
     example = "--target ./checkpoint --layers 2 --vanilla --minutes 60"
 
@@ -188,14 +178,14 @@ class GlideKind(DrafterKind):
             "cache_layer": self.cache_layer,
         }
         shape = GlideShape.of_target(config, self.layers, *sizes, **more)
-        shape.cache_layers(config)
+        shape.cache_layers(config)  # raises OptionError if the target has too few layers
         student = VanillaStudent if self.vanilla else GlideStudent
         return student, StudentOptions(**settings(config.context), shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaKind(DrafterKind):
-    """Train heads that predict the tokens after the next from the target's last output (drafter medusa)."""
+    """Train heads on the target's last output, one for each later token (drafter medusa)."""
 
     example = "--target ./checkpoint --heads 3 --blocks 1 --minutes 30"
 
@@ -237,7 +227,7 @@ class MedusaKind(DrafterKind):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsKind(DrafterKind):
-    """Train heads on a frozen target that predict several tokens in one pass (drafter multi_token)."""
+    """Train heads that predict several tokens in one forward pass (drafter multi_token)."""
 
     example = "--target ./checkpoint --heads 4 --order causal --minutes 60"
 
@@ -282,7 +272,7 @@ class HeadsKind(DrafterKind):
         return HeadsStudent, HeadsOptions(**fields, shape=shape)
 
 
-# Kind of drafter by name of the command that trains it, in the order of ``pronk train --help``.
+# Kinds of drafters, by the name of the command that trains them, in the order of the help.
 KINDS: dict[str, type[DrafterKind]] = {
     "draft": DraftKind,
     "kangaroo": KangarooKind,

@@ -39,8 +39,16 @@ _DEFAULT_ORDER = "parallel"
 _DEFAULT_UNEMBEDDINGS = "shared"
 # Options of a new model, which have no effect on the model of --init.
 _OF_THE_MODEL = {
-    "hidden", "layers", "heads", "kv_heads", "mlp", "vocab", "positions", "bytes", "equal_parameters",
-}  # fmt: skip
+    "hidden",
+    "layers",
+    "heads",
+    "kv_heads",
+    "mlp",
+    "vocab",
+    "positions",
+    "bytes",
+    "equal_parameters",
+}
 
 app = typer.Typer(
     help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich"
@@ -135,9 +143,9 @@ def lm(
         }
         refuse(given, "with --init, whose model has it")
     initial = None if init is None else InitialModel.read(init)
-    tokens = (
-        future_tokens if future_tokens is not None else 1 if initial is None else initial.tokens
-    )
+    tokens = 1 if initial is None else initial.tokens
+    if future_tokens is not None:
+        tokens = future_tokens
     of_heads = {
         "head-kind": head_kind,
         "head-order": head_order,
@@ -148,12 +156,12 @@ def lm(
         refuse(of_heads | {"equal-parameters": equal_parameters or None}, "without --future-tokens")
     if initial is not None and initial.heads is not None:
         refuse(of_heads, "with --init, whose heads have it")
-    size = BYTE_VOCAB if bytes else ModelShape.vocab if vocab is None else vocab
-    shape = (
-        ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions)
-        if initial is None
-        else initial.shape
-    )
+    size = ModelShape.vocab if vocab is None else vocab
+    if bytes:
+        size = BYTE_VOCAB
+    shape = ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions)
+    if initial is not None:
+        shape = initial.shape
     settings = fit_lengths(settings, shape.context)
     data = text(shape.vocab, settings["seed"])
     head_settings = (
@@ -164,18 +172,15 @@ def lm(
     if equal_parameters:
         shape = without_head_layers(shape, tokens, *head_settings[:2])
     known_heads = initial and initial.heads_for(tokens)
-    options = TrainOptions(
-        **settings,
-        shape=shape,
-        heads=known_heads or future_shape(shape, tokens, *head_settings, head_mlp),
-    )
-    if not train_model(
-        Run(out, name, command_line(context), Console(), clock), data, options, initial
-    ):
+    heads_shape = known_heads or future_shape(shape, tokens, *head_settings, head_mlp)
+    options = TrainOptions(**settings, shape=shape, heads=heads_shape)
+    run = Run(out, name, command_line(context), Console(), clock)
+    if not train_model(run, data, options, initial):
         raise typer.Exit(INTERRUPTED)
 
 
 def _command(kind: type[DrafterKind]) -> Callable[..., None]:
+    """Return the command that trains a kind of drafter."""
 
     @shares(
         kind=kind, text=text_options, student=StudentRun, loop=LoopSettings, without=kind.without
@@ -203,22 +208,18 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         data = text(seed=settings["seed"])
         if has_answers(data.sources):
             given = set(given_options(context)) & {"on_policy", "share"}
-            refuse(
-                {option_name(name): getattr(run, name) for name in given},
-                "with answers as the source",
-            )
+            values = {option_name(name): getattr(run, name) for name in given}
+            refuse(values, "with answers as the source")
             run = replace(run, share=1.0)
         at_most = "on_policy" not in given_options(context)
         on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=at_most)
         teacher = Teacher(run.target, settings["device"], settings["threads"])
-        name = (
-            run.name
-            or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
-        )
+        target_name = teacher.name.rpartition("/")[2]
+        kind_name = str(context.info_name).replace("_", "-")
+        name = run.name or f"{target_name}-{kind_name}"
         config = teacher.llm.config
-        student_class, options = drafter.plan(
-            config, partial(run.settings, settings, config.context)
-        )
+        shared_settings = partial(run.settings, settings, config.context)
+        student_class, options = drafter.plan(config, shared_settings)
         place = Run(run.out, name, command_line(context), Console(), clock)
         if not train_student(place, student_class, data, on_policy, options, teacher):
             raise typer.Exit(INTERRUPTED)
@@ -229,7 +230,8 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
 for _name, _kind in KINDS.items():
     _help = f"""{_kind.__doc__}
 
-OUT/export has the finished drafter, OUT/latest the latest one. Ctrl-C saves; the same command continues.
+OUT/export has the finished drafter, OUT/latest the latest one. Ctrl-C saves; the same command
+continues.
 
 [bold]Examples[/]
 

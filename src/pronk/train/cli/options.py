@@ -27,7 +27,9 @@ HEAD_ORDER = (
 )
 UNEMBEDDINGS = "shared: the model's output matrix; replicated: a copy of it for each head."
 
-text_option, model_option, loop_option = map(panel, ("Text", "Model", "Training"))
+text_option = panel("Text")
+model_option = panel("Model")
+loop_option = panel("Training")
 
 
 def text_options(
@@ -54,18 +56,22 @@ def text_options(
         float, text_option("Share of dialogues in the mixture.")
     ] = DataOptions.dialogues,
 ) -> DataOptions:
-    """Return the training text: sources, validation files, prompts to exclude, and vocabulary size."""
-    sources = tuple(parse_source(text) for text in source)
+    """Return the options of the training text: sources, validation files, prompts to exclude."""
     return DataOptions(
-        sources, tuple(valid or ()), tuple(exclude or ()), dialogues, vocab, seed=seed
+        tuple(parse_source(text) for text in source),
+        tuple(valid or ()),
+        tuple(exclude or ()),
+        dialogues,
+        vocab,
+        seed=seed,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """Options of the training loop.
+    """Options of the training loop on the command line.
 
-    ``fit_lengths`` replaces ``None`` of ``micro`` and of both lengths.
+    ``fit_lengths`` replaces ``None`` of ``micro``, ``length`` and ``final_length``.
     """
 
     steps: Annotated[int, loop_option("Optimizer steps at most.")] = LoopOptions.steps
@@ -95,16 +101,16 @@ class LoopSettings:
         int | None,
         loop_option(
             "Sequence length of the first part.",
-            show_default=f"{LoopOptions.length}, or the most below that fits the context and divides "
-            "--micro",
+            show_default=f"{LoopOptions.length}, or the most below that fits the context and "
+            "divides --micro",
         ),
     ] = None
     final_length: Annotated[
         int | None,
         loop_option(
             "Sequence length of the last part.",
-            show_default=f"{LoopOptions.final_length}, or the most below that fits the context and divides "
-            "--micro",
+            show_default=f"{LoopOptions.final_length}, or the most below that fits the context and "
+            "divides --micro",
         ),
     ] = None
     final_share: Annotated[float, loop_option("Share of the run that the last part takes.")] = (
@@ -172,7 +178,7 @@ class StudentRun:
     ] = StudentOptions.num_tokens
 
     def settings(self, loop: Mapping[str, Any], context: int, longest: int) -> dict[str, Any]:
-        """Return the fields of :class:`~pronk.train.options.StudentOptions` that all kinds of drafters share.
+        """Return the fields of ``StudentOptions`` that all kinds of drafters share.
 
         ``context`` is the target's context length, ``longest`` the drafter's, in tokens; training
         sequences fit both.
@@ -187,7 +193,10 @@ class StudentRun:
 
 
 def refuse(options: Mapping[str, object], reason: str) -> None:
-    """Raise OptionError if one of ``options``, which have no effect for this ``reason``, is not ``None``."""
+    """Raise OptionError if one of ``options`` is given: they have no effect for this ``reason``.
+
+    An option with the value ``None`` is not given.
+    """
     for name, value in options.items():
         if value is not None:
             msg = f"{name}: expected none {reason}, found {value!r}; leave it out"
@@ -195,15 +204,13 @@ def refuse(options: Mapping[str, object], reason: str) -> None:
 
 
 def command_line(context: typer.Context) -> str:
-    """Return the command for the model card: options of the text first, paths without their folders."""
+    """Return the command of a run for the model card, with file names in place of paths.
+
+    Options of the text come first.
+    """
     words = ["pronk", "train", str(context.info_name)]
-    # Sort key of an option by its help panel; options in any other panel come last (2).
-    panel_order = {"Text": 0, None: 1}
     given = set(given_options(context))
-    parameters = context.command.params
-    for parameter in sorted(
-        parameters, key=lambda p: panel_order.get(getattr(p, "rich_help_panel", None), 2)
-    ):
+    for parameter in sorted(context.command.params, key=_panel_number):
         if parameter.name not in given:
             continue
         value = context.params[parameter.name]
@@ -215,10 +222,15 @@ def command_line(context: typer.Context) -> str:
     return shlex.join(words)
 
 
-def _without_folder(value: object) -> str:
-    """Drop folders: ``a/b.jsonl=1`` → ``b.jsonl=1``, ``python:a/b=1`` → ``python:b=1``.
+def _panel_number(parameter: object) -> int:
+    """Return 0 for options in the panel "Text", 1 for those without a panel, 2 for the others."""
+    return {"Text": 0, None: 1}.get(getattr(parameter, "rich_help_panel", None), 2)
 
-    Keep a Hub id.
+
+def _without_folder(value: object) -> str:
+    """Return the value of an option without folders; a Hub id is left as it is.
+
+    ``a/b.jsonl=1`` becomes ``b.jsonl=1``, ``python:a/b=1`` becomes ``python:b=1``.
     """
     if isinstance(value, Path):
         return value.name

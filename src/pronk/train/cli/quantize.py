@@ -1,4 +1,4 @@
-"""``pronk quantize``: write a checkpoint with 8-bit or 4-bit weights, for pronk and other engines."""
+"""``pronk quantize``: write a checkpoint with 4-bit or 8-bit weights, for pronk and others."""
 
 import shlex
 from pathlib import Path
@@ -13,7 +13,7 @@ from pronk.commands import announce, interruptible, option, status_bar
 if TYPE_CHECKING:
     from pronk.train.quantization.checkpoint import QuantizedCheckpoint
 
-_PLAIN_BITS = 16  # of a head that is exported
+_PLAIN_BITS = 16  # value of --bits that exports a quantized head as bfloat16
 
 
 def quantize(
@@ -39,8 +39,7 @@ def quantize(
         Path | None,
         option(
             "Text similar to the model's later input: a file, a folder, or JSON lines with a text. "
-            "Several "
-            "rounding methods are tried on it, and the one with the lowest perplexity on a "
+            "Several rounding methods are tried on it, and the one with the lowest perplexity on a "
             "held-out part is kept.",
             metavar="TEXT",
             show_default="round to the nearest",
@@ -112,9 +111,12 @@ def quantize(
 
 
 def _command_line(name: str, out: str, **options: Any) -> str:
-    """Return the command for model cards; ``None`` omits an option."""
-    given = [(f"--{option}", str(value)) for option, value in options.items() if value is not None]
-    return shlex.join(["pronk", "quantize", name, out, *(word for pair in given for word in pair)])
+    """Return the command for model cards; an option with the value ``None`` is left out."""
+    words = ["pronk", "quantize", name, out]
+    for option_, value in options.items():
+        if value is not None:
+            words += [f"--{option_}", str(value)]
+    return shlex.join(words)
 
 
 def _write_head(folder: Path, out: Path, bits: int, group: int | None, command: str) -> str:
@@ -125,26 +127,25 @@ def _write_head(folder: Path, out: Path, bits: int, group: int | None, command: 
         return f"bfloat16, {dequantize_head(folder, out, command) / 1e6:,.1f} MB"
     result = quantize_head(folder, out, bits, group, command)
     rule = result.rule
+    blocks = f"groups of {rule.group}" if rule.group else "whole rows"
     return (
-        f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}; "
-        f"{result.num_bytes / 1e6:,.1f} MB instead of {result.source_bytes / 1e6:,.1f}; error of "
-        "the weights "
-        f"{result.error:.2%}"
+        f"{rule.bits} bits in {blocks}; {result.num_bytes / 1e6:,.1f} MB instead of "
+        f"{result.source_bytes / 1e6:,.1f}; error of the weights {result.error:.2%}"
     )
 
 
 def _summary(result: "QuantizedCheckpoint") -> str:
     rule = result.rule
+    blocks = f"groups of {rule.group}" if rule.group else "whole rows"
     change = result.perplexity / result.source_perplexity - 1
-    others = [
-        f"{name} {value:.3f}"
-        for name, value in result.perplexities.items()
-        if name != result.method
-    ]
-    return (
-        f"{rule.bits} bits in {f'groups of {rule.group}' if rule.group else 'whole rows'}, method "
-        f"{result.method}; "
+    summary = (
+        f"{rule.bits} bits in {blocks}, method {result.method}; "
         f"{result.num_bytes / 1e6:,.1f} MB instead of {result.source_bytes / 1e6:,.1f}; perplexity "
         f"{result.perplexity:.3f} instead of {result.source_perplexity:.3f} ({change:+.2%})"
-        f"{'; tried: ' * bool(others)}{', '.join(others)}"
     )
+    tried = dict(result.perplexities)
+    tried.pop(result.method, None)
+    if not tried:
+        return summary
+    others = ", ".join(f"{name} {value:.3f}" for name, value in tried.items())
+    return f"{summary}; tried: {others}"

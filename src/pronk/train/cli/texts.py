@@ -1,4 +1,4 @@
-"""``pronk train texts``: a file of dialogues in the target's own words."""
+"""``pronk train texts``: write a file of dialogues whose answers the target generates."""
 
 from pathlib import Path
 from typing import Annotated
@@ -55,7 +55,7 @@ def texts(
         str, model_option("Drafter that proposes draft tokens; the text is the same.")
     ] = ("autoregressive"),
 ) -> None:
-    """Let a model answer questions about documents, for the training of drafters with pronk train eagle3.
+    """Let a model answer questions about documents, to train drafters with pronk train eagle3.
 
     Questions are the real ones of the documents, and instructions about their excerpts and
     headings. Half of the dialogues are greedy. Ctrl-C keeps the finished dialogues; the same
@@ -76,31 +76,30 @@ def texts(
     from pronk.train.own_text import answers_header, write_answers
 
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
-    sources = [
-        SourceSpec("python", "python", None, 1.0)
-        if what == "python"
-        else spec_of(Path(what), "data")
-        for what in data
-    ]
+    sources: list[SourceSpec] = []
+    for what in data:
+        if what == "python":
+            sources.append(SourceSpec("python", "python", None, 1.0))
+        else:
+            sources.append(spec_of(Path(what), "data"))
     questions = Questions(sources, exclude or (), seed)
     llm = LLM(model, drafter=drafter, max_batch=batch, threads=threads, calibration=False)
     header = answers_header(llm, sources, max_tokens, seed)
-    shown = -1
+    shown = -1  # twentieths of the tokens at the last line of progress
     try:
         with status_bar(screen) as bar:
-            status = announce(
-                screen, bar, f"{tokens} tokens of answers", "--tokens 100000, --minutes 30"
-            )
+            shorter = "--tokens 100000, --minutes 30"
+            status = announce(screen, bar, f"{tokens} tokens of answers", shorter)
             status("answering", 0, tokens)
 
             def show(done: int) -> None:
                 nonlocal shown
                 status("answering", done, tokens)
-                if 20 * done // tokens > shown:
-                    shown = 20 * done // tokens
-                    screen.print(
-                        f"{done} tokens of answers, {clock.seconds / 60:.1f} minutes", markup=False
-                    )
+                twentieths = 20 * done // tokens
+                if twentieths > shown:
+                    shown = twentieths
+                    line = f"{done} tokens of answers, {clock.seconds / 60:.1f} minutes"
+                    screen.print(line, markup=False)
 
             done = write_answers(
                 llm,

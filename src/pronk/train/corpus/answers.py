@@ -1,17 +1,18 @@
 """File of a model's own dialogues: token ids, and which of them are answers of the model.
 
-A line of JSON (:class:`AnswersHeader`), then one record per dialogue, all numbers little-endian::
+The file begins with a line of JSON (:class:`AnswersHeader`). Then follows one record per dialogue,
+all numbers little-endian::
 
     uint32  number of the dialogue
-    uint32  tokens n
-    uint16  answers k
+    uint32  number n of tokens
+    uint16  number k of answers
     uint16  temperature in hundredths
     k × (uint32 start, uint32 end)
     n × uint16 or uint32  token ids
     uint32  CRC-32 of everything above
 
-Records are only appended. A record that a crash has torn is dropped when the file is opened for
-appending, and ignored when it is read.
+Records are only appended. An incomplete record at the end, left by a crash, is dropped when the
+file is opened for appending, and ignored when the file is read.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class AnswersHeader:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """One dialogue: all token ids, chat template included, and the half-open ranges of the answers."""
+    """One dialogue of a user and a model, as token ids."""
 
     number: int
-    temperature: float
-    ids: list[int]
-    answers: list[tuple[int, int]]
+    temperature: float  # with which the model has answered; 0 is greedy
+    ids: list[int]  # the whole dialogue, chat template included
+    answers: list[tuple[int, int]]  # half-open ranges of ``ids`` that the model has generated
 
     @property
     def num_answered(self) -> int:
@@ -67,10 +68,10 @@ class Dialogue:
 
 
 class AnswersWriter:
-    """Appends dialogues to a file; ``existing`` are those that it had.
+    """Appends dialogues to a file of answers; ``existing`` are the dialogues it had before.
 
-    Another file, or other settings in it, raise an OptionError; a failed write raises a
-    CheckpointError.
+    Raises OptionError if the file is no file of answers, or has other settings; CheckpointError if
+    writing fails.
     """
 
     def __init__(self, path: Path, header: AnswersHeader) -> None:
@@ -92,24 +93,24 @@ class AnswersWriter:
             file.write(data)
 
     def _pack(self, d: Dialogue) -> bytes:
+        """Return the record of a dialogue."""
         body = _RECORD.pack(d.number, len(d.ids), len(d.answers), round(100 * d.temperature))
-        body += (
-            b"".join(_SPAN.pack(*span) for span in d.answers)
-            + np.array(d.ids, self._dtype).tobytes()
-        )
+        for span in d.answers:
+            body += _SPAN.pack(*span)
+        body += np.array(d.ids, self._dtype).tobytes()
         return body + _CHECK.pack(zlib.crc32(body))
 
 
 def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
-    """Read a file of answers; raise an OptionError if it cannot be read or is no such file."""
+    """Read a file of answers; raise OptionError if it cannot be read, or is another file."""
     return _read(path)[:2]
 
 
 def merge_answers(files: Sequence[Path], out: Path) -> None:
-    """Write the dialogues of several files of one model to the file ``out``, by number and without copies.
+    """Write the dialogues of several files of one model to ``out``, by number, without duplicates.
 
-    A file that cannot be read, or has other settings than the first one, raises an OptionError; a
-    failed write raises a CheckpointError.
+    Raises OptionError if a file cannot be read, or has other settings than the first one;
+    CheckpointError if writing fails.
     """
     (header, dialogues), *others = [read_answers(path) for path in files]
     for path, (found, more) in zip(files[1:], others, strict=True):
@@ -118,12 +119,13 @@ def merge_answers(files: Sequence[Path], out: Path) -> None:
     partial = out.with_name(f"{out.name}.partial")
     partial.unlink(missing_ok=True)
     by_number = {dialogue.number: dialogue for dialogue in dialogues}
-    AnswersWriter(partial, header).append([by_number[number] for number in sorted(by_number)])
+    in_order = [by_number[number] for number in sorted(by_number)]
+    AnswersWriter(partial, header).append(in_order)
     partial.replace(out)
 
 
 def _read(path: Path) -> tuple[AnswersHeader, list[Dialogue], int]:
-    """Return the header, the dialogues of the whole records, and the file offset after these."""
+    """Return the header, the dialogues of the complete records, and the file offset after them."""
     header: AnswersHeader | None
     try:
         data = read_input(path)
@@ -152,20 +154,23 @@ def _read(path: Path) -> tuple[AnswersHeader, list[Dialogue], int]:
         spans = offset + _RECORD.size
         ids = spans + num_answers * _SPAN.size
         end = ids + count * dtype.itemsize
-        if end + _CHECK.size > len(data) or _CHECK.unpack_from(data, end)[0] != zlib.crc32(
-            data[offset:end]
-        ):
+        if end + _CHECK.size > len(data):
             break
-        answers = [_SPAN.unpack_from(data, spans + i * _SPAN.size) for i in range(num_answers)]
+        (checksum,) = _CHECK.unpack_from(data, end)
+        if checksum != zlib.crc32(data[offset:end]):
+            break
+        answers: list[tuple[int, int]] = []
+        for place in range(spans, ids, _SPAN.size):
+            start, stop = _SPAN.unpack_from(data, place)
+            answers.append((start, stop))
         tokens = np.frombuffer(data, dtype, count, ids).tolist()
+        dialogues.append(Dialogue(number, temperature / 100, tokens, answers))
         offset = end + _CHECK.size
-        dialogues.append(
-            Dialogue(number, temperature / 100, tokens, [(start, stop) for start, stop in answers])
-        )
     return header, dialogues, offset
 
 
 def _check_same(path: Path, found: AnswersHeader, header: AnswersHeader) -> None:
+    """Raise OptionError if ``found``, the header of ``path``, differs from ``header``."""
     for field in fields(header):
         old = getattr(found, field.name)
         new = getattr(header, field.name)

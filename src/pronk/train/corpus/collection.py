@@ -16,20 +16,20 @@ from pronk.base import read_json_lines, refuse
 from pronk.train.corpus.encoder import Encoder, parse_dialogue, token_dtype
 from pronk.train.corpus.sources import SourceSpec, read_source
 
-RUN = 13  # a text is excluded if it shares this number of successive words
+RUN = 13  # a text is excluded if it shares this number of successive words with an excluded one
 # Words in a group. Any 13 successive words of a document contain 7 that start at a multiple of 7 in
-# the document. It is therefore enough to look up these groups of 7, at a seventh of the cost.
+# the document. Looking up only these groups of 7 is therefore enough, at a seventh of the cost.
 _GROUP = (RUN + 1) // 2
 _WORD = re.compile(r"\w+")
 _HOLD_OUT = 100  # one document in 100 is held out for validation
-# If no whole document is held out: minimum characters held out of the longest document, but at most
-# 1/4 of it.
+# If no whole document is held out, at least this number of characters is held out of the longest
+# document, but at most 1/4 of the document.
 _HELD_OUT_CHARACTERS = 4000
 _CHUNK = 64  # number of documents that are tokenized together
 
 
 class Exclusion:
-    """Filter for texts that share 13 successive words with ``texts``.
+    """Filter for texts that share 13 successive words with ``texts``, the excluded ones.
 
     Case and punctuation do not count.
     """
@@ -44,10 +44,9 @@ class Exclusion:
 
     @classmethod
     def from_files(cls, files: Iterable[Path]) -> Exclusion:
-        """Return a filter with every string in the JSONL files: prompts, references, solutions and tests."""
-        return cls(
-            text for file in files for _, row in read_json_lines(file) for text in _strings(row)
-        )
+        """Return a filter of all strings in JSONL files: prompts, references, solutions, tests."""
+        rows = (row for file in files for _, row in read_json_lines(file))
+        return cls(text for row in rows for text in _strings(row))
 
     def __call__(self, text: str) -> bool:
         """Return whether ``text`` shares a run of 13 words with the excluded texts."""
@@ -68,6 +67,7 @@ def _join(words: list[str], start: int, count: int) -> str:
 
 
 def _strings(value: Any) -> Iterator[str]:
+    """Yield all strings in a JSON value, keys of objects left out."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -91,12 +91,12 @@ class OriginRecord:
 
 @dataclass
 class Pool:
-    """Documents of one source, or the dialogues of all sources, with their weight in the mixture."""
+    """Documents of one source, or the dialogues of all sources."""
 
     name: str
-    weight: float
-    documents: list[str] = field(default_factory=list)
-    held_out: list[str] = field(default_factory=list)
+    weight: float  # fraction of the mixture
+    documents: list[str] = field(default_factory=list)  # documents to train on
+    held_out: list[str] = field(default_factory=list)  # documents for validation
 
 
 @dataclass
@@ -112,12 +112,18 @@ class Collection:
 def collect(
     sources: Sequence[SourceSpec], *, dialogues: float = 0.0, exclude: Iterable[Path] = ()
 ) -> Collection:
-    """Read all sources, drop exact copies and excluded documents, and hold out one document in 100.
+    """Read all sources, without exact copies and excluded documents.
 
-    If no document of a source is held out, the end of its longest document is held out.
-    ``dialogues`` is the fraction of the text, from 0 to below 1, that dialogues make up; with 0
-    they are like other text. :class:`Exclusion` applies to the JSONL files ``exclude``. A source
-    that is unreadable or leaves no text raises an OptionError.
+    One document in 100 is held out. If no document of a source is held out, the end of its longest
+    document is.
+
+    Args:
+        sources: sources of text, with their weights.
+        dialogues: fraction of the text that dialogues make up, from 0 to below 1; with 0, dialogues
+            are like other text.
+        exclude: JSONL files of the texts for :class:`Exclusion`.
+
+    Raises OptionError if a source cannot be read, or leaves no text.
     """
     total = sum(spec.weight for spec in sources)
     pools = [Pool(spec.name, (1 - dialogues) * spec.weight / total) for spec in sources]
@@ -158,8 +164,9 @@ def _fill(
         record.documents += 1
         record.bytes += len(document.text.encode())
         target = dialogues if dialogues.weight and parse_dialogue(document.text) else pool
-        held_out = int.from_bytes(digest[:4], "big") % _HOLD_OUT == 0
-        (target.held_out if held_out else target.documents).append(document.text)
+        is_held_out = int.from_bytes(digest[:4], "big") % _HOLD_OUT == 0
+        documents = target.held_out if is_held_out else target.documents
+        documents.append(document.text)
     result.origins += sorted(origins.values(), key=lambda record: -record.bytes)
 
 
@@ -171,12 +178,13 @@ def _hold_some_out(pool: Pool) -> None:
         documents += held_out
         held_out.clear()
     if documents and not held_out:
-        i = max(range(len(documents)), key=lambda i: len(documents[i]))
-        text = documents[i]
+        longest = max(range(len(documents)), key=lambda i: len(documents[i]))
+        text = documents[longest]
         size = min(max(len(text) // _HOLD_OUT, _HELD_OUT_CHARACTERS), len(text) // 4)
-        documents[i] = text[: len(text) - size]
+        documents[longest] = text[: len(text) - size]
         rest = text[len(text) - size :]
-        held_out += [rest] if rest.strip() else []
+        if rest.strip():
+            held_out.append(rest)
 
 
 def pack(

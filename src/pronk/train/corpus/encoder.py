@@ -1,7 +1,7 @@
 """Conversion of training text to token ids, with the run's own tokenizer or the target's.
 
-Models that are trained from scratch have this chat format, whose markers are single tokens. Text
-that spells a marker stays text, so the content of a turn cannot end the turn::
+Models that are trained from scratch have this chat format, whose markers are single tokens. A
+marker in the content of a turn is encoded as ordinary text, so the content cannot end the turn::
 
     <|user|>Hello<|end|><|assistant|>Hi there<|end|>
 """
@@ -21,12 +21,11 @@ from pronk import TokenizerError
 from pronk.checkpoint import ModelConfig
 from pronk.text import Tokenizer, load_backend
 
-END_OF_TEXT, USER, ASSISTANT, END = SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|end|>",
-)
+END_OF_TEXT = "<|endoftext|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+END = "<|end|>"
+SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, END)  # in the order of their ids
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -52,32 +51,33 @@ _LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
 def parse_dialogue(text: str) -> Turns | None:
     """Return the turns ``(role, content)`` of a dialogue, or ``None`` for other text.
 
-    The roles alternate, beginning with the user. Half of the texts with "Question:" count as other
-    text, so that the model also learns them without the chat format.
+    The roles alternate, beginning with the user. Half of the texts that begin with "Question:"
+    count as other text, so that the model also learns such texts without the chat format.
     """
     if not text.startswith(("User: ", "Customer: ", "Question: ")):
         return None
     if text.startswith("Question: ") and zlib.crc32(text.encode()) % 2:
         return None
     turns = _split(text)
+    if len(turns) < 2 or len(turns) % 2:
+        return None
     expected = ("user", "assistant")
-    well_formed = all(
-        role == expected[i % 2] and content for i, (role, content) in enumerate(turns)
-    )
-    return turns if well_formed and len(turns) >= 2 and len(turns) % 2 == 0 else None
+    for i, (role, content) in enumerate(turns):
+        if role != expected[i % 2] or not content:
+            return None
+    return turns
 
 
 def user_turns(text: str) -> list[str]:
-    """Return the user's turns of a dialogue, which may end with one, unlike in :func:`parse_dialogue`."""
+    """Return the contents of the user's turns in a dialogue, which may end with one."""
     return [content for role, content in _split(text) if role == "user"]
 
 
 def _split(text: str) -> Turns:
+    """Split a text at labels such as "User:"; the text before the first label is left out."""
     parts = _LABEL.split(text)[1:]
-    return [
-        (_ROLES[label], content.strip())
-        for label, content in zip(parts[::2], parts[1::2], strict=True)
-    ]
+    labelled = zip(parts[::2], parts[1::2], strict=True)
+    return [(_ROLES[label], content.strip()) for label, content in labelled]
 
 
 def dialogue_ids(tokenizer: tokenizers.Tokenizer, turns: Turns) -> list[int]:
@@ -105,17 +105,14 @@ def special_ids(tokenizer: tokenizers.Tokenizer) -> list[int]:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Converter of texts to token ids.
-
-    The name of a special token in a text is encoded as plain text.
-    """
+    """Converter of texts to token ids; special tokens in a text are encoded as ordinary text."""
 
     encode_plain: Callable[[list[str]], list[list[int]]]  # encodes texts, without the chat format
-    # encodes the turns of one dialogue, in the chat format
+    # Encodes the turns of one dialogue, in the chat format.
     encode_dialogue: Callable[[Turns], list[int]]
     end_id: int  # id of the end-of-text token, which follows each document
-    vocab_size: int  # number that all token ids are smaller than
-    # fingerprint of the target's tokenizer; empty for the run's own tokenizer
+    vocab_size: int  # all token ids are smaller
+    # Fingerprint of the target's tokenizer; empty for the run's own tokenizer.
     fingerprint: str = ""
 
     @classmethod
@@ -123,17 +120,18 @@ class Encoder:
         """Return an encoder with the run's own tokenizer, trained by :mod:`pronk.train.data`."""
 
         def plain(texts: list[str]) -> list[list[int]]:
-            return [
-                encoding.ids
-                for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)
-            ]
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
 
-        end = special_ids(backend)[0]
-        return cls(plain, lambda turns: dialogue_ids(backend, turns), end, backend.get_vocab_size())
+        def dialogue(turns: Turns) -> list[int]:
+            return dialogue_ids(backend, turns)
+
+        end, *_ = special_ids(backend)
+        return cls(plain, dialogue, end, backend.get_vocab_size())
 
     @classmethod
     def of_target(cls, tokenizer: Tokenizer, config: ModelConfig) -> Encoder:
-        """Return an encoder that adds special tokens as the target's tokenizer and chat template do."""
+        """Return an encoder with the target's tokenizer, its special tokens and chat template."""
         backend = load_backend(tokenizer.backend.to_str())
         backend.encode_special_tokens = True
 
@@ -142,9 +140,9 @@ class Encoder:
 
         def dialogue(turns: Turns) -> list[int]:
             if tokenizer.chat_template is None:
-                return plain(
-                    ["\n\n".join(f"{role.capitalize()}: {content}" for role, content in turns)]
-                )[0]
+                labelled = [f"{role.capitalize()}: {content}" for role, content in turns]
+                (ids,) = plain(["\n\n".join(labelled)])
+                return ids
             answered = turns[-1][0] == "assistant"
             messages = [{"role": role, "content": content} for role, content in turns]
             text = tokenizer.chat(messages, add_generation_prompt=not answered)
@@ -154,15 +152,12 @@ class Encoder:
         return cls(plain, dialogue, end, config.vocab_size, tokenizer.fingerprint)
 
     def encode(self, texts: list[str]) -> Iterator[list[int]]:
-        """Yield the token ids of each text.
-
-        A text that is a dialogue is encoded in the chat format.
-        """
+        """Yield the token ids of each text; a dialogue is encoded in the chat format."""
         for text, ids in zip(texts, self.encode_plain(texts), strict=True):
             turns = parse_dialogue(text)
             yield ids if turns is None else self.encode_dialogue(turns)
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
-    """Return the integer type of the token ids in a token file."""
+    """Return the integer type of a token file: uint16 if all token ids fit, otherwise uint32."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32

@@ -1,7 +1,7 @@
 """Questions to a chat model, made from documents: real ones, and instructions about excerpts.
 
-The drafter of a chat model learns from the model's own answers. The answers should be as varied as
-those that the model will be asked for, so the questions come from several pools:
+The drafter of a chat model learns from the model's own answers. These answers should be as varied
+as those in later use, so the questions come from several pools:
 
 ========  ==========================================================================================
 ``math``  documents that begin with ``Question:``
@@ -30,11 +30,11 @@ from pronk.train.corpus.sources import SourceSpec, read_source
 # Dialogues of each pool in 100. A pool without documents leaves its share to the others.
 WEIGHTS = {"math": 17, "chat": 20, "shop": 5, "topic": 25, "text": 25, "code": 8}
 _SECOND_TURN = 0.35  # share of dialogues with a second question
-# length of an excerpt, log-uniform
+# Length of an excerpt in words, log-uniform.
 _MIN_WORDS = 30
 _MAX_WORDS = 450
 _MIN_DOCUMENT = 120  # minimum words of a document to make excerpts of
-# share of everyday topics among the topics; the others are headings of documents
+# Share of everyday topics among the topics; the others are headings of documents.
 _EVERYDAY_SHARE = 0.4
 _MAX_QUESTION = 600  # maximum words of a real question
 _HEADING = re.compile(r"^(?:#{1,3} |Title: )([A-Z][^\n{}<>|`0-9:]{6,60}[a-z])$", re.MULTILINE)
@@ -45,10 +45,10 @@ _PHRASES: dict[str, list[str]] = json.loads(
 
 
 class Questions:
-    """Numbered dialogues: question ``i`` depends on the documents, the seed and ``i`` only.
+    """Numbered questions: question ``i`` depends on the documents, the seed and ``i`` only.
 
-    Documents are used without repetition as long as their pool lasts. Sources without a usable
-    document raise an OptionError.
+    A document is used again only after all others of its pool. Raises OptionError if the sources
+    have no usable document.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Questions:
     ) -> None:
         self._seed = seed
         self._excludes = Exclusion.from_files(exclude)
-        # dictionaries: without copies, in order
+        # Dictionaries keep the order of the documents, and drop copies.
         pools: dict[str, dict[str, None]] = {name: {} for name in WEIGHTS}
         pools["code"] = dict.fromkeys(_PHRASES["tasks"])
         for source in sources:
@@ -76,9 +76,9 @@ class Questions:
             random.Random(f"{seed}/{name}").shuffle(pool)  # noqa: S311 - not for secrets
 
     def ask(self, number: int) -> list[str]:
-        """Return the user's one or two turns of a dialogue.
+        """Return the user's one or two turns of dialogue ``number``.
 
-        Empty if they overlap with excluded text.
+        The list is empty if a turn overlaps with excluded text.
         """
         draw = random.Random(f"{self._seed}/{number}")  # noqa: S311 - not for secrets
         rounds, place = divmod(number, len(self._order))
@@ -92,6 +92,7 @@ class Questions:
 
 
 def _sort_in(text: str, pools: dict[str, dict[str, None]], *, is_code: bool) -> None:
+    """Add a document to the pools for which it is suitable."""
     if is_code:
         pools["code"][text] = None
         return
@@ -106,22 +107,25 @@ def _sort_in(text: str, pools: dict[str, dict[str, None]], *, is_code: bool) -> 
 
 
 def _ask(pool: str, document: str, draw: random.Random) -> list[str]:
+    """Return the user's turns about a document of a pool."""
     if pool == "topic":
-        topic = draw.choice(_PHRASES["everyday"]) if draw.random() < _EVERYDAY_SHARE else document
+        is_everyday = draw.random() < _EVERYDAY_SHARE
+        topic = draw.choice(_PHRASES["everyday"]) if is_everyday else document
         return [draw.choice(_PHRASES["topic"]).format(topic)]
     if document in _PHRASES["tasks"]:
-        return [
-            draw.choice(_PHRASES["program"]).format(document, draw.choice(_PHRASES["languages"]))
-        ]
+        phrase = draw.choice(_PHRASES["program"])
+        language = draw.choice(_PHRASES["languages"])
+        return [phrase.format(document, language)]
     if pool in ("text", "code"):
-        return [draw.choice(_PHRASES[pool]).format(_excerpt(document, draw))]
+        phrase = draw.choice(_PHRASES[pool])
+        return [phrase.format(_excerpt(document, draw))]
     turns = user_turns(document)
     short = [turn for turn in turns if turn and len(turn.split()) <= _MAX_QUESTION]
     return short[: 2 if draw.random() < _SECOND_TURN else 1]
 
 
 def _excerpt(text: str, draw: random.Random) -> str:
-    """Return whole lines of the text, a log-uniform number of words, from a random line on."""
+    """Return an excerpt of whole lines from a random line on, of a log-uniform number of words."""
     words = round(_MIN_WORDS * (_MAX_WORDS / _MIN_WORDS) ** draw.random())
     lines = text.splitlines()
     start = draw.randrange(len(lines)) if draw.random() < 0.7 else 0

@@ -6,7 +6,8 @@ On the command line, a source is ``WHAT=WEIGHT``::
     notes/=0.1                 every .txt, .md, .rst and .py file below a folder (or one such file)
     python=0.6                 the interpreter's standard library and the installed packages
     python:extra/packages=0.6  the same, with the packages of one more folder
-    own.answers=1              for drafters, and alone: the target's own dialogues, from pronk train texts
+    own.answers=1              the target's own dialogues, from pronk train texts; only for
+                               drafters, and without other sources
 
 The metadata of a Python package must declare a permissive licence for all of its files. Tests,
 generated files, vendored copies and tables of data are left out.
@@ -26,27 +27,28 @@ from typing import Any, NamedTuple
 from pronk import OptionError
 from pronk.base import read_json_lines, read_text, refuse
 
-# Licence expressions: SPDX identifiers; other usual names, such as "New BSD License (BSD)"; and
-# trove classifiers.
+# Permissive licences as SPDX identifiers.
 _SPDX = re.compile(
-    r"(mit|mit-0|mit-cmu|bsd|bsd-[23]-clause|0bsd|apache-2\.0|apache "
-    r"2\.0|psf-2\.0|python-2\.0(\.1)?|isc|cc0-1\.0|zlib)"
+    r"(mit|mit-0|mit-cmu|bsd|bsd-[23]-clause|0bsd|apache-2\.0|apache 2\.0"
+    r"|psf-2\.0|python-2\.0(\.1)?|isc|cc0-1\.0|zlib)"
 )
+# Permissive licences by other usual names, such as "New BSD License (BSD)".
 _FREE_FORM = re.compile(
     r"(the )?(mit|isc|(new |modified |simplified |[23]-clause )?bsd( [23]-clause)?"
     r"|apache( software)?( license)?,?( version)? 2(\.0)?|psf|python software foundation)"
     r"( license)?( \((mit|bsd|isc)\))?"
 )
+# Permissive licences as trove classifiers.
 _CLASSIFIER = re.compile(
     r"License :: OSI Approved :: (MIT|BSD|Apache Software|ISC|Python Software Foundation)\b.*"
 )
 
+# Names of folders whose files are left out: tests, vendored copies, tables of data.
 _SKIP_PARTS = frozenset(
     "test tests testing _testing test_utils idle_test _vendor vendor vendored _vendored "
-    "_vendored_packages third_party "
-    "thirdparty extern externals _extern _bundled _distutils site-packages dist-packages "
-    "turtledemo pydoc_data "
-    "encodings benchmarks __pycache__ migrations locale lib2to3".split()
+    "_vendored_packages third_party thirdparty extern externals _extern _bundled _distutils "
+    "site-packages dist-packages turtledemo pydoc_data encodings benchmarks __pycache__ "
+    "migrations locale lib2to3".split()
 )
 # Phrases at the beginning of a generated file.
 _GENERATED = re.compile(
@@ -58,7 +60,7 @@ _EVAL_STYLE = re.compile(r"humaneval|\bmbpp\b|METADATA = \{\s*'author'", re.IGNO
 _NOTICE = re.compile(
     r"\A(#!.*\n)?(#.*\n|\s*\n)*?#.*(copyright|licen[sc]e).*\n(#.*\n)*\s*", re.IGNORECASE
 )
-# size of a file
+# Size of a source file of Python; smaller and larger files are left out.
 _MIN_BYTES = 200
 _MAX_BYTES = 120_000
 _MAX_LINE = 300  # characters of a file's longest line
@@ -82,24 +84,23 @@ def read_python(extra: Path | None) -> Iterator[SourceText]:
     --target``.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    yield from _read_files(
-        library, sorted(library.rglob("*.py")), f"CPython {platform.python_version()}", "PSF-2.0"
-    )
-    yield from read_packages(
-        [Path(sysconfig.get_path("purelib"))] + ([] if extra is None else [extra])
-    )
+    files = sorted(library.rglob("*.py"))
+    yield from _read_files(library, files, f"CPython {platform.python_version()}", "PSF-2.0")
+    folders = [Path(sysconfig.get_path("purelib"))]
+    if extra is not None:
+        folders.append(extra)
+    yield from read_packages(folders)
 
 
 def read_packages(folders: Sequence[Path]) -> Iterator[SourceText]:
-    """Yield the files of all packages in ``folders``.
+    """Yield the files of all packages in ``folders`` with a permissive licence.
 
-    Of a package in two folders, those of the last one.
+    If several folders have a package, its files in the last of them count.
     """
-    packages = {
-        d.metadata["Name"].lower(): d
-        for folder in folders
-        for d in distributions(path=[str(folder)])
-    }
+    packages: dict[str, Distribution] = {}
+    for folder in folders:
+        for package in distributions(path=[str(folder)]):
+            packages[package.metadata["Name"].lower()] = package
     for name in sorted(packages):
         package = packages[name]
         license_name = _license_of(package)
@@ -113,13 +114,14 @@ def read_packages(folders: Sequence[Path]) -> Iterator[SourceText]:
 def _read_files(
     root: Path, files: list[Path], origin: str, license_name: str
 ) -> Iterator[SourceText]:
+    """Yield the ordinary code among ``files`` below ``root``."""
     for file in files:
-        wanted = _wanted_path(file.relative_to(root)) and file.is_file()
-        if not wanted or not _MIN_BYTES <= file.stat().st_size <= _MAX_BYTES:
+        is_wanted = _wanted_path(file.relative_to(root)) and file.is_file()
+        if not is_wanted or not _MIN_BYTES <= file.stat().st_size <= _MAX_BYTES:
             continue
         try:
             text = _read_text(file)
-        except OptionError:  # skip the file: in these packages only test data is not UTF-8
+        except OptionError:  # not UTF-8: in these packages only test data
             continue
         if wanted_code(text):
             # Remove the copyright notice, or the model would learn to recite notices. The model
@@ -128,39 +130,35 @@ def _read_files(
 
 
 def _wanted_path(path: PurePath) -> bool:
+    """Return False for tests, vendored copies and tables of data, by the path of a file."""
     if ".." in path.parts or _SKIP_PARTS.intersection(part.lower() for part in path.parts[:-1]):
         return False
-    name = path.name
-    return not (
-        name.startswith("test_")
-        or name.endswith("_test.py")
-        or name in ("conftest.py", "_version.py")
-    )
+    is_test = path.name.startswith("test_") or path.name.endswith("_test.py")
+    return not is_test and path.name not in ("conftest.py", "_version.py")
 
 
 def wanted_code(text: str) -> bool:
-    """Return whether ``text`` is ordinary code: not generated, not minified, not a table of data."""
+    """Return False for generated code, minified code, and tables of data."""
     if _GENERATED.search(text[:1500]) or _EVAL_STYLE.search(text):
         return False
     lines = text.splitlines()
     if max(map(len, lines), default=0) > _MAX_LINE:
         return False
-    # tables of data have many digits or non-ASCII characters
+    # Tables of data have many digits, or many characters outside ASCII.
     digits = sum(text.count(digit) for digit in "0123456789")
     return digits < 0.12 * len(text) and len(text.encode()) < 1.05 * len(text)
 
 
 def _license_of(distribution: Distribution) -> str | None:
     """Return the declared licence if it is permissive, else ``None``."""
-    declared = {
-        key: distribution.metadata.get_all(key) or []
-        for key in ("License-Expression", "Classifier", "License")
-    }
-    classifiers = [c for c in declared["Classifier"] if c.startswith("License ::")]
-    if classifiers and not declared["License-Expression"]:
+    metadata = distribution.metadata
+    expressions = metadata.get_all("License-Expression") or []
+    all_classifiers = metadata.get_all("Classifier") or []
+    classifiers = [c for c in all_classifiers if c.startswith("License ::")]
+    if classifiers and not expressions:
         names = ", ".join(c.rsplit(" :: ", 1)[-1] for c in classifiers)
         return names if all(_CLASSIFIER.fullmatch(c) for c in classifiers) else None
-    text = " ".join(declared["License-Expression"] or declared["License"]).strip()
+    text = " ".join(expressions or metadata.get_all("License") or []).strip()
     return text if is_permissive(text) else None
 
 
@@ -170,29 +168,29 @@ def is_permissive(expression: str) -> bool:
         return True
     flat = expression.replace("(", " ").replace(")", " ").lower()
     if "(" in expression and " or " in flat and " and " in flat:
-        # Nested expressions are rare, so they are not parsed. Replace "or": every licence in one
-        # must be permissive.
+        # Nested expressions are rare and not parsed: all of their licences must be permissive.
         flat = flat.replace(" or ", " and ")
-    return any(
-        all(_SPDX.fullmatch(term.strip()) for term in side.split(" and "))
-        for side in flat.split(" or ")
-    )
+    for alternative in flat.split(" or "):
+        terms = [term.strip() for term in alternative.split(" and ")]
+        if all(_SPDX.fullmatch(term) for term in terms):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """One ``WHAT=WEIGHT``."""
+    """A source of training text: ``WHAT=WEIGHT`` on the command line."""
 
-    name: str
+    name: str  # in messages and the model card
     kind: str  # ``jsonl``, ``text``, ``answers``, or ``python``
     path: Path | None  # ``None``: no further packages for ``python``
-    weight: float
+    weight: float  # share in the mixture, relative to the weights of the other sources
 
 
 def parse_source(text: str) -> SourceSpec:
-    """Parse ``WHAT=WEIGHT``.
+    """Return the source of a text ``WHAT=WEIGHT``.
 
-    Raise an OptionError if the weight is not positive, or the path missing.
+    Raises OptionError if the weight is not positive, or the path does not exist.
     """
     what, separator, weight = text.rpartition("=")
     try:
@@ -207,7 +205,8 @@ def parse_source(text: str) -> SourceSpec:
         raise OptionError(msg)
     python, colon, folder = what.partition(":")
     if python == "python":
-        return SourceSpec("python", "python", _existing(folder, text) if colon else None, value)
+        packages = _existing(folder, text) if colon else None
+        return SourceSpec("python", "python", packages, value)
     path = _existing(what, text)
     if path.name.endswith(_JSON_LINES):
         return SourceSpec(json_lines_name(path), "jsonl", path, value)
@@ -226,12 +225,13 @@ def parse_source(text: str) -> SourceSpec:
 def spec_of(path: Path, option: str) -> SourceSpec:
     """Return a source of weight 1 for ``path``: JSON Lines, a text file or a folder of text files.
 
-    If the path does not exist, an OptionError begins with ``option``, the name of the option with
-    the path.
+    Raises OptionError if the path does not exist; the message names the ``option`` that has the
+    path.
     """
     if not path.exists():
         refuse(option, f"expected text files, folders or JSON lines, found no {path}", OptionError)
-    return SourceSpec(path.name, "jsonl" if path.name.endswith(_JSON_LINES) else "text", path, 1.0)
+    kind = "jsonl" if path.name.endswith(_JSON_LINES) else "text"
+    return SourceSpec(path.name, kind, path, 1.0)
 
 
 def json_lines_name(file: Path) -> str:
@@ -251,7 +251,7 @@ def _existing(path: str, text: str) -> Path:
 def read_source(spec: SourceSpec) -> Iterator[SourceText]:
     """Yield all documents of a source, in a fixed order.
 
-    A file of answers raises an OptionError.
+    Raises OptionError if a file cannot be read, or if the source is a file of answers.
     """
     if spec.kind == "answers":
         msg = (
@@ -272,18 +272,15 @@ def _document(row: dict[str, Any], path: Path) -> SourceText:
     text = row.get("text")
     if not isinstance(text, str):
         refuse(path, f"expected a string under 'text', found {type(text).__name__}", OptionError)
-    # The model card lists origins: the repository of a source 'owner/name@commit:path', without the
-    # path in it.
+    # The model card lists origins: of 'owner/name@commit:path' the repository without the path.
     origin = str(row.get("source", path.name)).split(":", 1)[0]
     return SourceText(text, origin, str(row.get("license", "not stated")))
 
 
 def _read_plain_texts(path: Path, name: str) -> Iterator[SourceText]:
-    files = (
-        sorted(f for f in path.rglob("*") if f.suffix in _TEXT_SUFFIXES)
-        if path.is_dir()
-        else [path]
-    )
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in _TEXT_SUFFIXES)
     for file in files:
         yield SourceText(_read_text(file), name, "not stated")
 

@@ -1,7 +1,7 @@
 """The decoder of :mod:`pronk.models.decoder` as a module of torch, for training; its loading.
 
 The input is *packed rows* ``[rows, hidden]``: tokens of any sequences, without a batch dimension.
-Only the attention, which the caller passes as :class:`Attend`, lets rows interact.
+Rows interact only in the attention, which the caller passes as :class:`Attend`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ from pronk.checkpoint import (
 )
 from pronk.torch import ACTIVATIONS, choose_experts, to_tensor
 
-# Rotations of rows: arguments of :func:`apply_rope`; ``None``: no RoPE.
+# Rotations of rows, the arguments of :func:`apply_rope`; ``None`` without RoPE.
 Rope = tuple[Tensor, Tensor] | None
 
-
-# Attention over a training batch: maps the number of a layer, ``q`` ``[rows, heads, d]``, ``k`` and
-# ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``.
+# Attention over a training batch. The arguments are the index of a layer (from 0), ``q`` ``[rows,
+# heads, d]``, and ``k`` and ``v`` ``[rows, kv_heads, d]``; the result is ``[rows, heads * d]``.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class ModuleLayer(nn.Module):
     """Transformer layer on packed rows: attention, then MLP or a ``mixture`` of experts.
 
-    Uninitialized.
+    The weights of a new object are uninitialized.
     """
 
     def __init__(self, config: ModelConfig, mixture: MixtureConfig | None = None) -> None:
@@ -57,49 +56,44 @@ class ModuleLayer(nn.Module):
         queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
         self.q_norm = nn.RMSNorm(queries, config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(keys, config.norm_eps) if config.qk_norm else None
-        self.out = empty_linear(
-            config.hidden_size, config.num_heads * config.head_dim, bias=config.out_bias
-        )
+        size = config.hidden_size
+        self.out = empty_linear(size, config.num_heads * config.head_dim, bias=config.out_bias)
         self.mlp_norm = make_norm(config) if before else nn.Identity()
         self.mlp_output_norm = make_norm(config) if after else nn.Identity()
         width = config.intermediate_size if mixture is None else mixture.width
-        sizes = (
-            (width * (2 if config.gated else 1), config.hidden_size),
-            (config.hidden_size, width),
-        )
-        self.router = (
-            None
-            if mixture is None
-            else empty_linear(mixture.experts, config.hidden_size, bias=False)
-        )
-        self.up, self.down = (
-            empty_linear(*size, bias=config.mlp_bias)
-            if mixture is None
-            else nn.ModuleList(empty_linear(*size, bias=False) for _ in range(mixture.experts))
-            for size in sizes
-        )
+        up_width = 2 * width if config.gated else width
+        self.router: nn.Linear | None = None
+        self.up: nn.Linear | nn.ModuleList
+        self.down: nn.Linear | nn.ModuleList
+        if mixture is None:
+            self.up = empty_linear(up_width, size, bias=config.mlp_bias)
+            self.down = empty_linear(size, width, bias=config.mlp_bias)
+        else:
+            self.router = empty_linear(mixture.experts, size, bias=False)
+            experts = range(mixture.experts)
+            self.up = nn.ModuleList(empty_linear(up_width, size, bias=False) for _ in experts)
+            self.down = nn.ModuleList(empty_linear(size, width, bias=False) for _ in experts)
         self.activate = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
-        """Map ``x`` ``[rows, hidden]`` to the same shape.
+        """Return the output of the layer for ``x`` ``[rows, hidden]``, of the same shape.
 
         ``index`` is the number of the layer, from 0.
         """
         return self.apply_mlp(self.apply_attention(x, rope, index, attend))
 
     def apply_attention(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
-        """Return ``x`` plus its self-attention; the arguments are those of :meth:`forward`."""
+        """Return ``x`` plus the output of self-attention; arguments as in :meth:`forward`."""
         q, k, v = self._project(self.attention_norm(x), rope)
         return self._add(x, self.attention_output_norm(self.out(attend(index, q, k, v))))
 
     def apply_mlp(self, x: Tensor) -> Tensor:
-        """Return ``x`` ``[rows, hidden]`` plus its MLP."""
+        """Return ``x`` ``[rows, hidden]`` plus the output of the MLP."""
         normed = self.mlp_norm(x)
-        branch = (
-            self._compute_mlp(normed, self.up, self.down)
-            if self.router is None
-            else self._mix(normed)
-        )
+        if self.router is None:
+            branch = self._compute_mlp(normed, self.up, self.down)
+        else:
+            branch = self._mix(normed)
         return self._add(x, self.mlp_output_norm(branch))
 
     def _compute_mlp(
@@ -112,15 +106,14 @@ class ModuleLayer(nn.Module):
         return down(self.activate(hidden))
 
     def _mix(self, x: Tensor) -> Tensor:
-        """Return the weighted sum of the outputs of each row's experts, in their order."""
+        """Return the weighted sum of the outputs of each row's experts, added by expert number."""
         assert self.mixture is not None
         assert self.router is not None
         assert isinstance(self.up, nn.ModuleList)
         assert isinstance(self.down, nn.ModuleList)
         chosen, shares = choose_experts(self.router(x), self.mixture)
-        total = torch.zeros(
-            x.shape, dtype=torch.promote_types(x.dtype, shares.dtype), device=x.device
-        )
+        dtype = torch.promote_types(x.dtype, shares.dtype)
+        total = torch.zeros(x.shape, dtype=dtype, device=x.device)
         for number, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
             rows, ranks = (chosen == number).nonzero(as_tuple=True)
             if len(rows):
@@ -133,10 +126,10 @@ class ModuleLayer(nn.Module):
         return x + branch if scale == 1.0 else x + scale * branch
 
     def _project(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys, both rotated, and values: each ``[rows, heads or kv_heads, head_dim]``.
+        """Return rotated queries ``[rows, heads, head_dim]``, rotated keys, and values.
 
-        Queries are scaled so that attention with scores times ``head_dim ** -0.5`` is that of the
-        configuration.
+        Keys and values are ``[rows, kv_heads, head_dim]``. Queries are scaled so that attention
+        with scores times ``head_dim ** -0.5`` is that of the configuration.
         """
         config = self.config
         projected = self.qkv(x)
@@ -148,21 +141,16 @@ class ModuleLayer(nn.Module):
         qk = heads[:, :num_qk]
         v = heads[:, num_qk:]
         if not config.whole_qk_norm and self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat(
-                (self.q_norm(qk[:, : config.num_heads]), self.k_norm(qk[:, config.num_heads :])),
-                dim=1,
-            )
+            q = self.q_norm(qk[:, : config.num_heads])
+            k = self.k_norm(qk[:, config.num_heads :])
+            qk = torch.cat((q, k), dim=1)
         if rope is not None:
             qk = apply_rope(qk, *rope)
         q = qk[:, : config.num_heads]
         k = qk[:, config.num_heads :]
-        return (
-            q
-            if config.attention_scale is None
-            else q * (config.attention_scale * config.head_dim**0.5),
-            k,
-            v,
-        )
+        if config.attention_scale is not None:
+            q = q * (config.attention_scale * config.head_dim**0.5)
+        return q, k, v
 
 
 class DecoderModule(nn.Module):
@@ -172,11 +160,10 @@ class DecoderModule(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        learned = config.rope is None
         # Learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
-        self.positions = (
-            nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
-        )
+        self.positions: nn.Parameter | None = None
+        if config.rope is None:
+            self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size))
         self.layers = nn.ModuleList(
             ModuleLayer(config, config.mixture_of(layer)) for layer in range(config.num_layers)
         )
@@ -187,7 +174,7 @@ class DecoderModule(nn.Module):
         self.rotations = {rope: Rotations(rope) for rope in config.ropes}
 
     def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the input of layer 0, ``[rows, hidden]``, for token ids and positions ``[rows]``."""
+        """Return the input of the first layer, ``[rows, hidden]``; arguments are ``[rows]``."""
         x = F.embedding(tokens, self.embedding)
         if self.positions is not None:
             x = x.to(dtype) + F.embedding(positions, self.positions).to(dtype)
@@ -199,6 +186,7 @@ class DecoderModule(nn.Module):
         return None if rope is None else self.rotations[rope](positions, dtype)
 
     def layer_ropes(self, positions: Tensor, dtype: torch.dtype) -> list[Rope]:
+        """Return the rotations of the rows in each layer."""
         made: dict[RopeConfig | None, Rope] = {
             rope: make(positions, dtype) for rope, make in self.rotations.items()
         }
@@ -207,22 +195,24 @@ class DecoderModule(nn.Module):
     def run(
         self, x: Tensor, ropes: Sequence[Rope], attend: Attend, stop: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Run layers ``0 .. stop - 1``, with the rotations of each.
+        """Run layers 1 to ``stop`` (default: all); yield the number and the output of each.
 
-        Yield its number (from 1) and its output.
+        ``x`` ``[rows, hidden]`` is the input of layer 1; ``ropes`` has the rotations of each layer.
         """
         for index in range(len(self.layers) if stop is None else stop):
             x = self.layers[index](x, ropes[index], index, attend)
             yield index + 1, x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the final norm and the head: ``[rows, hidden]`` to ``[rows, vocab]``."""
-        logits = self.head(self.norm(hidden))
-        logits = logits if self.config.logits_scale == 1.0 else logits * self.config.logits_scale
+        """Return the logits ``[rows, vocab]`` of outputs ``[rows, hidden]`` of the last layer."""
+        logits: Tensor = self.head(self.norm(hidden))
+        if self.config.logits_scale != 1.0:
+            logits = logits * self.config.logits_scale
         cap = self.config.logits_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def initialize(self, generator: torch.Generator) -> None:
+        """Set random weights, as in :func:`initialize_parameters`."""
         initialize_parameters(self.named_parameters(), generator, self.config.num_layers)
 
 
@@ -231,15 +221,20 @@ def initialize_parameters(
     generator: torch.Generator,
     num_layers: int | None = None,
 ) -> None:
-    """Initialize as GPT-2: normal, with deviation 0.02, or 0.02 / √(2 · layers) for ``out`` and ``down``."""
+    """Initialize parameters as GPT-2 does.
+
+    Matrices are normal, with deviation 0.02, or 0.02 / √(2 · layers) for ``out`` and ``down``.
+    Weights of norms are 1, biases are 0.
+    """
     shrink = 1.0 if num_layers is None else (2 * num_layers) ** -0.5
     with torch.no_grad():
         for name, parameter in parameters:
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            else:
-                std = 0.02 * (shrink if name.endswith(("out.weight", "down.weight")) else 1.0)
-                parameter.normal_(0.0, std, generator=generator)
+                continue
+            writes_residual = name.endswith(("out.weight", "down.weight"))
+            std = 0.02 * (shrink if writes_residual else 1.0)
+            parameter.normal_(0.0, std, generator=generator)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -250,24 +245,23 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 def empty_linear(out_features: int, in_features: int, *, bias: bool) -> nn.Linear:
     """Return a linear layer with uninitialized weights, on the default device."""
-    return nn.Linear(in_features, out_features, bias=bias, device="meta").to_empty(
-        device=torch.get_default_device()
-    )
+    linear = nn.Linear(in_features, out_features, bias=bias, device="meta")
+    return linear.to_empty(device=torch.get_default_device())
 
 
 class Rotations:
     """Rotations of RoPE for rows at given positions.
 
-    With *dynamic* scaling, of each text's last token.
+    With *dynamic* scaling, each row is rotated as if it were the last token of its text.
     """
 
     def __init__(self, config: RopeConfig | None) -> None:
         self._table = RopeTable(config)
-        # entry ``i``: cosines and sines of position ``i``
+        # By device: cosines and sines of the positions so far, ``[positions, 2, head_dim / 2]``.
         self._entries: dict[torch.device, Tensor] = {}
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> Rope:
-        """Return ``cos`` and ``sin`` for :func:`apply_rope`, ``[rows, 1, head_dim]``.
+        """Return ``cos`` and ``sin`` for :func:`apply_rope`, each ``[rows, 1, head_dim]``.
 
         ``None`` without RoPE.
         """
@@ -283,19 +277,20 @@ class Rotations:
         device = positions.device
         table = self._table
         if device not in self._entries or len(self._entries[device]) < stop:
-            entries = (
-                table.compute_entries(range(stop), range(1, stop + 1))
-                if table.dynamic
-                else table.up_to(stop)
-            )
+            if table.dynamic:
+                entries = table.compute_entries(range(stop), range(1, stop + 1))
+            else:
+                entries = table.up_to(stop)
             self._entries[device] = to_tensor(entries).to(device)
         return self._entries[device][positions]
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair of coordinates ``i`` and ``i + head_dim / 2`` of ``x`` ``[rows, heads, head_dim]``.
+    """Return ``x`` ``[rows, heads, head_dim]`` with rotated coordinates.
 
-    ``cos`` is ``(cos, cos)`` and ``sin`` is ``(-sin, sin)``, each ``[rows, 1, head_dim]``.
+    A pair is coordinates ``i`` and ``i + head_dim / 2``. ``cos`` is ``(cos, cos)`` and ``sin`` is
+    ``(-sin, sin)``, each ``[rows, 1, head_dim]``; of a smaller ``head_dim``, only the first
+    coordinates of ``x`` are rotated.
     """
     size = cos.shape[-1]
     if size < x.shape[-1]:  # the other coordinates are not rotated
@@ -308,7 +303,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def load_module(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> DecoderModule:
-    """Return a frozen module with the weights of a model folder or GGUF file, which are dequantized.
+    """Return a frozen module with the dequantized weights of a model folder or GGUF file.
 
     Raises:
         OptionError: the model scales queries by position, has attention sinks or short
@@ -324,8 +319,8 @@ def load_module(
     if config.convolution is not None:
         msg = (
             f"{folder}: expected a model with attention in all layers, found {config.family} with "
-            "short convolutions; "
-            "use a drafter without training, such as prompt_lookup or a draft model"
+            "short convolutions; use a drafter without training, such as prompt_lookup or a draft "
+            "model"
         )
         raise OptionError(msg)
     if config.attention_sinks:
@@ -339,20 +334,16 @@ def load_module(
         module = DecoderModule(config)
     for part in parts:
         for key, sources in (("weight", part.weight), ("bias", part.bias)):
-            if sources:
-                path, _, name = (
-                    part.target if part.kind == "table" else f"{part.target}.{key}"
-                ).rpartition(".")
-                arrays = [
-                    _read(inventory, source, transposed=part.transposed) for source in sources
-                ]
-                if part.kind == "norm" and key == "weight" and config.norm_offset:
-                    arrays = [
-                        array.astype(np.float32) + np.float32(config.norm_offset)
-                        for array in arrays
-                    ]
-                values = nn.Parameter(_concatenate(arrays, dtype, device), requires_grad=False)
-                setattr(module.get_submodule(path), name, values)
+            if not sources:
+                continue
+            full_name = part.target if part.kind == "table" else f"{part.target}.{key}"
+            path, _, name = full_name.rpartition(".")
+            arrays = [_read(inventory, source, transposed=part.transposed) for source in sources]
+            if part.kind == "norm" and key == "weight" and config.norm_offset:
+                offset = np.float32(config.norm_offset)
+                arrays = [array.astype(np.float32) + offset for array in arrays]
+            values = nn.Parameter(_concatenate(arrays, dtype, device), requires_grad=False)
+            setattr(module.get_submodule(path), name, values)
         checkpoint.release()
     if config.tied:
         module.head.weight = module.embedding
@@ -360,9 +351,9 @@ def load_module(
 
 
 def _read(inventory: Inventory, source: CheckpointTensor, *, transposed: bool) -> Array:
-    """Read a tensor.
+    """Return a tensor of the checkpoint, dequantized.
 
-    Matrices that the checkpoint stores as ``[inputs, outputs]`` are transposed.
+    ``transposed``: the checkpoint stores the matrix as ``[inputs, outputs]``.
     """
     if not inventory.is_quantized(source):
         values = inventory.tensor(source)

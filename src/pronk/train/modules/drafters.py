@@ -1,7 +1,4 @@
-"""Trained drafters as modules of torch.
-
-The formulas are in :mod:`pronk.drafting.from_target.modules`.
-"""
+"""Trained drafters as modules of torch; formulas are in :mod:`pronk.lab.drafters.modules`."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from pronk.train.modules.decoder import (
 
 
 class HeadsModule(nn.Module):
-    """Heads on packed rows ``[rows, hidden]``; the weights are float32 and not initialized.
+    """Multi-token heads on packed rows ``[rows, hidden]``; new weights are uninitialized float32.
 
     ``layers``, one per head, are shared with a target that is trained together with its heads. By
     default the heads have layers of their own.
@@ -41,12 +38,10 @@ class HeadsModule(nn.Module):
         self.config = heads_config(shape, target)
         size = target.hidden_size
         heads = range(shape.num_heads)
-        if layers is None:
-            is_linear = shape.kind == "linear"
-            layers = [
-                empty_linear(size, size, bias=False) if is_linear else ModuleLayer(self.config)
-                for _ in heads
-            ]
+        if layers is None and shape.kind == "linear":
+            layers = [empty_linear(size, size, bias=False) for _ in heads]
+        elif layers is None:
+            layers = [ModuleLayer(self.config) for _ in heads]
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList(make_norm(target) for _ in heads)
         with_copy = heads if shape.unembeddings == "replicated" else ()
@@ -61,19 +56,21 @@ class HeadsModule(nn.Module):
         the head before.
         """
         layer = self.layers[index]
-        out: Tensor = (
-            layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
-        )
-        return out.to(x.dtype)  # autocast makes a linear layer return a narrower dtype
+        is_transformer = self.shape.kind == "transformer"
+        out: Tensor = layer(x, rope, index, attend) if is_transformer else layer(x)
+        return out.to(x.dtype)  # with autocast, a linear layer returns a narrower dtype
 
     def initialize(
         self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None
     ) -> None:
-        """Set initial weights for training: small random ones, so that a head nearly returns its input.
+        """Set initial weights with which a head nearly returns its input.
 
-        ``norm``, the target's final norm, is copied to each head's norm; if it is ``None``, the
-        norms' weights are 1. ``head`` ``[vocab, hidden]``, the target's unembedding, is copied to
-        the heads' own; ``None``: these are random.
+        Args:
+            generator: of the small random weights.
+            norm: the target's final norm, which is copied to the norm of each head; without it, the
+                weights of the norms are 1.
+            head: the target's unembedding ``[vocab, hidden]``, which is copied to the unembeddings
+                of the heads; without it, they are random.
         """
         initialize_parameters(self.named_parameters(), generator, len(self.layers))
         with torch.no_grad():
@@ -109,7 +106,7 @@ class _GlideLayer(ModuleLayer):
 
 
 class GlideDecoderModule(DecoderModule):
-    """GLIDE's decoder; its head is the transposed ``embedding``, without a module of its own."""
+    """GLIDE's decoder, whose embedding is also its output head (there is no module ``head``)."""
 
     def __init__(self, shape: GlideShape, target: ModelConfig) -> None:
         super().__init__(shape.config(target))
@@ -122,7 +119,7 @@ class GlideDecoderModule(DecoderModule):
 
 
 class KangarooModule(nn.Module):
-    """Adapter on packed rows ``[rows, hidden]``; the weights are float32 and not initialized."""
+    """Kangaroo's adapter on packed rows ``[rows, hidden]``; new weights are not initialized."""
 
     def __init__(self, shape: KangarooShape, target: ModelConfig) -> None:
         super().__init__()
@@ -131,18 +128,16 @@ class KangarooModule(nn.Module):
         self.config = shape.config(target)
         self.layers = nn.ModuleList([_BLOCKS[shape.adapter](self.config)])
         self.norm = make_norm(target)
-        self.head = (
-            empty_linear(target.vocab_size, target.hidden_size, bias=False)
-            if shape.has_own_head
-            else None
-        )
+        self.head: nn.Linear | None = None
+        if shape.has_own_head:
+            self.head = empty_linear(target.vocab_size, target.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """Map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape."""
         return self.norm(self.layers[0](x, rope, 0, attend))
 
     def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
-        """Set initial weights for training: random ones, and copies of the target's ``norm`` and ``head``."""
+        """Set random weights of the layer; copy the target's ``norm`` and ``head``."""
         initialize_parameters(self.layers.named_parameters(), generator)
         self.norm.load_state_dict(norm.state_dict())
         if self.head is not None:
@@ -183,7 +178,7 @@ _BLOCKS: dict[str, type[nn.Module]] = {
 
 
 class MedusaHeadModule(nn.Module):
-    """One head: its residual blocks, zeros at first, without the unembedding."""
+    """The residual blocks of one Medusa head, whose weights are zeros at first."""
 
     def __init__(self, size: int, blocks: int) -> None:
         super().__init__()
@@ -192,14 +187,14 @@ class MedusaHeadModule(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map rows ``[rows, hidden]`` after the target's final norm to the input of the unembedding."""
+        """Return the input of the unembedding for rows ``[rows, hidden]`` after the final norm."""
         for block in self.blocks:
             hidden = hidden + F.silu(block(hidden))
         return hidden
 
 
 class MedusaModule(nn.Module):
-    """Heads of one target, on packed rows ``[rows, hidden]``; ``config`` is the target's."""
+    """Medusa heads on packed rows ``[rows, hidden]``; ``config`` is the target's configuration."""
 
     def __init__(self, shape: MedusaShape, config: ModelConfig) -> None:
         super().__init__()
@@ -215,6 +210,6 @@ class MedusaModule(nn.Module):
         )
 
     def initialize(self, unembedding: Tensor) -> None:
-        """Copy the target's unembedding ``[vocab, hidden]`` to the heads' own unembeddings, if there are any."""
+        """Copy the target's unembedding ``[vocab, hidden]`` to those of the heads, if any."""
         for own_unembedding in self.unembeddings:
             own_unembedding.load_state_dict({"weight": unembedding})

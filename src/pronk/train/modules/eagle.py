@@ -1,8 +1,7 @@
 """An EAGLE-3 or MTP head as a module of torch, for training.
 
-Its tensors have the names of the layout speculators, those of MTP after renaming. The formulas are
-those of :mod:`pronk.drafting.from_target.modules.eagle`, for one layer. An MTP head has the
-target's LM head.
+The tensors have the names of the layout speculators (vLLM); those of an MTP head are renamed in the
+export. A head has one layer. An MTP head uses the target's LM head.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from pronk.train.modules.decoder import (
 )
 
 _FEATURE = 0.3  # root mean square of the initial features, whose inputs are normed
-_ACCEPTANCE = 0.5  # assumed at first
+_ACCEPTANCE = 0.5  # acceptance of each draft position, assumed at first
 _SELF = 1.3  # length of the directions of queries and keys: a row's score with itself is 8 to 16
-_MTP_NAMES = {  # modules of an MTP head in the layout speculators
+_MTP_NAMES = {  # names of the modules of an MTP head in the layout speculators
     "token_norm": "token_layernorm.",
     "feature_norm": "hidden_layernorm.",
     "fc": "input_proj.",
@@ -38,11 +37,11 @@ _LOGITS = 0.1  # initial weights of the final norm, relative to the target's
 
 
 class LinearStart(NamedTuple):
-    """Matrices of a linear prediction of ``z``."""
+    """Linear prediction ``A x + B e`` of the target's output; see :mod:`pronk.train.head_plan`."""
 
-    from_hidden: Tensor  # ``[size, sources * size]``
-    from_embedding: Tensor  # ``[size, size]``
-    embeddings: Tensor  # ``[size, size]``, mean of ``e e^T``
+    from_hidden: Tensor  # A, ``[size, sources * size]``
+    from_embedding: Tensor  # B, ``[size, size]``
+    embeddings: Tensor  # mean of ``e e^T``, ``[size, size]``
     scale: float  # root mean square of the prediction
 
 
@@ -54,9 +53,8 @@ class _EagleBlock(nn.Module):
         config = eagle.layers
         size = config.hidden_size
         (q, kv, _) = config.qkv_sizes
-        self.input_layernorm, self.post_attention_layernorm = (
-            nn.RMSNorm(size, config.norm_eps) for _ in range(2)
-        )
+        self.input_layernorm = nn.RMSNorm(size, config.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(size, config.norm_eps)
         inputs = size
         if eagle.kind == "eagle3":
             inputs = 2 * size
@@ -69,16 +67,16 @@ class _EagleBlock(nn.Module):
 
 
 class EagleModule(nn.Module):
-    """The head; weights of a new object are uninitialized.
+    """An EAGLE-3 or MTP head; the weights of a new object are uninitialized.
 
     ``draft_ids`` are the target's ids of the tokens in the loss, int64 ``[draft_vocab]``,
     ascending.
     """
 
-    d2t: Tensor
-    t2d: Tensor
+    d2t: Tensor  # int64 ``[draft_vocab]``: the target's id minus the index in the draft vocabulary
+    t2d: Tensor  # bool ``[vocab]``: whether a token of the target is in the draft vocabulary
     target_norm: Tensor  # weight of the target's final norm, for MTP
-    # running mean of the acceptance of each draft position, for D-PACE; not exported
+    # Running mean of the acceptance of each draft position, for D-PACE; not exported.
     acceptance: Tensor
 
     def __init__(
@@ -99,11 +97,9 @@ class EagleModule(nn.Module):
         self.norm = nn.RMSNorm(size, config.norm_eps)
         self.lm_head = None if self.is_mtp else empty_linear(len(draft_ids), size, bias=False)
         if self.is_mtp:
-            self.token_norm, self.feature_norm = (
-                nn.RMSNorm(size, config.norm_eps) for _ in range(2)
-            )
-        # Buffers, so that the exported file has them: offsets to the target's ids, and which of
-        # these can be proposed.
+            self.token_norm = nn.RMSNorm(size, config.norm_eps)
+            self.feature_norm = nn.RMSNorm(size, config.norm_eps)
+        # The exported file has ``d2t`` and ``t2d``, because they are buffers.
         self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids)))
         self.register_buffer("t2d", torch.isin(torch.arange(config.vocab_size), draft_ids))
         self.register_buffer("acceptance", torch.full((depth,), _ACCEPTANCE))
@@ -126,25 +122,27 @@ class EagleModule(nn.Module):
     @property
     def input_norms(self) -> Sequence[nn.RMSNorm]:
         """Norms of the inputs from the target, one per source."""
-        return (
-            [self.feature_norm]
-            if self.is_mtp
-            else [norm for norm in self.fc_norm if isinstance(norm, nn.RMSNorm)]
-        )
+        if self.is_mtp:
+            return [self.feature_norm]
+        return [norm for norm in self.fc_norm if isinstance(norm, nn.RMSNorm)]
 
     def inputs(self, hidden: Tensor) -> Tensor:
-        """Return the argument of :meth:`fuse` for outputs of the target's layers: of MTP after the final norm."""
-        return F.rms_norm(hidden, hidden.shape[-1:], self.target_norm) if self.is_mtp else hidden
+        """Return the argument of :meth:`fuse` for outputs of the target's layers.
+
+        For MTP, the target's final norm is applied.
+        """
+        if not self.is_mtp:
+            return hidden
+        return F.rms_norm(hidden, hidden.shape[-1:], self.target_norm)
 
     def fuse(self, hidden: Tensor) -> Tensor:
-        """Map the outputs ``[rows, sources * size]`` of the target's layers to features ``[rows, hidden]``."""
+        """Return features ``[rows, hidden]`` of the target's outputs ``[rows, sources * size]``."""
         if self.is_mtp:  # the feature is the output of the target's final norm
             return hidden
         if self.fc_norm:
             parts = hidden.chunk(len(self.fc_norm), dim=-1)
-            hidden = torch.cat(
-                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
-            )
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            hidden = torch.cat(normed, dim=-1)
         features: Tensor = self.fc(hidden).float()  # norms and residual stream are float32
         return features
 
@@ -158,18 +156,19 @@ class EagleModule(nn.Module):
     ) -> Tensor:
         """Return the layer's output ``[active rows, hidden]``.
 
-        ``embedding`` ``[rows, hidden]`` has the embeddings of the tokens after those of
-        ``feature``, of the same shape; ``positions`` ``[rows]`` are for RoPE. ``attend`` receives
-        the keys and values of all rows. ``active`` has the numbers of the rows whose output is
-        needed; ``None``: all rows.
+        Args:
+            embedding: ``[rows, hidden]``, embeddings of the tokens after those of ``feature``.
+            feature: ``[rows, hidden]``, features of the target, or outputs of the head.
+            positions: ``[rows]``, for RoPE.
+            attend: the attention, which receives the keys and values of all rows.
+            active: indices of the rows whose output is needed; ``None``: all rows.
         """
         block = self.layers[0]
         config = self.eagle.layers
         assert isinstance(block, _EagleBlock)
         if self.is_mtp:
-            residual = self.fc(
-                torch.cat((self.token_norm(embedding), self.feature_norm(feature)), dim=-1)
-            ).float()
+            both = torch.cat((self.token_norm(embedding), self.feature_norm(feature)), dim=-1)
+            residual = self.fc(both).float()
             x = block.input_layernorm(residual)
         else:
             normed = block.hidden_norm(feature)
@@ -177,10 +176,8 @@ class EagleModule(nn.Module):
             residual = normed if self.eagle.norm_before_residual else feature
         rope = self.rotations(positions, torch.float32)
         attention = block.self_attn
-        k, v = (
-            attention[each](x).view(len(x), config.num_kv_heads, config.head_dim)
-            for each in ("k_proj", "v_proj")
-        )
+        k = attention["k_proj"](x).view(len(x), config.num_kv_heads, config.head_dim)
+        v = attention["v_proj"](x).view(len(x), config.num_kv_heads, config.head_dim)
         k = k if rope is None else apply_rope(k.float(), *rope)
         if active is not None:
             x = x[active]
@@ -197,7 +194,8 @@ class EagleModule(nn.Module):
     def read_out(self, out: Tensor) -> tuple[Tensor, Tensor]:
         """Return the normed output, which the LM head reads, and the feature of the next step."""
         normed = self.norm(out)
-        return normed, normed if self.eagle.norm_output else out
+        feature = normed if self.eagle.norm_output else out
+        return normed, feature
 
     @torch.no_grad()
     def begin_linear(
@@ -224,11 +222,11 @@ class EagleModule(nn.Module):
         }
         attention["v_proj"].zero_()
         attention["v_proj"][: len(right), :size] = right
+        # The query heads of a group have the same output: each gets an equal part of ``left``.
         spread = left.new_zeros(size, kv_heads * d)
         spread[:, : left.shape[1]] = left / group
-        attention["o_proj"].copy_(
-            spread.view(size, kv_heads, 1, d).expand(-1, -1, group, -1).reshape(size, -1)
-        )
+        by_query_head = spread.view(size, kv_heads, 1, d).expand(-1, -1, group, -1)
+        attention["o_proj"].copy_(by_query_head.reshape(size, -1))
         # Equal queries and keys of random directions: a row's product with itself is the largest.
         keys = torch.nn.init.orthogonal_(attention["k_proj"][:, :size].clone(), _SELF, generator)
         attention["k_proj"][:, :size] = keys
@@ -236,16 +234,15 @@ class EagleModule(nn.Module):
         attention["q_proj"][:, :size] = queries.reshape(heads * d, size)
 
     def initialize(self, target: DecoderModule, generator: torch.Generator) -> None:
-        """Begin with small random matrices and the target's LM head, whose logits are small at first.
+        """Set small random matrices, and the target's LM head with small logits.
 
-        A copy of the target's last layer begins worse: it is confident of the token that is already
-        known.
+        A copy of the target's last layer would be a worse start: it is confident of the token that
+        is already known.
         """
         initialize_parameters(self.named_parameters(), generator)
+        deviation = _FEATURE * self.fc.weight.shape[1] ** -0.5
         with torch.no_grad():
-            self.fc.weight.normal_(
-                0.0, _FEATURE * self.fc.weight.shape[1] ** -0.5, generator=generator
-            )
+            self.fc.weight.normal_(0.0, deviation, generator=generator)
             self.norm.weight.copy_(_LOGITS * target.norm.get_parameter("weight"))
             if self.is_mtp:
                 self.target_norm.copy_(target.norm.get_parameter("weight"))
@@ -254,19 +251,23 @@ class EagleModule(nn.Module):
 
 
 def _linears(**shapes: tuple[int, int]) -> nn.ModuleDict:
+    """Return linear layers by name, each of shape (outputs, inputs)."""
     return nn.ModuleDict({name: empty_linear(*shape, bias=False) for name, shape in shapes.items()})
 
 
 def low_rank(matrix: Tensor, moments: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return ``left [size, rank]`` and ``right [rank, size]`` with a product near ``matrix``.
+    """Return ``left [size, rank]`` and ``right [rank, size]``, whose product is near ``matrix``.
 
-    The product is the best one of this rank for inputs with the mean square products ``moments``.
+    Of all products of this rank, it has the smallest mean of ``|left right e - matrix e|²`` over
+    inputs ``e`` with the mean ``moments`` of ``e e^T``, ``[size, size]``.
     """
     values, vectors = torch.linalg.eigh(moments.double())
-    root = vectors * values.clamp_min(1e-9).sqrt()
+    deviations = values.clamp_min(1e-9).sqrt()
+    root = vectors * deviations
+    inverse = vectors / deviations
     u, s, v = torch.linalg.svd(matrix.double() @ root)
     rank = min(rank, len(s))
-    inverse = vectors / values.clamp_min(1e-9).sqrt()
-    return (u[:, :rank] * s[:rank].sqrt()).float(), (
-        s[:rank].sqrt()[:, None] * (v[:rank] @ inverse.T)
-    ).float()
+    scale = s[:rank].sqrt()
+    left = u[:, :rank] * scale
+    right = scale[:, None] * (v[:rank] @ inverse.T)
+    return left.float(), right.float()

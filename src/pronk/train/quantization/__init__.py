@@ -1,1 +1,1 @@
-"""Quantization of a checkpoint: calibration, rounding, and output in the format compressed-tensors."""
+"""Quantization of a checkpoint: calibration, rounding, output in the format compressed-tensors."""

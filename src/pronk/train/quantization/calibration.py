@@ -4,18 +4,17 @@ With weights ``W`` ``[outputs, inputs]``, rounded weights ``Q``, inputs ``X`` ``
 and ``H = X Xᵀ``, the squared error of the outputs is ``tr((W - Q) H (W - Q)ᵀ)``.
 
 *GPTQ* (Frantar et al. 2023, algorithm 1) rounds the columns one by one. Rounding column ``w_j`` to
-``q_j`` updates
-later columns ``W_F`` by::
+``q_j`` updates later columns ``W_F`` by::
 
     W_F -= (w_j - q_j) / U_jj · U_jF        H⁻¹ = Uᵀ U, U upper triangular
 
 Rows are independent, so matrices with the same inputs are concatenated. Columns are not reordered.
 
 *Scaling*, as in AWQ (Lin et al. 2024, section 3.2), divides the inputs: ``W x = (W diag(s)) (x /
-s)``. With large scales for large inputs, their weights become larger within their groups, so their
-relative rounding error shrinks. ``x / s`` costs nothing: the weights of the norm or matrix that
-computes ``x`` are divided by ``s``. The scales are ``s = rms(x) ** α``; the search keeps the power
-``α`` with the smallest error (``α = 0`` is no scaling).
+s)``. With large scales for large inputs, the weights of these inputs become larger within their
+groups, so their relative rounding error shrinks. ``x / s`` costs nothing: the weights of the norm
+or matrix that computes ``x`` are divided by ``s``. The scales are ``s = rms(x) ** α``; the search
+keeps the power ``α`` with the smallest error (``α = 0`` is no scaling).
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import ModuleLayer, Rotations
 from pronk.train.quantization.rounding import LINEARS, RoundingRule
 
-# maximum tokens of sequences that the layer computes together; a longer one is alone
+# Maximum tokens of the sequences that a layer computes together; a longer sequence is alone.
 _MAX_ROWS = 4096
-# fraction of the mean of H's diagonal that is added to the diagonal (section 3.3 of the paper)
+# Fraction of the mean of H's diagonal that is added to the diagonal (section 3.3 of the paper).
 _DAMPING = 0.01
-# number of attempts to invert H; each adds ten times as much to the diagonal as the one before
+# Number of attempts to invert H; each adds ten times as much to the diagonal as the one before.
 _MAX_ATTEMPTS = 8
 # Maximum number of columns per block; the errors of a block are applied to the later columns in one
 # matrix product.
 _BLOCK_COLUMNS = 128
-# values of ``α`` that the search tries, besides 0
+# Values of ``α`` that the search tries, besides 0.
 _POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 # Minimum of ``rms(x)`` in the search, relative to the largest, so that inputs near 0 do not get
 # extreme scales.
@@ -78,6 +77,7 @@ def compute_hessians(
 def _add_product(
     products: dict[str, Tensor], name: str, _: nn.Module, inputs: tuple[Tensor]
 ) -> None:
+    """Add ``X Xᵀ`` of the inputs of a forward pass of the module ``name`` to ``products``."""
     (rows,) = inputs  # ``[tokens, inputs]``: a part of the transpose of X
     if name not in products:
         products[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
@@ -85,20 +85,17 @@ def _add_product(
 
 
 def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix:
-    """Quantize ``weight``, float32 ``[outputs, inputs]``.
+    """Quantize ``weight``, float32 ``[outputs, inputs]``, by GPTQ.
 
-    ``hessian`` is ``H``, or ``H`` times a constant.
-
-    The scale of a group is chosen from the updated weights, when the first column of the group is
-    rounded. A tensor that is not finite, or a ``hessian`` far from positive definite, raises a
-    ValueError of one line.
+    ``hessian`` is ``H``, or ``H`` times a constant. The scale of a group is chosen from the updated
+    weights, when the first column of the group is rounded. Raises ValueError, with a message of one
+    line, if a tensor is not finite, or ``hessian`` is far from positive definite.
     """
     inputs = weight.shape[1]
     group = rule.group or inputs
     # The largest block that is a multiple or a divisor of the group.
-    block = next(
-        size for size in range(_BLOCK_COLUMNS, 0, -1) if size % group == 0 or group % size == 0
-    )
+    sizes = range(_BLOCK_COLUMNS, 0, -1)
+    block = next(size for size in sizes if size % group == 0 or group % size == 0)
     # Transposed to [inputs, outputs], so that each column of W is contiguous.
     remaining = weight.t().clone(memory_format=torch.contiguous_format)
     factor = _inverse_factor(hessian)
@@ -109,18 +106,16 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
         errors = torch.empty(end - start, len(weight))
         for j in range(start, end):
             if j % group == 0:
-                scales[j // group] = to_tensor(rule.scales(to_array(remaining[j : j + group].t())))[
-                    :, 0
-                ]
+                columns = to_array(remaining[j : j + group].t())
+                scales[j // group] = to_tensor(rule.scales(columns))[:, 0]
             scale = scales[j // group]
             codes[j] = to_tensor(rule.codes(to_array(remaining[j]), to_array(scale)))
             errors[j - start] = (remaining[j] - codes[j] * scale) / factor[j, j]
             remaining[j + 1 : end].addr_(factor[j, j + 1 : end], errors[j - start], alpha=-1)
         remaining[end:].addmm_(factor[start:end, end:].t(), errors, alpha=-1)
     unsigned = codes.t().add(rule.zero).to(torch.uint8).contiguous()
-    return QuantizedMatrix(
-        to_array(unsigned), to_array(scales.t().contiguous()), None, rule.bits, group
-    )
+    by_output = scales.t().contiguous()
+    return QuantizedMatrix(to_array(unsigned), to_array(by_output), None, rule.bits, group)
 
 
 def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
@@ -138,7 +133,7 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
         )
         raise ValueError(msg)
     damped = hessian.double()
-    # for an input that is always 0, the entry is 0
+    # The entry of an input that is always 0 is 0.
     damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)
     mean = damped.diagonal().mean()
     damping = _DAMPING
@@ -160,18 +155,17 @@ def scale_layer(
     hessians: Mapping[str, Tensor],
     rule: RoundingRule,
 ) -> None:
-    """Scale the inputs of a layer's matrices in place; its output changes only by rounding errors.
+    """Scale the inputs of a layer's matrices in place; its output changes only by rounding.
 
     ``weights`` are those of the layer in float32, by names such as ``qkv.weight``. ``hessians`` has
     ``X Xᵀ`` of the inputs ``X`` of ``qkv``, ``up`` and ``down``. Divided norms and biases are
     rounded to the dtype of ``rule``.
     """
-    for name, norm in (
-        ("qkv", weights["attention_norm.weight"]),
-        ("up", weights["mlp_norm.weight"]),
-    ):
+    for name, norm_name in (("qkv", "attention_norm"), ("up", "mlp_norm")):
         weight = weights[f"{name}.weight"]
-        quotients, divisors = _divide(norm, _best_scale(weight, hessians[name], rule), rule)
+        norm = weights[f"{norm_name}.weight"]
+        scale = _best_scale(weight, hessians[name], rule)
+        quotients, divisors = _divide(norm, scale, rule)
         norm.copy_(quotients)
         weight.mul_(divisors)
     if config.gated:
@@ -188,17 +182,19 @@ def scale_layer(
 
 
 def _divide(values: Tensor, scale: Tensor, rule: RoundingRule) -> tuple[Tensor, Tensor]:
-    """Return ``values / scale``, rounded to the file's dtype, and ``values`` divided by the results.
+    """Return quotients ``values / scale`` in the file's dtype, and divisors ``values / quotients``.
 
     A value whose quotient would round to 0 or infinity is not divided: its divisor is 1.
     """
     quotients = (values / scale).to(torch_dtype(rule.dtype)).float()
     is_valid = (quotients != 0) & quotients.isfinite()
-    return torch.where(is_valid, quotients, values), torch.where(is_valid, values / quotients, 1.0)
+    divided = torch.where(is_valid, quotients, values)
+    divisors = torch.where(is_valid, values / quotients, 1.0)
+    return divided, divisors
 
 
 def _best_scale(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
-    """Return the scales of the inputs, float32 ``[inputs]``, that give the smallest error of the outputs."""
+    """Return the scales of the inputs, float32 ``[inputs]``, with the smallest error of outputs."""
     rms = hessian.diagonal().clamp_min(0).sqrt()
     rms = rms.clamp_min(_MIN_RELATIVE_RMS * float(rms.max()) + 1e-30)
     best = torch.ones_like(rms)
@@ -214,6 +210,7 @@ def _best_scale(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
 
 
 def _nearest(weight: Tensor, rule: RoundingRule) -> Tensor:
+    """Return ``weight`` rounded to the nearest codes, dequantized."""
     return to_tensor(rule.nearest(to_array(weight)).dequantize())
 
 
@@ -228,15 +225,22 @@ def quantize_calibrated(
     method: str,
     rule: RoundingRule,
 ) -> dict[str, QuantizedMatrix]:
-    """Return the quantized matrices of a layer by a ``method``, ``"scaled"`` or ``"gptq"``.
+    """Return the quantized matrices of a layer.
 
-    ``weights`` are those of the layer in float32, by names such as ``qkv.weight``; ``scaled``
-    changes them in place. ``window`` is the sliding window of the layer; ``None``: full attention.
-    ``rows``, float32 ``[sequences * length, hidden]``, is the layer's input for the calibration
-    text. A ValueError is raised if the weights or products of the inputs are not finite, or GPTQ
-    cannot use these.
+    Args:
+        config: configuration of the model.
+        window: sliding window of the layer in tokens; ``None`` is full attention.
+        weights: weights of the layer in float32, by names such as ``qkv.weight``; the method
+            ``scaled`` changes them in place.
+        rows: the layer's input for the calibration text, float32 ``[sequences * length, hidden]``.
+        length: number of tokens of a sequence.
+        method: ``"scaled"`` or ``"gptq"``.
+        rule: rounding of the matrices.
+
+    Raises ValueError if the weights, or the products of the inputs, are not finite, or if the
+    products are too far from positive definite for GPTQ.
     """
-    torch.set_num_threads(num_threads())  # as many as the kernels, whose number the user chooses
+    torch.set_num_threads(num_threads())  # the user chooses the number of the kernels' threads
     tensors = {name: to_tensor(array) for name, array in weights.items()}
     hessians = compute_hessians(config, window, tensors, to_tensor(rows), length)
     if method == "scaled":

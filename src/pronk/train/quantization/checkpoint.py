@@ -1,9 +1,9 @@
 """Quantization of a checkpoint to 8-bit or 4-bit weights in the format compressed-tensors.
 
 The matrices of the layers are quantized; the embedding, LM head, norms and biases are not. With a
-calibration text all methods are tried, without one only rounding to the nearest; the weights with
-the lowest perplexity on the evaluation text are kept. Memory holds the LM head, one layer, and the
-hidden states of the texts.
+calibration text, all methods are tried, and the weights with the lowest perplexity on the
+evaluation text are kept; without a calibration text, weights are rounded to the nearest. Memory
+holds the LM head, one layer, and the hidden states of the texts.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from pronk.train.quantization.methods import (
 from pronk.train.quantization.rounding import WHOLE_ROW, RoundingRule
 from pronk.train.quantization.source import SourceCheckpoint
 
-# Progress callback (name of the current step, amount done, total amount); unit: bytes in "writing",
-# else layers.
+# Progress callback (name of the current step, amount done, total amount). The amounts are bytes in
+# the step "writing", layers in the others.
 Status = Callable[[str, int, int], None]
 
 
 class QuantizedCheckpoint(NamedTuple):
-    """Result of :func:`quantize`: the quantized checkpoint and its measurements, for the model card."""
+    """Result of :func:`quantize`: rounding, sizes and perplexities, for the model card."""
 
     rule: RoundingRule  # rounding rule of the matrices
     method: str  # quantization method of the weights that were written
@@ -112,33 +112,36 @@ def quantize(
     num_bytes = sum(entry.num_bytes for entry in entries)
     check_output_folder(out, num_bytes)
     texts = read_texts()
-    # Besides the checkpoint, the disk must hold the quantized layers of every method until the best
-    # one is known.
+    # Until the best method is known, the disk also holds the quantized layers of every method.
     check_output_folder(out, num_bytes * (1 + len(texts.methods)))
     with convert_write_errors(out, "the checkpoint"), new_folder(out) as partial:
         source_perplexity, perplexities = _quantize_with_all_methods(
             source, rule, texts, partial, status
         )
         method = _best_method(perplexities, folder)
-        num_tokens = texts.evaluation[:, 1:].size  # the first token of a sequence is not predicted
-        source_bytes = sum(map(source.inventory.nbytes, source.parts))
         result = QuantizedCheckpoint(
-            rule, method, perplexities, source_perplexity, num_tokens, num_bytes, source_bytes
+            rule=rule,
+            method=method,
+            perplexities=perplexities,
+            source_perplexity=source_perplexity,
+            num_tokens=texts.evaluation[:, 1:].size,  # a sequence's first token is not predicted
+            num_bytes=num_bytes,
+            source_bytes=sum(map(source.inventory.nbytes, source.parts)),
         )
+
+        def write_status(done: int, total: int) -> None:
+            status("writing", done, total)
+
         read = _output_reader(source, partial / method)
-        write_weights(
-            partial, entries, read, shard_bytes, lambda done, total: status("writing", done, total)
-        )
+        write_weights(partial, entries, read, shard_bytes, write_status)
         del read  # unmaps the files that are removed now
         for tried_method in texts.methods:
             shutil.rmtree(partial / tried_method)
         copy_companions(folder, partial)
         card = quantized_card(result, out.name, name or folder.resolve().name, command, text)
         write_text(partial / "README.md", card)
-        document = {
-            **source.document,
-            "quantization_config": rounding.quantization_config(rule, (source.names.head,)),
-        }
+        document = dict(source.document)
+        document["quantization_config"] = rounding.quantization_config(rule, (source.names.head,))
         write_json(partial / "config.json", document, indent=2)
     return result
 
@@ -150,9 +153,9 @@ def _quantize_with_all_methods(
     partial: Path,
     status: Status,
 ) -> tuple[float, dict[str, float]]:
-    """Quantize to ``partial/METHOD`` by each method.
+    """Quantize by each method, to the folder ``partial/METHOD``.
 
-    Return perplexities of the source and by method.
+    Returns the perplexity of the source, and the perplexities after quantization by method.
     """
     total = source.config.num_layers * (1 + len(texts.methods))
 
@@ -168,50 +171,47 @@ def _quantize_with_all_methods(
     for number, method in enumerate(texts.methods, 1):
         (partial / method).mkdir()
         tick = start_step(f"quantizing, {method}", number * source.config.num_layers)
+        target = partial / method
         perplexities[method] = quantize_layers(
-            source, backend, method, rule, texts, partial / method, tick=tick
+            source, backend, method, rule, texts, target, tick=tick
         )
     return source_perplexity, perplexities
 
 
 def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
-    """Return the method with the lowest perplexity; raise a CheckpointError if none is finite."""
-    finite = {
-        method: perplexity
-        for method, perplexity in perplexities.items()
-        if math.isfinite(perplexity)
-    }
+    """Return the method with the lowest perplexity; raise CheckpointError if none is finite."""
+    finite = [method for method, value in perplexities.items() if math.isfinite(value)]
     if not finite:
-        found = ", ".join(
-            f"{perplexity} by {method}" for method, perplexity in perplexities.items()
-        )
+        found = ", ".join(f"{value} by {method}" for method, value in perplexities.items())
         refuse(
             folder,
             f"expected a finite perplexity after quantization, found {found}; use more bits, "
             "smaller groups",
         )
-    return min(finite, key=lambda method: finite[method])
+    return min(finite, key=lambda method: perplexities[method])
 
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
+    """Yield the tensors of the new checkpoint: packed matrices, and the other tensors."""
     for part in source.parts:
         matrices = part.weight if part.kind == "linear" and part.target != "head" else ()
         for matrix in matrices:
             outputs, inputs = matrix.shape
-            packed = rounding.packed_shapes(
-                matrix.name.removesuffix("weight"), (outputs, inputs), rule
-            )
+            prefix = matrix.name.removesuffix("weight")
+            packed = rounding.packed_shapes(prefix, (outputs, inputs), rule)
             for name, (shape, dtype) in packed.items():
                 yield ShardEntry(CheckpointTensor(name, shape), source.stored_name(name), dtype)
         for tensor in part.tensors:
             if tensor not in matrices:
-                yield ShardEntry(
-                    tensor, source.stored_name(tensor.name), source.inventory.tensor(tensor).dtype
-                )
+                dtype = source.inventory.tensor(tensor).dtype
+                yield ShardEntry(tensor, source.stored_name(tensor.name), dtype)
 
 
 def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[CheckpointTensor], Array]:
-    """Return a reader of the new tensors: quantized layers from ``folder``, others from the source."""
+    """Return a function that reads a tensor of the new checkpoint.
+
+    Quantized layers are in ``folder``, the other tensors in the source.
+    """
     layers = [Checkpoint(layer_folder(folder, index)) for index in range(source.config.num_layers)]
     quantized = {name: layer for layer in layers for name in layer}
 
@@ -239,12 +239,11 @@ METHODS = {  # description of each quantization method in the model card
 def quantized_card(
     result: QuantizedCheckpoint, name: str, source: str, command: str, evaluation_text: str
 ) -> str:
-    """Return the model card of the quantized model ``name``, made from model ``source`` by ``command``."""
-    packages = [
-        *(["torch"] if result.perplexities.keys() - {"nearest"} else []),
-        "safetensors",
-        "numpy",
-    ]
+    """Return the model card of the quantized model ``name``, made from the model ``source``."""
+    packages = ["safetensors", "numpy"]
+    if result.perplexities.keys() - {"nearest"}:  # methods that need torch were tried
+        packages.insert(0, "torch")
+    group = result.rule.group
     return render_card(
         "pronk.train.quantization",
         "quantized",
@@ -255,8 +254,6 @@ def quantized_card(
         text=evaluation_text,
         methods=METHODS,
         dtype=result.rule.dtype,
-        groups="whole rows"
-        if result.rule.group == WHOLE_ROW
-        else f"groups of {result.rule.group} inputs",
+        groups="whole rows" if group == WHOLE_ROW else f"groups of {group} inputs",
         versions=", ".join(f"{package} {version(package)}" for package in packages),
     )

@@ -1,4 +1,4 @@
-"""Quantization of the head of a drafter, in the format compressed-tensors, and the way back."""
+"""Quantization of an EAGLE-3 or MTP head in the format compressed-tensors, and the way back."""
 
 from __future__ import annotations
 
@@ -44,26 +44,22 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 class QuantizedHead(NamedTuple):
-    """Result of :func:`quantize_head`; sizes are those of the weights, in bytes."""
+    """Result of :func:`quantize_head`."""
 
     rule: RoundingRule
-    num_bytes: int
-    source_bytes: int
-    error: float  # root of the squared errors of all weights over their squares
+    num_bytes: int  # size of the quantized weights
+    source_bytes: int  # size of the weights before
+    error: float  # relative error: √(sum of squared errors / sum of squared weights)
 
 
 def find_head_kind(folder: Path) -> str | None:
-    """Return ``"eagle3"`` or ``"mtp"`` if the folder has a head alone.
-
-    ``None`` for other checkpoints.
-    """
+    """Return ``"eagle3"`` or ``"mtp"`` for the folder of a head, ``None`` for other checkpoints."""
     if not (folder / "config.json").is_file():
         return None
     document = read_json(folder / "config.json", ConfigError)
     kind = document.get("speculators_model_type")
-    if kind is None and any(
-        "eagle3" in str(name).lower() for name in document.get("architectures") or ()
-    ):
+    architectures = [str(name).lower() for name in document.get("architectures") or ()]
+    if kind is None and any("eagle3" in name for name in architectures):
         return "eagle3"
     return kind if kind in EAGLE_KINDS else None
 
@@ -88,15 +84,14 @@ def quantize_head(
             "expected plain weights, found a quantized head; "
             "give the bfloat16 head that it was made from",
         )
-    # Of an embedding, rows are read; other matrices are multiplied.
+    # An embedding is not quantized: its rows are read, not multiplied.
     matrices = {
         name
         for name in checkpoint
         if len(checkpoint.shape(name)) == 2 and not name.endswith(_EMBEDDING)
     }
-    checked_bits, size = choose_group(
-        sorted({checkpoint.shape(name)[1] for name in matrices}), bits, group
-    )
+    inputs = sorted({checkpoint.shape(name)[1] for name in matrices})
+    checked_bits, size = choose_group(inputs, bits, group)
     rule = RoundingRule(load_kernels(), checked_bits, size, parse_dtype("auto", config.layers))
     tensors = dict[str, Array]()
     errors = 0.0
@@ -145,17 +140,18 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
         plain = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
         tensors[source.name] = plain.astype(BFLOAT16)
     own = {name: checkpoint.tensor(name) for name in checkpoint if name in {"d2t", "t2d"}}
-    # by the names in the file, without compressed-tensors' suffix
+    # The names are those in the file, without the suffix of compressed-tensors.
     for name, each in tensors.items():
-        own[stored.get(name, stored.get(f"{name}_packed", name)).removesuffix("_packed")] = each
-    document = {key: value for key, value in document.items() if key != "quantization_config"}
-    _write(
-        folder, out, own, document, f"\n## Export\n\nWeights in bfloat16.\n\n```\n{command}\n```\n"
-    )
+        stored_name = stored.get(name, stored.get(f"{name}_packed", name))
+        own[stored_name.removesuffix("_packed")] = each
+    document.pop("quantization_config", None)
+    note = f"\n## Export\n\nWeights in bfloat16.\n\n```\n{command}\n```\n"
+    _write(folder, out, own, document, note)
     return sum(each.nbytes for each in own.values())
 
 
 def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
+    """Return the weights of a head, its ``config.json``, and the parsed configuration."""
     kind = find_head_kind(folder)
     if kind is None:
         refuse(
@@ -171,7 +167,7 @@ def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
 def _write(
     folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapping[str, Any], note: str
 ) -> None:
-    """Write a head made from that in ``folder``; ``note`` follows its card."""
+    """Write a head, with the card of the head in ``folder`` and a ``note`` at the card's end."""
     entries = [
         ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype)
         for name, each in tensors.items()

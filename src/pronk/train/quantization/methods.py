@@ -1,6 +1,4 @@
-"""Quantization of all layers with one of the methods ``nearest``, ``scaled`` and ``gptq``.
-
-Its texts.
+"""Quantization of all layers by ``nearest``, ``scaled`` or ``gptq``, and the texts for it.
 
 Layers are quantized from the first to the last. The calibration inputs of a layer are the outputs
 of the quantized layers before it, so that the layer compensates for some of their errors.
@@ -36,7 +34,7 @@ NEAREST = "nearest"
 Tick = Callable[[], None]  # progress callback, which is called after each layer
 
 LENGTH = 512  # number of tokens per sequence; fewer if the model's context is shorter
-_MAX_EVALUATION_TOKENS = 8192  # number of tokens after which the evaluation text is cut
+_MAX_EVALUATION_TOKENS = 8192  # maximum number of tokens of the evaluation text
 _MIN_TOKENS = 128  # a text with fewer tokens is refused
 # Calibration texts are cut into chunks of this size and shuffled, so that all parts of a long text
 # can be used.
@@ -44,10 +42,10 @@ _CHUNK_CHARACTERS = 4096
 
 
 class CalibrationTexts(NamedTuple):
-    """Token ids ``[sequences, length]`` of the evaluation text (for perplexity) and the calibration text."""
+    """Token ids ``[sequences, length]`` of the texts of a quantization."""
 
-    evaluation: Array
-    calibration: Array | None = None
+    evaluation: Array  # text on which perplexity is measured
+    calibration: Array | None = None  # text to calibrate with, if any
 
     @property
     def methods(self) -> Sequence[str]:
@@ -58,9 +56,9 @@ class CalibrationTexts(NamedTuple):
 def measure_perplexity(
     source: SourceCheckpoint, backend: Backend, texts: CalibrationTexts, tick: Tick
 ) -> float:
-    """Return the perplexity of the unquantized model in float32.
+    """Return the perplexity of the source in float32, on the evaluation text.
 
-    Raise a CheckpointError if not finite.
+    Raises CheckpointError if the embedding, the output of a layer, or the perplexity is not finite.
     """
     stream = LayerStream(source, backend, texts.evaluation)
     _check_finite(f"{source.folder}: embedding", finite=is_finite(stream.rows))
@@ -95,7 +93,8 @@ def quantize_layers(
         calibration = LayerStream(source, backend, texts.calibration)
     for index in range(source.config.num_layers):
         weights = source.load_layer(index)
-        # A ValueError: weights or Hessians are not finite, or a Hessian is not positive definite.
+        # A ValueError means that weights or Hessians are not finite, or that a Hessian is not
+        # positive definite.
         with locate_error(f"{source.folder}: layer {index}", ValueError):
             if calibration is None:
                 matrices = {name: rule.nearest(weights[f"{name}.weight"]) for name in LINEARS}
@@ -109,9 +108,8 @@ def quantize_layers(
                 matrices = quantize_calibrated(
                     source.config, window, weights, rows, length, method=method, rule=rule
                 )
-        _write_layer(
-            layer_folder(folder, index), source.layer_tensors(index, weights, matrices), rule.dtype
-        )
+        tensors = source.layer_tensors(index, weights, matrices)
+        _write_layer(layer_folder(folder, index), tensors, rule.dtype)
         weights |= {f"{name}.weight": matrix.dequantize() for name, matrix in matrices.items()}
         layer = build_layer(source, backend, weights, index)
         for stream in (evaluation, calibration):
@@ -138,7 +136,7 @@ def _check_finite(name: str, *, finite: bool) -> None:
 def _write_layer(
     path: Path, tensors: Iterable[tuple[str, Array | QuantizedMatrix]], dtype: DType
 ) -> None:
-    """Write a layer to a new folder; ``dtype`` is that of scales."""
+    """Write the tensors of a layer to a new folder; ``dtype`` is that of the scales."""
     arrays: dict[str, Array] = {}
     for name, value in tensors:
         if isinstance(value, QuantizedMatrix):
@@ -174,44 +172,36 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
     config = read_config(folder)
     encoder = Encoder.of_target(Tokenizer.load(folder, config.vocab_size), config)
     length = min(LENGTH, config.context)
+    most = _MAX_EVALUATION_TOKENS
     if text is None:
         with as_file(files("pronk.train.quantization") / "evaluation.jsonl") as path:
-            documents = [
-                document.text
-                for document in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))
-            ]
-        return CalibrationTexts(
-            _tokenize(encoder, documents, _MAX_EVALUATION_TOKENS, length, "evaluation text")
-        )
+            source = SourceSpec("evaluation", "jsonl", path, 1.0)
+            documents = [document.text for document in read_source(source)]
+        return CalibrationTexts(_tokenize(encoder, documents, most, length, "evaluation text"))
     (pool, *_) = collect([spec_of(text, "calibrate")]).pools
-    return CalibrationTexts(
-        _tokenize(
-            encoder,
-            pool.held_out,
-            _MAX_EVALUATION_TOKENS,
-            length,
-            f"calibrate: held-out part of {text}",
-        ),
-        _tokenize(encoder, _shuffled(pool.documents), tokens, length, f"calibrate: rest of {text}"),
-    )
+    name = f"calibrate: held-out part of {text}"
+    evaluation = _tokenize(encoder, pool.held_out, most, length, name)
+    rest = _shuffled(pool.documents)
+    calibration = _tokenize(encoder, rest, tokens, length, f"calibrate: rest of {text}")
+    return CalibrationTexts(evaluation, calibration)
 
 
 def _shuffled(documents: Iterable[str]) -> Iterator[str]:
     """Yield chunks of the documents in random order, which is the same in every run."""
-    chunks = [
-        text[i : i + _CHUNK_CHARACTERS]
-        for text in documents
-        for i in range(0, len(text), _CHUNK_CHARACTERS)
-    ]
+    chunks: list[str] = []
+    for text in documents:
+        starts = range(0, len(text), _CHUNK_CHARACTERS)
+        chunks += [text[start : start + _CHUNK_CHARACTERS] for start in starts]
     yield from random.Random(0).sample(chunks, len(chunks))  # noqa: S311 - not for secrets
 
 
 def _tokenize(
     encoder: Encoder, texts: Iterable[str], max_tokens: int, length: int, text_name: str
 ) -> Array:
-    """Return token ids ``[sequences, length]``.
+    """Return the token ids of ``texts``, int64 ``[sequences, length]``.
 
-    A text of fewer tokens is one sequence of its own length.
+    Texts of fewer tokens than ``length`` are one shorter sequence. Raises OptionError, which names
+    the texts by ``text_name``, if they have too few tokens.
     """
     ids = pack(encoder, iter(texts), max_tokens).astype(np.int64)
     if len(ids) < min(_MIN_TOKENS, length):

@@ -2,7 +2,7 @@
 
 Scales are first rounded to the dtype of the file, then codes are chosen for the rounded scales.
 Perplexity is therefore measured with exactly the weights that are written. The unsigned codes of a
-row are packed into 32-bit words, the first code in the lowest bits. A weight is
+row are packed into 32-bit words, the first code in the lowest bits. The value of a code is
 ``weight_scale[output, group] * (code - 2 ** (bits - 1))``.
 """
 
@@ -23,16 +23,16 @@ from pronk.checkpoint import Bits, ModelConfig, QuantizedMatrix
 
 LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer
 WHOLE_ROW = 0  # group size that means all inputs of a matrix
-_KERNEL_WHOLE_ROW = 1 << 20  # the same for the kernel: a group size that no row exceeds
+_KERNEL_WHOLE_ROW = 1 << 20  # group size for the kernel that means all inputs: no row is longer
 
 
 class RoundingRule(NamedTuple):
-    """Rounding of the matrices of a model to symmetric codes: ``weight ≈ scale * code``, signed codes."""
+    """Rounding of the matrices of a model: ``weight ≈ scale * code`` with signed codes."""
 
     kernels: Kernels  # compiled kernels, which choose the scales
     bits: Bits  # number of bits per code
-    # number of inputs per scale: a multiple of 8 that divides each matrix's inputs, or
-    # ``WHOLE_ROW``
+    # Number of inputs per scale: a multiple of 8 that divides the inputs of each matrix, or
+    # ``WHOLE_ROW``.
     group: int
     dtype: DType  # dtype of the scales in the file
 
@@ -42,15 +42,17 @@ class RoundingRule(NamedTuple):
         return 1 << (self.bits - 1)
 
     def scales(self, weight: Array) -> Array:
-        """Return scales ``[outputs, groups]`` with minimum squared error of the weights, rounded to ``dtype``."""
-        scale = round_weights(
-            self.kernels, weight, self.bits, self.group or _KERNEL_WHOLE_ROW
-        ).scale
+        """Return the scales ``[outputs, groups]`` with the smallest squared error of the weights.
+
+        They are float32, rounded to ``dtype``.
+        """
+        group = self.group or _KERNEL_WHOLE_ROW
+        scale = round_weights(self.kernels, weight, self.bits, group).scale
         largest = largest_number(self.dtype)
         return np.clip(scale, -largest, largest).astype(self.dtype).astype(FLOAT32)
 
     def nearest(self, weight: Array) -> QuantizedMatrix:
-        """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes, with the scales of :meth:`scales`."""
+        """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes for :meth:`scales`."""
         scale = self.scales(weight)
         group = self.group or weight.shape[1]
         codes = self.codes(weight, np.repeat(scale, group, axis=1)) + self.zero
@@ -58,7 +60,10 @@ class RoundingRule(NamedTuple):
             return QuantizedMatrix(codes.astype(UINT8), scale, None, self.bits, group)
 
     def codes(self, weight: Array, scale: Array) -> Array:
-        """Return ``round(weight / scale)``, clamped to signed codes, as floats; 0 for weights of scale 0."""
+        """Return ``round(weight / scale)``, clamped to signed codes, as floats.
+
+        Weights of scale 0 have the code 0.
+        """
         with np.errstate(all="ignore"):  # the inverse of a tiny scale is infinite
             codes = weight * np.where(scale == 0, np.float32(0), 1 / scale)
         np.rint(codes, out=codes)
@@ -66,12 +71,16 @@ class RoundingRule(NamedTuple):
 
 
 def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[Bits, int]:
-    """Check ``bits``, 8 or 4 per code, check or choose the group size, and return both.
+    """Return the number of bits and the group size of a rounding, checked or chosen.
 
-    ``inputs`` are the numbers of inputs of the matrices. ``group`` is the number of inputs per
-    scale, or 0 for a whole row; ``None`` chooses the largest power of two that divides the inputs
-    of all matrices and is between 8 and the default for ``bits``. An OptionError is raised unless
-    ``group`` divides the inputs of every matrix.
+    Args:
+        inputs: numbers of inputs of the matrices.
+        bits: number of bits per code, 8 or 4.
+        group: number of inputs per scale, or 0 for a whole row. ``None`` chooses the largest power
+            of two that divides the inputs of all matrices and is between 8 and the default for
+            ``bits``.
+
+    Raises OptionError if ``bits`` is invalid, or ``group`` does not divide the inputs of a matrix.
     """
     if bits not in DEFAULT_GROUPS:
         refuse("bits", f"expected 4 or 8, found {bits}", OptionError)
@@ -84,30 +93,28 @@ def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[B
         return checked_bits, group
     if group is None or group < 8 or group % 8 or common_divisor % group:
         found = "inputs of no common multiple of 8" if group is None else str(group)
-        expected = (
-            f"a multiple of 8 that divides the matrices' {' and '.join(map(str, inputs))} inputs"
-        )
-        remedy = f"use {', '.join([*map(str, sizes), 'or 0 for a whole row'])}"
+        all_inputs = " and ".join(map(str, inputs))
+        expected = f"a multiple of 8 that divides the matrices' {all_inputs} inputs"
+        choices = ", ".join([*map(str, sizes), "or 0 for a whole row"])
+        remedy = f"use {choices}"
         refuse("group", f"expected {expected}, found {found}; {remedy}", OptionError)
     return checked_bits, group
 
 
 def matrix_inputs(config: ModelConfig) -> list[int]:
-    """Return the numbers of inputs of the matrices of a layer, without duplicates, in increasing order."""
-    return sorted(
-        {config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size}
-    )
+    """Return the different numbers of inputs of a layer's matrices, in increasing order."""
+    attention_size = config.num_heads * config.head_dim
+    return sorted({config.hidden_size, attention_size, config.intermediate_size})
 
 
 _VERSION = "0.20.0"  # version of compressed-tensors that has been tested to read the output
 
-# types of packed codes and of shapes in the file
-_WORD = np.dtype(np.int32)
-_SIZE = np.dtype(np.int64)
+_WORD = np.dtype(np.int32)  # type of packed codes in the file
+_SIZE = np.dtype(np.int64)  # type of shapes in the file
 
 
 def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: DType) -> dict[str, Array]:
-    """Return the tensors of ``weight``, by name with ``prefix``.
+    """Return the tensors of a quantized matrix in the file, by names that begin with ``prefix``.
 
     Scales are stored in ``dtype``, which must represent them exactly.
     """
@@ -130,7 +137,7 @@ def _pad(codes: Array, multiple: int) -> Array:
 def packed_shapes(
     prefix: str, shape: tuple[int, int], rule: RoundingRule
 ) -> dict[str, tuple[tuple[int, ...], DType]]:
-    """Return shape and dtype of each tensor that :func:`pack_codes` makes for a matrix of ``shape``."""
+    """Return shape and dtype of the tensors of :func:`pack_codes` for a matrix of ``shape``."""
     outputs, inputs = shape
     num_groups = inputs // (rule.group or inputs)
     return {
@@ -141,7 +148,7 @@ def packed_shapes(
 
 
 def quantization_config(rule: RoundingRule, ignore: Sequence[str]) -> dict[str, Any]:
-    """Return the ``quantization_config``; the linear modules ``ignore`` are not quantized."""
+    """Return ``quantization_config`` for config.json; the modules ``ignore`` are not quantized."""
     is_whole_row = rule.group == WHOLE_ROW
     weights: dict[str, Any] = {
         "num_bits": rule.bits,

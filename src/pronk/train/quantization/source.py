@@ -42,9 +42,9 @@ _REMEDY = "give the checkpoint with float32, float16 or bfloat16 weights that it
 LayerWeights = dict[str, Array]
 
 _BLOCK_SIZE = 16  # number of tokens in a block of the KV cache
-# maximum tokens of sequences that a layer computes together; a longer one is alone
+# Maximum tokens of the sequences that a layer computes together; a longer sequence is alone.
 _MAX_ROWS = 4096
-# maximum number of logits (rows times vocabulary) at a time, unless _MIN_ROWS rows have more
+# Maximum number of logits (rows times vocabulary) at a time, unless _MIN_ROWS rows have more.
 _MAX_LOGITS = 1 << 21
 _MIN_ROWS = 128
 
@@ -52,7 +52,7 @@ _MIN_ROWS = 128
 class SourceCheckpoint:
     """Read access to the checkpoint that is to be quantized.
 
-    A CheckpointError is raised if it is unreadable, already quantized, or of a family that
+    Raises CheckpointError if the checkpoint is unreadable, already quantized, or of a family that
     compressed-tensors does not support (GPT-2).
     """
 
@@ -85,28 +85,34 @@ class SourceCheckpoint:
         self.inventory = Inventory(self.checkpoint, self.config, self.parts)
 
     def stored_name(self, name: str) -> str:
-        """Return a tensor's name in the checkpoint: with the prefix of the family, except for the LM head."""
+        """Return the name of a tensor in the checkpoint.
+
+        Names have the prefix of the family, except for the LM head.
+        """
         return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
 
     def _stacks(self, index: int) -> Iterator[tuple[str, str, tuple[CheckpointTensor, ...]]]:
-        """Yield the module, ``weight`` or ``bias``, and the tensors to stack for it, of layer ``index``."""
+        """Yield (module, ``weight`` or ``bias``, tensors) for the parameters of layer ``index``.
+
+        The tensors of a parameter, such as those of ``qkv``, are to be stacked.
+        """
         for part in self.parts:
             if part.target.startswith(f"layers.{index}."):
                 name = part.target.rpartition(".")[2]
-                yield from (
-                    (name, kind, each)
-                    for kind, each in (("weight", part.weight), ("bias", part.bias))
-                    if each
-                )
+                if part.weight:
+                    yield name, "weight", part.weight
+                if part.bias:
+                    yield name, "bias", part.bias
 
     def weight(self, target: str) -> Array:
         """Return the weight of ``embedding``, ``norm`` or ``head`` as it is stored."""
         part = next(part for part in self.parts if part.target == target)
-        # a tied head
-        return self.inventory.tensor(part.weight[0]) if part.weight else self.weight("embedding")
+        if not part.weight:  # a tied head
+            return self.weight("embedding")
+        return self.inventory.tensor(part.weight[0])
 
     def load_layer(self, index: int) -> LayerWeights:
-        """Return copies of the weights of a layer."""
+        """Return copies of the weights of layer ``index`` (from 0)."""
         weights = LayerWeights()
         for name, kind, tensors in self._stacks(index):
             arrays = [self.inventory.tensor(tensor).astype(FLOAT32) for tensor in tensors]
@@ -117,7 +123,7 @@ class SourceCheckpoint:
     def layer_tensors(
         self, index: int, weights: LayerWeights, matrices: Mapping[str, QuantizedMatrix]
     ) -> Iterator[tuple[str, Array | QuantizedMatrix]]:
-        """Yield name and value of each tensor of a layer (from 0), as written to the new checkpoint.
+        """Yield name and value of each tensor of a layer (from 0) for the new checkpoint.
 
         Norms and biases are those of ``weights``, converted to their dtypes in the checkpoint.
         ``matrices`` are the quantized matrices by linear module; a stacked one (``qkv``) is split
@@ -168,30 +174,23 @@ class LayerStream:
         step = len(self._tables) * self.length
         for start in range(0, len(self.rows), step):
             rows = self.rows[start : start + step]
-            # Every sequence begins in an empty cache, since no table has committed tokens.
+            # Every sequence begins in an empty cache, because no table has committed tokens.
             count = len(rows) // self.length
             batch = ForwardBatch([BatchEntry(table, self._tree) for table in self._tables[:count]])
             program.run(batch, rows)
 
     def perplexity(self) -> float:
-        """Return the perplexity, without the first token of each sequence.
+        """Return the perplexity of the text, after all layers have been run.
 
-        NaN or inf after an overflow.
-
-        All layers must have been run before.
+        The first token of each sequence does not count. NaN or inf after an overflow.
         """
         config = self.source.config
         hidden = self.rows.shape[1]
         rows = self.rows.reshape(-1, self.length, hidden)[:, :-1].reshape(-1, hidden)
         labels = self.tokens[:, 1:].reshape(-1)
         program = self.backend.program(hidden, FLOAT32)
-        head = Linear(
-            self.backend,
-            self.source.weight("head").astype(FLOAT32),
-            None,
-            WeightLayout(head=True),
-            None,
-        )
+        weight = self.source.weight("head").astype(FLOAT32)
+        head = Linear(self.backend, weight, None, WeightLayout(head=True), None)
         program.linear(head, norm=Norm.of(config, self.source.weight("norm")), to="logits")
         total = 0.0
         step = max(_MIN_ROWS, _MAX_LOGITS // config.vocab_size)
@@ -202,14 +201,18 @@ class LayerStream:
             total += _cross_entropy(logits, labels[start : start + step])
         self.source.checkpoint.release()
         mean = total / len(rows)
-        # math.exp(710) overflows
-        return math.exp(min(mean, 700.0)) if math.isfinite(mean) else mean
+        if not math.isfinite(mean):
+            return mean
+        return math.exp(min(mean, 700.0))  # math.exp(710) overflows
 
 
 def build_layer(
     source: SourceCheckpoint, backend: Backend, weights: LayerWeights, index: int
 ) -> Layer:
-    """Return layer ``index`` (from 0) of the model as the only layer of a decoder, with the given weights."""
+    """Return layer ``index`` (from 0) of the model with the given weights.
+
+    The layer belongs to a decoder that has no other layer.
+    """
     layer = Layer(source.config.layers_like(index))
     for name in LINEARS:
         weight = weights[f"{name}.weight"]
@@ -222,13 +225,9 @@ def build_layer(
 
 
 def _cross_entropy(logits: Array, labels: Array) -> float:
-    """Return the sum of ``-log softmax(logits)[label]`` over the rows.
-
-    The logits are overwritten.
-    """
+    """Return the sum of ``-log softmax(logits)[label]`` over the rows; overwrite the logits."""
     with np.errstate(all="ignore"):  # after an overflow, the sum is NaN or infinite
         logits -= logits.max(axis=1, keepdims=True)
         of_labels = logits[np.arange(len(labels)), labels].astype(np.float64)
-        return float(
-            (np.log(np.exp(logits, out=logits).sum(axis=1, dtype=np.float64)) - of_labels).sum()
-        )
+        sums = np.exp(logits, out=logits).sum(axis=1, dtype=np.float64)
+        return float((np.log(sums) - of_labels).sum())

@@ -20,10 +20,10 @@ from pronk.base import refuse
 from pronk.base.checks import install_extra, refuse_choice
 from pronk.lab.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerConfig
 
-# Number of bytes read from the end of an ended worker's log (its standard error), which may hold
-# the reason.
+# A worker's log is its standard error; the end of the log may say why the worker ended.
 _LOG_TAIL_BYTES = 4096
-_MAX_STARTS = 3  # starts of a worker: one that dies at every prompt would load its model for each
+# A worker that dies at every prompt must not load its model for each.
+_MAX_STARTS = 3
 _ALL = "all"
 
 
@@ -80,8 +80,8 @@ class PeerError(PronkError):
 class Peer:
     """A worker process that decodes with one method of an engine.
 
-    ``python`` is the interpreter that has the engine's packages; this interpreter by default.
-    :class:`WorkerConfig` describes the other arguments.
+    ``python`` is the interpreter that has the engine's packages (default: that of this process).
+    :class:`WorkerConfig` describes ``dtype`` and ``threads``.
     """
 
     _timeout = 300.0  # maximum seconds of a call of generate(); load() may take ten times as long
@@ -101,9 +101,8 @@ class Peer:
     def load(self) -> dict[str, str]:
         """Load the model, in a new worker process unless one is running.
 
-        Return versions and settings by name.
-
-        Raises PeerError if a package is missing, the model is not supported, or the engine fails.
+        Returns versions and settings by name. Raises PeerError if a package is missing, the model
+        is not supported, or the engine fails.
         """
         if self._process is None:
             self._start()
@@ -162,10 +161,7 @@ class Peer:
         return result
 
     def close(self) -> None:
-        """Kill the worker and its child processes, wait for its end, and free its log.
-
-        Idempotent.
-        """
+        """Kill the worker and its child processes, and free its log; a second call does nothing."""
         process = self._process
         self._process = None
         if process is None:
@@ -189,13 +185,14 @@ class Peer:
         return [self._python, str(Path(__file__).with_name("worker.py"))]
 
     def _ask(self, op: str, arguments: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Return the worker's answer.
+        """Send the request ``op`` with ``arguments``, and return the worker's answer.
 
-        Close the worker at every error but that of a single prompt.
+        Raises PeerError without an answer in ``timeout`` seconds, or if the answer is an error. The
+        worker stays open only if the engine reports an error of a single prompt.
         """
         assert self._process is not None
         assert self._process.stdin is not None
-        # reading the answer detects that the worker has ended
+        # A worker that has ended is detected below, where its answer is read.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
@@ -214,11 +211,9 @@ class Peer:
         reports = isinstance(answer, dict) and isinstance(answer.get("error"), str)
         if reports:
             missing = answer.get("missing")
-            reason = (
-                f"{missing} is not installed; {install_extra('peers')}"
-                if missing
-                else answer["error"]
-            )
+            reason = answer["error"]
+            if missing:
+                reason = f"{missing} is not installed; {install_extra('peers')}"
         if op == "load" or not reports:
             self.close()
         msg = f"{self.name}: {reason}"
@@ -240,19 +235,17 @@ class Peer:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return the worker's environment: offline, and without the Python paths of this interpreter."""
+    """Return a worker's environment variables: no network, no Python paths of this interpreter."""
+    environment = dict(os.environ)
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        environment.pop(name, None)
     # The model is local: libraries must not look for it in the network.
-    overrides = {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    inherited = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("PYTHONPATH", "PYTHONSAFEPATH")
-    }
-    return inherited | overrides | {"OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8"}
+    environment["HF_HUB_OFFLINE"] = "1"
+    environment["TRANSFORMERS_OFFLINE"] = "1"
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    environment["OMP_NUM_THREADS"] = str(threads)
+    environment["PYTHONIOENCODING"] = "utf-8"
+    return environment
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:

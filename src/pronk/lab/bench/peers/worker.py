@@ -36,7 +36,7 @@ _ENGINES = {
 
 
 def main() -> None:
-    """Answer requests until standard input ends, which also happens when the parent process ends."""
+    """Answer requests until standard input ends, at the latest with the parent process."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")  # for answers
     os.dup2(2, 1)  # libraries write to standard error
     for line in sys.stdin:
@@ -45,9 +45,8 @@ def main() -> None:
             if document.pop("op") == "load":
                 config = WorkerConfig(**document)
                 file, class_name = _ENGINES[config.engine]
-                engine: PeerEngine = getattr(
-                    importlib.import_module(f"{_ENGINE_PACKAGE}.{file}"), class_name
-                )()
+                module = importlib.import_module(f"{_ENGINE_PACKAGE}.{file}")
+                engine: PeerEngine = getattr(module, class_name)()
                 answer: dict[str, Any] = {"ok": engine.load(config)}
             else:  # "generate", which the parent sends only after a "load" without an error
                 gc.collect()  # now rather than during the measured time
@@ -55,11 +54,9 @@ def main() -> None:
                 result = engine.generate(PeerRequest(**document))
                 answer = {"ok": asdict(result) | {"peak_memory": peak_memory() or 0}}
         except Exception as error:  # noqa: BLE001 - any exception of a library becomes one line for the parent
-            missing = (
-                error.name.partition(".")[0]
-                if isinstance(error, ModuleNotFoundError) and error.name
-                else None
-            )
+            missing = None
+            if isinstance(error, ModuleNotFoundError) and error.name:
+                missing = error.name.partition(".")[0]
             text = " ".join(str(error).split()) or type(error).__name__
             answer = {"error": f"{type(error).__name__}: {text}"[:300], "missing": missing}
         channel.write(json.dumps(answer) + "\n")

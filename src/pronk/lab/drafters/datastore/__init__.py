@@ -1,1 +1,1 @@
-"""Datastores for the drafter ``retrieval``: a corpus as token ids, with its suffix array, on disk."""
+"""Datastores of the drafter ``retrieval``: files with a corpus' token ids and its suffix array."""

@@ -1,6 +1,6 @@
 """Building a datastore: write the token ids of all documents to a file, then sort their suffixes.
 
-The sort needs the package ``pydivsufsort`` (the extra ``datastore``); reading a datastore does not.
+The sort needs the package ``pydivsufsort`` (the extra ``datastore``), which readers do not need.
 Sorting takes 20 bytes of memory per token (50 for vocabularies of 65,536 ids or more), and 1 to 2
 seconds for 10 M tokens.
 """
@@ -57,7 +57,7 @@ def write_datastore(
     sources: Iterable[str] = (),
     on_progress: OnProgress = lambda _: None,
 ) -> Header:
-    """Write a datastore into an existing folder; raise OptionError if the documents have no tokens.
+    """Write a datastore into an existing folder.
 
     Args:
         folder: an existing folder.
@@ -70,10 +70,12 @@ def write_datastore(
         sources: names of the files that the documents come from, kept in the header for ``pronk
             datastore info``.
         on_progress: called before each document and before the sort.
+
+    Raises OptionError if the documents have no tokens, or the sorting library is not installed.
     """
     sorter = require_sorter()
-    # TOKEN_TYPES and SUFFIX_TYPES are pairs (small type, large type): use the large one if values
-    # exceed the small one.
+    # TOKEN_TYPES and SUFFIX_TYPES are pairs (small type, large type). The large type is needed if
+    # values exceed the range of the small one.
     token_type = np.dtype(TOKEN_TYPES[vocab_size > np.iinfo(TOKEN_TYPES[0]).max])
     num_tokens, largest_id, num_documents = _write_tokens(
         folder / TOKENS, documents, token_type, limit, on_progress
@@ -117,9 +119,8 @@ def _write_tokens(
     with path.open("wb") as stream:
         for document in documents:
             on_progress(num_tokens)
-            tokens = np.asarray(document, dtype=np.int64)[
-                : None if limit is None else limit - num_tokens
-            ]
+            num_left = None if limit is None else limit - num_tokens
+            tokens = np.asarray(document, dtype=np.int64)[:num_left]
             if len(tokens):
                 largest_id = max(largest_id, int(tokens.max()))
                 assert 0 <= tokens.min() <= largest_id < separator[0], (

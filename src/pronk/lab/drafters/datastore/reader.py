@@ -8,15 +8,15 @@
         index    0           1       2         3     …     index in suffixes.bin
         suffix   a b c | …   a b d | b c | …   b d | …
 
-A *phrase* is a sequence of tokens. The suffixes that begin with it are consecutive: 0 and 1 begin
-with ``a b``, 2 and 3 with ``b``. They are sorted by the token after the phrase, so bisection finds
-phrases and their continuations. Token ids are big-endian: comparing phrases as bytes gives the same
-order as comparing them id by id. The separator is the largest number of the type, so it sorts after
-every token.
+A *phrase* is a sequence of tokens. The suffixes that begin with a phrase are consecutive: 0 and 1
+begin with ``a b``, 2 and 3 with ``b``. These suffixes are sorted by the token after the phrase, so
+bisection finds phrases and their continuations. Token ids are big-endian: comparing phrases as
+bytes gives the same order as comparing them id by id. The separator is the largest number of the
+type, so it sorts after every token.
 
 Both files are memory-mapped: only accessed pages take memory, and all processes that open the
 datastore share them. Opening checks the file sizes and a few suffixes; :meth:`Datastore.verify`
-checks all contents. Undetected damage can make draft tokens worse. It never changes the output.
+checks all contents. Undetected damage can make draft tokens worse, but never changes the output.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ HEADER = "datastore.json"
 TOKENS = "tokens.bin"
 SUFFIXES = "suffixes.bin"
 
-# numpy types: 2 or 4 bytes per token id, 4 or 8 per suffix (its start position). Token ids are
-# big-endian, so that ids sort like their bytes. Suffixes have native byte order, since the reader
-# calculates with them.
+# numpy types: 2 or 4 bytes per token id, 4 or 8 bytes per suffix (its start position). Token ids
+# are big-endian, so that ids sort like their bytes. Suffixes have native byte order, because the
+# reader calculates with their positions.
 TOKEN_TYPES = (">u2", ">u4")
 SUFFIX_TYPES = (np.dtype("u4").str, np.dtype("u8").str)
 
@@ -53,15 +53,15 @@ SUFFIX_TYPES = (np.dtype("u4").str, np.dtype("u8").str)
 # occurrences. A token that follows at least 1/1024 of all occurrences is always found.
 _SAMPLE = 1024
 
-# Opening compares the first 8 tokens of 65 evenly spaced suffixes (64 intervals), as reading all
-# would take seconds.
+# Opening a datastore compares the first 8 tokens of 65 evenly spaced suffixes (64 intervals).
+# Comparing all suffixes would take seconds.
 _SPOT_INTERVALS = 64
 _SPOT_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Header:
-    """Fields of ``datastore.json``, without the field ``format``, which :meth:`read` checks."""
+    """Fields of ``datastore.json``, without ``format``, which :meth:`read` checks."""
 
     vocabulary: str  # fingerprint of the tokenizer
     largest_id: int  # largest token id in the documents
@@ -75,16 +75,16 @@ class Header:
 
     @property
     def num_entries(self) -> int:
-        """Return the number of entries of each binary file: one per token and one per separator."""
+        """Number of entries of each binary file: one per token and one per separator."""
         return self.tokens + self.documents
 
     @property
     def separator(self) -> int:
-        """Return the id that ends a document in ``tokens.bin``: the largest number of ``token_type``."""
+        """The id that ends a document in ``tokens.bin``: the largest number of ``token_type``."""
         return int(np.iinfo(self.token_type).max)
 
     def file_sizes(self) -> dict[str, int]:
-        """Return ``{file name: size in bytes}`` of ``tokens.bin`` and ``suffixes.bin``, in this order."""
+        """Return the size in bytes of each binary file, by name: ``tokens.bin`` comes first."""
         types = {TOKENS: self.token_type, SUFFIXES: self.suffix_type}
         return {
             name: self.num_entries * np.dtype(entry_type).itemsize
@@ -95,7 +95,7 @@ class Header:
     def read(cls, folder: Path) -> Header:
         """Read ``datastore.json``.
 
-        Raise CheckpointError if it is missing, damaged, or of another format.
+        Raises CheckpointError if the file is missing, damaged, or of another format.
         """
         path = folder / HEADER
         if not is_file(path):
@@ -111,13 +111,13 @@ class Header:
         if isinstance(raw.get("sources"), list):
             raw["sources"] = tuple(raw["sources"])
         types = {"str": str, "int": int}
-        wrong = (
-            each.name
-            for each in fields(cls)
-            if type(raw.get(each.name)) is not types.get(str(each.type), tuple)
-        )
-        if (damaged := next(wrong, None)) is None:
-            header = cls(**{field.name: raw[field.name] for field in fields(cls)})
+        damaged: str | None = None
+        for each in fields(cls):
+            if type(raw.get(each.name)) is not types.get(str(each.type), tuple):
+                damaged = each.name
+                break
+        else:
+            header = cls(**{each.name: raw[each.name] for each in fields(cls)})
             damaged = header._find_invalid()
         if damaged is not None:
             found = f"found a damaged {damaged}: {raw.get(damaged)!r:.60}"
@@ -133,10 +133,10 @@ class Header:
             "suffix_type": self.suffix_type in SUFFIX_TYPES,
             "tokens": self.tokens >= 1,
             "documents": 1 <= self.documents <= self.tokens,
-            "largest_id": self.token_type not in TOKEN_TYPES
-            or 0 <= self.largest_id < self.separator,
         }
-        return next((name for name in valid if not valid[name]), None)
+        if valid["token_type"]:
+            valid["largest_id"] = 0 <= self.largest_id < self.separator
+        return next((name for name, is_valid in valid.items() if not is_valid), None)
 
 
 class Match(NamedTuple):
@@ -148,10 +148,7 @@ class Match(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A token that follows a phrase.
-
-    Suffixes ``low .. high - 1`` begin with the phrase and this token.
-    """
+    """A token that follows a phrase: suffixes ``low .. high - 1`` begin with phrase and token."""
 
     token: int
     low: int
@@ -166,8 +163,8 @@ class Datastore:
     ) -> None:
         self.folder = folder
         self.header = header
-        # Two views of each file: bytes or a memoryview to read single entries, a numpy array to
-        # read many at once.
+        # Two views of each file: bytes or a memoryview for single entries, a numpy array for many
+        # at once.
         self._token_bytes = tokens
         self._token_array = np.frombuffer(tokens, dtype=header.token_type)
         self._suffix_array = np.frombuffer(suffixes, dtype=header.suffix_type)
@@ -182,21 +179,21 @@ class Datastore:
         Raises ``CheckpointError`` if a file is missing, damaged, or of another format.
         """
         header = Header.read(folder)
-        store = cls(
-            folder,
-            header,
-            *(_map_file(folder / name, size) for name, size in header.file_sizes().items()),
-        )
+        sizes = header.file_sizes()
+        tokens = _map_file(folder / TOKENS, sizes[TOKENS])
+        suffixes = _map_file(folder / SUFFIXES, sizes[SUFFIXES])
+        store = cls(folder, header, tokens, suffixes)
         store._spot_check()
         return store
 
     def _spot_check(self) -> None:
-        """Raise unless ``tokens.bin`` ends with a separator and 65 of the suffixes are valid and sorted."""
+        """Check 65 suffixes, and that ``tokens.bin`` ends with a separator.
+
+        Raises CheckpointError if a suffix is out of range or unsorted, or without the separator.
+        """
         num_entries = self.header.num_entries
-        starts = [
-            self._suffixes[i * (num_entries - 1) // _SPOT_INTERVALS]
-            for i in range(_SPOT_INTERVALS + 1)
-        ]
+        checked = [i * (num_entries - 1) // _SPOT_INTERVALS for i in range(_SPOT_INTERVALS + 1)]
+        starts = [self._suffixes[index] for index in checked]
         phrases = [self._read(start, _SPOT_TOKENS) for start in starts]
         ends_with_separator = self._read(num_entries - 1, 1) == self._separator
         if not ends_with_separator or max(starts) >= num_entries or phrases != sorted(phrases):
@@ -207,38 +204,33 @@ class Datastore:
             raise CheckpointError(msg)
 
     def verify(self) -> None:
-        """Compare checksums.
+        """Compare the checksums of both binary files with those in the header.
 
-        Raise CheckpointError if a file has changed since the datastore was built.
+        Raises CheckpointError if a file has changed since the datastore was built.
         """
-        for name, expected in (
-            (TOKENS, self.header.tokens_sha256),
-            (SUFFIXES, self.header.suffixes_sha256),
-        ):
-            found = sha256(self.folder / name)
+        checksums = {TOKENS: self.header.tokens_sha256, SUFFIXES: self.header.suffixes_sha256}
+        for name, expected in checksums.items():
+            path = self.folder / name
+            found = sha256(path)
             if found != expected:
                 hashes = f"expected sha256 {expected[:16]}…, found {found[:16]}…"
-                msg = (
-                    f"{self.folder / name}: {hashes}; build the datastore again or restore the file"
-                )
+                msg = f"{path}: {hashes}; build the datastore again or restore the file"
                 raise CheckpointError(msg)
 
     def find(self, tail: Sequence[int], max_match: int) -> Match:
-        """Return the longest ending of ``tail``, of at most ``max_match`` tokens, that has a continuation.
+        """Return the longest ending of ``tail`` that has a continuation.
 
-        A phrase has a continuation if a token follows it in a document. An id outside
-        ``0..largest_id`` has no match. The length is found by bisection, since each ending of a
-        phrase with a continuation has a continuation, too.
+        The ending has at most ``max_match`` tokens. A phrase has a continuation if a token follows
+        the phrase in a document. An id outside ``0..largest_id`` has no match. The length is found
+        by bisection, because each ending of a phrase with a continuation has a continuation, too.
         """
         last_tokens = tail[max(0, len(tail) - max_match) :]
         largest_id = self.header.largest_id
         valid_tokens = [*takewhile(lambda token: 0 <= token <= largest_id, reversed(last_tokens))]
-        phrase = b"".join(
-            token.to_bytes(self._token_size, "big") for token in reversed(valid_tokens)
-        )
-        endings = [
-            phrase[-length * self._token_size :] for length in range(1, len(valid_tokens) + 1)
-        ]
+        valid_tokens.reverse()
+        size = self._token_size
+        phrase = b"".join(token.to_bytes(size, "big") for token in valid_tokens)
+        endings = [phrase[-length * size :] for length in range(1, len(valid_tokens) + 1)]
         length = bisect_left(endings, True, key=lambda ending: not self._has_continuation(ending))
         if not length:
             return Match(0, 0, 0)
@@ -247,11 +239,11 @@ class Datastore:
         return Match(length, low, self._first_suffix(match + self._separator, low))
 
     def children(self, low: int, high: int, length: int, max_children: int) -> list[Child]:
-        """Return up to ``max_children`` tokens that follow a phrase, the most frequent first, then by id.
+        """Return the ``max_children`` most frequent tokens after a phrase; the smaller id if equal.
 
-        Suffixes ``low .. high - 1`` begin with the phrase of ``length`` tokens. If there are more
-        than 1024, only 1024 are examined: a token after fewer than 1/1024 of them may be missed.
-        ``low`` and ``high`` of a child are exact.
+        Suffixes ``low .. high - 1`` begin with the phrase, which has ``length`` tokens. Of more
+        than 1024 such suffixes, 1024 are examined: a token that follows fewer than 1/1024 of the
+        occurrences may be missed. ``low`` and ``high`` of a child are exact.
         """
         count = high - low
         if count <= 0 or max_children <= 0:
@@ -263,32 +255,36 @@ class Datastore:
         step = max(1.0, count / _SAMPLE)
         samples = low + (np.arange(min(count, _SAMPLE)) * step).astype(np.int64)
         starts = self._suffix_array[samples].astype(np.int64)
-        # Clip: a position beyond the end, in a damaged file, must not raise during decoding.
+        # Clipped, because a position beyond the end, in a damaged file, must not raise.
         tokens = self._token_array.take(starts + length, mode="clip")
-        # Equal tokens are adjacent. Split the samples into runs ``(start, stop)`` of one token, the
+        # Equal tokens are adjacent: split the samples into runs ``(start, stop)`` of one token, the
         # longest run first.
-        edges = [0, *(np.flatnonzero(tokens[1:] != tokens[:-1]) + 1).tolist(), len(tokens)]
+        changes = np.flatnonzero(tokens[1:] != tokens[:-1]) + 1
+        edges = [0, *changes.tolist(), len(tokens)]
         runs = sorted(pairwise(edges), key=lambda run: run[0] - run[1])
-        children = [
-            Child(token, *self._exact_interval(samples, run, length, low, high))
-            for run in runs[: max_children + 1]  # one extra, as the run of separators is no child
-            if (token := int(tokens[run[0]])) <= self.header.largest_id
-        ]
+        children: list[Child] = []
+        for run in runs[: max_children + 1]:  # one more, as a run of separators is no child
+            token = int(tokens[run[0]])
+            if token <= self.header.largest_id:
+                interval = self._exact_interval(samples, run, length, low, high)
+                children.append(Child(token, *interval))
         children.sort(key=lambda child: (child.low - child.high, child.token))
         return children[:max_children]
 
     def _exact_interval(
         self, samples: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
     ) -> tuple[int, int]:
-        """Return ``low`` and ``high`` of the :class:`Child` whose token ``samples[start:stop]`` have.
+        """Return ``low`` and ``high`` of the :class:`Child` of one run of samples.
 
-        ``samples`` are indices of suffixes, and ``run`` is ``(start, stop)``.
+        ``samples`` are indices of suffixes within ``low .. high - 1``. The suffixes
+        ``samples[start:stop]``, with ``run = (start, stop)``, have the child's token after the
+        phrase of ``length`` tokens.
         """
         start, stop = run
         if len(samples) == high - low:
             return low + start, low + stop
-        # The first suffix with this token is after the sample before the run, and the last suffix
-        # with this token is before the sample after the run. Find both by bisection.
+        # The first suffix with this token lies after the sample before the run, and the last one
+        # before the sample after the run. Bisection finds both.
         token = self._read(self._suffixes[int(samples[start])] + length, 1)
         previous_end = int(samples[start - 1]) + 1 if start else low
         next_start = int(samples[stop]) if stop < len(samples) else high
@@ -296,13 +292,14 @@ class Datastore:
         def following(position: int) -> bytes:
             return self._read(position + length, 1)
 
-        first = bisect_left(self._suffixes, token, previous_end, int(samples[start]), key=following)
-        return first, bisect_right(
-            self._suffixes, token, int(samples[stop - 1]) + 1, next_start, key=following
-        )
+        first_sample = int(samples[start])
+        last_sample = int(samples[stop - 1])
+        first = bisect_left(self._suffixes, token, previous_end, first_sample, key=following)
+        end = bisect_right(self._suffixes, token, last_sample + 1, next_start, key=following)
+        return first, end
 
     def _first_suffix(self, phrase: bytes, low: int = 0) -> int:
-        """Return the index of the first suffix, from ``low`` on, that sorts at or after ``phrase``."""
+        """Return the index of the first suffix, from ``low`` on, that is not before ``phrase``."""
         text = self._token_bytes
         token_size = self._token_size
         length = len(phrase)
@@ -315,8 +312,8 @@ class Datastore:
 
     def _has_continuation(self, phrase: bytes) -> bool:
         """Return whether a token follows ``phrase`` in a document."""
-        # A separator sorts after all tokens. So if a token follows the phrase anywhere, one does in
-        # the first suffix.
+        # A separator sorts after all tokens: if a token follows the phrase anywhere, then a token
+        # follows in the first suffix.
         first = self._first_suffix(phrase)
         if first >= self.header.num_entries:
             return False
@@ -328,7 +325,10 @@ class Datastore:
         )
 
     def _read(self, start: int, count: int) -> bytes:
-        """Return bytes of ``tokens.bin``: ``count`` token ids from index ``start``, or up to the file's end."""
+        """Return the bytes of ``count`` token ids of ``tokens.bin`` from index ``start``.
+
+        Fewer ids at the end of the file.
+        """
         return self._token_bytes[start * self._token_size : (start + count) * self._token_size]
 
 

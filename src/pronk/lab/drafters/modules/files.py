@@ -2,7 +2,8 @@
 
 The folder has three files::
 
-    drafter.json        {"format": "pronk-drafter-1", "kind": "medusa", "shape": {"num_heads": 4, …},
+    drafter.json        {"format": "pronk-drafter-1", "kind": "medusa",
+                         "shape": {"num_heads": 4, …},
                          "target": {"architecture": …, "weights": …}, …}
     model.safetensors   the weights of the module
     README.md           the model card
@@ -49,7 +50,7 @@ class TrainedDrafter:
 
     folder: Path
     kind: str  # name of the drafter in the registry, such as ``"medusa"``
-    # sizes of the module: the fields of its dataclass, such as ``MedusaShape``
+    # Sizes of the module: the fields of its dataclass, such as ``MedusaShape``.
     shape: Mapping[str, Any]
     target_fingerprint: Fingerprint  # fingerprint of the target that the drafter was trained on
 
@@ -64,7 +65,9 @@ class TrainedDrafter:
             )
             raise CheckpointError(msg)
         document = read_json(path)
-        target, shape, kind = (document.get(key) for key in ("target", "shape", "kind"))
+        target = document.get("target")
+        shape = document.get("shape")
+        kind = document.get("kind")
         if not (
             document.get("format") == TRAINED_FORMAT
             and isinstance(kind, str)
@@ -82,9 +85,9 @@ class TrainedDrafter:
         return cls(folder, kind, shape, fingerprint)
 
     def make_shape(self, dataclass_type: type[Shape]) -> Shape:
-        """Convert ``shape`` to the dataclass.
+        """Return ``shape`` as an object of a dataclass.
 
-        Raise CheckpointError for missing, unknown or invalid fields.
+        Raises CheckpointError if fields are missing, unknown or invalid.
         """
         names = {dataclass_field.name for dataclass_field in fields(dataclass_type)}  # type: ignore[arg-type]
         if names != self.shape.keys():
@@ -96,16 +99,13 @@ class TrainedDrafter:
             )
             raise CheckpointError(msg)
         values = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in self.shape.items()
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.shape.items()
         }
         return self.make_checked(lambda: dataclass_type(**values))
 
     def make_checked(self, make: Callable[[], Made]) -> Made:
-        """Return ``make()``.
-
-        If it raises OptionError or TypeError, blame ``drafter.json``: CheckpointError.
-        """
+        """Return ``make()``; its OptionError or TypeError becomes a CheckpointError of the file."""
         try:
             return make()
         except (OptionError, TypeError) as error:
@@ -118,9 +118,10 @@ class TrainedDrafter:
         shape: Shape,
         make: Callable[[Shape, ModelConfig, DrafterWeights], Made],
     ) -> Made:
-        """Return a module of this shape, with the weights of the file in the target's dtype and backend.
+        """Return a module of this shape with the file's weights, in the target's dtype and backend.
 
-        Raises ``CheckpointError`` if the file is damaged, or its tensors are not exactly those that
+        ``make`` builds the module from its shape, the target's configuration and the weights.
+        Raises CheckpointError if the file is damaged, or its tensors are not exactly those that
         ``make`` reads.
         """
         checkpoint = Checkpoint(self.folder, remedy="train it again")
@@ -140,10 +141,7 @@ class DrafterWeights:
         self._unread = set(checkpoint)
 
     def array(self, name: str, *shape: int) -> Array:
-        """Return a tensor in the dtype of the target.
-
-        Raise CheckpointError unless it has this shape.
-        """
+        """Return a tensor in the dtype of the target; raise CheckpointError for another shape."""
         found = self._checkpoint.shape(name) if name in self._checkpoint else None
         if found != shape:
             msg = (
@@ -175,7 +173,7 @@ class DrafterWeights:
         return Norm.of(config, self.array(f"{name}.weight", size), bias)
 
     def attention(self, layer: Attention, name: str) -> Attention:
-        """Set the weights of the attention of the decoder layer ``name``; return ``layer``."""
+        """Set the attention weights of ``layer`` to those of layer ``name``; return ``layer``."""
         config = layer.config
         size = layer.config.hidden_size
         layer.attention_norm = self.norm(f"{name}.attention_norm", config, size)
@@ -192,7 +190,7 @@ class DrafterWeights:
         return layer
 
     def layer(self, layer: Layer, name: str) -> Layer:
-        """Set attention and MLP of the decoder layer ``name``; return the layer."""
+        """Set the weights of ``layer`` to those of the decoder layer ``name``; return ``layer``."""
         config = layer.config
         size = layer.config.hidden_size
         width = layer.config.intermediate_size
@@ -219,14 +217,18 @@ class DrafterWeights:
 def read_trained_drafter(
     drafter: str, model: str | None, default_folder: str, target: Target
 ) -> TrainedDrafter:
-    """Read ``drafter.json`` of a trained drafter.
+    """Read ``drafter.json`` of a drafter that was trained on the target.
 
-    Raise OptionError if it was not trained on the target.
+    Args:
+        drafter: name of the drafter in the registry.
+        model: folder or Hub id. ``None`` is the folder ``models/<default_folder>`` of a clone of
+            the repository.
+        default_folder: see ``model``.
+        target: the model whose text is generated.
 
-    ``drafter`` is the name in the registry. ``model`` is a folder or a Hub id; ``None`` is the
-    folder ``models/<default_folder>`` of a clone of the repository. Raises ``CheckpointError`` if
-    the folder is missing or damaged, ``OptionError`` if it has another drafter, or there is no
-    clone for ``None``.
+    Raises CheckpointError if the folder is missing or damaged. Raises OptionError if the folder has
+    another drafter, if the drafter was trained on another target, or if there is no clone for
+    ``None``.
     """
     folder = clone_model(default_folder) if model is None else resolve_model(model).absolute()
     command = f"pronk train {_TRAIN_ARGUMENTS.get(drafter, drafter)} --target …"
@@ -244,9 +246,9 @@ def read_trained_drafter(
         )
         raise OptionError(msg)
     if not target.matches(trained.target_fingerprint):
+        name = default_folder if model is None else folder
         msg = (
-            f"{drafter}: expected the target that {default_folder if model is None else folder} "
-            "was trained on "
+            f"{drafter}: expected the target that {name} was trained on "
             f"({trained.target_fingerprint}), found another ({target.fingerprint}); train one for "
             f"it: {command}"
         )

@@ -46,10 +46,9 @@ class GlideShape:
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "mlp", "block", "cache_layer"):
             value = getattr(self, name)
+            maximum = MAX_LAYERS if name == "layers" else None
             if value is not None:
-                check_integer(
-                    name.replace("_", "-"), value, 1, MAX_LAYERS if name == "layers" else None
-                )
+                check_integer(name.replace("_", "-"), value, 1, maximum)
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             found = f"found hidden {self.hidden}, heads {self.heads}, kv-heads {self.kv_heads}"
             msg = (
@@ -69,23 +68,26 @@ class GlideShape:
         mlp: int | None = None,
         **more: Any,
     ) -> GlideShape:
-        """Return the shape for a target; ``None`` is a size that follows from the others.
+        """Return the shape for a target; a size that is ``None`` follows from the others.
 
-        The hidden size is a third of the target's, at least 192. The paper's is the target's own,
-        but with the large vocabularies of small models, its LM head alone would take a fifth of the
-        time of SmolLM2-135M.
+        The hidden size is a third of the target's, at least 192. The paper's drafter has the hidden
+        size of the target; but with the large vocabularies of small models, an LM head of this size
+        alone would take a fifth of the time of SmolLM2-135M.
         """
         if hidden is None:  # a multiple of 96: three heads of 32 dimensions per key/value head
             hidden = max(192, target.hidden_size // 3 // 96 * 96)
-        heads = max(1, hidden // 32) if heads is None else heads
+        if heads is None:
+            heads = max(1, hidden // 32)
         if kv_heads is None:
             kv_heads = heads if heads % 3 else heads // 3
-        return cls(layers, hidden, heads, kv_heads, hidden * 8 // 3 if mlp is None else mlp, **more)
+        if mlp is None:
+            mlp = hidden * 8 // 3
+        return cls(layers, hidden, heads, kv_heads, mlp, **more)
 
     def cache_layers(self, target: ModelConfig) -> tuple[int, ...]:
-        """Return, for each draft layer, the number (from 1) of the target's layer that it attends to.
+        """Return the number (from 1) of the target's layer that each draft layer attends to.
 
-        Return an empty tuple without cross-attention. Raise OptionError if the target has too few
+        The tuple is empty without cross-attention. Raises OptionError if the target has too few
         layers, or if one of these layers has no keys.
         """
         if not self.cross:
@@ -93,12 +95,13 @@ class GlideShape:
         last_start = target.num_layers - self.layers + 1
         first = last_start if self.cache_layer is None else self.cache_layer
         if not 1 <= first <= last_start:
-            maximum, found = (
-                (target.num_layers, self.layers)
-                if self.cache_layer is None
-                else (last_start, first)
-            )
-            option = "layers" if self.cache_layer is None else "cache-layer"
+            option = "cache-layer"
+            maximum = last_start
+            found = first
+            if self.cache_layer is None:
+                option = "layers"
+                maximum = target.num_layers
+                found = self.layers
             msg = (
                 f"{option}: expected 1 to {maximum} for a target of {target.num_layers} layers, "
                 f"found {found}"
@@ -115,7 +118,7 @@ class GlideShape:
         return numbers
 
     def config(self, target: ModelConfig) -> ModelConfig:
-        """Return the module's configuration: a Llama with the target's vocabulary and context length."""
+        """Return the module's configuration: a Llama with the target's vocabulary and context."""
         config = llama_config(
             hidden=self.hidden,
             layers=self.layers,
@@ -164,7 +167,10 @@ class _GlideLayer(Layer):
 
 
 class GlideDecoder(Decoder):
-    """GLIDE's decoder; its head is its embedding. For ``cache_layers``, see :class:`GlideShape`."""
+    """GLIDE's decoder, whose embedding is also its output head.
+
+    ``cache_layers`` are the layers of the target that it attends to, see :class:`GlideShape`.
+    """
 
     def __init__(self, shape: GlideShape, target: ModelConfig, weights: DrafterWeights) -> None:
         super().__init__(shape.config(target), weights.backend)
@@ -172,12 +178,10 @@ class GlideDecoder(Decoder):
         self.cache_layers = shape.cache_layers(target)
         self.embedding = weights.array("embedding", config.vocab_size, config.hidden_size)
         if shape.cross:
-            self.layers = [
-                _GlideLayer(
-                    config, _CrossAttention(config, target, number - 1, weights, f"layers.{index}")
-                )
-                for index, number in enumerate(self.cache_layers)
-            ]
+            self.layers = []
+            for index, number in enumerate(self.cache_layers):
+                cross = _CrossAttention(config, target, number - 1, weights, f"layers.{index}")
+                self.layers.append(_GlideLayer(config, cross))
         for index, layer in enumerate(self.layers):
             weights.layer(layer, f"layers.{index}")
         self.norm = weights.norm("norm", config, config.hidden_size)

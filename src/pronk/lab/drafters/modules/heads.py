@@ -13,8 +13,7 @@ Each ``h_i`` is a transformer layer, which attends to its own keys and values of
 or a single linear layer. Each head has its own norm. The unembedding is the target's, or a copy for
 each head ("replicated").
 
-*Medusa heads* (Cai et al. 2024) read the output ``h`` of the target's last layer and final norm at
-position ``t``. Head
+Medusa heads read the output ``h`` of the target's last layer and final norm at position ``t``. Head
 ``i`` (1 is the first) predicts the token at ``t + 1 + i``, with ``n`` residual blocks::
 
     h_0 = h      h_j = h_(j-1) + SiLU(W_j h_(j-1) + b_j)  for j = 1 … n      logits = u h_n
@@ -51,18 +50,16 @@ class HeadsShape:
     mlp: int = 1  # width of a transformer head's feed-forward network
     kind: str = "transformer"  # type of each head's layer, one of ``HEAD_LAYERS``
     order: str = "parallel"  # what a head reads, one of ``HEAD_ORDERS`` (module docstring)
-    # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
+    # ``"shared"``: all heads use the target's unembedding; ``"replicated"``: each has a copy.
     unembeddings: str = "shared"
 
     def __post_init__(self) -> None:
-        for name, maximum in (("num_heads", _MAX_HEADS), ("layer", None), ("mlp", None)):
-            check_integer(name.replace("_", "-"), getattr(self, name), 1, maximum)
-        for name, choices in (
-            ("kind", HEAD_LAYERS),
-            ("order", HEAD_ORDERS),
-            ("unembeddings", UNEMBEDDINGS),
-        ):
-            check_choice(name, getattr(self, name), choices)
+        check_integer("num-heads", self.num_heads, 1, _MAX_HEADS)
+        check_integer("layer", self.layer, 1)
+        check_integer("mlp", self.mlp, 1)
+        check_choice("kind", self.kind, HEAD_LAYERS)
+        check_choice("order", self.order, HEAD_ORDERS)
+        check_choice("unembeddings", self.unembeddings, UNEMBEDDINGS)
 
     def check(self, config: ModelConfig) -> None:
         """Raise :class:`~pronk.base.errors.OptionError` if the target has no layer ``layer``."""
@@ -96,7 +93,7 @@ def heads_config(shape: HeadsShape, target: ModelConfig) -> ModelConfig:
 
 
 class MultiTokenHeads:
-    """Heads of one target, whose configuration is ``target``."""
+    """Multi-token heads with their weights; ``target`` is the configuration of the target model."""
 
     def __init__(self, shape: HeadsShape, target: ModelConfig, weights: DrafterWeights) -> None:
         shape.check(target)
@@ -104,20 +101,21 @@ class MultiTokenHeads:
         self.config = heads_config(shape, target)
         size = target.hidden_size
         heads = range(shape.num_heads)
-        self.layers = [
-            weights.layer(Layer(self.config), f"layers.{head}")
-            if shape.kind == "transformer"
-            else weights.linear(f"layers.{head}", size, size)
-            for head in heads
-        ]
+        self.layers: list[Layer | Linear] = []
+        for head in heads:
+            name = f"layers.{head}"
+            if shape.kind == "transformer":
+                self.layers.append(weights.layer(Layer(self.config), name))
+            else:
+                self.layers.append(weights.linear(name, size, size))
         self.norms = [weights.norm(f"norms.{head}", target, size) for head in heads]
         self.unembeddings = _own_unembeddings(shape, target, weights)
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Append the operations of the layer of head ``index`` to a program, on the stream ``[rows, hidden]``.
+        """Append the operations of head ``index``'s layer to a program.
 
-        The stream is ``z``, or in the causal and anticausal orders the output of the head that ran
-        before.
+        Their input ``[rows, hidden]`` is ``z``, or in the causal and anticausal orders the output
+        of the head that ran before.
         """
         layer = self.layers[index]
         if isinstance(layer, Layer):
@@ -130,8 +128,8 @@ class MultiTokenHeads:
     ) -> Iterator[tuple[int, Array]]:
         """Yield the index and the output ``[rows, hidden]`` of each head, in order of execution.
 
-        ``apply(index, x)`` runs one head. Only the first ``count`` heads run,
-        except in the anticausal order, in which the first heads need the others' outputs.
+        ``apply(index, x)`` runs one head. Only the first ``count`` heads run, except in the
+        anticausal order, in which the first heads need the outputs of the others.
         """
         x = z
         for index in self.shape.execution_order:
@@ -144,13 +142,13 @@ class MultiTokenHeads:
 
 @dataclass(frozen=True)
 class MedusaShape:
-    """Sizes of the heads, and the tree of their tokens."""
+    """Sizes of Medusa heads, and the tree of their tokens."""
 
     num_heads: int = 4  # number of heads, 1..16
     blocks: int = 2  # number of residual blocks of a head, 1..8
-    # ``"shared"``: all heads use the target's; ``"replicated"``: each head has a copy
+    # ``"shared"``: all heads use the target's unembedding; ``"replicated"``: each has a copy.
     unembeddings: str = "shared"
-    # paths of ranks (``rank_tree``), parents first; empty during training
+    # Paths of ranks (``rank_tree``), parents first; empty during training.
     tree: tuple[tuple[int, ...], ...] = ()
     # ``accuracies[head][rank]``: fraction of positions, 0..1, at which the head's token of this
     # rank is the target's likeliest token; empty during training.
@@ -160,34 +158,29 @@ class MedusaShape:
         # Convert the lists of a JSON file to tuples, so that the shape is hashable.
         object.__setattr__(self, "tree", tuple(tuple(path) for path in self.tree))
         object.__setattr__(self, "accuracies", tuple(tuple(ranks) for ranks in self.accuracies))
-        for name, value, maximum in (("heads", self.num_heads, 16), ("blocks", self.blocks, 8)):
-            check_integer(name, value, 1, maximum)
+        check_integer("heads", self.num_heads, 1, 16)
+        check_integer("blocks", self.blocks, 1, 8)
         check_choice("unembeddings", self.unembeddings, UNEMBEDDINGS)
         if self.accuracies and len(self.accuracies) != self.num_heads:
-            msg = (
-                f"accuracies: expected those of {self.num_heads} heads, found "
-                f"{len(self.accuracies)}"
-            )
+            found = len(self.accuracies)
+            msg = f"accuracies: expected those of {self.num_heads} heads, found {found}"
             raise OptionError(msg)
 
 
 class MedusaHeads:
-    """Heads of one target, whose configuration is ``config``."""
+    """Medusa heads with their weights; ``config`` is the configuration of the target model."""
 
     def __init__(self, shape: MedusaShape, config: ModelConfig, weights: DrafterWeights) -> None:
         self.shape = shape
         size = config.hidden_size
-        self._blocks = [
-            [
-                weights.linear(f"layers.{head}.blocks.{block}", size, size, bias=True)
-                for block in range(shape.blocks)
-            ]
-            for head in range(shape.num_heads)
-        ]
+        self._blocks: list[list[Linear]] = []
+        for head in range(shape.num_heads):
+            names = [f"layers.{head}.blocks.{block}" for block in range(shape.blocks)]
+            self._blocks.append([weights.linear(name, size, size, bias=True) for name in names])
         self.unembeddings = _own_unembeddings(shape, config, weights)
 
     def compile(self, head: int, norm: Norm, program: Program) -> None:
-        """Append the target's final ``norm``, then the residual blocks of head number ``head`` (from 0)."""
+        """Append the target's final ``norm``, then the residual blocks of a head (from 0)."""
         program.norm(norm)
         for block in self._blocks[head]:
             program.linear(block, activation="silu", residual=True)
@@ -197,8 +190,7 @@ def _own_unembeddings(
     shape: HeadsShape | MedusaShape, target: ModelConfig, weights: DrafterWeights
 ) -> list[Linear]:
     """Return each head's copy of the unembedding; an empty list if all heads use the target's."""
-    heads = range(shape.num_heads) if shape.unembeddings == "replicated" else ()
-    return [
-        weights.linear(f"unembeddings.{head}", target.vocab_size, target.hidden_size)
-        for head in heads
-    ]
+    if shape.unembeddings == "shared":
+        return []
+    names = [f"unembeddings.{head}" for head in range(shape.num_heads)]
+    return [weights.linear(name, target.vocab_size, target.hidden_size) for name in names]

@@ -3,13 +3,13 @@
 Let ``f`` be the output of the target's layer ``l``. The draft's logits are ``head(A(f))``, with one
 of four adapters::
 
-    attention      A(f) = norm(f + attention(norm(f)))          with the target's head: the paper's choice
-    head           A(f) = norm(f + attention(norm(f)))          with a head of its own
-    transformer    A(f) = norm(layer(f))                        a whole layer, with the target's head
-    mlp            A(f) = norm(f + W₂ silu(W₁ norm(f)))         no attention, with a head of its own
+    attention      A(f) = norm(f + attention(norm(f)))      head of the target: the paper's choice
+    head           A(f) = norm(f + attention(norm(f)))      head of its own
+    transformer    A(f) = norm(layer(f))                    head of the target
+    mlp            A(f) = norm(f + W₂ silu(W₁ norm(f)))     head of its own, no attention
 
-The last three are the ablations of table 2. Attention is multi-head: as many key/value heads as
-query heads.
+The adapters after the first are the ablations of table 2. Attention is multi-head: as many
+key/value heads as query heads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pronk.checkpoint import ModelConfig
 from pronk.lab.drafters.modules.files import DrafterWeights
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
-# default number of layers up to the exit layer, as a fraction of the target's layers
+# Default number of layers up to the exit layer, as a fraction of the target's layers.
 _DEFAULT_EXIT = 1 / 8
 
 
@@ -31,7 +31,7 @@ _DEFAULT_EXIT = 1 / 8
 class KangarooShape:
     """Sizes of an adapter that do not follow from the target."""
 
-    # number (from 1) of the target's layer whose output the adapter reads; not the last
+    # Number (from 1) of the target's layer whose output the adapter reads; not the last layer.
     exit_layer: int
     adapter: str = "attention"  # kind of adapter, one of ``ADAPTERS``
     heads: int = 1  # number of attention heads, each of the target's head size
@@ -51,16 +51,18 @@ class KangarooShape:
         heads: int | None = None,
         mlp: int | None = None,
     ) -> KangarooShape:
-        """Return a valid shape.
+        """Return a valid shape for a target of configuration ``config``.
 
-        By default the exit is at 1/8 of the layers, and sizes are the target's.
+        By default the exit is at 1/8 of the target's layers, and sizes are the target's. Raises
+        OptionError if the target has no such exit layer.
         """
-        shape = cls(
-            max(1, round(config.num_layers * _DEFAULT_EXIT)) if exit_layer is None else exit_layer,
-            adapter,
-            config.num_heads if heads is None else heads,
-            config.intermediate_size if mlp is None else mlp,
-        )
+        if exit_layer is None:
+            exit_layer = max(1, round(config.num_layers * _DEFAULT_EXIT))
+        if heads is None:
+            heads = config.num_heads
+        if mlp is None:
+            mlp = config.intermediate_size
+        shape = cls(exit_layer, adapter, heads, mlp)
         shape.check(config)
         return shape
 
@@ -104,7 +106,7 @@ class KangarooShape:
 
 
 class KangarooAdapter:
-    """Adapter of a target, whose configuration is ``target``."""
+    """Kangaroo's adapter with its weights; ``target`` is the configuration of the target model."""
 
     def __init__(self, shape: KangarooShape, target: ModelConfig, weights: DrafterWeights) -> None:
         shape.check(target)
@@ -125,7 +127,8 @@ class KangarooAdapter:
     def compile_part(self, index: int, program: Program) -> None:
         """Append the operations of the adapter, whose only part is 0, to a program.
 
-        They map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape.
+        The operations map the exit layer's output ``[rows, hidden]`` to the head's input, of the
+        same shape.
         """
         self.block.compile(program, index)
         program.norm(self.norm)
@@ -137,9 +140,8 @@ class _TwoLinears:
     def __init__(self, config: ModelConfig, weights: DrafterWeights) -> None:
         size = config.hidden_size
         self.input_norm = weights.norm("layers.0.input_norm", config, size)
-        self.up, self.down = (
-            weights.linear(f"layers.0.{name}", size, size) for name in ("up", "down")
-        )
+        self.up = weights.linear("layers.0.up", size, size)
+        self.down = weights.linear("layers.0.down", size, size)
 
     def compile(self, program: Program, index: int) -> None:  # noqa: ARG002 - as all blocks
         program.linear(self.up, norm=self.input_norm, activation="silu", to="B")

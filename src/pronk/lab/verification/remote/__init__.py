@@ -6,8 +6,8 @@
         *_, report = verify_server_steps(server, TEXTS, RemoteSettings())
         report.passed
 
-Each check compares texts, or log-probabilities, of requests that differ only in circumstances that
-should not matter.
+Each check compares texts, or log-probabilities, of requests that differ only in circumstances such
+as the batch or a cached prefix, which must not change an answer.
 """
 
 from __future__ import annotations

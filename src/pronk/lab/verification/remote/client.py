@@ -21,20 +21,17 @@ from pronk.serving import sampling_values
 Route = Literal["completions", "chat"]
 ROUTES: tuple[Route, ...] = ("completions", "chat")
 _PATHS: Mapping[Route, str] = {"completions": "completions", "chat": "chat/completions"}
-# texts of a chat message, in the order of generation
+# Fields of a chat message that are texts, in the order of generation.
 _TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
 _MAX_ANSWER = 160  # maximum number of characters of an error response to quote
 
 
 class ServerUnreachableError(PronkError):
-    """The server cannot be reached, refuses the API key, does not answer in time, or has no model."""
+    """The server cannot be reached, refuses the API key, answers too late, or has no model."""
 
 
 class UnsupportedError(Exception):
-    """The server refuses a request, or its answer lacks what was requested.
-
-    The message quotes the answer.
-    """
+    """The server refuses a request, or its answer is incomplete; the message quotes the answer."""
 
 
 class ServerFaultError(UnsupportedError):
@@ -43,11 +40,11 @@ class ServerFaultError(UnsupportedError):
 
 @dataclass(frozen=True)
 class RemoteToken:
-    """A token of an answer with its log-probability, and the log-probabilities of the likeliest tokens."""
+    """A token of an answer, with log-probabilities."""
 
     text: str
-    logprob: float
-    top: tuple[float, ...]
+    logprob: float  # log-probability of this token
+    top: tuple[float, ...]  # log-probabilities of the likeliest tokens at its position
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Answer:
 
     text: str
     tokens: tuple[RemoteToken, ...] = ()  # empty if no log-probabilities were requested
-    # number of cached tokens of the prompt, if the server reports it
+    # Number of tokens of the prompt that the server had cached; ``None`` if it does not say.
     cached_tokens: int | None = None
     period: tuple[float, float] = (0.0, 0.0)  # times of the first and of the last text of a stream
 
@@ -72,15 +69,14 @@ class RemoteServer:
     software: str = ""  # header ``Server`` of the last answer
     num_requests: int = 0
     # Options that turn off penalties and other defaults, which a server lists as ``sampling`` of
-    # its model: the checks compare greedy tokens with log-probabilities, which are those before
-    # penalties.
+    # its model. The checks compare greedy tokens with log-probabilities before penalties.
     neutral_options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         base = self.url.rstrip("/").removesuffix("/v1") + "/v1"
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
-        # A connection per request: a server may close an idle connection at the moment of the next
-        # request.
+        # Each request has a connection of its own, because a server may close an idle connection at
+        # the moment of the next request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         try:
             self._client = httpx.Client(
@@ -106,13 +102,11 @@ class RemoteServer:
     def connect(self) -> str:
         """Return the name of the model; read the server's defaults, if the server lists them.
 
-        Raises ``ServerUnreachableError`` if there is no server, or it names no model.
+        Raises ServerUnreachableError if there is no server, or the server names no model.
         """
         try:
-            models = {
-                str(each["id"]): each.get("sampling")
-                for each in self._send("GET", "models", None)["data"]
-            }
+            listed = self._send("GET", "models", None)["data"]
+            models = {str(each["id"]): each.get("sampling") for each in listed}
             name = next(iter(models)) if self.model is None else self.model
         except (UnsupportedError, LookupError, TypeError, AttributeError, StopIteration) as error:
             if self.model is not None:
@@ -135,26 +129,24 @@ class RemoteServer:
         """Return the choices of an answer without stream.
 
         ``options`` are ``temperature`` (default 0), ``seed``, ``n``, and ``top``: the number of
-        likeliest tokens whose log-probabilities to report. Raises ``UnsupportedError`` if the
-        server refuses the request or answers in another form.
+        likeliest tokens whose log-probabilities to report. Raises UnsupportedError if the server
+        refuses the request or answers in another form.
         """
-        reply = self._send("POST", _PATHS[route], self._body(route, prompt, max_tokens, options))
+        body = self._body(route, prompt, max_tokens, options)
+        reply = self._send("POST", _PATHS[route], body)
         try:
-            details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
+            usage = reply.get("usage") or {}
+            details = usage.get("prompt_tokens_details") or {}
+            cached = details.get("cached_tokens")
             choices = sorted(reply["choices"], key=lambda choice: int(choice.get("index") or 0))
-            return [
-                Answer(_text(route, choice), _tokens(route, choice), details.get("cached_tokens"))
-                for choice in choices
-            ]
+            answers = [Answer(_text(route, each), _tokens(route, each), cached) for each in choices]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             msg = f"expected choices with texts, found {json.dumps(reply)[:_MAX_ANSWER]}"
             raise UnsupportedError(msg) from error
+        return answers
 
     def stream(self, route: Route, prompt: str, max_tokens: int, **options: Any) -> Answer:
-        """Return the joined text of a streamed answer.
-
-        Arguments and errors are those of :meth:`ask`.
-        """
+        """Return the joined text of a streamed answer; see :meth:`ask` for arguments and errors."""
         body = self._body(route, prompt, max_tokens, options) | {"stream": True}
         texts = list[str]()
         times = list[float]()
@@ -165,13 +157,15 @@ class RemoteServer:
                 raise UnsupportedError(msg)
             for choice in event.get("choices") or ():
                 num_choices += 1
-                if text := _text(route, choice, streamed=True):
+                text = _text(route, choice, streamed=True)
+                if text:
                     texts.append(text)
                     times.append(perf_counter())
         if not num_choices:
             msg = "the stream has no choices"
             raise UnsupportedError(msg)
-        return Answer("".join(texts), period=(times[0], times[-1]) if times else (0.0, 0.0))
+        period = (times[0], times[-1]) if times else (0.0, 0.0)
+        return Answer("".join(texts), period=period)
 
     def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
         """Run calls at the same time and return their results in order; raise the first error."""
@@ -227,21 +221,18 @@ class RemoteServer:
                 f"found none or another ({answer})"
             )
             raise ServerUnreachableError(msg)
-        raise (
-            ServerFaultError if status >= HTTPStatus.INTERNAL_SERVER_ERROR else UnsupportedError
-        )(answer)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise ServerFaultError(answer)
+        raise UnsupportedError(answer)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        """Raise ServerUnreachableError for the HTTP client's errors in the block."""
         try:
             yield
         except httpx.TimeoutException as error:
-            url = self.url
-            timeout = self.timeout
-            msg = (
-                f"timeout: expected an answer of {url} within {timeout:g} s, found none; "
-                "raise --timeout"
-            )
+            expected = f"expected an answer of {self.url} within {self.timeout:g} s"
+            msg = f"timeout: {expected}, found none; raise --timeout"
             raise ServerUnreachableError(msg) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             found = f"none ({describe_error(error)})"
@@ -253,27 +244,28 @@ class RemoteServer:
 
 
 def _text(route: Route, choice: Mapping[str, Any], *, streamed: bool = False) -> str:
+    """Return the text of a choice; a chunk of a stream may have none."""
     if route == "completions":
-        return str((choice.get("text") if streamed else choice["text"]) or "")
+        text = choice.get("text") if streamed else choice["text"]
+        return str(text or "")
     parts = (choice.get("delta") or {}) if streamed else choice["message"]
     return "".join(str(parts.get(name) or "") for name in _TEXT_FIELDS)
 
 
 def _tokens(route: Route, choice: Mapping[str, Any]) -> tuple[RemoteToken, ...]:
+    """Return the tokens of a choice, in either of two forms: that of completions or of chat."""
     report = choice.get("logprobs")
     if not report:
         return ()
+    tokens: list[RemoteToken] = []
     if route == "completions" and "tokens" in report:
         tops = report.get("top_logprobs") or [{}] * len(report["tokens"])
         rows = zip(report["tokens"], report["token_logprobs"], tops, strict=True)
-        return tuple(
-            RemoteToken(str(text), float(value), tuple((top or {}).values()))
-            for text, value, top in rows
-        )
-    contents = [(each, each.get("top_logprobs") or ()) for each in report["content"]]
-    return tuple(
-        RemoteToken(
-            str(each["token"]), float(each["logprob"]), tuple(top["logprob"] for top in tops)
-        )
-        for each, tops in contents
-    )
+        for text, logprob, top in rows:
+            likeliest = tuple((top or {}).values())
+            tokens.append(RemoteToken(str(text), float(logprob), likeliest))
+        return tuple(tokens)
+    for each in report["content"]:
+        likeliest = tuple(top["logprob"] for top in each.get("top_logprobs") or ())
+        tokens.append(RemoteToken(str(each["token"]), float(each["logprob"]), likeliest))
+    return tuple(tokens)

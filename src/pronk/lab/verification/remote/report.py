@@ -19,7 +19,7 @@ _EXCERPT = 40  # characters of a text to quote around the first difference
 
 @dataclass(frozen=True)
 class RemoteSettings:
-    """Settings of a verification."""
+    """Settings of the verification of a server."""
 
     max_tokens: int = 48  # number of tokens per text
     rounds: int = 1  # number of repetitions of each comparison
@@ -28,18 +28,15 @@ class RemoteSettings:
     seed: int = 1  # first seed of sampled texts
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("max_tokens", 8, 4096),
-            ("rounds", 1, 1000),
-            ("batch", 2, 256),
-            ("seed", 0, 2**31),
-        ):
-            check_integer(name, getattr(self, name), low, high)
+        check_integer("max_tokens", self.max_tokens, 8, 4096)
+        check_integer("rounds", self.rounds, 1, 1000)
+        check_integer("batch", self.batch, 2, 256)
+        check_integer("seed", self.seed, 0, 2**31)
         check_number("tolerance", self.tolerance, 0.0, 1.0)
 
     @property
     def short(self) -> int:
-        """Number of tokens of a shorter text."""
+        """Number of tokens of shorter texts: a quarter of ``max_tokens``, at least 4."""
         return max(4, self.max_tokens // 4)
 
 
@@ -69,20 +66,21 @@ class Difference:
 def compare(
     expected: Answer, found: Answer, prompt: str, where: str, tolerance: float = 0.0
 ) -> Difference | None:
-    """Return the first difference of two answers, or ``None``, also in log-probabilities that both have."""
+    """Return the first difference of two answers; ``None`` if they are equal.
+
+    Log-probabilities are compared where both answers have them; a gap up to ``tolerance`` is no
+    difference. ``prompt`` and ``where`` are the fields of :class:`Difference`.
+    """
     if expected.text != found.text:
         pairs = enumerate(zip_longest(expected.text, found.text))
         position = next(place for place, (a, b) in pairs if a != b)
-        quoted = [
-            repr(text[max(0, position - 8) : position + _EXCERPT])
-            for text in (expected.text, found.text)
-        ]
+        excerpt = slice(max(0, position - 8), position + _EXCERPT)
+        quoted = [repr(text[excerpt]) for text in (expected.text, found.text)]
         return Difference("text", prompt, where, position, *quoted)
     for position, (a, b) in enumerate(zip(expected.tokens, found.tokens, strict=False)):
         if abs(a.logprob - b.logprob) > tolerance:
-            return Difference(
-                "log-probabilities", prompt, where, position, f"{a.logprob:.6f}", f"{b.logprob:.6f}"
-            )
+            values = (f"{a.logprob:.6f}", f"{b.logprob:.6f}")
+            return Difference("log-probabilities", prompt, where, position, *values)
     return None
 
 
@@ -96,9 +94,10 @@ class CheckResult:
     comparisons: int = 0  # number of compared pairs
     differences: int = 0  # number of pairs that differ
     first: Difference | None = None
-    # server's answer if it does not support the check, reason of a failure or skip, or a
-    # measurement
+    # The server's answer if the check is not supported, the reason of a failure or skip, or a
+    # measurement.
     note: str = ""
+    # Largest difference of log-probabilities in answers of equal texts; ``None`` without any.
     max_logprob_difference: float | None = None
 
     def add(
@@ -106,25 +105,24 @@ class CheckResult:
     ) -> None:
         """Compare two answers that should be equal; for the arguments, see :func:`compare`."""
         self.comparisons += 1
-        if (difference := compare(expected, found, prompt, where, tolerance)) is not None:
+        difference = compare(expected, found, prompt, where, tolerance)
+        if difference is not None:
             self.status = "failed"
-            self.differences = self.differences + 1
+            self.differences += 1
             self.first = self.first or difference
         if expected.text == found.text and expected.tokens and found.tokens:
-            gaps = (
-                abs(a.logprob - b.logprob)
-                for a, b in zip(expected.tokens, found.tokens, strict=False)
-            )
+            pairs = zip(expected.tokens, found.tokens, strict=False)
+            gaps = [abs(a.logprob - b.logprob) for a, b in pairs]
             self.max_logprob_difference = max(self.max_logprob_difference or 0.0, *gaps)
 
     def fail(self, reason: str) -> None:
-        """Fail for a reason that is no difference of two answers."""
+        """Set the status to "failed", for a reason other than a difference of two answers."""
         self.status = "failed"
         self.note = reason
 
     @property
     def kind(self) -> str | None:
-        """``"text"`` or ``"log-probabilities"`` if the check failed by a difference, else ``None``."""
+        """Kind of the first difference, ``"text"`` or ``"log-probabilities"``; ``None``: none."""
         return None if self.first is None else self.first.kind
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,10 +146,11 @@ class RemoteReport:
     complete: bool = False
 
     def get(self, check: str, route: Route) -> CheckResult | None:
-        """Return the result of a check on a route."""
-        return next(
-            (each for each in self.results if (each.check, each.route) == (check, route)), None
-        )
+        """Return the result of a check on a route; ``None`` if the check has not run."""
+        for result in self.results:
+            if (result.check, result.route) == (check, route):
+                return result
+        return None
 
     @property
     def failed(self) -> Sequence[CheckResult]:
@@ -165,7 +164,7 @@ class RemoteReport:
 
     @property
     def passed(self) -> bool:
-        """Whether all checks were carried out or not supported, none failed, and at least one passed."""
+        """Whether all checks that the server supports have passed, and at least one has run."""
         return self.complete and self.tested and not self.failed
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A server's report for a terminal: checks in rows, routes in columns, and a line for each finding."""
+"""Report about a server on a terminal: one row per check, one column per route, and findings."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ _STYLES: dict[Status, str] = {
 def show_server(report: RemoteReport, console: Console) -> None:
     """Print the configuration, the table, and the findings."""
     server = f" ({report.software})" if report.software else ""
-    settings = report.settings
-    console.print(
-        Text(
-            f"{report.model} at {urlsplit(report.url).netloc or report.url}{server}: "
-            f"{len(report.prompts)} prompts, "
-            f"up to {settings.max_tokens} tokens each, {report.num_requests} requests in "
-            f"{report.seconds:.0f} s"
-        )
+    address = urlsplit(report.url).netloc or report.url
+    heading = (
+        f"{report.model} at {address}{server}: {len(report.prompts)} prompts, "
+        f"up to {report.settings.max_tokens} tokens each, {report.num_requests} requests in "
+        f"{report.seconds:.0f} s"
     )
+    console.print(Text(heading))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("check", overflow="fold", ratio=1)
     for route in ROUTES:
@@ -54,9 +52,9 @@ def _cell(result: CheckResult | None) -> Text:
         return Text("–")
     words: str = result.status
     if result.status == "failed" and result.comparisons:
-        words = (
-            f"FAILED {result.differences}/{result.comparisons}" if result.differences else "FAILED"
-        )
+        words = "FAILED"
+        if result.differences:
+            words = f"FAILED {result.differences}/{result.comparisons}"
         if result.kind == "log-probabilities":
             words += " (only log-probs)"
     return Text(words, style=_STYLES[result.status])
@@ -65,17 +63,18 @@ def _cell(result: CheckResult | None) -> Text:
 def _notes(report: RemoteReport) -> Iterator[Text]:
     for status in ("failed", "not supported"):
         for result in report.results:
-            if result.status == status and (result.first is not None or result.note):
-                found = str(result.first) if result.first is not None else result.note
-                yield Text(
-                    f"{result.route}, {CHECKS[result.check].title}: {found}",
-                    style=_STYLES[result.status],
-                )
+            found = result.note if result.first is None else str(result.first)
+            if result.status == status and found:
+                title = CHECKS[result.check].title
+                yield Text(f"{result.route}, {title}: {found}", style=_STYLES[result.status])
     for result in report.results:
+        details = [result.note] if result.note else []
         largest = result.max_logprob_difference
-        gap = "" if largest is None else f"log-probabilities differ by at most {largest:.2g}"
-        if result.status == "passed" and (detail := ", ".join(filter(None, (result.note, gap)))):
-            yield Text(f"{result.route}, {CHECKS[result.check].title}: {detail}", style="dim")
+        if largest is not None:
+            details.append(f"log-probabilities differ by at most {largest:.2g}")
+        if result.status == "passed" and details:
+            title = CHECKS[result.check].title
+            yield Text(f"{result.route}, {title}: {', '.join(details)}", style="dim")
 
 
 def _summary(report: RemoteReport) -> Text:
@@ -93,13 +92,10 @@ def _summary(report: RemoteReport) -> Text:
         numbers = ", ".join(
             f"{counts[kind]} in {words}" for kind, words in kinds.items() if counts[kind]
         )
-        # Without a difference between two answers, the server is wrong, but it may be
-        # deterministic.
-        verdict = (
-            "NOT deterministic"
-            if counts["text"] + counts["log-probabilities"]
-            else "NOT as expected"
-        )
+        # Without a difference between two answers, the server may be deterministic, but is wrong.
+        verdict = "NOT as expected"
+        if counts["text"] + counts["log-probabilities"]:
+            verdict = "NOT deterministic"
         return Text(f"{verdict}: {len(report.failed)} checks failed, {numbers}.", style="bold red")
     num_passed = sum(result.status == "passed" for result in report.results)
     return Text(

@@ -32,11 +32,11 @@ class PeerRequest:
 
 @dataclass(frozen=True)
 class PeerResult:
-    """Output token ids for one prompt, a stop token included; times in seconds."""
+    """Output of an engine for one prompt."""
 
-    token_ids: list[int]
+    token_ids: list[int]  # generated tokens, a stop token included
     seconds: float  # duration of prefill and decoding together
-    ttft: float | None = None  # time to the first token; ``None`` if the engine does not report it
+    ttft: float | None = None  # seconds to the first token; ``None`` if the engine reports none
     peak_memory: int = 0  # in bytes; set by worker.py; 0 if the system does not report it
 
 

@@ -17,10 +17,10 @@ _LOOKUP_TOKENS = 10
 
 
 class _TimingStreamer:
-    """Streamer that records when ``generate`` hands over the prompt, and then the first generated tokens."""
+    """Streamer that records when ``generate`` puts the prompt, and then the first new tokens."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.times: list[float] = []  # at most two, in seconds of ``perf_counter``
 
     def put(self, value: object) -> None:  # noqa: ARG002 - not used
         """Record the time if this is the first or second call."""
@@ -32,7 +32,7 @@ class _TimingStreamer:
 
 
 class HuggingFace:
-    """``AutoModelForCausalLM.generate`` on token ids."""
+    """The engine transformers, called by ``AutoModelForCausalLM.generate`` with token ids."""
 
     def load(self, config: WorkerConfig) -> dict[str, str]:
         """Load the model."""
@@ -41,8 +41,8 @@ class HuggingFace:
         self.model = AutoModelForCausalLM.from_pretrained(
             config.model, dtype=dtype, local_files_only=True
         ).eval()
-        # Otherwise generation_config.json sets the stop tokens and sampling options that a request
-        # leaves unset.
+        # The model's generation_config.json would set the stop tokens and sampling options that a
+        # request leaves unset.
         self.model.generation_config = GenerationConfig()
         lookup = config.variant == "prompt_lookup"
         self.method_options = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if lookup else {}
@@ -69,7 +69,8 @@ class HuggingFace:
         )
         seconds = perf_counter() - began
         tokens = output_ids[0, len(request.prompt) :].tolist()
-        return PeerResult(tokens, seconds, clock.times[1] - began if len(clock.times) > 1 else None)
+        ttft = clock.times[1] - began if len(clock.times) > 1 else None
+        return PeerResult(tokens, seconds, ttft)
 
 
 def _options(request: PeerRequest) -> GenerationConfig:

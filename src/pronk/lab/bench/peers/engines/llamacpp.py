@@ -9,14 +9,13 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from .contract import PeerRequest, PeerResult, WorkerConfig
 
-# in tokens; for a longer request the model is opened again with a larger context
-_INITIAL_CONTEXT = 1024
+_INITIAL_CONTEXT = 1024  # tokens; a longer request opens the model again, with a larger context
 _LOOKUP_NGRAM = 2  # maximum n-gram length; default of LlamaPromptLookupDecoding
 _LOOKUP_TOKENS = 10  # number of draft tokens per step; default of LlamaPromptLookupDecoding
 
 
 class LlamaCpp:
-    """``Llama.generate`` on token ids."""
+    """The engine llama.cpp, called by ``Llama.generate`` with token ids."""
 
     def load(self, config: WorkerConfig) -> dict[str, str]:
         """Load the GGUF file, with a small context that grows on demand."""
@@ -42,8 +41,8 @@ class LlamaCpp:
         needed = len(request.prompt) + request.max_tokens + _LOOKUP_TOKENS + 1
         if needed > self.llama.n_ctx():
             self._open(1 << (needed - 1).bit_length())
-        # Otherwise llama-cpp-python reuses the KV cache of the prefix that this prompt shares with
-        # the previous one.
+        # Without the reset, llama-cpp-python reuses the KV cache of the prefix that this prompt
+        # shares with the previous prompt.
         self.llama.reset()
         self.llama._ctx.kv_cache_clear()  # noqa: SLF001 - there is no public method
         self.llama.set_seed(request.seed)
@@ -51,14 +50,15 @@ class LlamaCpp:
         tokens: list[int] = []
         ttft = None
         began = perf_counter()
-        for token in self.llama.generate(
+        generated = self.llama.generate(
             request.prompt,
             top_k=0,
             top_p=1.0,
             min_p=0.0,
             temp=request.temperature,
             repeat_penalty=1.0,
-        ):
+        )
+        for token in generated:
             ttft = perf_counter() - began if ttft is None else ttft
             tokens.append(int(token))
             if token in stops or len(tokens) == request.max_tokens:
@@ -67,6 +67,9 @@ class LlamaCpp:
 
     def _open(self, context: int) -> None:
         lookup = self.config.variant == "prompt_lookup"
+        draft_model = None
+        if lookup:
+            draft_model = LlamaPromptLookupDecoding(_LOOKUP_NGRAM, _LOOKUP_TOKENS)
         self.llama = llama_cpp.Llama(
             self.config.model,
             n_ctx=context,
@@ -79,8 +82,6 @@ class LlamaCpp:
             flash_attn=False,
             # Verification of draft tokens needs the logits of every position.
             logits_all=lookup,
-            draft_model=LlamaPromptLookupDecoding(_LOOKUP_NGRAM, _LOOKUP_TOKENS)
-            if lookup
-            else None,
+            draft_model=draft_model,
             verbose=False,
         )

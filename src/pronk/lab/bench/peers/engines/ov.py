@@ -14,13 +14,13 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 _LOOKUP_TOKENS = 5  # number of draft tokens per step, as in the samples of OpenVINO GenAI
 _LOOKUP_NGRAM = 3  # maximum n-gram length, as in the samples of OpenVINO GenAI
 
-# By data type: OpenVINO's name of the type, and its name of the capability of a CPU to compute in
-# the type.
+# For each data type: OpenVINO's name of the type, and OpenVINO's name of a CPU's capability to
+# compute in the type.
 _DTYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": ("f32", "FP32")}
 
 
 class OpenVino:
-    """``LLMPipeline.generate`` on token ids."""
+    """The engine OpenVINO GenAI, called by ``LLMPipeline.generate`` with token ids."""
 
     def load(self, config: WorkerConfig) -> dict[str, str]:
         """Read the GGUF file and compile the model, with a KV cache that is not quantized."""
@@ -35,14 +35,11 @@ class OpenVino:
             config.model, "CPU", scheduler_config=scheduler, **extra, **properties
         )
         notes = {"openvino": ov.__version__, "openvino-genai": genai.__version__}
-        notes |= {key.lower(): str(value) for key, value in properties.items()} | {
-            "backend": "paged attention"
-        }
-        return notes | (
-            {"lookup": f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"}
-            if self.lookup
-            else {}
-        )
+        notes |= {key.lower(): str(value) for key, value in properties.items()}
+        notes["backend"] = "paged attention"
+        if self.lookup:
+            notes["lookup"] = f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"
+        return notes
 
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty KV cache (prefix caching is off)."""
@@ -78,14 +75,13 @@ class OpenVino:
 
 
 def _properties(config: WorkerConfig) -> dict[str, Any]:
-    """Return OpenVINO's properties.
+    """Return OpenVINO's properties: data types and number of threads.
 
     A CPU without support for the requested type computes in float32.
     """
     dtype, capability = _DTYPES[config.dtype]
-    computed = (
-        dtype if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
-    )
+    capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    computed = dtype if capability in capabilities else "f32"
     return {
         "INFERENCE_PRECISION_HINT": computed,
         # With computation in float32, OpenVINO cannot store the KV cache in bfloat16; float16 has
