@@ -44,11 +44,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the collected tests, a million objects, from garbage collection: each full one would
-    take a second.
+    """Exempt the collected tests, a million objects, from garbage collection.
+
+    Each full collection would take a second.
+    They stay exempt: a server in this process, which freezes what it finds and unfreezes all at its
+    end, does neither.
     """
     gc.collect()
     gc.freeze()
+    for name in ("freeze", "unfreeze"):
+        pytest.MonkeyPatch().setattr(gc, name, _do_nothing)
+
+
+def _do_nothing() -> None:
+    """Take the place of a function without arguments."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,8 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     @wraps(kernels._passed_marker)
     def no_marker(_: Kernels) -> Path:
-        """Return a path that cannot exist: no test relies on the self-check of an earlier run, or
-        leaves a marker.
+        """Return a path that cannot exist: no test relies on the self-check of an earlier run,
+        or leaves a marker.
         """
         return Path(os.devnull) / "marker"
 
@@ -88,8 +97,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
-    """Return ``checkpoint(family, **overrides)``, which makes a folder once; tests must not write
-    into it.
+    """Return ``checkpoint(family, **overrides)``, which makes a folder once; tests must not
+    write into it.
     """
     made: dict[str, Path] = {}
 
