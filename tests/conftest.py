@@ -40,12 +40,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the collected tests from garbage collection.
+    """Exempt the collected tests, a million objects, from garbage collection.
 
-    They are a million objects, with which a full collection takes a second.
+    Each full collection would take a second. The tests stay exempt: a server in this process, which
+    freezes all objects and unfreezes them at its end, does neither.
     """
     gc.collect()
     gc.freeze()
+    for name in ("freeze", "unfreeze"):
+        pytest.MonkeyPatch().setattr(gc, name, _do_nothing)
+
+
+def _do_nothing() -> None:
+    """Take the place of a function without arguments."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -46,7 +46,11 @@ def engine_tests() -> list[str]:
 
 
 def copy_engine(folder: Path) -> None:
-    """Copy the repository and the built kernels to ``folder``, without guests and their tests."""
+    """Copy the repository's files and the built kernels into ``folder``, without the guests.
+
+    Compiled modules are copied, too, with the times of their sources, by which they are valid: all
+    tests need not be compiled again.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
     ).stdout.decode()
@@ -54,17 +58,24 @@ def copy_engine(folder: Path) -> None:
         path.relative_to(ROOT).as_posix() for path in (ROOT / "src/pronk/kernels").glob("libpronk*")
     )
     left_out = tuple(f"{home}/{guest}/" for home in ("src/pronk", "tests") for guest in GUESTS)
-    for name in (*filter(None, listed.split("\0")), *built):
+    compiled = (path.relative_to(ROOT).as_posix() for path in _compiled_modules())
+    for name in (*filter(None, listed.split("\0")), *built, *compiled):
         if not name.startswith(left_out) and (ROOT / name).exists():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, target)
+            shutil.copy2(ROOT / name, target)
     # The first package of this name on the path counts. This one registers no guest.
     metadata = folder / "src" / f"pronk-{distribution('pronk').version}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(
         distribution("pronk").read_text("METADATA") or "", encoding="utf-8"
     )
+
+
+def _compiled_modules() -> Iterator[Path]:
+    for home in ("src", "tests"):
+        for cache in (ROOT / home).rglob("__pycache__"):
+            yield from cache.glob("*.pyc")
 
 
 def run_tests(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

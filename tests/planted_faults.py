@@ -168,8 +168,8 @@ _SCHEDULER = (
     Fault(
         "the request that started first is preempted",
         "engine/scheduler.py",
-        "            reversed(victims),\n",
-        "            victims,\n",
+        "        return min(reversed(victims), key=",
+        "        return min(victims, key=",
         "engine/test_scheduler.py",
     ),
     Fault(
@@ -467,6 +467,49 @@ _SHORTENED = (
         "        self.ledger.spent += counted\n",
         "",
         "drafting/test_ledger.py::test_the_bound_of_the_loss_holds_in_every_trace",
+    ),
+    Fault(
+        "a short convolution reads the states of the first chain in every branch",
+        "kernels/csrc/convolution.inc",
+        "  int64_t node = depth < row->contiguous ? depth : s->path[row->tail + depth - "
+        "row->contiguous];\n",
+        "  int64_t node = depth;\n",
+        "engine/test_equality.py::test_other_models",
+    ),
+    Fault(
+        "samples write into the last block of their prompt, which they share",
+        "cache/paged.py",
+        "            if self.allocator.is_shared(block_table.blocks[index]):\n",
+        "            if index > first and self.allocator.is_shared(block_table.blocks[index]):\n",
+        "engine/test_memory.py::test_samples_equal_separate_requests",
+    ),
+    Fault(
+        "a damaged file of weights raises an error of another package",
+        "checkpoint/tensors.py",
+        "    except (SafetensorError, OSError, ValueError, MemoryError) as error:\n",
+        "    except (OSError, ValueError, MemoryError) as error:\n",
+        "models/test_hostile_files.py::test_files_load_or_are_refused",
+    ),
+    Fault(
+        "the gradients of other processes are not added",
+        "train/distributed.py",
+        "        dist.all_reduce(all_grads)\n",
+        "",
+        "train/test_distributed.py::test_processes_agree",
+    ),
+    Fault(
+        "an answer goes on after it has repeated a call",
+        "text/chat/answers.py",
+        "            if is_repeated or len(self._calls) >= MAX_CALLS:\n",
+        "            if len(self._calls) >= MAX_CALLS:\n",
+        "server/test_repeated_calls.py::test_generation_ends_with_the_first_repetition",
+    ),
+    Fault(
+        "what a server has exempted from garbage collection stays exempt after its end",
+        "server/garbage.py",
+        "        gc.unfreeze()\n",
+        "        pass\n",
+        "server/test_garbage.py::test_python_collects_by_its_own_rule_afterwards",
     ),
 )
 

@@ -1,5 +1,5 @@
-"""``benchmarks/papers/multi_token.py``: its tasks, resuming, statistics, and each command on tiny
-models.
+"""``benchmarks/papers/multi_token.py``: its tasks, resuming, statistics, and each command on
+tiny models.
 """
 
 import importlib
@@ -24,8 +24,8 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 
 
 def evaluate(words: list[str], terms: int) -> Any:
-    """Return the value of an expression, by a parser of its own and polynomials of NumPy; consumes
-    ``words``.
+    """Return the value of an expression, by a parser of its own and polynomials of NumPy;
+    consumes ``words``.
     """
     word = words.pop(0)
     if word != "(":
@@ -241,6 +241,7 @@ def test_induction(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_processes_train_the_same_models(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from adapters import adapt
+from covering import covering
 from engine.cases import (
     DRAFTERS,
     PROMPTS,
@@ -45,8 +46,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @cache
 def adapted(dtype: DType, variant: str = "plain") -> tuple[Decoder, tuple[Adapter | None, ...]]:
-    """Return a decoder with three adapters; the numbers of requests modulo four choose one of them
-    or none.
+    """Return a decoder with three adapters; the numbers of requests modulo four choose one of
+    them or none.
     """
     shape = dict(VARIANTS[variant])
     weights = shape.pop("weights", "plain")
@@ -85,8 +86,8 @@ def alone(
 
 
 def bind(engine: Engine, names: Sequence[str], known: Sequence[Request]) -> list[Any]:
-    """Bind drafters; one that is told the texts gets those of ``known``, which have other prompts
-    per adapter.
+    """Bind drafters; one that is told the texts gets those of ``known``, which have other
+    prompts per adapter.
     """
     return [drafter(name, known).bind(engine.target) for name in names]
 
@@ -118,8 +119,10 @@ def test_drafters_in_a_mixed_batch(name: str, dtype: DType) -> None:
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("options", ["greedy", "all", "penalties", "guided", "repetitive"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    covering([*VARIANTS], ["greedy", "all", "penalties", "guided", "repetitive"], strength=1),
+)
 def test_variants_and_options(variant: str, options: str) -> None:
     want = alone(FLOAT32, options, variant)
     engine = make_engine(adapted(FLOAT32, variant)[0], max_batch=4)

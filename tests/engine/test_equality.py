@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from covering import covering
 from drafting.trees import ADVERSARIAL, TreeDrafter, off_chain, outside, too_large
 from engine.cases import (
     CORE,
@@ -139,8 +140,8 @@ BESIDE = ("greedy", "all", "repetitive", "thinking", "stop")
 
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
 def test_options_beside_each_other(name: str) -> None:
-    """The requests of a batch have different options; in two batches, each option has two or three
-    prompts.
+    """The requests of a batch have different options; in two batches, each option has two or
+    three prompts.
     """
     by_options: dict[str, list[Request]] = {options: [] for options in BESIDE}
     for shift in (0, 2):
@@ -248,9 +249,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@DTYPES
 @pytest.mark.parametrize("options", ["temperature", pytest.param("all", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "dtype"), covering([*VARIANTS], [FLOAT32, BFLOAT16], strength=1), ids=str
+)
 def test_other_models(variant: str, options: str, dtype: DType) -> None:
     want = plain(dtype, options, **VARIANTS[variant])
     proposers = [

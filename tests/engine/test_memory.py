@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from covering import covering
 from engine.cases import (
     PROMPTS,
     ask,
@@ -33,8 +34,8 @@ from tiny_models import make_engine, make_request, run, samples, tiny_decoder
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (40, 40)], ids=str)
 def test_reused_blocks(windows: tuple[int | None, ...], dtype: DType) -> None:
-    """Run requests one after the other in a KV cache for one request; freed blocks are filled with
-    NaN.
+    """Run requests one after the other in a KV cache for one request; freed blocks are filled
+    with NaN.
     """
     want = plain(dtype, "temperature", windows=windows)
     decoder = tiny_decoder(dtype, windows=windows)
@@ -120,8 +121,12 @@ def test_an_empty_cache_gives_consecutive_blocks() -> None:
     assert all(runs)
 
 
-@pytest.mark.parametrize("length", [1, 2, 16, 17, 30, 33, 513])
-@pytest.mark.parametrize("name", ["autoregressive", "prompt_lookup", "adversarial"])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    covering(
+        ["autoregressive", "prompt_lookup", "adversarial"], [1, 2, 16, 17, 30, 33, 513], strength=1
+    ),
+)
 def test_samples_equal_separate_requests(name: str, length: int) -> None:
     options = SamplingParams(max_tokens=20, temperature=1.0, seed=9, n=4, logprobs=1)
     decoder = tiny_decoder(BFLOAT16)

@@ -1,5 +1,5 @@
-"""Processes of a model, and of a training, end by themselves when the process that started them is
-killed.
+"""Processes of a model, and of a training, end by themselves when the process that started them
+is killed.
 """
 
 import os
@@ -84,7 +84,7 @@ def assert_all_end(mark: str) -> None:
     assert eventually(lambda: not processes(mark))
 
 
-@pytest.mark.parametrize("parallel", ["tree", "tensor"])
+@pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_spawned_workers_end_with_a_killed_driver(parallel: str) -> None:
     command = [sys.executable, "-m", "pronk", *SERVE, "--parallel", parallel]
     with started(command, "http://127") as (driver, mark):

@@ -1,18 +1,19 @@
-"""The official clients on real models with their own templates: tools, thinking options and a JSON
-schema at once.
+"""The official clients on real models with their own templates: tools, thinking options and a
+JSON schema at once.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import jsonschema
-import openai
 import pytest
 
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
+from server.clients import anthropic, openai
 from server.serving import KEY, Running, running
 
 SCHEMA = {

@@ -56,12 +56,12 @@ def test_drafters(
     plain: list[list[int]],
     accepted: dict[str, int],
 ) -> None:
-    single = [llm.generate(prompt, GREEDY, drafter=drafter) for prompt in prompts]
+    single = llm.generate(prompts[-1], GREEDY, drafter=drafter)
+    assert single.token_ids == plain[-1]
     batch = llm.generate(prompts, GREEDY, drafter=drafter)
-    for found in (single, batch):
-        assert [completion.token_ids for completion in found] == plain
+    assert [completion.token_ids for completion in batch] == plain
     accepted[f"{name}: {drafter}"] = sum(
-        completion.stats.accepted for completion in (*single, *batch)
+        completion.stats.accepted for completion in (single, *batch)
     )
 
 
@@ -80,11 +80,11 @@ def test_the_head_that_comes_with_pronk(
         *plain,
         *(each.token_ids for each in llm.generate(prompts, sampled, drafter="autoregressive")),
     ]
-    single = [llm.generate(prompt, GREEDY, drafter=drafter) for prompt in prompts]
+    single = llm.generate(prompts[-1], GREEDY, drafter=drafter)
     batch = llm.generate(
         [*prompts, *prompts], [*[GREEDY] * len(prompts), *sampled], drafter=drafter
     )
-    assert [completion.token_ids for completion in single] == plain
+    assert single.token_ids == plain[-1]
     assert [completion.token_ids for completion in batch] == want
     accepted = [
         source.accepted
@@ -133,7 +133,8 @@ def test_options_of_the_model(
         name, budget="all", calibration=False, drafter="merged(prompt_lookup, recycling)", **options
     )
     try:
-        for _ in range(2):  # the second time with a warm prefix cache
+        # the second time with a warm prefix cache
+        for _ in range(2 if "prefix_cache" in options else 1):
             found = other.generate(prompts, GREEDY)
             assert [completion.token_ids for completion in found] == plain
         assert sum(completion.stats.accepted for completion in found)

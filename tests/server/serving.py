@@ -1,6 +1,7 @@
 """Servers in a thread of the test process."""
 
 import asyncio
+import gc
 import sys
 import threading
 import traceback
@@ -15,6 +16,7 @@ import pytest
 
 from pronk.async_llm import AsyncLLM
 from pronk.llm import LLM
+from pronk.server import garbage
 from pronk.server.model_pool import ModelPool
 from pronk.server.run import Server
 from pronk.server.service import Service
@@ -92,14 +94,33 @@ def running_pool(
 
     server = Server(pool, drain_seconds=drain_seconds, on_start=on_start)
     thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        assert started.wait(HUNG)
-        yield f"http://{where[0][0]}:{where[0][1]}", server, thread
-    finally:
-        server.stop()
-        thread.join(HUNG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(garbage, "gc", _Thresholds)
+        thread.start()
+        try:
+            assert started.wait(HUNG)
+            yield f"http://{where[0][0]}:{where[0][1]}", server, thread
+        finally:
+            server.stop()
+            thread.join(HUNG)
     assert not thread.is_alive(), _stacks(server)
+
+
+class _Thresholds:
+    """What a server uses of ``gc``, without collections.
+
+    Each collection would visit the objects of all tests so far.
+    """
+
+    get_threshold = gc.get_threshold
+    set_threshold = gc.set_threshold
+    get_count = gc.get_count
+
+    @staticmethod
+    def collect() -> None:
+        """Collect nothing; ``test_garbage.py`` tests when a server would."""
+
+    freeze = unfreeze = collect
 
 
 def hold_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch, num_tokens: int = 20) -> None:

@@ -1,11 +1,12 @@
 """Adapters in the server: a name for ``model``, beside requests of the model alone."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 
 from adapters import write_adapter
@@ -16,6 +17,7 @@ from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings
+from server.clients import openai
 from server.serving import KEY, Running, running
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return a +"

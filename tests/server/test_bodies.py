@@ -24,7 +24,7 @@ def server(
         yield made
 
 
-@pytest.mark.parametrize("count", [170, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("route", ROUTES)
 def test_generated_bodies(server: Running, route: str, count: int) -> None:
     """Of 1,000 bodies (two models and three routes), each is answered or refused in one line."""
@@ -77,7 +77,7 @@ def test_generated_bodies(server: Running, route: str, count: int) -> None:
     assert min(sent_back["stream"], sent_back["whole"]) > count // 40
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_generated_completions(server: Running, count: int) -> None:
     """Bodies of ``/v1/completions``; the text of an answer is accepted as a prompt."""
     statuses = Counter[int]()

@@ -2,6 +2,8 @@
 files.
 """
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import json
@@ -10,7 +12,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from pronk.async_llm import AsyncLLM
@@ -18,6 +19,7 @@ from pronk.llm import LLM
 from pronk.server.batch import BatchLine, answer_line
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
+from server.clients import openai
 from server.serving import KEY, Running, running
 from waiting import HUNG, ShiftedClock
 
@@ -113,8 +115,8 @@ def test_streams_go_on(served: Running, model: LLM) -> None:
 
 
 def test_limits_of_requests_apply(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of one request are embedded in groups of at most the limits, and the time limit is that
-    of all of them.
+    """Texts of one request are embedded in groups of at most the limits, and the time limit is
+    that of all of them.
     """
     with (
         running(model, limits=RequestLimits(requests=3, prompts=2)) as made,

@@ -175,10 +175,12 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("route", "stream"),
+    [*((route, False) for route in ROUTES), *((route, True) for route in STREAMED)],
+)
 def test_what_depends_on_the_size_of_a_request_takes_turns(
-    model: LLM, monkeypatch: pytest.MonkeyPatch, route: str, stream: bool
+    shared: Running, monkeypatch: pytest.MonkeyPatch, route: str, stream: bool
 ) -> None:
     """Nothing of it runs on the event loop, or in its threads, in which keys do not take turns."""
     threads = dict[str, set[str]]()
@@ -193,16 +195,11 @@ def test_what_depends_on_the_size_of_a_request_takes_turns(
     for part, (owner, name) in PARTS.items():
         monkeypatch.setattr(owner, name, noted(part, getattr(owner, name)))
     body = {**ROUTES[route], "metadata": {"x": "x" * 20_000}}
-    streams = stream and route in STREAMED
-    with (
-        running(model, keys=(KEY, OTHER)) as made,
-        made.client() as client,
-        monkeypatch.context() as patch,
-    ):
+    with shared.client() as client, monkeypatch.context() as patch:
         patch.setattr(
             asyncio, "to_thread", lambda *_: pytest.fail("expected the threads with turns")
         )
-        answer = client.post(route, json={**body, "stream": True} if streams else body)
+        answer = client.post(route, json={**body, "stream": True} if stream else body)
         assert answer.status_code in (200, 400), answer.text
     assert "body" in threads
     assert set.union(*threads.values()) == {"pronk-requests"}
@@ -241,10 +238,9 @@ def test_two_large_bodies_are_read_at_once_and_the_server_answers_beside_them(
     assert most == REQUEST_THREADS == 2
 
 
-@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("keys", [(), (KEY,), (KEY, OTHER)], ids=["no key", "one key", "keys"])
 def test_a_small_request_waits_for_no_large_body(
-    model: LLM, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], route: str
+    model: LLM, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
 ) -> None:
     """Not even one of the same key, from its body to the end of its stream."""
     gate = threading.Event()
@@ -259,20 +255,28 @@ def test_a_small_request_waits_for_no_large_body(
 
     monkeypatch.setattr(BodyReader, "_read", wait)
     large = SMALL | {"metadata": {"x": "x" * 2 * SMALL_JOB}}
-    streams = route in STREAMED
     with running(model, keys=keys) as made, ThreadPoolExecutor(8) as clients:
         try:
             answers = [clients.submit(ask, made, KEY, large) for _ in range(8)]
             assert begun.wait(HUNG)
-            body = ROUTES[route] | ({"stream": True} if streams else {})
-            for size in (1, 10_000):  # read by the event loop, and by a thread
-                padding = {"metadata": {"x": "x" * size}} if streams else {}
-                with made.client() as client:
-                    assert client.post(route, json=body | padding).status_code == 200
+            with made.client() as client:
+                for route, body in small_bodies():
+                    answer = client.post(route, json=body)
+                    assert answer.status_code == 200, (route, answer.text)
             assert not any(each.done() for each in answers)
         finally:
             gate.set()
         assert {each.result(HUNG).status_code for each in answers} == {200}
+
+
+def small_bodies() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield routes and bodies that the event loop reads, and longer ones that a thread reads."""
+    for route, body in ROUTES.items():
+        if route not in STREAMED:
+            yield route, body
+            continue
+        for size in (1, 10_000):
+            yield route, {**body, "stream": True, "metadata": {"x": "x" * size}}
 
 
 def many_texts(kind: str) -> tuple[Any, str]:

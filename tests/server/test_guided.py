@@ -1,5 +1,7 @@
 """Guides by every field that clients have for them; an invalid guide fails its own request only."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator
@@ -7,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.server.settings import RequestLimits
 from pronk.text.guide import Guide
+from server.clients import openai
 from server.serving import KEY, Running, running
 from waiting import processor_limit
 

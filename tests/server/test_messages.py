@@ -1,17 +1,18 @@
 """Anthropic's client on /v1/messages: text, thoughts, tools and JSON, streamed and whole."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
-import anthropic
 import jsonschema
 import pytest
-from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
+from server.clients import anthropic
 from server.serving import KEY, Running, running
 from server.test_tools import SCHEMAS
 from server.tool_models import ALL_LAYERS, BEGIN_THOUGHT, END_THOUGHT, FEW_LAYERS, tool_model
@@ -58,12 +59,12 @@ def streamed(api: anthropic.Anthropic, **options: Any) -> tuple[list[str], anthr
 
 
 def check_same(one: anthropic.types.Message, other: anthropic.types.Message) -> None:
-    """Check that two replies have the same content, apart from random ids and from tokens found in
-    the cache.
+    """Check that two replies have the same content, apart from random ids and from tokens found
+    in the cache.
     """
     for reply in (one, other):
         for block in reply.content:
-            if isinstance(block, ToolUseBlock):
+            if isinstance(block, anthropic.types.ToolUseBlock):
                 assert block.id.startswith("call_")
     contents = [
         [block.model_dump(exclude={"id", "parsed_output"}) for block in reply.content]
@@ -106,7 +107,9 @@ def test_text_streamed_and_whole(tooled: Running, api: anthropic.Anthropic) -> N
     template = {"enable_thinking": False}
     ids = tooled.llm.tokenizer.chat_ids(plain, options=template)
     want = tooled.llm.generate(ids, SamplingParams(max_tokens=20, temperature=0.8, seed=4))
-    assert [block.text for block in got.content if isinstance(block, TextBlock)] == [want.text]
+    assert [
+        block.text for block in got.content if isinstance(block, anthropic.types.TextBlock)
+    ] == [want.text]
     assert got.stop_reason == ("max_tokens" if want.finish_reason == "length" else "end_turn")
     assert joined.usage.input_tokens + (joined.usage.cache_read_input_tokens or 0) == len(ids)
     assert joined.usage.cache_read_input_tokens
@@ -145,9 +148,9 @@ def check_tool_choice(tooled: Running, api: anthropic.Anthropic, choice: Any) ->
     got = api.messages.create(**options)
     _, joined = streamed(api, **options)
     check_same(got, joined)
-    calls = [block for block in got.content if isinstance(block, ToolUseBlock)]
+    calls = [block for block in got.content if isinstance(block, anthropic.types.ToolUseBlock)]
     if choice["type"] in ("any", "tool"):
-        assert not any(isinstance(block, TextBlock) for block in got.content)
+        assert not any(isinstance(block, anthropic.types.TextBlock) for block in got.content)
         assert len(calls) == 1
         if got.stop_reason == "tool_use":
             jsonschema.validate(calls[0].input, SCHEMAS[calls[0].name])
@@ -167,7 +170,7 @@ def test_a_conversation_with_a_tool(tooled: Running, api: anthropic.Anthropic) -
     )
     assert first.stop_reason == "tool_use"
     *thoughts, call = first.content
-    assert isinstance(call, ToolUseBlock)
+    assert isinstance(call, anthropic.types.ToolUseBlock)
     assert (len(thoughts) == 1) == (thinking is BUDGET)
     result: Any = {
         "type": "tool_result",
@@ -186,7 +189,11 @@ def test_a_conversation_with_a_tool(tooled: Running, api: anthropic.Anthropic) -
         for name, schema in SCHEMAS.items()
     ]
     template: Any = {"enable_thinking": thinking is BUDGET}
-    written = [thought.thinking for thought in thoughts if isinstance(thought, ThinkingBlock)]
+    written = [
+        thought.thinking
+        for thought in thoughts
+        if isinstance(thought, anthropic.types.ThinkingBlock)
+    ]
     function = {"name": "time_in", "arguments": json.dumps(call.input)}
     sent: Any = {
         "role": "assistant",
@@ -221,7 +228,7 @@ def test_thoughts_then_tools_or_json(
     kinds, joined = streamed(api, **options)
     check_same(got, joined)
     thought, *rest = got.content
-    assert isinstance(thought, ThinkingBlock)
+    assert isinstance(thought, anthropic.types.ThinkingBlock)
     tokens = tooled.llm.tokenizer.encode(thought.thinking, add_special_tokens=False)
     assert 0 < len(tokens) <= BUDGET["budget_tokens"] + 2
     assert got.usage.output_tokens_details is not None
@@ -231,19 +238,19 @@ def test_thoughts_then_tools_or_json(
         <= BUDGET["budget_tokens"] + 9
     )
     assert len(rest) == 1
-    if isinstance(rest[0], TextBlock):
+    if isinstance(rest[0], anthropic.types.TextBlock):
         assert got.stop_reason == "end_turn"
         jsonschema.validate(json.loads(rest[0].text), SCHEMA)
     else:
         assert tools
-        assert isinstance(rest[0], ToolUseBlock)
+        assert isinstance(rest[0], anthropic.types.ToolUseBlock)
         assert got.stop_reason == "tool_use"
         jsonschema.validate(rest[0].input, SCHEMAS[rest[0].name])
     assert kinds.count("content_block_start") == 2
     if opened:
         return
     off = api.messages.create(**{**options, "thinking": {"type": "disabled"}})
-    assert not any(isinstance(block, ThinkingBlock) for block in off.content)
+    assert not any(isinstance(block, anthropic.types.ThinkingBlock) for block in off.content)
 
 
 @pytest.mark.parametrize("tooled", ["qwen3"], indirect=True)
@@ -254,7 +261,7 @@ def test_the_budget_is_exact(tooled: Running, api: anthropic.Anthropic) -> None:
     free = api.messages.create(**{**options, "thinking": {"type": "adaptive"}, "extra_body": body})
     assert free.stop_reason == "max_tokens"
     (whole,) = free.content
-    assert isinstance(whole, ThinkingBlock)
+    assert isinstance(whole, anthropic.types.ThinkingBlock)
     for drafter in ("autoregressive", "suffix", "recycling"):
         asked = {
             **options,
@@ -262,7 +269,7 @@ def test_the_budget_is_exact(tooled: Running, api: anthropic.Anthropic) -> None:
             "extra_body": {**body, "drafter": drafter},
         }
         got = api.messages.create(**asked)
-        assert isinstance(got.content[0], ThinkingBlock)
+        assert isinstance(got.content[0], anthropic.types.ThinkingBlock)
         assert whole.thinking.startswith(got.content[0].thinking)
         assert got.usage.output_tokens_details is not None
         assert got.usage.output_tokens_details.thinking_tokens == 12 + 2  # both markers are counted
@@ -272,12 +279,12 @@ def test_the_budget_is_exact(tooled: Running, api: anthropic.Anthropic) -> None:
 def test_stop_sequences(tooled: Running, api: anthropic.Anthropic) -> None:
     options = {**OPTIONS, "messages": ASK, "max_tokens": 60}
     whole = api.messages.create(**options).content[0]
-    assert isinstance(whole, TextBlock)
+    assert isinstance(whole, anthropic.types.TextBlock)
     stop = whole.text[1:7]
     assert whole.text.index(stop) > 0
     got = api.messages.create(**options, stop_sequences=["never this", stop])
     assert (got.stop_reason, got.stop_sequence) == ("stop_sequence", stop)
-    assert isinstance(got.content[0], TextBlock)
+    assert isinstance(got.content[0], anthropic.types.TextBlock)
     assert got.content[0].text == whole.text[: whole.text.index(stop)]
     check_same(got, streamed(api, **options, stop_sequences=["never this", stop])[1])
 

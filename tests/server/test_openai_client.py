@@ -1,15 +1,17 @@
 """OpenAI's client on every route; the answers equal those of LLM."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
+from server.clients import openai
 from server.serving import KEY, Running, running
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return a +"

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from covering import covering
 from pronk.server.protocol.tools import complete_arguments
 from server.replies import answer_of, results
 from server.serving import Running, running
@@ -39,7 +40,7 @@ USER = {"role": "user", "content": "Weather?"}
 FAMILIES = tuple(SOURCES)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
@@ -55,7 +56,11 @@ def ask(route: str, client: httpx.Client, body: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(24, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize(
+    ("server", "route"),
+    covering(FAMILIES, [CHAT, RESPONSES, MESSAGES], strength=1),
+    indirect=["server"],
+)
 def test_cut_answers_are_accepted_again(server: Running, route: str, count: int) -> None:
     """Answers that ``max_tokens`` cuts at a random place: within thoughts, texts, names and
     arguments of calls.

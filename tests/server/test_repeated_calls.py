@@ -1,5 +1,5 @@
-"""Calls of one answer: no call twice, at most sixteen, whatever the model writes and however it is
-cut.
+"""Calls of one answer: no call twice, at most sixteen, whatever the model writes and however it
+is cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pronk.text.chat.answer_grammar import MAX_CALLS
 from pronk.text.chat.answers import AnswerReader, RepeatedCalls
 from pronk.text.chat.calls import CallPart
 from server.serving import Running, running
-from server.tool_models import tool_model
+from server.tool_models import FEW_LAYERS, tool_model
 
 Part = str | CallPart
 A = ("f", '{"a": 1}')
@@ -181,9 +181,8 @@ ONE_CALL = {
 def tooled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    with running(
-        tool_model(tmp_path_factory.mktemp(request.param.replace(" ", "_")), request.param)
-    ) as made:
+    folder = tmp_path_factory.mktemp(request.param.replace(" ", "_"))
+    with running(tool_model(folder, request.param, FEW_LAYERS)) as made:
         yield made
 
 

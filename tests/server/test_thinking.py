@@ -1,14 +1,16 @@
 """Thoughts with OpenAI's client: chat completions and responses, with budgets, tools and JSON."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 
 from pronk.sampling.params import SamplingParams
+from server.clients import openai
 from server.serving import KEY, Running, running
 from server.test_tools import SCHEMAS, TOOLS
 from server.tool_models import ALL_LAYERS, BEGIN_THOUGHT, END_THOUGHT, FEW_LAYERS, tool_model

@@ -1,5 +1,7 @@
 """Tool calls with OpenAI's client, streamed and whole."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator
@@ -8,7 +10,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import jsonschema
-import openai
 import pytest
 
 from pronk.engine.outputs import Completion, Piece
@@ -17,6 +18,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.server.protocol.answers import AnswerParser
 from pronk.server.protocol.tools import Function, ToolUse
 from pronk.text.chat.answers import AnswerFormat
+from server.clients import openai
 from server.serving import KEY, Running, running
 from server.tool_models import FEW_LAYERS, tool_model
 from text.chat.tool_templates import tool_tokenizer
@@ -72,8 +74,8 @@ def api(tooled: Running) -> Iterator[openai.OpenAI]:
 
 
 def effort(made: Running) -> dict[str, str]:
-    """Return the options of the template for ``reasoning_effort`` none: gpt-oss always thinks, at
-    least a little.
+    """Return the options of the template for ``reasoning_effort`` none: gpt-oss always thinks,
+    at least a little.
     """
     return {"reasoning_effort": "low"} if family(made) == "channels" else {}
 

@@ -210,7 +210,7 @@ def test_texts_beyond_a_limit_are_refused(
     tmp_path: Path, changed: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = load(tmp_path, **changed)
-    monkeypatch.setattr(guarded, "SECONDS", 0.7)
+    monkeypatch.setattr(guarded, "SECONDS", 0.35)
     hasty = in_time(lambda: load(tmp_path, **changed))
     with pytest.raises(
         PromptError, match="found one that exceeds a limit with this prompt; use a shorter prompt"
@@ -222,7 +222,7 @@ def test_texts_beyond_a_limit_are_refused(
 
 def test_tokens_beyond_a_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are decoded in another process than texts are encoded in."""
-    monkeypatch.setattr(guarded, "SECONDS", 0.7)
+    monkeypatch.setattr(guarded, "SECONDS", 0.35)
     decoder = {"type": "Sequence", "decoders": [{"type": "Fuse"}, replace(r" +x", "", "Regex")]}
     tokenizer = in_time(lambda: load(tmp_path, decoder=decoder))
     in_time(lambda: tokenizer.decode([2]))

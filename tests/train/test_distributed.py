@@ -1,57 +1,77 @@
-"""Two processes that ``torchrun`` has started, on the CPU."""
+"""Two processes on the CPU, with the environment of processes that ``torchrun`` starts.
+
+They are forks: new interpreters would import torch. ``torchrun`` itself starts processes in
+``parallel/test_trees.py``.
+"""
 
 import json
-import subprocess
+import multiprocessing
+import os
+import socket
 import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from parallel.test_lost_driver import assert_all_end, processes, started
 from pronk.base.errors import OptionError
+from pronk.cli.main import main
+from pronk.train import run as train_run
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.distributed import ProcessGroup, join_processes, local_device
 from pronk.train.teacher import Teacher
 from train.kinds import Start
 from train.tiny import draft_command, run_command, same_weights
-from waiting import HUNG
 
-# Each process checks this before it trains: parameter 0 has a gradient everywhere, 1 in one
-# process, 2 in none.
-_WORKER = """
-import json, sys, threading
-from contextlib import contextmanager
-from pathlib import Path
-import torch
-from torch import nn
-from pronk.cli.main import main
-from pronk.train import run
-from pronk.train.distributed import join_processes, local_device
 
-@contextmanager
-def check(device):
-    with join_processes(device) as processes:
-        rank = processes.rank
-        module = nn.ParameterList([torch.zeros(2), torch.zeros(3, 1), torch.zeros(1)])
-        module[0].grad = torch.tensor([1.0, 10.0]) * (rank + 1)
-        if rank == 1:
-            module[1].grad = torch.full((3, 1), 7.0)
-        processes.sum_gradients(module)
-        found = {
-            "count": processes.count,
-            "device": local_device("cuda"),
-            "gradients": [None if p.grad is None else p.grad.tolist() for p in module],
-            "gathered": processes.gather([[10 * i + rank, rank] for i in range(2)]),
-            "any": [processes.is_any_true(rank == 1), processes.is_any_true(False)],
-            "agree": processes.agree(f"from {rank}"),
-            "watched": "pronk-parent" in [thread.name for thread in threading.enumerate()],
-        }
-        Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
-        yield processes
+def run_process(rank: int, port: int, folder: Path, words: list[str]) -> None:
+    """Train as the process of a rank that ``torchrun`` has started.
 
-run.join_processes = check
-main(sys.argv[2:])
-"""
+    Its output and its checks are written into files.
+    Before it trains, parameter 0 has a gradient everywhere, 1 in one process, 2 in none.
+    """
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    place |= {"MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    os.environ.update({name: str(value) for name, value in place.items()})
+
+    @contextmanager
+    def check(device: str) -> Iterator[ProcessGroup]:
+        with join_processes(device) as processes:
+            module = nn.ParameterList([torch.zeros(2), torch.zeros(3, 1), torch.zeros(1)])
+            module[0].grad = torch.tensor([1.0, 10.0]) * (rank + 1)
+            if rank == 1:
+                module[1].grad = torch.full((3, 1), 7.0)
+            processes.sum_gradients(module)
+            found = {
+                "count": processes.count,
+                "device": local_device("cuda"),
+                "gradients": [None if p.grad is None else p.grad.tolist() for p in module],
+                "gathered": processes.gather([[10 * i + rank, rank] for i in range(2)]),
+                "any": [processes.is_any_true(rank == 1), processes.is_any_true(False)],
+                "agree": processes.agree(f"from {rank}"),
+                "watched": "pronk-parent" in [thread.name for thread in threading.enumerate()],
+            }
+            (folder / f"{rank}.json").write_text(json.dumps(found))
+            yield processes
+
+    train_run.join_processes = check  # type: ignore[assignment]
+    with (folder / f"{rank}.txt").open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        sys.stdout = sys.stderr = output
+        main(words)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 MORE = "--steps 6 --evaluate-every 3 --num-tokens 2"
@@ -63,13 +83,21 @@ def together(
 ) -> tuple[Path, str]:
     """The folder and the output of a run of two processes."""
     folder = tmp_path_factory.mktemp("together")
-    (folder / "worker.py").write_text(_WORKER)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*start, str(folder / "worker.py"), str(folder), "train"]
-    words += draft_command(teacher, corpus, folder / "run", MORE)
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=HUNG)
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout
+    words = ["train", *draft_command(teacher, corpus, folder / "run", MORE)]
+    port = free_port()
+    context = multiprocessing.get_context("fork")
+    children = [
+        context.Process(target=run_process, args=(rank, port, folder, words)) for rank in range(2)
+    ]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        for child in children:
+            child.start()
+    for child in children:
+        child.join()
+    output = "".join((folder / f"{rank}.txt").read_text() for rank in range(2))
+    assert [child.exitcode for child in children] == [0, 0], output
+    return folder, output
 
 
 def test_processes_agree(together: tuple[Path, str]) -> None:
@@ -82,7 +110,7 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
         "gathered": [[0, 0], [1, 1], [10, 0], [11, 1]],
         "any": [True, False],
         "agree": "from 0",
-        "watched": True,  # each process ends with torchrun; parallel/test_lost_driver.py kills it
+        "watched": True,  # each process ends with its parent; parallel/test_lost_driver.py kills it
     }
 
 

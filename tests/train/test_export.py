@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from pronk.models.families import parse_config
 from pronk.train.attention import dense_logits
@@ -32,6 +31,8 @@ def exported(trained: Trainer[LanguageModel], tmp_path_factory: pytest.TempPathF
 def test_transformers_computes_the_same_logits(
     trained: Trainer[LanguageModel], exported: Path
 ) -> None:
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     assert type(model).__name__ == "LlamaForCausalLM"
     rounded = deepcopy(trained.objective.module).bfloat16().float()
@@ -42,6 +43,8 @@ def test_transformers_computes_the_same_logits(
 
 
 def test_files_agree(trained: Trainer[LanguageModel], exported: Path) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
     assert not exported.with_name("model.partial").exists()
     tensors = load_file(exported / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}

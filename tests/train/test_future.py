@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pronk import LLM, SamplingParams
 from pronk.base.errors import OptionError
@@ -147,8 +146,8 @@ def test_without_heads_the_model_begins_as_it_would_with_them(start: Start) -> N
 def test_exported_heads_propose_the_tokens_of_the_trained_ones(
     changes: dict[str, Any], start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint is an ordinary model, and the drafter in its folder proposes the tokens of the
-    trained module.
+    """The checkpoint is an ordinary model, and the drafter in its folder proposes the tokens of
+    the trained module.
     """
     objective = start("future", **changes).objective
     model = objective.module
@@ -159,7 +158,11 @@ def test_exported_heads_propose_the_tokens_of_the_trained_ones(
     objective.export(tmp_path / "export", "card", {})
     facts = json.loads((tmp_path / "export" / "heads" / "drafter.json").read_text())
     assert facts["kind"] == "multi_token"
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
+    import transformers
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "export", dtype=torch.float32
+    )
     prompt = torch.tensor([[7, 90, 33, 5, 61, 200, 14]])
     with torch.no_grad():
         assert torch.allclose(
@@ -237,7 +240,9 @@ def test_bytes_and_heads_from_the_command(tmp_path: Path, corpus: Path) -> None:
     )
     run_command(command)
     export = tmp_path / "run" / "export"
-    theirs = AutoTokenizer.from_pretrained(export)
+    import transformers
+
+    theirs = transformers.AutoTokenizer.from_pretrained(export)
     ours = Tokenizer.load(export)
     card, beside = ((export / each / "README.md").read_text() for each in ("", "heads"))
     assert "Its tokens are bytes: a vocabulary of 256 and 4 special tokens." in card

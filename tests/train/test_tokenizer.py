@@ -2,7 +2,6 @@ import random
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from pronk.base.errors import OptionError, TokenizerError
 from pronk.train.corpus.encoder import SPECIAL_TOKENS, dialogue_ids, parse_dialogue, special_ids
@@ -29,6 +28,8 @@ def test_special_tokens_come_first(prepared: Path) -> None:
 
 
 def test_transformers_reads_the_same_ids(prepared: Path) -> None:
+    from transformers import AutoTokenizer
+
     ours = load_tokenizer(prepared)
     theirs = AutoTokenizer.from_pretrained(prepared)
     text = "The cat sees  the river.\n    return x"
@@ -39,6 +40,8 @@ def test_transformers_reads_the_same_ids(prepared: Path) -> None:
 
 
 def test_chat_template_is_what_was_trained(prepared: Path) -> None:
+    from transformers import AutoTokenizer
+
     ours = load_tokenizer(prepared)
     theirs = AutoTokenizer.from_pretrained(prepared)
     said = ("What is it?", "A tree.\n\nA *big* one.", "And now?", "No.")

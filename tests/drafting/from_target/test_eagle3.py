@@ -155,7 +155,7 @@ def test_trees_follow_the_rule_of_eagle2(kind: str) -> None:
     requests = decode(engine, drafter, PROMPTS[:3], max_tokens=24)
     checked = 0
     for request in requests:
-        for asked in drafter.of(request):
+        for asked in drafter.of(request)[::2]:  # the slow reference takes most of the time
             if asked.depth >= 3 and len(asked.tokens) > 1:
                 assert paths(asked.tree) == set(eagle2_tree(kind, asked.tokens, 3, 3))
                 checked += 1

@@ -95,7 +95,7 @@ def test_matches_and_children_equal_a_plain_search(
     dice = random.Random(4)
     lengths = set[int]()
     letters = max(max(document) for document in documents) + 1
-    for _ in range(120):
+    for _ in range(60):
         source = dice.choice(documents)
         size = dice.randint(1, 12)
         start = dice.randrange(len(source))

@@ -24,14 +24,15 @@ from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, make_engine, tiny_decoder
 from train.tiny_modules import tiny_module
 
+# {0} and {1} stand for the specifications of ``glide`` and ``vanilla``.
 KINDS = {
-    "glide": spec(),
-    "vanilla": spec("vanilla"),
-    "threshold": f"threshold({spec()})",
-    "cape": f"cape({spec()})",
-    "staged": f"staged({spec()}, prompt_lookup(min_ngram=1))",
-    "smaller": f"staged({spec('vanilla')}, {spec()})",
-    "beam": f"beam({spec()}, width=3)",
+    "glide": "{0}",
+    "vanilla": "{1}",
+    "threshold": "threshold({0})",
+    "cape": "cape({0})",
+    "staged": "staged({0}, prompt_lookup(min_ngram=1))",
+    "smaller": "staged({1}, {0})",
+    "beam": "beam({0}, width=3)",
 }
 LONG = [
     random.Random(seed).choices(range(VOCAB), k=length) for seed, length in enumerate((60, 5, 530))
@@ -44,8 +45,8 @@ def model_of(drafter: Any) -> DraftRunner:
 
 @dataclass
 class DraftRow:
-    """A row of the draft: its text, the range ``oldest .. verified - 1`` in the target's cache, and
-    its logits.
+    """A row of the draft: its text, the range ``oldest .. verified - 1`` in the target's cache,
+    and its logits.
     """
 
     text: list[int]
@@ -156,8 +157,8 @@ def test_sliding_windows(windows: tuple[int | None, ...]) -> None:
 
 @pytest.mark.parametrize("number", range(3))
 def test_released_blocks_are_not_read(number: int) -> None:
-    """The draft reads a prompt after the target has released its first blocks, which other requests
-    may use.
+    """The draft reads a prompt after the target has released its first blocks, which other
+    requests may use.
     """
     windows = (12, 12)
     folder = glide_folder(layers=2, windows=windows)
@@ -183,7 +184,7 @@ def test_learned_positions() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_wrappers_keep_the_text_and_the_acceptance(kind: str) -> None:
-    engine, drafter = watched(KINDS[kind])
+    engine, drafter = watched(KINDS[kind].format(spec(), spec("vanilla")))
     watch_draft(model_of(drafter.inner))
     requests = decode(engine, drafter, PROMPTS)
     assert sum(request.stats.accepted for request in requests) > 30
@@ -204,22 +205,16 @@ def test_only_several_layers_compute_accepted_draft_tokens_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            f"glide(model={glide_folder(cross=False)!r})",
-            "glide: expected a folder of this kind of drafter, found van",
-        ),
-        (
-            f"vanilla(model={glide_folder()!r})",
-            "vanilla: expected a folder of this kind of drafter, found glide",
-        ),
-    ],
+    ("kind", "other"),
+    [("glide", "vanilla"), ("vanilla", "glide")],
     ids=["vanilla as glide", "glide as vanilla"],
 )
-def test_folders_of_the_other_kind_are_refused(text: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        make_drafter(text).bind(make_engine(tiny_decoder()).target)
+def test_folders_of_the_other_kind_are_refused(kind: str, other: str) -> None:
+    folder = glide_folder(cross=other == "glide")
+    with pytest.raises(
+        OptionError, match=f"{kind}: expected a folder of this kind of drafter, found {other}"
+    ):
+        make_drafter(f"{kind}(model={folder!r})").bind(make_engine(tiny_decoder()).target)
 
 
 def test_a_target_with_other_heads_is_refused() -> None:

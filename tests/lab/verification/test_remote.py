@@ -312,7 +312,7 @@ def test_pronk_serve_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RemoteServer, "together", announced)
     with running(llm) as served, RemoteServer(served.url, key=KEY) as server:
         *_, report = verify_server_steps(
-            server, TEXTS, RemoteSettings(max_tokens=24, tolerance=0.0)
+            server, TEXTS, RemoteSettings(max_tokens=16, tolerance=0.0)
         )
     failed = [str(each.first or each.note) for each in report.failed]
     assert not failed

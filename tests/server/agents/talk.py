@@ -2,38 +2,48 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from anthropic.types import Message, RawMessageStreamEvent
-from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+
+from server.clients import anthropic, openai
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-# Types of whole answers and of events in the clients' libraries.
-WHOLE: Mapping[str, TypeAdapter[Any]] = {
-    CHAT: TypeAdapter(ChatCompletion),
-    COMPLETIONS: TypeAdapter(Completion),
-    RESPONSES: TypeAdapter(Response),
-    MESSAGES: TypeAdapter(Message),
-}
-EVENTS: Mapping[str, TypeAdapter[Any]] = {
-    CHAT: TypeAdapter(ChatCompletionChunk),
-    COMPLETIONS: TypeAdapter(Completion),
-    RESPONSES: TypeAdapter(ResponseStreamEvent),
-    MESSAGES: TypeAdapter(RawMessageStreamEvent),
-}
 # Fields that require exactly one call.
 ONE_CALL: Mapping[str, Mapping[str, Any]] = {
     CHAT: {"tool_choice": "required", "parallel_tool_calls": False},
     RESPONSES: {"tool_choice": "required", "parallel_tool_calls": False},
     MESSAGES: {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
 }
+
+
+@cache
+def type_of_answer(route: str) -> TypeAdapter[Any]:
+    """Return the type of a whole answer in the client's library."""
+    types = {
+        CHAT: lambda: openai.types.chat.ChatCompletion,
+        COMPLETIONS: lambda: openai.types.Completion,
+        RESPONSES: lambda: openai.types.responses.Response,
+        MESSAGES: lambda: anthropic.types.Message,
+    }
+    return TypeAdapter(types[route]())
+
+
+@cache
+def type_of_event(route: str) -> TypeAdapter[Any]:
+    """Return the type of an event of a stream in the client's library."""
+    types = {
+        CHAT: lambda: openai.types.chat.ChatCompletionChunk,
+        COMPLETIONS: lambda: openai.types.Completion,
+        RESPONSES: lambda: openai.types.responses.ResponseStreamEvent,
+        MESSAGES: lambda: anthropic.types.RawMessageStreamEvent,
+    }
+    return TypeAdapter(types[route]())
 
 
 class Call(NamedTuple):
@@ -54,7 +64,7 @@ def parse_events(route: str, text: str) -> list[dict[str, Any]]:
             continue
         event = json.loads(lines["data"])
         assert lines.get("event", event.get("type")) == event.get("type")
-        EVENTS[route].validate_python(_typed(route, event))
+        type_of_event(route).validate_python(_typed(route, event))
         events.append(event)
     return events
 

@@ -18,12 +18,12 @@ from server.agents.talk import (
     COUNT,
     MESSAGES,
     ONE_CALL,
-    WHOLE,
     calls,
     next_turn,
     num_prompt,
     parse_events,
     streamed_text,
+    type_of_answer,
     whole_text,
 )
 from server.serving import Running
@@ -43,8 +43,8 @@ def has_system_message(request: Recorded) -> bool:
 
 
 def named(requests: list[Recorded]) -> pytest.MarkDecorator:
-    """Run a test with each request; the families of models take turns, all other combinations are
-    slow tests.
+    """Run a test with each request; the families of models take turns, all other combinations
+    are slow tests.
     """
     cases = covering(FAMILIES, requests, strength=1)
     return pytest.mark.parametrize(("served", "request_"), cases, indirect=["served"], ids=case_id)
@@ -62,8 +62,8 @@ def client(served: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def short(served: Running) -> Fields:
-    """Return fields that end each answer soon: a bias for ends of thoughts, JSON, schemes of URIs
-    and answers.
+    """Return fields that end each answer soon: a bias for ends of thoughts, JSON, schemes of
+    URIs and answers.
     """
     return fields_of_short_answers(served.llm)
 
@@ -95,7 +95,7 @@ def whole(client: httpx.Client, request: Recorded, body: Mapping[str, Any]) -> d
     """Return the answer without a stream; it must have the type of the client's library."""
     asked = {name: value for name, value in body.items() if name != "stream_options"}
     answer: dict[str, Any] = post(client, request, asked | {"stream": False}).json()
-    WHOLE[request.route].validate_python(answer)
+    type_of_answer(request.route).validate_python(answer)
     return answer
 
 
