@@ -139,7 +139,7 @@ def refuse(
     """
     msg = f"{source}: {problem}"
     if cause is None:
-        raise error(msg)  # an error that is being handled stays its context
+        raise error(msg)  # without ``from``: an error that is being handled is shown as the context
     raise error(msg) from cause
 
 

@@ -29,7 +29,7 @@ from pronk.base.files.regular import is_file, read_input
 from pronk.checkpoint.formats.scheme import FLOATS
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 
-SINGLE = "model.safetensors"  # name of the only file with tensors
+SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
 INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
 # Maximum bytes of a JSON file or header. Parsed values need up to 30 times the memory; the largest
 # known index of a model has 5 MB.
@@ -37,8 +37,7 @@ MAX_JSON_BYTES = 1 << 24
 # Maximum depth of a JSON file. Recursive functions, such as repr, fail at a depth of about 1000.
 _MAX_NESTING = 100
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# Supported data types by their names in safetensors. Those that FLOATS lacks are for quantized
-# weights only.
+# Supported data types by their names in safetensors. Unquantized weights have those of FLOATS.
 DTYPES = {
     "F32": FLOAT32,
     "F16": FLOAT16,

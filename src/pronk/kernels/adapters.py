@@ -85,11 +85,14 @@ def _outputs_of_blocks(matrix: PackedMatrix) -> list[range]:
     In a gated matrix, blocks of the gate and of the up projection alternate.
     """
     struct = matrix.struct
-    units = [range(start, start + struct.unit) for start in range(0, matrix.shape[0], struct.unit)]
-    blocks = [[unit[start : start + 16] for start in range(0, len(unit), 16)] for unit in units]
+    units = []  # the blocks of each unit
+    for start in range(0, matrix.shape[0], struct.unit):
+        outputs = range(start, start + struct.unit)
+        units.append([outputs[first : first + 16] for first in range(0, len(outputs), 16)])
     if struct.gated:
-        return [block for pair in zip(*blocks, strict=True) for block in pair]
-    return [block for unit in blocks for block in unit]
+        gate, up = units
+        return [block for pair in zip(gate, up, strict=True) for block in pair]
+    return [block for unit in units for block in unit]
 
 
 def _first_inputs(outputs: Sequence[range], parts: Sequence[LowRank]) -> Array | None:

@@ -85,7 +85,7 @@ class BuildTarget:
     def current(cls) -> BuildTarget:
         """Return the platform of this process."""
         machine = platform.machine().lower()
-        other_names = {"amd64": "x86_64", "arm64": "aarch64"}  # of Windows and macOS
+        other_names = {"amd64": "x86_64", "arm64": "aarch64"}  # names on Windows and macOS
         return cls(other_names.get(machine, machine), sys.platform)
 
     @property

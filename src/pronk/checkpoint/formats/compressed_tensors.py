@@ -217,7 +217,8 @@ class CompressedTensors(Scheme):
         groups = config.get("config_groups")
         if not isinstance(groups, dict) or not groups:
             scheme.refuse("an object of rules as config_groups", groups)
-        rules = tuple(_parse_rule(group, config.get("format")) for group in groups.values())
+        default_format = config.get("format")
+        rules = tuple(_parse_rule(group, default_format) for group in groups.values())
         ignore = _check_targets(scheme.read_names(config, "ignore"))
         notes = []
         if any(rule.floats for rule in rules):

@@ -300,11 +300,11 @@ class GgufFile:
             texts = stored[is_text].tobytes().decode().split("\0")[1:]
             if len(texts) == array.length:
                 return texts
-            ends = [end - array.start for end in array.ends]
-            return [
-                bytes(stored[start + 8 : end]).decode()
-                for start, end in zip(starts, ends, strict=True)
-            ]
+            texts = []  # a string contains a zero byte, so each is decoded on its own
+            for start, end in zip(starts, array.ends, strict=True):
+                text = bytes(stored[start + 8 : end - array.start])
+                texts.append(text.decode())
+            return texts
         except UnicodeDecodeError:
             self._refuse_text(key)
 

@@ -17,7 +17,7 @@ _ROOT = Path(__file__).resolve().parents[4]  # top folder of the repository, if 
 
 def clone_model(name: str) -> Path | None:
     """Return the folder ``models/NAME`` of the clone; ``None`` without a clone or such a folder."""
-    is_plain_name = re.fullmatch(r"\w[\w.-]*", name) is not None  # a path is none
+    is_plain_name = re.fullmatch(r"\w[\w.-]*", name) is not None  # without path separators
     if not is_plain_name or not _is_clone():
         return None
     folder = _ROOT / "models" / name

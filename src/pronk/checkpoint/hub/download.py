@@ -128,8 +128,8 @@ def _list_files(model: HubModel, timeout: float) -> tuple[str, list[str]]:
         except Exception as error:  # noqa: BLE001 - raised below
             answers.append(error)
 
-    # The HTTP client has a time limit per address, and none for the resolution of the host name. A
-    # thread that is not waited for any longer limits the time of both.
+    # The HTTP client limits the time for each address, but not for the resolution of the host name.
+    # The request therefore runs in a thread, for which this function waits a limited time.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(timeout)
