@@ -110,7 +110,7 @@ def test_stored_bytes(options: dict[str, Any]) -> None:
     table = BlockTable()
     copied = BlockTable()
     write(one, table, [*range(SIZE)])
-    one.commit(table, range(SIZE))
+    one.commit_slots(table, range(SIZE))
     stored = one.export_slots(one.slots(table, 0, SIZE))
     assert stored.shape == (SIZE, one.bytes_per_token)
     other.prepare(copied, 2 * SIZE)

@@ -97,7 +97,7 @@ def burning(engine: Engine, proposer: TrackingProposer, place: str, fuse: Fuse) 
         "compute": (KernelProgram, "run"),  # after the kernels, before their results are used
         "forward": (engine.runner, "forward"),
         "prepare": (engine.cache, "prepare"),
-        "commit": (engine.cache, "commit"),
+        "commit": (engine.cache, "commit_slots"),
         "schedule": (engine.scheduler, "schedule"),
         "choose": (Sampler, "advance"),
         "text": (NullText, "push"),
