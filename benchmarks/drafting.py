@@ -25,7 +25,8 @@ from pronk import LLM, SamplingParams
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
 from pronk.drafting.ledger import RequestLedger
-from pronk.drafting.planner import DraftPlan, StepCosts
+from pronk.drafting.planner import DraftPlan
+from pronk.drafting.step_costs import StepCosts
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.sampler import Sampler

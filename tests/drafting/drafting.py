@@ -15,8 +15,8 @@ from oracle import dense_logits
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Outcome, Proposer, make_drafter
-from pronk.drafting.planner import ChainCosts, StepCosts
 from pronk.drafting.shared.draft_runner import DraftRunner
+from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder

@@ -13,7 +13,8 @@ import numpy as np
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import DraftContext, Drafter, Outcome, Proposer
 from pronk.drafting.from_text._suffix_store import SuffixStore
-from pronk.drafting.planner import DraftPlan, StepCosts
+from pronk.drafting.planner import DraftPlan
+from pronk.drafting.step_costs import StepCosts
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.logits_processors import TokenContext

@@ -14,8 +14,9 @@ from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer
 from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
 from pronk.drafting.ledger import Ledger, RequestLedger
 from pronk.drafting.planned_calls import observe_planned, propose_planned
-from pronk.drafting.planner import ChainCosts, StepCosts, select_nodes
+from pronk.drafting.planner import select_nodes
 from pronk.drafting.shared.stepwise import extension_rule
+from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree

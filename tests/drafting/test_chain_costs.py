@@ -7,8 +7,9 @@ import pytest
 from drafting.helpers import context
 from drafting.simulation import VOCAB, Source, World, always
 from pronk.drafting.ledger import RequestLedger
-from pronk.drafting.planner import ChainCosts, DraftPlan, StepCosts
+from pronk.drafting.planner import DraftPlan
 from pronk.drafting.shared.stepwise import extension_rule
+from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.tree import TokenTree
 

@@ -12,7 +12,8 @@ from drafting.helpers import context
 from drafting.simulation import COSTS, VOCAB, ChainSource, Source, World, always, changing
 from pronk.drafting.ledger import Ledger, RequestLedger
 from pronk.drafting.planned_calls import propose_planned
-from pronk.drafting.planner import ChainCosts, DraftPlan, StepCosts
+from pronk.drafting.planner import DraftPlan
+from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.tree import TokenTree
 

@@ -7,15 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from pronk.drafting.planner import (
-    ChainCosts,
-    DrafterEstimate,
-    DraftPlan,
-    ExpectedStep,
-    StepCosts,
-    plan,
-    select_nodes,
-)
+from pronk.drafting.planner import DrafterEstimate, DraftPlan, plan, select_nodes
+from pronk.drafting.step_costs import ChainCosts, ExpectedStep, StepCosts
 from pronk.drafting.trie import Trie
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.tree import TokenTree

@@ -19,10 +19,7 @@ from pronk.drafting.from_text.prompt_lookup import PromptLookup as PromptLookup
 from pronk.drafting.from_text.suffix import Suffix as Suffix
 from pronk.drafting.ledger import RequestLedger as RequestLedger
 from pronk.drafting.planner import DEFAULT_RATE as DEFAULT_RATE
-from pronk.drafting.planner import ChainCosts as ChainCosts
 from pronk.drafting.planner import DraftPlan as DraftPlan
-from pronk.drafting.planner import ExpectedStep as ExpectedStep
-from pronk.drafting.planner import StepCosts as StepCosts
 from pronk.drafting.proposer import Capabilities as Capabilities
 from pronk.drafting.proposer import DraftContext as DraftContext
 from pronk.drafting.proposer import Drafter as Drafter
@@ -50,6 +47,9 @@ from pronk.drafting.shared.stepwise import begin_chains as begin_chains
 from pronk.drafting.shared.stepwise import extension_rule as extension_rule
 from pronk.drafting.shared.stepwise import model_chain_costs as model_chain_costs
 from pronk.drafting.shared.vocabulary.translation import Translation as Translation
+from pronk.drafting.step_costs import ChainCosts as ChainCosts
+from pronk.drafting.step_costs import ExpectedStep as ExpectedStep
+from pronk.drafting.step_costs import StepCosts as StepCosts
 from pronk.drafting.target import Target as Target
 from pronk.drafting.trie import Frontier as Frontier
 from pronk.drafting.trie import Trie as Trie

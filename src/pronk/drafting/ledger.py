@@ -28,12 +28,11 @@ from pronk.drafting.planner import (
     EVERYTHING,
     DrafterEstimate,
     DraftPlan,
-    ExpectedStep,
     Reason,
-    StepCosts,
     plan,
 )
 from pronk.drafting.regret import Regret
+from pronk.drafting.step_costs import ExpectedStep, StepCosts
 from pronk.drafting.tree_union import TreeUnion
 from pronk.models.cost_model import usual
 from pronk.sampling.tree import TokenTree

@@ -33,11 +33,11 @@ divided equally among the drafters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Literal, NamedTuple
 
-from pronk.models.cost_model import CostCurve
+from pronk.drafting.step_costs import ChainCosts, ExpectedStep, StepCosts
 from pronk.sampling.tree import TokenTree
 
 Reason = Literal["pays", "learns", "all"]
@@ -47,60 +47,6 @@ DEFAULT_RATE = 0.7
 
 # Room (probability that no draft token is the next token) below which a proposal teaches little.
 _MIN_ROOM = 0.5
-
-
-class ExpectedStep(NamedTuple):
-    """One request's part of a step, with some draft tokens or none."""
-
-    tokens: float  # expected tokens, at least 1
-    seconds: float
-
-    @property
-    def token_seconds(self) -> float:
-        """Seconds per token: what a token is worth."""
-        return self.seconds / self.tokens
-
-    def is_faster(self, other: ExpectedStep) -> bool:
-        """Return whether this step has more expected tokens per second than another one."""
-        return self.tokens * other.seconds > other.tokens * self.seconds
-
-
-class StepCosts(NamedTuple):
-    """Costs of one request's part of a step."""
-
-    curve: CostCurve  # seconds of the target's forward pass by its number of rows
-    num_requests: int = 1  # requests that decode in the step; all are assumed to choose alike
-
-    def pass_seconds(self, num_draft_tokens: int) -> float:
-        """Return the request's part of a forward pass with this number of draft tokens."""
-        return self.curve.at(self.num_requests * (1 + num_draft_tokens)) / self.num_requests
-
-    def row_seconds(self, num_draft_tokens: int) -> float:
-        """Return by how many seconds draft tokens lengthen the request's part."""
-        return self.pass_seconds(num_draft_tokens) - self.pass_seconds(0)
-
-    def plain(self) -> ExpectedStep:
-        """Return the step without draft tokens."""
-        return ExpectedStep(1.0, self.pass_seconds(0))
-
-    def best(self, gains: Iterable[float]) -> ExpectedStep:
-        """Return the fastest step with draft tokens of these gains, or with some of them."""
-        best = self.plain()
-        tokens = 1.0
-        for count, gain in enumerate(sorted(gains, reverse=True), 1):
-            tokens += gain
-            step = ExpectedStep(tokens, self.pass_seconds(count))
-            if step.is_faster(best):
-                best = step
-        return best
-
-
-class ChainCosts(NamedTuple):
-    """Seconds of a drafter that drafts token by token, one request's part."""
-
-    token: float  # a draft token
-    prefill: float = 0.0  # reading the text since the last proposal
-    start: float = 0.0  # a proposal, besides reading and draft tokens
 
 
 class DrafterEstimate(NamedTuple):
@@ -135,9 +81,9 @@ class DraftPlan(NamedTuple):
     @property
     def min_gain(self) -> float:
         """Smallest gain of a draft token that is worth its row, where rows are not free."""
-        return (
-            0.0 if self.costs is None else self.costs.curve.row_seconds / self.before.token_seconds
-        )
+        if self.costs is None:
+            return 0.0
+        return self.costs.curve.row_seconds / self.before.token_seconds
 
     def wants(self, gain: float, count: int) -> bool:
         """Return whether a draft token is worth its row, after ``count`` others of larger gain."""

@@ -23,7 +23,8 @@ from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
 from pronk.drafting.acceptance_stats import RequestAcceptance
 from pronk.drafting.ledger import RequestLedger
-from pronk.drafting.planner import EVERYTHING, ChainCosts, DraftPlan, StepCosts
+from pronk.drafting.planner import EVERYTHING, DraftPlan
+from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler

@@ -14,8 +14,9 @@ from pronk.base.interrupts import interruptible
 from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
 from pronk.drafting.ledger import Ledger, RequestLedger
 from pronk.drafting.planned_calls import observe_planned, propose_planned
-from pronk.drafting.planner import StepCosts, select_nodes
+from pronk.drafting.planner import select_nodes
 from pronk.drafting.proposer import DraftContext, Outcome, Proposer
+from pronk.drafting.step_costs import StepCosts
 from pronk.engine.request import Request
 from pronk.engine.request_step import RequestStep
 from pronk.engine.scheduler import ScheduledRequest

@@ -23,7 +23,7 @@ from lab.drafters.exits import (
 from lab.drafters.trained_kangaroo import calm_decoder, calm_module
 from pronk.base.arrays import Array
 from pronk.drafting import make_drafter
-from pronk.drafting.planner import StepCosts
+from pronk.drafting.step_costs import StepCosts
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams

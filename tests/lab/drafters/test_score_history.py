@@ -3,7 +3,7 @@
 from drafting.drafting import bound
 from drafting.shared.test_score_history import GREEDY, SPEC, answer, check_wrapper, stateless
 from pronk.drafting.planned_calls import propose_planned
-from pronk.drafting.planner import StepCosts
+from pronk.drafting.step_costs import StepCosts
 from pronk.models.cost_model import CostCurve
 from tiny_models import Clock, make_engine, tiny_decoder
 

@@ -18,7 +18,6 @@ from pronk.base.checks import check_choice, check_integer, check_number, check_p
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.hub.clone_models import clone_model
-from pronk.drafting.planner import ChainCosts, StepCosts
 from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Proposer
 from pronk.drafting.shared.chain import Chain, Stop
 from pronk.drafting.shared.draft_cache import DraftCache, open_pool
@@ -32,6 +31,7 @@ from pronk.drafting.shared.stepwise import (
     model_chain_costs,
 )
 from pronk.drafting.shared.vocabulary.translation import Translation
+from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
 from pronk.models.choice import open_torch
 from pronk.models.decoder import forward_weights

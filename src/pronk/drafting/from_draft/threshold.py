@@ -20,11 +20,11 @@ from pronk.base.checks import check_choice, check_integer, check_number
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
 from pronk.drafting.from_draft.draft_model import DraftModel
-from pronk.drafting.planner import ChainCosts, StepCosts
 from pronk.drafting.proposer import DraftContext, Drafter, Outcome, Proposer, States, bind_proposer
 from pronk.drafting.shared.chain import Chain, Stop, chains_of
 from pronk.drafting.shared.common_prefix import common_prefix_length
 from pronk.drafting.shared.composite import Composite, check_wraps_chains
+from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
 from pronk.sampling.tree import TokenTree
 

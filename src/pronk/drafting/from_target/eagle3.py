@@ -24,7 +24,7 @@ from pronk.drafting.acceptance_stats import DrafterRates
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafting.from_target.modules.eagle_names import find_mtp_names
-from pronk.drafting.planner import DEFAULT_RATE, ChainCosts, StepCosts
+from pronk.drafting.planner import DEFAULT_RATE
 from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Proposer
 from pronk.drafting.shared.chain import Chain, Stop
 from pronk.drafting.shared.draft_cache import DraftCache
@@ -36,6 +36,7 @@ from pronk.drafting.shared.stepwise import (
     extension_rule,
     model_chain_costs,
 )
+from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
 from pronk.drafting.trie import Trie
 from pronk.models.loader import describe_architecture

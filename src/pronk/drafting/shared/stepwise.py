@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pronk.base.arrays import Array
-from pronk.drafting.planner import DEFAULT_RATE, ChainCosts, StepCosts
+from pronk.drafting.planner import DEFAULT_RATE
 from pronk.drafting.proposer import DraftContext, Proposer
 from pronk.drafting.shared.chain import Chain, Stop
+from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
 from pronk.sampling.draft_token import DraftIds
