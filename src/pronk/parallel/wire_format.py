@@ -111,7 +111,7 @@ class LayerCommand(NamedTuple):
 
     pool: tuple[int, int]  # (``num_resizes``, number of blocks) of the driver's pool
     moves: Sequence[Moves]  # copies between slots that the worker makes before the computation
-    jobs: Sequence[ForwardJob]  # without the fields on sampling: workers send logits to rank 0
+    jobs: Sequence[ForwardJob]  # rows to run; their sampling fields are not sent
     num_layers: int  # number of layers, from the first on; with all layers, the LM head runs, too
 
     def serialize(self) -> list[Any]:
