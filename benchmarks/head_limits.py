@@ -94,7 +94,7 @@ class Text(NamedTuple):
 
     ids: list[int]
     sure: list[bool]  # whether the target's probability of a token is above ``_SURE``
-    positions: list[Position]  # of the tokens from the second one to the last but one
+    positions: list[Position]  # draft tokens for the second token to the last but one
 
 
 def record(llm: LLM, recorder: Recorder, prompt: Prompt | list[int], tokens: int) -> Text:

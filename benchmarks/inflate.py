@@ -37,7 +37,7 @@ from pronk.models.loader import parse_dtype, read_config
 from pronk.models.shards import ShardEntry, check_output_folder, copy_companions, write_weights
 from pronk.models.tensor_plan import CheckpointTensor, plan_tensors
 
-MARK = "pronk_inflated"  # in config.json; the reports of `pronk bench` show it
+MARK = "pronk_inflated"  # entry of config.json, which the reports of `pronk bench` show
 GROUP = 8  # minimum number of query heads per key/value head
 SHARD_BYTES = 10**9
 

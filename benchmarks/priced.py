@@ -105,7 +105,7 @@ class PricedClock:
         self.slow_from = math.inf
         self._table = table
         self._shift = 0.0
-        self._prices: dict[int, Prices | None] = {}  # by the address of the model
+        self._prices: dict[int, Prices | None] = {}  # prices by ``id`` of the model
 
     def __call__(self) -> float:
         """Return the time in seconds."""

@@ -197,7 +197,7 @@ def _fields_of(place: str, rows: dict[str, Treatment]) -> str:
     accepted = list[str]()
     renamed = list[str]()
     opened = list[str]()
-    refused: dict[str, list[str]] = {}  # by advice
+    refused: dict[str, list[str]] = {}  # names of refused fields by advice
     for name, row in rows.items():
         match row:
             case Accepted():

@@ -78,7 +78,7 @@ class ModelLoader:
 
     path: Path
     options: Mapping[str, Any]  # arguments of :class:`pronk.LLM` without ``model``
-    settings: ServerSettings  # with the name of this model
+    settings: ServerSettings  # settings of the server with the name of this model
     moderation_template: str = MODERATION_TEMPLATE
     memory: int | None = None  # bytes for all models of the server; ``None`` sets no limit
 

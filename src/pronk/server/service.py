@@ -87,9 +87,9 @@ _PUBLISHED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk pad sep cls m
 # of other requests are tokenized.
 _TURN_SECONDS = 0.1
 # Work to write the parts of a reply, in the executor's unit (bytes of a request).
-_TOKEN_SIZE = 4  # of a token
-_REPORT_SIZE = 16  # of a log-probability and its token
-_NUMBER_SIZE = 1  # of a number of an embedding
+_TOKEN_SIZE = 4  # per token
+_REPORT_SIZE = 16  # per log-probability with its token
+_NUMBER_SIZE = 1  # per number of an embedding
 
 
 class Service:

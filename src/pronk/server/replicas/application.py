@@ -55,7 +55,7 @@ class ApplicationArgs(BaseModel):
     least: int | None = None
     servers: int = 1  # number of server processes
     cpus: int = 1  # number of cores per replica
-    resources: dict[str, float] = {}  # by name of a Ray resource, the amount a replica needs
+    resources: dict[str, float] = {}  # amount of each Ray resource that a replica needs, by name
     # Name of the model in requests; None means the name of the model's folder.
     name: str | None = None
     # File of API keys, one per line, read when the application is built.

@@ -34,8 +34,9 @@ _QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
 
 # All timeouts, periods, intervals and delays are in seconds.
 _CONNECT_TIMEOUT = 5.0
-_LOAD_TIMEOUT = 1200.0  # for all replicas to load the model
-_STOP_TIMEOUT = 20.0  # for all replicas to stop, after the seconds of ``ReplicaPlan.drain``
+_LOAD_TIMEOUT = 1200.0  # time limit for all replicas to load the model
+# Time limit for all replicas to stop, after the seconds of ``ReplicaPlan.drain``.
+_STOP_TIMEOUT = 20.0
 _POLL_INTERVAL = 0.2
 # Time in which Ray must report the cores of stopped processes as free, which takes some seconds.
 _FREE_CORES_TIMEOUT = 10.0

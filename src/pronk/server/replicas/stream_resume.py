@@ -39,7 +39,7 @@ class ResumableStream:
         # Whether the current replica still generates pieces that the client already has.
         self.replaying = False
         self._from_start = request.params.prompt_logprobs is not None
-        self._given: dict[int, list[Piece]] = {}  # by sample index, the pieces that the client has
+        self._given: dict[int, list[Piece]] = {}  # pieces that the client has, by sample index
         # By sample index, the number of pieces that a replay has yet to drop.
         self._skip: dict[int, int] = {}
         self._avoid = frozenset[str]()
