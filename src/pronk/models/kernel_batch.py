@@ -60,7 +60,8 @@ class KernelBatch:
         parents = None
         if tree is not None:
             num_nodes = len(tree)
-            if tree.main_chain < num_nodes:  # without parents, the tree is a chain
+            # without parents, the tree is a chain
+            if num_nodes > 1 and tree.main_chain < num_nodes:
                 parents = self._int32_array(tree.parents)
         return CSegment(
             ctypes.addressof(blocks),
