@@ -250,7 +250,7 @@ def _schedule(
 ) -> _Schedule:
     """Return the options of a call for the scheduler; raise an OptionError for invalid values.
 
-    ``deadline`` is in seconds from now; the result has the time of ``perf_counter``.
+    ``deadline`` is in seconds from now; that of the result is a value of ``perf_counter``.
     """
     check_integer("priority", priority, -(2**31), 2**31)
     if deadline is not None:

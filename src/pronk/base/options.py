@@ -186,7 +186,10 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
 
 
 def check_options(values: Any) -> None:
-    """Raise ``OptionError`` if a value of an instance of a declaring dataclass is wrong."""
+    """Check the values of a dataclass instance against the types and ranges of its options.
+
+    Raises ``OptionError`` for the first value that is out of range or of another type.
+    """
     owner: Any = type(values)
     for name, declared in declared_options(owner).items():
         declared.check(getattr(values, name))

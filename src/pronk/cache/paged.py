@@ -187,7 +187,11 @@ class PagedCache:
 
     @property
     def computed_features(self) -> list[Feature]:
-        """The features that are functions: a forward pass computes and saves them."""
+        """Saved features that are functions of several layers' outputs.
+
+        Each forward pass evaluates the functions for its tokens and saves the results; outputs of
+        single layers are saved by the layers' program.
+        """
         return [feature for feature in self.features if not isinstance(feature, int)]
 
     def drop_unused_features(self) -> None:

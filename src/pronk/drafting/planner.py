@@ -98,7 +98,7 @@ class DraftPlan(NamedTuple):
 
         Args:
             gains: estimated probability, for each draft token, that all up to it are accepted.
-            chain: costs of the drafter.
+            chain: costs of the drafter; ``None``: not known.
             rate: acceptance rate of further tokens.
             max_tokens: largest number of draft tokens.
         """
@@ -118,9 +118,9 @@ class DraftPlan(NamedTuple):
         """Return whether a tree is worth one more pass of the draft model.
 
         Args:
-            gains: gains of the draft tokens so far.
-            more: expected gains of the draft tokens that the pass would add.
-            chain: costs of the drafter; ``token`` is a pass.
+            gains: for each draft token so far, the probability that it is accepted.
+            more: the same for the draft tokens that the pass would add, as expected.
+            chain: costs of the drafter, ``token`` being the seconds of a pass; ``None``: not known.
             passes: number of passes so far.
         """
         if self.costs is None or chain is None:

@@ -55,7 +55,7 @@ class Engine:
                 time in seconds, for statistics, measured costs, turns and deadlines.
             batch: limits of a forward pass; ``prefill_chunk`` is a number.
             max_tree: maximum number of rows per decoding request and forward pass.
-            budget: whether to draft only what is expected to pay (see :mod:`pronk.drafting.planner`).
+            budget: whether to draft only what is expected to pay (:mod:`pronk.drafting.planner`).
             acceptance_stats: acceptance rates shared by all requests; ``None`` keeps them per
                 request.
         """

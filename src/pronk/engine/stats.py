@@ -178,7 +178,7 @@ class Decision:
     # Step with ``len(verified)`` rows per request, one request's part: ``costs.at(n * rows) / n``.
     expected: float | None
     drafting: float  # measured seconds in drafters, this request's part
-    # measured seconds of the whole step without the time in drafters, for all requests
+    # Measured seconds of the step of all requests, without the time in drafters.
     seconds: float
     allowance: float  # ``Ledger.allowance``: seconds that drafting may still cost the engine
 

@@ -36,7 +36,8 @@ def is_launched(workers: int) -> bool:
 
 def check_launched(workers: int) -> None:
     """Raise ``OptionError`` for ``workers=1`` if ``torchrun`` launched several processes."""
-    # Each of these processes would run the whole program.
+    # torchrun starts WORLD_SIZE copies of the program. With ``workers=1`` each copy would load and
+    # run the whole model for itself.
     world_size = int(os.environ.get("WORLD_SIZE", "1")) if _LAUNCHED in os.environ else 1
     if workers == 1 < world_size:
         msg = (

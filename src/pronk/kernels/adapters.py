@@ -62,7 +62,9 @@ def pack_adapter(matrix: PackedMatrix, parts: Sequence[LowRank]) -> PackedAdapte
     """
     outputs = _outputs_of_blocks(matrix)
     first = _first_inputs(outputs, parts)
-    if first is None:  # a block has outputs of several parts
+    if first is None:
+        # A block of packed rows has outputs of several parts, such as queries and keys: they are
+        # merged into one adapter of all outputs.
         parts = [_merge(parts)]
         first = _first_inputs(outputs, parts)
         assert first is not None
@@ -96,7 +98,7 @@ def _outputs_of_blocks(matrix: PackedMatrix) -> list[range]:
 
 
 def _first_inputs(outputs: Sequence[range], parts: Sequence[LowRank]) -> Array | None:
-    """Return ``PackedAdapter.first``; ``None`` if a block has outputs of several parts."""
+    """Return ``PackedAdapter.first``; ``None`` if a block of rows has outputs of several parts."""
     rank = max(len(part.down) for part in parts)
     first = np.full(len(outputs), -1, np.int32)
     for block, covered in enumerate(outputs):

@@ -52,8 +52,8 @@ class CostCurve(NamedTuple):
     """Seconds of a forward pass by its number of rows, at one context."""
 
     speed: float  # seconds of a pass of one row without context
-    start: float = 1.0 - _ROW  # b
-    slope: float = _ROW  # c
+    start: float = 1.0 - _ROW  # b of the formula above, in passes of one row
+    slope: float = _ROW  # c: a further row, in passes of one row
     context: float = 0.0  # d times the number of cached tokens
     experts: float = 0.0  # share of the bytes of a pass of one row that are experts
     overlap: float = 1.0  # probability that two rows choose the same expert

@@ -60,6 +60,8 @@ class BatchEntry(NamedTuple):
         """Indices of the rows of ``logits_nodes``, counted from the entry's first row."""
         nodes = self.logits_nodes
         first = self.num_computed
+        if not first:
+            return nodes
         return range(nodes.start - first, nodes.stop - first, nodes.step)
 
 
@@ -67,32 +69,34 @@ class ForwardBatch:
     """The rows of one forward pass, entry after entry.
 
     One object goes from the engine's step to the kernels. What is derived from its entries is
-    computed once, when a model first needs it. Block tables must not change before the pass is
-    over.
+    computed once. Block tables must not change before the pass is over.
 
     Attributes:
         entries: one entry per request, at least one.
         row_counts: number of rows of each entry.
         num_rows: number of rows of all entries.
+        logits_counts: number of rows of each entry whose logits are needed.
+        logits_rows: indices of these rows, in the order of the entries.
         num_committed: number of committed tokens in the cache before the pass, over all entries.
+        num_positions: upper bound of the positions of all rows, at least 1 more than each of them.
     """
 
     def __init__(self, entries: Sequence[BatchEntry]) -> None:
         self.entries = entries
         self.row_counts = [entry.num_rows for entry in entries]
         self.num_rows = sum(self.row_counts)
-        self.num_committed = sum([entry.block_table.length for entry in entries])
+        self.logits_counts = [len(entry.logits_nodes) for entry in entries]
+        self.logits_rows = self._find_logits_rows()
+        lengths = [entry.block_table.length for entry in entries]
+        self.num_committed = sum(lengths)
+        self.num_positions = max(
+            [length + len(entry.tree) for length, entry in zip(lengths, entries, strict=True)]
+        )
+        self._for_kernels: KernelBatch | None = None
         # rotations of the rows under dynamic RoPE
         self._rope_entries: dict[RopeConfig, Array] = {}
 
-    @cached_property
-    def logits_counts(self) -> list[int]:
-        """Number of rows of each entry whose logits are needed."""
-        return [len(entry.logits_nodes) for entry in self.entries]
-
-    @cached_property
-    def logits_rows(self) -> Sequence[int]:
-        """Indices of the rows whose logits are needed, in the order of the entries."""
+    def _find_logits_rows(self) -> Sequence[int]:
         if len(self.entries) == 1:
             return self.entries[0].logits_rows
         rows = list[int]()
@@ -101,11 +105,6 @@ class ForwardBatch:
             rows.extend(first + row for row in entry.logits_rows)
             first += count
         return rows
-
-    @cached_property
-    def num_positions(self) -> int:
-        """Upper bound of the positions of all rows, at least 1 more than each of them."""
-        return max([entry.block_table.length + len(entry.tree) for entry in self.entries])
 
     @cached_property
     def positions(self) -> NDArray[np.int64]:
@@ -121,10 +120,12 @@ class ForwardBatch:
         """Token id of each row."""
         return np.frombuffer(self.for_kernels.tokens, np.int32)
 
-    @cached_property
+    @property
     def for_kernels(self) -> KernelBatch:
         """The entries as C structures."""
-        return KernelBatch(self.entries, self.logits_rows)
+        if self._for_kernels is None:
+            self._for_kernels = KernelBatch(self.entries, self.logits_rows)
+        return self._for_kernels
 
     def slots(self, cache: PagedCache) -> NDArray[np.int64]:
         """Return the KV slot of each row."""

@@ -190,8 +190,9 @@ def _quantized_weights(
     checkpoint: AnyCheckpoint, names: TensorNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
     """Return how quantized weights are stored, by layer names without the family's prefix."""
-    # Patterns of module names in quantization_config match names with the prefix, if the checkpoint
-    # has it.
+    # The names of a checkpoint may have a prefix that canonical names lack, such as
+    # ``model.language_model.``. Patterns of modules in quantization_config are written for names
+    # with the prefix.
     layers = (name for name in checkpoint if names.canonical(name).startswith(f"{names.layers}."))
     prefix = next((name.removesuffix(names.canonical(name)) for name in layers), "")
     weights = {}

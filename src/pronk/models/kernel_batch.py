@@ -21,12 +21,13 @@ _CONSECUTIVE = (ctypes.c_int32 * _NUM_CONSECUTIVE)(*range(_NUM_CONSECUTIVE))
 
 
 class KernelBatch:
-    """The entries of a batch as arrays of ``pronk.h``, whose memory this object keeps.
+    """The entries of a batch as arrays of structures of ``pronk.h``, which this object keeps alive.
 
     Attributes:
         segments: ``pronk_segment`` of each entry.
         tokens: token id of each row, int32.
-        others: for each of the other models' caches, the segments of all entries, without nodes.
+        others: segments in the KV caches of other models that layers read, the entries of one
+            cache after those of another; a segment has committed tokens only, no draft tokens.
         num_others: number of the other models' caches.
         logits_rows: address of the indices of the rows whose logits are needed, int32.
     """
@@ -60,7 +61,8 @@ class KernelBatch:
         parents = None
         if tree is not None:
             num_nodes = len(tree)
-            if tree.main_chain < num_nodes:  # without parents, the tree is a chain
+            # without parents, the tree is a chain
+            if num_nodes > 1 and tree.main_chain < num_nodes:
                 parents = self._int32_array(tree.parents)
         return CSegment(
             ctypes.addressof(blocks),

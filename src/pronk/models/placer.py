@@ -258,7 +258,7 @@ class WeightPlacer:
     ) -> Array:
         """Stack weights along the outputs, by default in ``self.dtype``.
 
-        One array of the dtype is not copied.
+        A single array that already has the dtype is returned without a copy.
         """
         single = weights[0] if len(weights) == 1 and not transposed else None
         dtype = dtype or self.dtype

@@ -1,7 +1,7 @@
 """Tree parallelism: the rows that each process computes, and the assembly of their results.
 
-*Logits rows* are the rows of an entry's logits, one for each node whose logits are needed. For shards
-of trees see :mod:`~pronk.parallel.tree_partition`.
+*Logits rows* are the rows of an entry's logits, one for each node whose logits are needed. For
+shards of trees see :mod:`~pronk.parallel.tree_partition`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class AssembledResult:
             )
             for entry in entries
         ]
-        # For each entry, {index of the logits row: token}, for the rows whose token a worker sampled.
+        # For each entry: the tokens that workers sampled, by index of the logits row.
         self.sampled = [dict[int, int]() for _ in entries]
         # For each collected layer number, the layer's outputs of each entry, ``[nodes, hidden]``.
         sizes = [(len(entry.tree), config.hidden_size) for entry in entries]
@@ -180,12 +180,12 @@ class AssembledResult:
         Args:
             pool: record of the worker's KV pool.
             process_shard: nodes that the worker computed.
-            sampled: a token per logits row of the entries with a stateless sampler; -1 if the logits
+            sampled: a token per logits row of the entries with a stateless sampler; -1 if logits
                 are not finite.
-            data: bytes of the logits rows of entries with ``all_logits``, then of the outputs of each
-                collected layer, both without rows of recomputed ancestors.
-            fetch: function that fetches the logits rows of entries without ``all_logits`` when these
-                rows are read.
+            data: bytes of the logits rows of entries with ``all_logits``, then of the outputs of
+                each collected layer, both without rows of recomputed ancestors.
+            fetch: fetches the logits rows of entries without ``all_logits`` when they are
+                read.
         """
         end = 0
         tokens = iter(sampled)

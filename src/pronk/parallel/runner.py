@@ -136,7 +136,7 @@ class TreeRunner(ModelRunner):
         cache.fetch = WeakMethod(self._fetch_kv_rows)
 
     def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
-        """Compute the trees of all requests, split among the processes if that is estimated to be faster."""
+        """Compute the trees of all requests, in several processes if that seems faster."""
         shards = self._partition(batch)
         if sum(bool(process_shard) for process_shard in shards) > 1:
             with uninterrupted():
@@ -178,14 +178,17 @@ class TreeRunner(ModelRunner):
         return partition_trees([entry.tree for entry in batch.entries], costs, communication)
 
     def _sync_seconds(self, worker: WorkerHandle, batch: ForwardBatch) -> float:
-        """Return the seconds to send all KV rows that a worker lacks, divided by ``_AMORTIZATION_STEPS``."""
+        """Return the seconds to send the KV rows that a worker lacks, for one of several steps.
+
+        The rows serve ``_AMORTIZATION_STEPS`` steps.
+        """
         missing = 0
         for entry in batch.entries:
             missing += int((~worker.pool.valid[self._committed_slots(entry)]).sum())
         return missing * self.cache.bytes_per_token * worker.seconds_per_byte / _AMORTIZATION_STEPS
 
     def _committed_slots(self, entry: BatchEntry) -> NDArray[np.int64]:
-        """Return the slots of a request's committed tokens, except for tokens in released blocks."""
+        """Return the slots of a request's committed tokens, without those in released blocks."""
         block_table = entry.block_table
         begin = block_table.num_released * self.cache.block_size
         return self.cache.slots(block_table, begin, block_table.length)
@@ -197,8 +200,8 @@ class TreeRunner(ModelRunner):
         entries = batch.entries
         self._message_number += 1
         assembled = AssembledResult(entries, self, collect, self._recompute)
-        # For each worker with nodes: (worker, process shard, number of committed tokens to
-        # recompute per tree shard).
+        # For each worker with nodes of a draft tree: the worker, its part of the batch, and for
+        # each tree in this part the number of committed tokens that it has to recompute.
         assignments = []
         for worker, process_shard in zip(self.workers, shards[1:], strict=True):
             if process_shard:

@@ -87,7 +87,7 @@ class WorkerSettings(dict[str, Any]):
 
 
 class _FeatureOwner:
-    """Owner of outputs of layers in the KV pool: the pool keeps the outputs until this object is deleted."""
+    """Object for whose lifetime the KV pool saves outputs of layers."""
 
 
 class WorkerLoop:
@@ -151,7 +151,7 @@ class WorkerLoop:
             raise ValueError(msg)
 
     def _resize(self, num_blocks: int, layers: Sequence[int]) -> None:
-        """Resize the KV pool, so that it stores the outputs of ``layers`` and of no other layers."""
+        """Resize the KV pool, and let it save the outputs of ``layers`` and of no other layers."""
         self._feature_owner = _FeatureOwner()
         for layer in layers:
             self.cache.save_feature(layer, self._feature_owner)

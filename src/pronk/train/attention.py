@@ -145,7 +145,7 @@ class Features:
     hidden: dict[int, Tensor] = field(default_factory=dict)
     # Keys of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
     keys: dict[int, Tensor] = field(default_factory=dict)
-    # Values of layers, of the same shape, by number of the layer.
+    # Values of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
     values: dict[int, Tensor] = field(default_factory=dict)
 
 

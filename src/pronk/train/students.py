@@ -50,7 +50,10 @@ _ADAPTERS = {  # in words, for the model card
 
 @dataclass(frozen=True)
 class Branch:
-    """Predictions of one branch for ``n`` rows of a batch.
+    """Predictions of one branch of a drafter for ``n`` rows of a batch.
+
+    A branch is a part of the drafter with a loss of its own: one of several heads, or the drafter
+    at one depth of a draft.
 
     The rows are positions of all sequences, one sequence after the other.
     """
@@ -185,12 +188,16 @@ class Student(Objective[Module]):
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Measure the branches on the held-out sets, then the drafter in the engine.
+        """Measure each branch on the held-out sets, then the whole drafter in the engine.
 
-        Each measurement takes half the time. The figures of a branch are ``KL``, the divergence
-        from the target in nats, and ``same``, the fraction of rows in which branch and target have
-        the same most likely token. The engine measures alpha, CTAR and S on held-out prompts (see
-        ``served.py``).
+        The figures of a branch are ``KL``, its divergence from the target in nats, and ``same``,
+        the fraction of rows in which branch and target have the same most likely token. Those of
+        the drafter are acceptance rate (alpha), consistent token acceptance (CTAR) and tokens per
+        forward pass (S), on held-out prompts (``served.py``).
+
+        Args:
+            length: number of tokens of a held-out sequence.
+            seconds: time limit; branches and drafter take half of it each.
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.vocab_size))

@@ -51,8 +51,8 @@ class ModelDrafter(Drafter):
         model: folder or Hub id of the draft model. ``None`` selects a model in the folder
             ``models`` of a clone of this repository. For ``draft_model`` this is
             ``pronk-tiny-draft``; it needs a target with the same vocabulary.
-        num_tokens: most draft tokens of a chain, 1..64. By default the target verifies 8 rows: the
-            root and 7 tokens.
+        num_tokens: maximum number of draft tokens of a chain, 1..64. By default the target verifies
+            8 rows: the root and 7 tokens.
         min_confidence: a chain ends after its first token with a lower confidence, 0..1; 0 turns
             the rule off. The confidence is the draft model's largest probability. Under the coupled
             rule it includes the noise of the request's seed

@@ -49,7 +49,7 @@ class Threshold(Composite):
     Attributes:
         parts: the inner drafter, ``draft_model`` by default. Its own options that end chains are
             ignored.
-        max_tokens: most draft tokens of a chain, 1..64.
+        max_tokens: maximum number of draft tokens of a chain, 1..64.
         threshold: initial threshold, within ``lowest .. highest``.
         boost: decrease of the threshold when all tokens were accepted, 0..1.
         lowest: smallest threshold, 0..1.

@@ -202,8 +202,8 @@ class RecyclingProposer(Proposer[RecyclingState]):
 def save_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
     """Write a table of successors to a safetensors file.
 
-    Its tensor is ``successors``, int32 ``[rows, 1 + top_k]``. A row is a token id and the ids of its
-    successors, padded with -1. The metadata are ``format`` and ``vocabulary``. Raises
+    Its tensor is ``successors``, int32 ``[rows, 1 + top_k]``. A row is a token id and the ids of
+    its successors, padded with -1. The metadata are ``format`` and ``vocabulary``. Raises
     ``OptionError`` if the file cannot be written.
     """
     rows = [[token, *ids, *[-1] * (table.top_k - len(ids))] for token, ids in table.rows.items()]

@@ -59,8 +59,8 @@ class Eagle3(Drafter):
         model: folder or Hub id of a head, in the layouts of EAGLE, SpecForge, speculators or
             DeepSpec. ``None`` is the folder ``eagle3`` in the target's folder, or the head that
             comes with pronk for this architecture.
-        num_tokens: most draft tokens of a path, 1..64.
-        num_nodes: most draft tokens of a tree, 1..127; ``None`` proposes chains.
+        num_tokens: maximum number of draft tokens of a path, 1..64.
+        num_nodes: maximum number of draft tokens of a tree, 1..127; ``None`` proposes chains.
         beam: number of nodes of each depth that get children, and of children of a node, 1..16; for
             trees only.
         weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for

@@ -162,7 +162,10 @@ def draft_chains(
 
 
 def chains_of(proposer: Proposer[Any]) -> DraftChains:
-    """Return the method ``chains`` of a proposer; raise OptionError if there is none."""
+    """Return the method by which a proposer drafts chains for a wrapper.
+
+    Raises ``OptionError`` if the proposer has no method ``chains``.
+    """
     chains: DraftChains | None = getattr(proposer, "chains", None)
     if chains is None:
         found = (

@@ -29,8 +29,9 @@ from pronk.lab.drafters.modules.glide import GlideDecoder, GlideShape
 def make_glide_entry(
     context: DraftContext[DraftCache], tree: TokenTree, logits_nodes: range, num_computed: int
 ) -> BatchEntry:
-    """Return the entry of a forward pass: the positions are the target's, and so is the second KV cache.
+    """Return a request's entry of a forward pass of GLIDE's model.
 
+    Positions are those of the target, whose KV cache is read beside the model's own.
     Positions are those of the target, and the target's KV cache is read beside the model's own. The
     target's cache must not change until the request's proposal is complete.
     """

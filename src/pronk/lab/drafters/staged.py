@@ -49,8 +49,9 @@ from pronk.lab.drafters.cached_tree import CachedTree, compute_new_nodes
 class _TreeSearch:
     """Best-first search for one request's tree.
 
-    The proposed tree (``trie``) and ``cached_tree`` number their nodes differently. ``cached_tree``
-    also has nodes that were computed in advance. It lacks the nodes of ``trie`` that get no
+    The *cached tree* has the nodes in the KV cache of the draft model. The *pending* node is the
+    one that the next forward pass of the draft model computes. The proposed tree (``trie``) and
+    ``cached_tree`` number their nodes differently. ``cached_tree`` also has nodes that were computed in advance. It lacks the nodes of ``trie`` that get no
     children: those at ``max_depth``, and the last node.
     """
 
@@ -78,7 +79,7 @@ class _TreeSearch:
 
     @property
     def pending_cached_node(self) -> int:
-        """Index of the pending node in ``cached_tree``."""
+        """Index in ``cached_tree`` of the node that the next forward pass computes."""
         cached_node = None if self.pending is None else self._cached_nodes[self.pending]
         assert cached_node is not None, "a node is pending only if the draft can compute it"
         return cached_node
@@ -260,7 +261,10 @@ class StagedProposer(Proposer[States]):
         return searches
 
     def _add_smaller_drafts(self, searches: Sequence[_TreeSearch]) -> None:
-        """Add the smaller drafter's nodes to the cached trees, below the pending nodes."""
+        """Let the smaller drafter propose nodes below the pending ones, to compute in advance.
+
+        They are added to the cached trees only: the draft model decides what is proposed.
+        """
         if not self.options.lead:
             return
         paths = [search.cached_tree.path(search.pending_cached_node) for search in searches]

@@ -75,8 +75,8 @@ class Divergence:
     what: str
     # The tokens of the two texts at ``position``. One is ``None`` if its text ends there. Both are
     # ``None`` if only the finish reason or the decoded text differs, or if the drafter raised.
-    expected: Candidate | None = None  # token of plain decoding
-    found: Candidate | None = None  # token of the other text
+    expected: Candidate | None = None  # token of the text by plain decoding
+    found: Candidate | None = None  # token of the text with the drafter
     # Score of ``expected`` minus score of ``found``; ``None`` if one of the scores is missing.
     gap: float | None = None
     tolerance: float | None = None  # estimated rounding error of a logit; None if no token differs

@@ -25,7 +25,8 @@ class Rescoring:
     tokens: int = 0
     # Number of tokens whose log-probability is missing, or differs by more than the tolerance.
     wrong: int = 0
-    worst: float = 0.0  # largest difference of a log-probability
+    # Largest difference of a log-probability in decoding and in scoring, in nats.
+    worst: float = 0.0
     # Prompt, mode and position of the first wrong token; ``None`` without one.
     where: str | None = None
     left_out: int = 0  # number of texts not compared because :meth:`TextScorer.can_score` is false

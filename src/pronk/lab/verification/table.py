@@ -127,7 +127,8 @@ def _row(result: DrafterReport, *, complete: bool) -> list[Text]:
         cells[2] = "impossible strings" if strings.impossible else f"p = {strings.p_value:.2g}"
     row = [Text(result.drafter)]
     for cell, verdict in zip(cells, verdicts.values(), strict=True):
-        # If no check of the drafter was tested, only the last column says so.
+        # A check that proved nothing is marked beside others that did; if none did, the verdict in
+        # the last column says so.
         is_untested = verdict == "vacuous" and result.tested
         words = f"{cell}, not tested" if is_untested else cell
         row.append(Text(words, style=_STYLES.get(verdict, "")))

@@ -133,7 +133,8 @@ def _excerpt(text: str, draw: random.Random) -> str:
         start = 0
     taken: list[str] = []
     for line in lines[start:]:
-        parts = line.split(" ")  # a line may be a long paragraph
+        # A line may be a paragraph of more words than are left, so it is cut between words.
+        parts = line.split(" ")
         taken.append(" ".join(parts[:words]))
         words -= len(line.split())
         if words <= 0:

@@ -33,7 +33,9 @@ _MTP_NAMES = {  # names of the modules of an MTP head in the layout speculators
     "norm": "final_layernorm.",
     "layers": "",
 }
-_LOGITS = 0.1  # initial weights of the final norm, relative to the target's
+# The weights of the final norm begin as the target's times this factor, so that the first logits
+# are small.
+_NORM_SCALE = 0.1
 
 
 class LinearStart(NamedTuple):
@@ -243,7 +245,7 @@ class EagleModule(nn.Module):
         deviation = _FEATURE * self.fc.weight.shape[1] ** -0.5
         with torch.no_grad():
             self.fc.weight.normal_(0.0, deviation, generator=generator)
-            self.norm.weight.copy_(_LOGITS * target.norm.get_parameter("weight"))
+            self.norm.weight.copy_(_NORM_SCALE * target.norm.get_parameter("weight"))
             if self.is_mtp:
                 self.target_norm.copy_(target.norm.get_parameter("weight"))
             if self.lm_head is not None:

@@ -2,8 +2,8 @@
 
 The bytes of the target's tokens are encoded with the draft's tokenizer. As the text grows, only the
 text after the last *mark* is encoded again. A mark is a position where tokens of both tokenizers
-begin, and from which the rest of the text
-encodes to the same tokens alone as within the whole text. For example::
+begin, and from which the rest of the text encodes to the same tokens alone as within the whole
+text. For example::
 
     target    the| quick| br|own| fox      tokens of both begin at the bytes 0, 3, 9 and 15;
     draft     the| qui|ck| brown| fox      before the mark at byte 9: 2 target and 3 draft tokens
@@ -25,7 +25,8 @@ _MARK_INTERVAL = 64  # try to set a mark if more target tokens than this follow 
 # set no mark among the last 32 target tokens, as further text may change how the last word is
 # encoded
 _NUM_OPEN = 32
-_MAX_TRIES = 8  # maximum number of positions at which a mark is tried, the last positions first
+# Maximum number of positions that are examined as places of a new mark, the last ones first.
+_MAX_TRIES = 8
 # if more target tokens than this follow the last mark, set one even if that changes draft tokens
 _MAX_INTERVAL = 256
 

@@ -35,7 +35,8 @@ class KangarooShape:
     exit_layer: int
     adapter: str = "attention"  # kind of adapter, one of ``ADAPTERS``
     heads: int = 1  # number of attention heads, each of the target's head size
-    mlp: int = 1  # width of the feed-forward network of ``transformer``
+    # Hidden neurons of the feed-forward network, only for the kind ``transformer``.
+    mlp: int = 1
 
     def __post_init__(self) -> None:
         check_choice("adapter", self.adapter, ADAPTERS)
