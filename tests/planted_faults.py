@@ -168,8 +168,8 @@ _SCHEDULER = (
     Fault(
         "the request that started first is preempted",
         "engine/scheduler.py",
-        "        return min(reversed(victims), key=",
-        "        return min(victims, key=",
+        "            reversed(victims),\n",
+        "            victims,\n",
         "engine/test_scheduler.py",
     ),
     Fault(
@@ -479,8 +479,8 @@ _SHORTENED = (
     Fault(
         "samples write into the last block of their prompt, which they share",
         "cache/paged.py",
-        "            if self.allocator.is_shared(block_table.blocks[index]):\n",
-        "            if index > first and self.allocator.is_shared(block_table.blocks[index]):\n",
+        "            if self.allocator.is_shared(block):\n",
+        "            if index > first and self.allocator.is_shared(block):\n",
         "engine/test_memory.py::test_samples_equal_separate_requests",
     ),
     Fault(

@@ -339,7 +339,7 @@ class TorchPass:
         ]
 
     def growth(self, growth: float, period: int) -> Tensor:
-        """Return the factor ``[rows, 1, 1]`` of each row's queries: ``ModelConfig.query_growth``."""
+        """Return the factor ``[rows, 1, 1]`` of the queries; see ``ModelConfig.query_growth``."""
         factors = 1.0 + growth * np.log1p(self.batch.positions // period)
         return torch.from_numpy(factors).to(self.device, self.buffers["stream"].dtype)[
             :, None, None

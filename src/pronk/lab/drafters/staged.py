@@ -51,8 +51,9 @@ class _TreeSearch:
 
     The *cached tree* has the nodes in the KV cache of the draft model. The *pending* node is the
     one that the next forward pass of the draft model computes. The proposed tree (``trie``) and
-    ``cached_tree`` number their nodes differently. ``cached_tree`` also has nodes that were computed in advance. It lacks the nodes of ``trie`` that get no
-    children: those at ``max_depth``, and the last node.
+    ``cached_tree`` number their nodes differently. ``cached_tree`` also has nodes that were
+    computed in advance. It lacks the nodes of ``trie`` that get no children: those at
+    ``max_depth``, and the last node.
     """
 
     context: DraftContext[States]
