@@ -10,6 +10,8 @@ import pytest
 
 from drafting.helpers import context
 from drafting.simulation import COSTS, VOCAB, ChainSource, Source, World, always, changing
+from pronk.base.errors import OptionError
+from pronk.drafting import DraftContext
 from pronk.drafting.ledger import Ledger, RequestLedger
 from pronk.drafting.planned_calls import propose_planned
 from pronk.drafting.planner import DraftPlan
@@ -84,6 +86,56 @@ def test_drafters_that_are_never_right_cost_one_percent() -> None:
     plain = 2000 * COSTS.at(1)
     assert sum(world.num_draft_tokens) > 0
     assert world.clock.now <= plain * 1.0102 + 2 * world.ledger.longest + world.worst
+
+
+class Boaster(ChainSource):
+    """A drafter that takes 60 times as long as it says."""
+
+    def chain_costs(self, context: DraftContext[Any], costs: StepCosts) -> ChainCosts:
+        return ChainCosts(self.seconds / 60)
+
+
+def test_wrong_costs_of_a_drafter_lose_no_more_than_right_ones() -> None:
+    world = World()
+    boaster = Boaster(world, "boaster", 0.5, always(0.3))
+    requests = [world.request([boaster])]
+    world.decode(requests, [boaster], 2000)
+    plain = (len(requests[0].tokens) - 4) * COSTS.at(1)
+    first = 4 * 0.5  # the first proposal does not count
+    assert boaster.asked
+    assert world.clock.now <= plain * 1.0102 + 2 * world.ledger.longest + first + 4 * 0.5
+
+
+@pytest.mark.parametrize("costs", [0.3, ChainCosts(-1.0)])
+def test_costs_that_are_none_are_an_error_of_the_drafter(costs: Any) -> None:
+    drafter = chain_drafter(costs)
+    ledger = RequestLedger()
+    ledger.begin()
+    ledger.set_costs(PLAIN, 10.0)
+    asked = context(None, [1], 9, 9, vocab=VOCAB, ledger=ledger)
+    with pytest.raises(
+        OptionError, match=r"draft: expected chain_costs\(\) to return ChainCosts of"
+    ):
+        ledger.plan(drafter, asked)
+
+
+@pytest.mark.parametrize(
+    ("proposed", "message"),
+    [
+        (None, "expected propose.. to return a list of TokenTrees, found NoneType; return one"),
+        ([], "one for each of 1 contexts, found 0"),
+        ([[1, 2]], r"found one with list; TokenTree.chain\(\[last token, …\]\) makes one"),
+    ],
+)
+def test_proposals_that_are_no_trees_are_an_error_of_the_drafter(
+    proposed: Any, message: str
+) -> None:
+    world = World()
+    source = Source(world, "odd", 0.1, always(0.9))
+    source.propose = lambda contexts: proposed  # type: ignore[method-assign]
+    request = world.request([source])
+    with pytest.raises(OptionError, match=message):
+        world.decode([request], [source])
 
 
 def test_a_cheap_and_accurate_source_displaces_an_expensive_one() -> None:

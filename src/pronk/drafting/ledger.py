@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pronk.base.errors import OptionError
 from pronk.drafting.acceptance_stats import RequestAcceptance
 from pronk.drafting.planner import (
     DEFAULT_RATE,
@@ -32,7 +33,7 @@ from pronk.drafting.planner import (
     plan,
 )
 from pronk.drafting.regret import Regret
-from pronk.drafting.step_costs import ExpectedStep, StepCosts
+from pronk.drafting.step_costs import ChainCosts, ExpectedStep, StepCosts
 from pronk.drafting.tree_union import TreeUnion
 from pronk.models.cost_model import usual
 from pronk.sampling.tree import TokenTree
@@ -220,6 +221,7 @@ class RequestLedger:
             estimate = self._estimate(name, record)
             seconds = estimate.seconds
         else:
+            _check_chain_costs(proposer, chain)
             chain = chain._replace(start=record.start)
             rate = self.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
             estimate = DrafterEstimate(chain=chain, rate=rate, missed=self._missed.get(name, 0.0))
@@ -278,7 +280,8 @@ class RequestLedger:
         expected = record.seconds
         if planned.chain is not None:
             drafting = max(tree.depths) * planned.chain.token
-            expected = planned.chain.prefill + planned.chain.start + drafting
+            # The costs of a drafter of others may be wrong: measurements count, too.
+            expected = max(expected, planned.chain.prefill + planned.chain.start + drafting)
             if planned.reason == "pays" and not planned.chain.prefill and tree.num_draft_tokens:
                 record.starts.append(max(0.0, seconds - drafting))
         duration = [0.0] if record.num_calls > 1 else None
@@ -390,3 +393,12 @@ class RequestLedger:
                 net += length * plain - costs.row_seconds(num_rows)
             alone[report.drafter] = alone.get(report.drafter, 0.0) + net
         self.regret.add_step(saved, alone, best)
+
+
+def _check_chain_costs(proposer: Proposer[Any], chain: object) -> None:
+    if not isinstance(chain, ChainCosts) or min(chain) < 0.0:
+        msg = (
+            f"drafter {proposer.name}: expected chain_costs() to return ChainCosts of at least 0 "
+            f"seconds, or None, found {chain!r}"
+        )
+        raise OptionError(msg)

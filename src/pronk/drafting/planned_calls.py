@@ -5,10 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pronk.base.errors import OptionError
 from pronk.drafting.proposer import DraftContext, Outcome, Proposer
 from pronk.sampling.tree import TokenTree
 
 Check = Callable[[DraftContext[Any], TokenTree], TokenTree]
+
+
+def call_propose(
+    proposer: Proposer[Any], contexts: Sequence[DraftContext[Any]]
+) -> Sequence[TokenTree]:
+    """Return ``proposer.propose(contexts)``.
+
+    Raises ``OptionError`` unless the result is one tree per context.
+    """
+    trees: object = proposer.propose(contexts)
+    expected = f"drafter {proposer.name}: expected propose() to return a list of TokenTrees"
+    if not isinstance(trees, Sequence):
+        msg = f"{expected}, found {type(trees).__name__}; return one tree per context"
+        raise OptionError(msg)
+    if len(trees) != len(contexts):
+        msg = f"{expected}, one for each of {len(contexts)} contexts, found {len(trees)}"
+        raise OptionError(msg)
+    for tree in trees:
+        if not isinstance(tree, TokenTree):
+            found = f"one with {type(tree).__name__}"
+            msg = f"{expected}, found {found}; TokenTree.chain([last token, …]) makes one"
+            raise OptionError(msg)
+    return trees
 
 
 def propose_planned(
@@ -42,7 +66,7 @@ def propose_planned(
         for context in planned
         if context.plan.reason != "learns" or not proposer.score_history(context)
     ]
-    trees = proposer.propose(drafting) if drafting else []
+    trees = call_propose(proposer, drafting) if drafting else []
     by_context = {
         id(context): check(context, tree) for context, tree in zip(drafting, trees, strict=True)
     }

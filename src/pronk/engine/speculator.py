@@ -13,7 +13,7 @@ from pronk.base.errors import PronkError, describe_error
 from pronk.base.interrupts import interruptible
 from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
 from pronk.drafting.ledger import Ledger, RequestLedger
-from pronk.drafting.planned_calls import observe_planned, propose_planned
+from pronk.drafting.planned_calls import call_propose, observe_planned, propose_planned
 from pronk.drafting.planner import select_nodes
 from pronk.drafting.proposer import DraftContext, Outcome, Proposer
 from pronk.drafting.step_costs import StepCosts
@@ -245,7 +245,7 @@ class Speculator:
         try:
             with interruptible():
                 if proposer.capabilities.self_budgeting:
-                    proposed = zip(contexts, proposer.propose(contexts), strict=True)
+                    proposed = zip(contexts, call_propose(proposer, contexts), strict=True)
                     trees = [check(context, tree) for context, tree in proposed]
                 else:
                     propose_planned(proposer, contexts, self.runner.clock, check)

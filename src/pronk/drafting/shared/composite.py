@@ -49,7 +49,13 @@ def check_wraps_chains(options: Composite) -> Drafter:
     inner = parts[0] if isinstance(parts, tuple) and len(parts) == 1 else None
     chains = inner.as_chains() if isinstance(inner, Drafter) else None
     if inner is None or chains is None:
-        msg = f"{name}: expected one drafter of chains, such as draft_model; found {parts!r}"
+        found = parts if isinstance(parts, tuple) else (parts,)
+        names = [part.name if isinstance(part, Drafter) else repr(part) for part in found]
+        msg = (
+            f"{name}: expected one drafter of chains, such as draft_model, found "
+            f"{', '.join(names) or 'none'}; as_chains() of a drafter's options returns those that "
+            "propose chains"
+        )
         raise OptionError(msg)
     if chains != inner:
         if inner.name == name:  # the same wrapper twice: cape(cape(…))
