@@ -64,7 +64,7 @@ def test_auto_reports_the_asked_sources_and_their_gains(llm: LLM) -> None:
             assert last is not None
             assert step.gain == pytest.approx(last[0])
             assert step.value == pytest.approx(last[0] * 10.0 / last[1])
-    (suffix,) = [share for share in found.shares if share.source == "suffix"]
+    (suffix,) = [share for share in found.shares if share.drafter == "suffix"]
     assert suffix.asked == sum(each.drafter == "suffix" for each in asked) > 0
     assert "suffix proposed in" in found.summary
 

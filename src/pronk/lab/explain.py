@@ -14,14 +14,14 @@ from pronk.serving import Decision, DecisionTrace, params_per_prompt
 
 
 @dataclass(frozen=True)
-class SourceShare:
+class DrafterShare:
     """Statistics of one drafter over the decoding of a text: calls, time and draft tokens."""
 
-    source: str  # name of the drafter
+    drafter: str  # name
     asked: int  # number of steps in which this drafter was asked for draft tokens
     # Number of steps in which the drafter was asked only to measure its acceptance rate, without an
     # expected gain.
-    explored: int
+    learned: int
     seconds: float  # duration of the proposals, without calls of :meth:`Proposer.observe`
     drafted: int  # number of verified draft tokens
     accepted: int  # number of accepted draft tokens
@@ -34,7 +34,7 @@ class Explanation:
     completion: Completion
     # One record per step; the first is the prefill, without draft tokens.
     steps: tuple[Decision, ...]
-    shares: tuple[SourceShare, ...]  # statistics of each drafter
+    shares: tuple[DrafterShare, ...]  # statistics of each drafter
 
     @property
     def speed(self) -> float | None:
@@ -102,7 +102,7 @@ def explain(
     return Explanation(Completion.of(request), steps, tuple(_shares(steps)))
 
 
-def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
+def _shares(steps: Sequence[Decision]) -> list[DrafterShare]:
     counts: dict[str, Counter[str]] = {}
     # A token's ``origin`` may name a part of a composite drafter. The values are the drafters that
     # were asked, by the name in the origin.
@@ -112,18 +112,18 @@ def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
             for name, _ in report.tree.origin or ():
                 called_drafters[name] = report.drafter
             count = counts.setdefault(report.drafter, Counter())
-            count.update({"asked": 1, "explored": int(report.reason == "learns")})
+            count.update({"asked": 1, "learned": int(report.reason == "learns")})
             count["nanoseconds"] += round(1e9 * report.seconds)
         for node, (name, _) in enumerate(step.verified.origin or ()):
             if name and step.verified.acceptable[node]:
                 count = counts.setdefault(called_drafters.get(name, name), Counter())
                 count.update({"drafted": 1, "accepted": int(node in step.path)})
-    shares: list[SourceShare] = []
-    for source, count in counts.items():
-        share = SourceShare(
-            source,
+    shares: list[DrafterShare] = []
+    for drafter, count in counts.items():
+        share = DrafterShare(
+            drafter,
             asked=count["asked"],
-            explored=count["explored"],
+            learned=count["learned"],
             seconds=count["nanoseconds"] / 1e9,
             drafted=count["drafted"],
             accepted=count["accepted"],
@@ -149,13 +149,13 @@ def _describe_regret(regret: Regret) -> list[str]:
     return [f"In hindsight, {alone}, and {every_step}."]
 
 
-def _describe(share: SourceShare, steps: int) -> str:
+def _describe(share: DrafterShare, steps: int) -> str:
     """Return a sentence about a drafter: proposals, time, verified and accepted draft tokens."""
     result = "had no draft token verified"
     if share.drafted:
         result = f"had {share.accepted} of {share.drafted} verified draft tokens accepted"
-    explored = f" ({share.explored} to explore)" if share.explored else ""
+    learned = f" ({share.learned} to learn)" if share.learned else ""
     if not share.asked:
-        return f"{share.source}{explored} {result}."
-    asked = f"proposed in {share.asked} of {steps} steps{explored}"
-    return f"{share.source} {asked}, in {1e3 * share.seconds:.1f} ms, and {result}."
+        return f"{share.drafter}{learned} {result}."
+    asked = f"proposed in {share.asked} of {steps} steps{learned}"
+    return f"{share.drafter} {asked}, in {1e3 * share.seconds:.1f} ms, and {result}."

@@ -36,13 +36,13 @@ def test_numbers(run: Any, tmp_path: Path) -> None:
     code, out, _ = run("--json")
     assert code == 0
     found = json.loads(out)
-    assert set(found) == {"completion", "summary", "speed", "regret", "sources", "steps"}
+    assert set(found) == {"completion", "summary", "speed", "regret", "drafters", "steps"}
     tokens = [token for step in found["steps"] for token in step["tokens"]]
     assert tokens == found["completion"]["token_ids"]
-    kept = sum(len(step["kept"]["tokens"]) - 1 for step in found["steps"])
-    assert kept == found["completion"]["stats"]["drafted"] > 0
-    asked = {each["source"] for step in found["steps"] for each in step["asked"]}
-    assert asked == {"suffix", "recycling"}
+    verified = sum(len(step["verified"]["tokens"]) - 1 for step in found["steps"])
+    assert verified == found["completion"]["stats"]["drafted"] > 0
+    drafters = {each["drafter"] for step in found["steps"] for each in step["proposals"]}
+    assert drafters == {"suffix", "recycling"}
 
 
 def test_a_plot(run: Any, tmp_path: Path) -> None:
