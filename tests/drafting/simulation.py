@@ -17,6 +17,7 @@ from pronk.drafting.planned_calls import observe_planned, propose_planned
 from pronk.drafting.planner import select_nodes
 from pronk.drafting.shared.stepwise import extension_rule
 from pronk.drafting.step_costs import ChainCosts, StepCosts
+from pronk.drafting.tree_union import TreeUnion
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
@@ -219,10 +220,13 @@ class World:
         for each in requests:
             each.ledger.begin()
             each.ledger.set_costs(costs, ledger.allowance / count)
+        unions = [TreeUnion(costs) for _ in requests]
         for number, source in enumerate(sources):
             contexts = [self._context(each, each.states[number]) for each in requests]
-            propose_planned(source, contexts, self.clock)
-        proposed = [each.ledger.union.tree(each.tokens[-1], 31) for each in requests]
+            propose_planned(source, contexts, unions, self.clock)
+        proposed = [
+            union.tree(each.tokens[-1], 31) for each, union in zip(requests, unions, strict=True)
+        ]
         drafting = self.clock.now - began
         kept = select_nodes(proposed, costs, drafting=drafting, allowance=ledger.allowance)
         draft_tokens = sum(tree.num_draft_tokens for tree in kept)

@@ -10,6 +10,7 @@ from pronk.drafting.ledger import RequestLedger
 from pronk.drafting.planner import DraftPlan
 from pronk.drafting.shared.stepwise import extension_rule
 from pronk.drafting.step_costs import ChainCosts, StepCosts
+from pronk.drafting.tree_union import TreeUnion
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.tree import TokenTree
 
@@ -28,7 +29,8 @@ def begun() -> tuple[Chain, RequestLedger, DraftPlan]:
     ledger.begin()
     ledger.set_costs(COSTS, float("inf"))
     drafter = Chain(World(length=1), "draft", 0.0, always(0.0))
-    planned = ledger.plan(drafter, context(None, [1], 9, 9, vocab=VOCAB, ledger=ledger))
+    asked = context(None, [1], 9, 9, vocab=VOCAB, ledger=ledger)
+    planned = ledger.plan(drafter, asked, TreeUnion(COSTS))
     assert planned.reason == "pays"
     return drafter, ledger, planned
 
@@ -42,14 +44,16 @@ def test_the_start_of_a_proposal_is_what_its_passes_do_not_take(
     """A pass takes 0.1 seconds, and there is one per depth: siblings cost no pass."""
     drafter, ledger, planned = begun()
     tree = TokenTree(tuple(range(1, len(parents) + 1)), parents)
-    ledger.add(drafter, planned, 0.5, tree, [1])
+    ledger.ledger.drafters["draft"].num_calls = 2  # the first call prepares the drafter
+    ledger.add(drafter, planned, 0.5, tree, TreeUnion(COSTS), [1])
     assert ledger.ledger.drafters["draft"].start == pytest.approx(0.5 - 0.1 * depth)
 
 
 def test_an_empty_proposal_is_no_measure_of_a_start() -> None:
     """Its duration may be that of finding the KV cache full."""
     drafter, ledger, planned = begun()
-    ledger.add(drafter, planned, 0.5, TokenTree((1,), (-1,)), [1])
+    ledger.ledger.drafters["draft"].num_calls = 2
+    ledger.add(drafter, planned, 0.5, TokenTree((1,), (-1,)), TreeUnion(COSTS), [1])
     assert not ledger.ledger.drafters["draft"].starts
 
 

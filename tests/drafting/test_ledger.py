@@ -4,6 +4,7 @@ clock.
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pronk.drafting.ledger import Ledger, RequestLedger
 from pronk.drafting.planned_calls import propose_planned
 from pronk.drafting.planner import DraftPlan
 from pronk.drafting.step_costs import ChainCosts, StepCosts
+from pronk.drafting.tree_union import TreeUnion
 from pronk.models.cost_model import CostCurve
 from pronk.sampling.tree import TokenTree
 
@@ -88,6 +90,41 @@ def test_drafters_that_are_never_right_cost_one_percent() -> None:
     assert world.clock.now <= plain * 1.0102 + 2 * world.ledger.longest + world.worst
 
 
+class Hiccup(ChainSource):
+    """A drafter one of whose proposals is interrupted for 20 seconds."""
+
+    interrupted = 0  # number of this proposal, from 1
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        trees = super().propose(contexts)
+        if len(self.asked) == self.interrupted:
+            self.world.clock.now += 20.0
+        return trees
+
+
+@pytest.mark.parametrize("interrupted", [1, 2, 3, 5])
+def test_one_interrupted_proposal_does_not_end_drafting(interrupted: int) -> None:
+    """The interruption costs 20 plain steps, after which the drafter pays for itself again."""
+    world = World(length=40_000)
+    drafter = Hiccup(world, "draft", 0.1, always(0.9), 8)
+    drafter.interrupted = interrupted
+    world.decode([world.request([drafter], most=39_000)], [drafter], 4000)
+    assert sum(step >= 3000 for step in drafter.asked) > 990
+
+
+def test_a_faster_step_with_fewer_tokens_does_not_end_drafting() -> None:
+    """A drafter may make a step faster by replacing draft tokens of others: it adds none then."""
+    world = World(curve=COSTS._replace(start=0.0, slope=0.6))
+    sources = [
+        Source(world, "copy", 0.01, always(0.5), 8, claims=always(0.6)),
+        Source(world, "good", 0.01, always(0.95), 2),
+    ]
+    world.decode([world.request(sources)], sources, 500)
+    records = world.ledger.drafters
+    assert all(record.expected > 0.0 for record in records.values())
+    assert len(sources[1].asked) > 300
+
+
 class Boaster(ChainSource):
     """A drafter that takes 60 times as long as it says."""
 
@@ -116,7 +153,7 @@ def test_costs_that_are_none_are_an_error_of_the_drafter(costs: Any) -> None:
     with pytest.raises(
         OptionError, match=r"draft: expected chain_costs\(\) to return ChainCosts of"
     ):
-        ledger.plan(drafter, asked)
+        ledger.plan(drafter, asked, TreeUnion(PLAIN))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +239,8 @@ def settled(source: Source, change: int, *, wanted: bool) -> int:
 @pytest.mark.parametrize(
     ("change", "wanted", "most"),
     [
-        pytest.param(360, True, 5, id="copies to code: the draft model is used again"),
+        # The draft model has the next turn to learn after up to 15 steps.
+        pytest.param(360, True, 15, id="copies to code: the draft model is used again"),
         # see the docstring
         pytest.param(480, False, 30, id="code to prose: the draft model is dropped"),
         pytest.param(
@@ -290,9 +328,9 @@ def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
     for request in requests:
         request.ledger.begin()
         request.ledger.set_costs(StepCosts(COSTS, 4), 1e6)
-    propose_planned(
-        sources[0], [world._context(each, each.states[0]) for each in requests], world.clock
-    )
+    contexts = [world._context(each, each.states[0]) for each in requests]
+    unions = [TreeUnion(StepCosts(COSTS, 4)) for _ in requests]
+    propose_planned(sources[0], contexts, unions, world.clock)
     for request in requests:
         request.ledger.charge(sources[0], 1.0)  # its observation
     assert world.ledger.drafters["copy"].seconds == pytest.approx(0.8 / 4 + 1.0)
@@ -310,7 +348,8 @@ def test_an_interrupted_proposal_counts_as_twice_its_expected_time() -> None:
     request.ledger.begin()
     request.ledger.set_costs(StepCosts(COSTS), 1e6)
     source.seconds = 50.0
-    propose_planned(source, [world._context(request, request.states[0])], world.clock)
+    asked = world._context(request, request.states[0])
+    propose_planned(source, [asked], [TreeUnion(StepCosts(COSTS))], world.clock)
     assert measured.durations[-1][0] >= 50.0
     assert world.ledger.spent - spent == pytest.approx(2.0 * expected)
 
@@ -345,7 +384,7 @@ def test_a_text_is_read_when_the_steps_without_it_have_missed_as_much() -> None:
             assert not ledger.is_quiet()  # the steps that miss something are counted
             ledger.set_costs(PLAIN, float("inf"))
             asked = context(None, [1], max_depth, 99, vocab=VOCAB, ledger=ledger)
-            if ledger.plan(drafter, asked).reason is not None:
+            if ledger.plan(drafter, asked, TreeUnion(PLAIN)).reason is not None:
                 return step
         return 100
 
@@ -367,7 +406,7 @@ def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
     assert not ledger.is_quiet()
     ledger.begin()
     ledger.set_costs(PLAIN, 10.0)
-    assert ledger.plan(drafter, asked).reason is None
+    assert ledger.plan(drafter, asked, TreeUnion(PLAIN)).reason is None
     for elapsed in (0.0, 100.0, 624.0):
         ledger.ledger.elapsed = elapsed
         assert ledger.is_quiet()
@@ -375,7 +414,7 @@ def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
     assert not ledger.is_quiet()
     ledger.begin()
     ledger.set_costs(PLAIN, 10.0)
-    assert ledger.plan(drafter, asked).reason == "learns"
+    assert ledger.plan(drafter, asked, TreeUnion(PLAIN)).reason == "learns"
     assert not ledger.is_quiet()
 
 
@@ -405,7 +444,10 @@ def test_without_costs_all_drafters_propose() -> None:
     request.ledger.begin()
     request.ledger.set_costs(None, 0.0)
     asked = context(None, [1], 9, 9, vocab=VOCAB, ledger=request.ledger)
-    assert [request.ledger.plan(source, asked).reason for source in sources] == ["all", "all"]
+    assert [request.ledger.plan(source, asked, TreeUnion(None)).reason for source in sources] == [
+        "all",
+        "all",
+    ]
 
 
 def test_proposals_are_united_and_the_least_probable_nodes_left_out() -> None:
@@ -415,12 +457,13 @@ def test_proposals_are_united_and_the_least_probable_nodes_left_out() -> None:
     ledger.set_costs(StepCosts(COSTS), 1.0)
     one, other = (Source(world, name, 0.0, always(0.0)) for name in ("one", "other"))
     pays, learns = DraftPlan("pays"), DraftPlan("learns")
-    assert ledger.union.tree(9, 31) == TokenTree.chain([9])
-    ledger.add(one, pays, 0.1, TokenTree.chain([9, 1, 2], gain=[1.0, 0.6, 0.3]), ())
-    assert ledger.union.tree(9, 31).tokens == (9, 1, 2)
-    ledger.add(other, learns, 0.2, TokenTree.chain([9, 3, 4], gain=[1.0, 0.9, 0.8]), ())
-    assert ledger.union.tree(9, 31).tokens == (9, 1, 2, 3, 4)
-    assert ledger.union.tree(9, 3).tokens == (9, 1, 3, 4)  # 0.36 and 0.32 after 0.6
+    union = TreeUnion(StepCosts(COSTS))
+    assert union.tree(9, 31) == TokenTree.chain([9])
+    ledger.add(one, pays, 0.1, TokenTree.chain([9, 1, 2], gain=[1.0, 0.6, 0.3]), union, ())
+    assert union.tree(9, 31).tokens == (9, 1, 2)
+    ledger.add(other, learns, 0.2, TokenTree.chain([9, 3, 4], gain=[1.0, 0.9, 0.8]), union, ())
+    assert union.tree(9, 31).tokens == (9, 1, 2, 3, 4)
+    assert union.tree(9, 3).tokens == (9, 1, 3, 4)  # 0.36 and 0.32 after 0.6
     assert [(each.drafter, each.reason, each.seconds) for each in ledger.reports] == [
         ("one", "pays", 0.1),
         ("other", "learns", 0.2),

@@ -98,11 +98,13 @@ def test_a_proposal_is_made_and_checked_once(monkeypatch: pytest.MonkeyPatch) ->
     assert counts.made <= len(computed) + 4
 
 
-def test_a_union_of_proposals_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_of_a_union_and_the_union_are_checked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = make_engine(tiny_decoder())
     drafter = make_drafter("auto(suffix, recycling)").bind(engine.target)
     request = make_request(PROMPT, SamplingParams(max_tokens=30, seed=1), drafter)
     counts = Counts(monkeypatch)
     run(engine, [request])
     assert request.stats.drafted > 0
-    assert 0 < counts.checked <= len(request.stats.steps)
+    assert 0 < counts.checked <= 3 * len(request.stats.steps)

@@ -27,12 +27,13 @@ from engine.failing import (
     options,
     plain,
 )
-from pronk.drafting import DraftContext, make_drafter
+from pronk.drafting import Auto, DraftContext, Drafter, Proposer, make_drafter
+from pronk.drafting.checked_proposals import check_tree
 from pronk.drafting.proposer import bind_proposer
 from pronk.engine.validate_draft import validate_draft
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
-from tiny_models import make_engine, make_request, run, tiny_decoder
+from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
@@ -199,7 +200,7 @@ def test_distributions_may_be_arrays_lists_or_tensors() -> None:
     )
     for convert in (np.asarray, np.float32, np.ndarray.tolist, torch.from_numpy):
         tree = TokenTree.chain([1, 5, 6], probs=[None, convert(q), None])
-        checked = validate_draft("foreign", context, tree, VOCAB)
+        checked = validate_draft("foreign", context, check_tree(tree), VOCAB)
         assert (checked.tokens, checked.parents) == ((1, 5, 6), (-1, 0, 1))
         assert checked.probs is not None
         assert checked.probs[::2] == (None, None)
@@ -250,3 +251,57 @@ def test_what_may_be_lost_does_not_grow_with_the_prompt() -> None:
     policy = engine.speculator.ledger
     steps = request.stats.steps
     assert 0.0 < policy.longest < steps[0].clock
+
+
+@pytest.mark.parametrize("budget", [False, True], ids=["all", "auto"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "merged(auto(suffix), recycling)",
+        "first_of(auto(suffix), recycling)",
+        "grammar(merged(auto(suffix), recycling))",
+        "auto(first_of(auto(recycling), suffix))",
+    ],
+)
+def test_auto_inside_another_drafter_keeps_its_draft_tokens_to_itself(
+    spec: str, *, budget: bool
+) -> None:
+    """A composite may call ``auto`` behind draft tokens; their trees have another root."""
+    engine = make_engine(tiny_decoder(), budget=budget)
+    drafter = bind_proposer(make_drafter(spec), engine.target)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    request = make_request([5, 6, 7, 8] * 6, params, drafter)
+    run(engine, [request])
+    assert request.stats.draft_error is None
+    assert request.output == run_alone(tiny_decoder(), [5, 6, 7, 8] * 6, params).output
+    assert request.stats.drafted > 0 or budget
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gain": (1.0, -3.0)}, "expected probabilities, 0..1, in gain"),
+        ({"gain": (1.0, 1e300)}, "expected probabilities, 0..1, in gain"),
+        ({"origin": (("", 0), ([], "x"))}, "cannot be interpreted as an integer"),
+    ],
+    ids=["negative", "huge", "unhashable"],
+)
+@pytest.mark.parametrize("inside", ["{}", "auto({})"])
+def test_odd_values_of_one_drafter_end_its_drafts_alone(
+    changes: dict[str, Any], message: str, inside: str
+) -> None:
+    class Odd(Proposer[Any]):
+        name = "odd"
+
+        def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+            return [replace(TokenTree.chain([each.tokens[-1], 5]), **changes) for each in contexts]
+
+    engine = make_engine(tiny_decoder())
+    drafter: Drafter = Odd() if inside == "{}" else Auto(parts=(Odd(),), bundled=False)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    requests = [make_request([1, 2, 3], params, bind_proposer(drafter, engine.target))]
+    requests.append(make_request([4, 5, 6], params))
+    finish(engine, requests)
+    assert message in str(requests[0].stats.draft_error)
+    for request in requests:
+        assert request.output == run_alone(tiny_decoder(), request.prompt, params).output

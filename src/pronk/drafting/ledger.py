@@ -158,7 +158,6 @@ class RequestLedger:
         acceptance: acceptance rates of the request's draft tokens.
         regret: seconds that other choices would have saved.
         reports: one per proposal of this step.
-        union: draft tokens proposed in this step.
         costs: costs of this step; ``None``: everything is drafted, whatever it costs.
     """
 
@@ -169,14 +168,11 @@ class RequestLedger:
         self.acceptance = acceptance or RequestAcceptance()
         self.regret = Regret()
         self.reports: list[ProposalReport] = []
-        self.union = TreeUnion()
         self.costs: StepCosts | None = None
         self._contributions: defaultdict[str, Contribution] = defaultdict(Contribution)  # by name
         # By name: seconds that the draft tokens would have saved since the last proposal.
         self._missed: dict[str, float] = {}
         self._step = 0
-        self._best = ExpectedStep(1.0, 1.0)  # best choice among the draft tokens of this step
-        self._room = 1.0  # probability that no draft token for the next position is right
         self._allowance = 0.0
         self._proposals: list[_Proposal] = []
         self._charged = 0.0  # seconds charged to drafters since :meth:`charge_rest`
@@ -195,19 +191,22 @@ class RequestLedger:
     def set_costs(self, costs: StepCosts | None, allowance: float) -> None:
         """Set the costs of the step, in which drafting may lose ``allowance`` seconds."""
         self.costs = costs
-        self.union = TreeUnion()
         self._allowance = allowance
-        if costs is not None:
-            self._best = costs.plain()
-        self._room = 1.0
         self._next_proposal = inf
+
+    def forget_proposals(self) -> None:
+        """Forget the proposals of this step: they are repeated after an error."""
+        self.reports = []
+        self._proposals = []
 
     def is_quiet(self) -> bool:
         """Whether no drafter could propose in the last step, and none can yet."""
         return self.ledger.elapsed < self._next_proposal < inf
 
-    def plan(self, proposer: Proposer[Any], context: DraftContext[Any]) -> DraftPlan:
-        """Return a drafter's part in this step."""
+    def plan(
+        self, proposer: Proposer[Any], context: DraftContext[Any], union: TreeUnion
+    ) -> DraftPlan:
+        """Return a drafter's part in this step; ``union`` has the draft tokens so far."""
         max_tokens = min(context.max_depth, context.max_nodes)
         if max_tokens < 1:
             return DraftPlan(None)
@@ -232,8 +231,8 @@ class RequestLedger:
             estimate,
             self.costs,
             self._allowance,
-            before=self._best,
-            room=self._room,
+            before=union.best,
+            room=union.room,
             max_tokens=max_tokens,
             num_left=context.max_depth,
         )
@@ -260,15 +259,17 @@ class RequestLedger:
         planned: DraftPlan,
         seconds: float,
         tree: TokenTree,
+        union: TreeUnion,
         lead: Sequence[int],
     ) -> None:
-        """Add a proposal to the step, before its duration is charged.
+        """Add a proposal to a union, before its duration is charged.
 
         Args:
             proposer: the drafter.
             planned: its plan.
             seconds: this request's part of the duration.
             tree: the proposed tree.
+            union: draft tokens of the call so far.
             lead: draft tokens of another drafter between the text and the tree's root, the root
                 included.
         """
@@ -282,7 +283,8 @@ class RequestLedger:
             drafting = max(tree.depths) * planned.chain.token
             # The costs of a drafter of others may be wrong: measurements count, too.
             expected = max(expected, planned.chain.prefill + planned.chain.start + drafting)
-            if planned.reason == "pays" and not planned.chain.prefill and tree.num_draft_tokens:
+            is_first = record.num_calls <= 1  # it includes one-time preparation
+            if tree.num_draft_tokens and not planned.chain.prefill and not is_first:
                 record.starts.append(max(0.0, seconds - drafting))
         duration = [0.0] if record.num_calls > 1 else None
         most = 2.0 * expected if expected > 0.0 else inf
@@ -290,25 +292,20 @@ class RequestLedger:
         record.num_proposals += 1
         if duration is not None:
             record.durations.append(duration)
-        self.union.add(tree, (proposer.name, 0))
+        before = union.best
+        room = union.room
+        union.add(tree, (proposer.name, 0))
         self.acceptance.propose(name, lead, tree)
-        before = after = None
-        if self.costs is not None:
-            before = self._best
-            self._learn_contribution(name, record, self.costs)
-            after = self._best
-        self.reports.append(ProposalReport(name, planned.reason, seconds, tree, before, after))
-
-    def _learn_contribution(self, name: str, record: DrafterRecord, costs: StepCosts) -> None:
-        """Record what the last proposal has added to the best choice of the step."""
-        best = costs.best(self.union.gains)
-        longer = best.seconds - self._best.seconds
-        added = best.tokens - self._best.tokens - longer / self._best.token_seconds
-        self._contributions[name].learn(added, self._room, self._step)
+        after = union.best
+        if self.costs is None:
+            self.reports.append(ProposalReport(name, planned.reason, seconds, tree))
+            return
+        added = after.tokens - before.tokens
+        added -= (after.seconds - before.seconds) / before.token_seconds
+        self._contributions[name].learn(added, room, self._step)
         if not self.acceptance.private:
-            record.contribution.learn(added, self._room, record.num_proposals)
-        self._best = best
-        self._room = self.union.probability_wrong()
+            record.contribution.learn(added, room, record.num_proposals)
+        self.reports.append(ProposalReport(name, planned.reason, seconds, tree, before, after))
 
     def _with_gains(self, name: str, tree: TokenTree) -> TokenTree:
         """Return a tree with the gains that follow from its drafter's acceptance by depth."""
@@ -385,7 +382,8 @@ class RequestLedger:
                 record = self.ledger.drafters[report.drafter]
                 assert report.before is not None
                 assert report.after is not None
-                record.expected += report.after.tokens - report.before.tokens
+                # A faster step may have fewer tokens.
+                record.expected += max(0.0, report.after.tokens - report.before.tokens)
                 record.added += max(0, min(length, accepted) - matched)
                 matched = max(matched, min(length, accepted))
                 best = max(best, net + length * plain - costs.row_seconds(length))

@@ -5,58 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pronk.base.errors import OptionError
+from pronk.drafting.checked_proposals import call_propose
 from pronk.drafting.proposer import DraftContext, Outcome, Proposer
+from pronk.drafting.tree_union import TreeUnion
 from pronk.sampling.tree import TokenTree
 
 Check = Callable[[DraftContext[Any], TokenTree], TokenTree]
 
 
-def call_propose(
-    proposer: Proposer[Any], contexts: Sequence[DraftContext[Any]]
-) -> Sequence[TokenTree]:
-    """Return ``proposer.propose(contexts)``.
-
-    Raises ``OptionError`` unless the result is one tree per context.
-    """
-    trees: object = proposer.propose(contexts)
-    expected = f"drafter {proposer.name}: expected propose() to return a list of TokenTrees"
-    if not isinstance(trees, Sequence):
-        msg = f"{expected}, found {type(trees).__name__}; return one tree per context"
-        raise OptionError(msg)
-    if len(trees) != len(contexts):
-        msg = f"{expected}, one for each of {len(contexts)} contexts, found {len(trees)}"
-        raise OptionError(msg)
-    for tree in trees:
-        if not isinstance(tree, TokenTree):
-            found = f"one with {type(tree).__name__}"
-            msg = f"{expected}, found {found}; TokenTree.chain([last token, …]) makes one"
-            raise OptionError(msg)
-    return trees
-
-
 def propose_planned(
     proposer: Proposer[Any],
     contexts: Sequence[DraftContext[Any]],
+    unions: Sequence[TreeUnion],
     clock: Callable[[], float],
     check: Check = lambda _, tree: tree,
 ) -> None:
-    """Let a drafter propose for the requests where its plan says so.
-
-    The trees are added to the proposals of the step (:attr:`.RequestLedger.union`).
+    """Let a drafter propose for the requests where its plan says so; add its trees to ``unions``.
 
     Args:
         proposer: the drafter.
         contexts: one per request, with the drafter's own states.
+        unions: for each request, the draft tokens of the drafters before this one.
         clock: returns the time in seconds.
         check: returns a proposed tree if it is valid, and raises an error otherwise; then no tree
             is added.
     """
     planned = list[DraftContext[Any]]()
-    for context in contexts:
-        plan = context.ledger.plan(proposer, context)
+    own_unions = list[TreeUnion]()
+    for context, union in zip(contexts, unions, strict=True):
+        plan = context.ledger.plan(proposer, context, union)
         if plan.reason is not None:
             planned.append(context.with_state(context.state, plan=plan))
+            own_unions.append(union)
     if not planned:
         return
     planned[0].ledger.ledger.drafters[proposer.label].num_calls += 1
@@ -71,12 +51,12 @@ def propose_planned(
         id(context): check(context, tree) for context, tree in zip(drafting, trees, strict=True)
     }
     seconds = (clock() - began) / len(planned)
-    for context in planned:
+    for context, union in zip(planned, own_unions, strict=True):
         began = clock()
         # A drafter that has only scored the text proposes nothing.
         tree = by_context.get(id(context)) or TokenTree.chain(context.tokens[-1:], gain=[1.0])
         lead = context.tokens[context.root + 1 :]
-        context.ledger.add(proposer, context.plan, seconds, tree, lead)
+        context.ledger.add(proposer, context.plan, seconds, tree, union, lead)
         context.ledger.charge(proposer, seconds + clock() - began)
 
 

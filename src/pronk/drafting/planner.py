@@ -12,10 +12,11 @@ without draft tokens. Why this rule: every token of a text must be passed by som
 places are passed at other rates than others, so the sum of the seconds is least if each place is
 passed at its own highest rate.
 
-So a token is worth the seconds that a token of the best choice so far takes. The planner asks the
-drafters of a request one after the other, cheap ones first; each proposes if the tokens that it is
-expected to add are worth more than its seconds. The rule is the same for a further pass of a draft
-model, and for a further row of the forward pass.
+So a token is worth the seconds that a token of the best step so far takes. The planner asks the
+drafters of a request one after the other, cheap ones first. A drafter proposes if the tokens that
+it is expected to add are worth more than its seconds; a draft model, if a step with its chain alone
+is faster than the best step so far. A further pass of a draft model is made, and a further row
+verified, if the step becomes faster.
 
 **Prefill of a draft model.** A draft model must read the text before it can draft. It does when its
 draft tokens would have saved, in the steps since its last proposal, as many seconds as reading
@@ -23,9 +24,8 @@ takes. By this ski-rental rule, the seconds missed and those of reading are at m
 the best choice in hindsight.
 
 **Learning.** A drafter that is not expected to pay proposes now and then, to measure how good it is
-on the present text. It does not in steps where other drafters probably have the next token, because
-these say little of what it adds. Learning may take four fifths of the time that drafting may lose,
-divided equally among the drafters.
+on the present text. Learning may take four fifths of the time that drafting may lose, divided
+equally among the drafters.
 
 **Bound of the loss.** Nothing may cost more than the *allowance*, by which
 :mod:`pronk.drafting.ledger` bounds what drafting loses over all steps of an engine.
@@ -44,9 +44,6 @@ Reason = Literal["pays", "learns", "all"]
 
 # Acceptance rate of draft tokens, and tokens that a drafter adds to a step, before any count.
 DEFAULT_RATE = 0.7
-
-# Room (probability that no draft token is the next token) below which a proposal teaches little.
-_MIN_ROOM = 0.5
 
 
 class DrafterEstimate(NamedTuple):
@@ -76,7 +73,7 @@ class DraftPlan(NamedTuple):
     chain: ChainCosts | None = None  # of a drafter that drafts token by token
     allowance: float = inf  # seconds that drafting may take
     before: ExpectedStep = ExpectedStep(1.0, 1.0)  # best choice without this drafter
-    saving: float = 0.0  # seconds that the drafter is expected to save once it has read the text
+    saving: float = 0.0  # expected seconds saved in this step, the prefill not counted
 
     @property
     def min_gain(self) -> float:
@@ -166,6 +163,7 @@ def plan(
         pays = saving > 0.0
     else:
         seconds = chain.prefill + chain.start + chain.token
+        max_tokens = min(max_tokens, chain.max_tokens)
         best = _best_longer_chain(costs, chain, drafter.rate, max_tokens)
         saving = best.tokens * before.token_seconds - best.seconds
         most = saving * num_left / best.tokens  # seconds to save in all steps that are left
@@ -174,7 +172,7 @@ def plan(
     if seconds <= allowance:
         if pays:
             reason = "pays"
-        elif drafter.may_learn and room >= _MIN_ROOM:
+        elif drafter.may_learn:
             reason = "learns"
     return DraftPlan(reason, costs, chain, allowance, before, max(0.0, saving))
 

@@ -60,3 +60,4 @@ class ChainCosts(NamedTuple):
     token: float  # a draft token
     prefill: float = 0.0  # reading the text since the last proposal
     start: float = 0.0  # a proposal, besides reading and draft tokens
+    max_tokens: int = 128  # largest number of draft tokens; the request may have a lower limit

@@ -1,20 +1,29 @@
-"""The draft tokens of one request and step: the union of what the drafters have proposed."""
+"""The draft tokens that several drafters propose for one request in one call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pronk.drafting.step_costs import ExpectedStep, StepCosts
 from pronk.drafting.trie import Trie
 from pronk.sampling.tree import Origin, TokenTree
 
 
 class TreeUnion:
-    """Union of proposed trees with the same root.
+    """Union of proposed trees with the same root, and how fast the step is with them.
 
     A single tree stays as it is, because building a tree takes longer than all decisions of a step.
+
+    Attributes:
+        best: the fastest step with some of the draft tokens so far.
+        room: probability that none of the draft tokens is the next token, 0..1.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, costs: StepCosts | None) -> None:
+        """Create an empty union; ``costs`` are those of the step, ``None`` if not known."""
+        self._costs = costs
+        self.best = ExpectedStep(1.0, 1.0) if costs is None else costs.plain()
+        self.room = 1.0
         self._tree: TokenTree | None = None  # the only tree so far
         self._trie: Trie | None = None  # all trees, if there are several
         # Trees with nodes that are computed but never accepted.
@@ -26,21 +35,23 @@ class TreeUnion:
             return
         if self._tree is None and self._trie is None:
             self._tree = tree
-            return
-        self._merge(tree.tokens[0]).merge(tree, origin)
-        if tree.verify is not None:
-            self._unacceptable.append(tree)
+        else:
+            self._merge(tree.tokens[0]).merge(tree, origin)
+            if tree.verify is not None:
+                self._unacceptable.append(tree)
+        if self._costs is not None:
+            self.best = self._costs.best(self._gains())
+            self.room = self._probability_wrong()
 
-    @property
-    def gains(self) -> Sequence[float]:
-        """Gains of the draft tokens, without the root."""
+    def _gains(self) -> Sequence[float]:
+        """Return the gains of the draft tokens, without the root."""
         if self._trie is not None:
             return self._trie.gains[1:]
         if self._tree is None or self._tree.gain is None:
             return ()
         return self._tree.gain[1:]
 
-    def probability_wrong(self) -> float:
+    def _probability_wrong(self) -> float:
         """Return the probability that no draft token for the next position is right, 0..1."""
         if self._trie is not None:
             return self._trie.probability_wrong(0)

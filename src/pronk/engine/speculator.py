@@ -12,11 +12,13 @@ from typing import Any
 from pronk.base.errors import PronkError, describe_error
 from pronk.base.interrupts import interruptible
 from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
+from pronk.drafting.checked_proposals import call_propose
 from pronk.drafting.ledger import Ledger, RequestLedger
-from pronk.drafting.planned_calls import call_propose, observe_planned, propose_planned
+from pronk.drafting.planned_calls import observe_planned, propose_planned
 from pronk.drafting.planner import select_nodes
 from pronk.drafting.proposer import DraftContext, Outcome, Proposer
 from pronk.drafting.step_costs import StepCosts
+from pronk.drafting.tree_union import TreeUnion
 from pronk.engine.request import Request
 from pronk.engine.request_step import RequestStep
 from pronk.engine.scheduler import ScheduledRequest
@@ -198,10 +200,10 @@ class Speculator:
             for request in requests:
                 outcome = outcomes[request]
                 ledger = request.speculation.ledger
-                ledger.acceptance.advance(outcome.committed)
                 accepted = max(0, min(len(outcome.path), len(outcome.committed) - 1))
-                ledger.end(outcome.committed, accepted, outcome.tree.num_draft_tokens)
                 try:
+                    ledger.acceptance.advance(outcome.committed)
+                    ledger.end(outcome.committed, accepted, outcome.tree.num_draft_tokens)
                     if proposer.capabilities.self_budgeting:
                         proposer.observe(outcome)
                     else:
@@ -248,15 +250,18 @@ class Speculator:
                     proposed = zip(contexts, call_propose(proposer, contexts), strict=True)
                     trees = [check(context, tree) for context, tree in proposed]
                 else:
-                    propose_planned(proposer, contexts, self.runner.clock, check)
+                    unions = [TreeUnion(context.ledger.costs) for context in contexts]
+                    propose_planned(proposer, contexts, unions, self.runner.clock, check)
                     trees = [
-                        context.ledger.union.tree(context.tokens[-1], context.max_nodes)
-                        for context in contexts
+                        union.tree(context.tokens[-1], context.max_nodes)
+                        for context, union in zip(contexts, unions, strict=True)
                     ]
         except Exception as error:  # noqa: BLE001 - proposers are user code
             if len(requests) == 1:
                 self._give_up(requests[0], error)
                 return {}
+            for request in requests:
+                request.speculation.ledger.forget_proposals()
             calls = [self._call(proposer, [request], draft_slots) for request in requests]
             return {request: tree for drafts in calls for request, tree in drafts.items()}
         for request, tree in zip(requests, trees, strict=True):

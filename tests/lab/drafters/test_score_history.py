@@ -4,6 +4,7 @@ from drafting.drafting import bound
 from drafting.shared.test_score_history import GREEDY, SPEC, answer, check_wrapper, stateless
 from pronk.drafting.planned_calls import propose_planned
 from pronk.drafting.step_costs import StepCosts
+from pronk.drafting.tree_union import TreeUnion
 from pronk.models.cost_model import CostCurve
 from tiny_models import Clock, make_engine, tiny_decoder
 
@@ -18,14 +19,15 @@ def test_a_scored_history_leaves_proposals_of_siblings_possible() -> None:
     ledger.ledger.elapsed = 1e6
     # The target is so fast that nothing pays.
     ledger.set_costs(StepCosts(CostCurve(1e-9, 1.0, 0.0)), 1e6)
-    propose_planned(proposer, [first], Clock())
+    propose_planned(proposer, [first], [TreeUnion(ledger.costs)], Clock())
     assert [report.reason for report in ledger.reports] == ["learns"]
     assert not ledger.reports[0].tree.num_draft_tokens
     assert sum(ledger.acceptance.rates(proposer.chain_label).offered.values()) > 0
     ledger.begin()
     # The target is so slow that everything pays.
     ledger.set_costs(StepCosts(CostCurve(1e6, 1.0, 0.0)), 1e9)
-    propose_planned(proposer, [stateless(first.state, tokens[:39], GREEDY, ledger)], Clock())
+    later = stateless(first.state, tokens[:39], GREEDY, ledger)
+    propose_planned(proposer, [later], [TreeUnion(ledger.costs)], Clock())
     assert [report.reason for report in ledger.reports] == ["pays"]
     assert ledger.reports[0].tree.num_draft_tokens > 3  # a chain and siblings
 

@@ -31,6 +31,7 @@ from pronk.drafting.proposer import (
 from pronk.drafting.registry import make_drafter
 from pronk.drafting.shared.composite import Composite
 from pronk.drafting.target import Target
+from pronk.drafting.tree_union import TreeUnion
 from pronk.models.resolve import all_pairs, find_pairs
 from pronk.sampling.tree import TokenTree
 
@@ -124,15 +125,16 @@ class AutoProposer(Proposer[States]):
         self.capabilities = replace(self.capabilities, logits=logits, self_budgeting=True)
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
+        unions = [TreeUnion(context.ledger.costs) for context in contexts]
         for number, part in enumerate(self.parts):
             own_contexts = [
                 context.with_state(context.state[number], draws=False) for context in contexts
             ]
-            propose_planned(part, own_contexts, self.clock)
+            propose_planned(part, own_contexts, unions, self.clock)
         trees = []
-        for context in contexts:
+        for context, union in zip(contexts, unions, strict=True):
             max_nodes = min(self.options.num_nodes, context.max_nodes)
-            trees.append(context.ledger.union.tree(context.tokens[-1], max_nodes))
+            trees.append(union.tree(context.tokens[-1], max_nodes))
         return trees
 
     def observe(self, outcome: Outcome[States]) -> None:

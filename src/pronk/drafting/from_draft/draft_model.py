@@ -144,7 +144,7 @@ class ModelProposer(Proposer[DraftCache]):
     def chain_costs(self, context: DraftContext[DraftCache], costs: StepCosts) -> ChainCosts:
         unread = max(0, len(context.tokens) - 1 - context.state.num_committed)
         unread = min(unread, self.draft.max_unread or unread)
-        return model_chain_costs(self.draft, context, costs, unread)
+        return model_chain_costs(self.draft, context, costs, self.options.num_tokens, unread)
 
 
 @known_keywords

@@ -106,7 +106,9 @@ class ThresholdProposer(Proposer[States]):
         return self.inner.chain_label
 
     def chain_costs(self, context: DraftContext[States], costs: StepCosts) -> ChainCosts | None:
-        return self.inner.chain_costs(context.with_state(context.state[0]), costs)
+        inner = self.inner.chain_costs(context.with_state(context.state[0]), costs)
+        # The wrapper's rule and limit replace those of the inner drafter.
+        return inner if inner is None else inner._replace(max_tokens=self.options.max_tokens)
 
     def score_history(self, context: DraftContext[States]) -> bool:
         return self.inner.score_history(context.with_state(context.state[0]))

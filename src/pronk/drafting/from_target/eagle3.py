@@ -225,7 +225,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
 
     def chain_costs(self, context: DraftContext[DraftCache], costs: StepCosts) -> ChainCosts:
         num_unread = max(0, context.block_table.length - len(context.state.tokens) - 1)
-        return model_chain_costs(self.runner, context, costs, num_unread)
+        return model_chain_costs(self.runner, context, costs, self.options.num_tokens, num_unread)
 
 
 @dataclass

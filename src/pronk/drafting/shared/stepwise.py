@@ -87,11 +87,20 @@ def begin_chains(
 
 
 def model_chain_costs(
-    runner: TimedRunner, context: DraftContext[Any], costs: StepCosts, num_unread: int = 0
+    runner: TimedRunner,
+    context: DraftContext[Any],
+    costs: StepCosts,
+    max_tokens: int,
+    num_unread: int = 0,
 ) -> ChainCosts:
     """Return the seconds of draft tokens of a model, by its measurements or else by its size.
 
-    ``num_unread`` is the number of tokens of the text that the model has to read before it drafts.
+    Args:
+        runner: runner of the model.
+        context: the request.
+        costs: costs of the step.
+        max_tokens: largest number of draft tokens of a proposal, or of a path of a tree.
+        num_unread: number of tokens of the text that the model has to read before it drafts.
     """
     own = runner.cost_model
     curve = own.costs(costs.num_requests * len(context.tokens))
@@ -101,7 +110,7 @@ def model_chain_costs(
     if token_prefill is None:
         token_prefill = runner.relative_size * (runner.target.costs.prompt_row or 0.0)
     token = curve.at(costs.num_requests) / costs.num_requests
-    return ChainCosts(token, num_unread * token_prefill)
+    return ChainCosts(token, num_unread * token_prefill, max_tokens=max_tokens)
 
 
 def can_count(context: DraftContext[Any], num_unread: int) -> bool:

@@ -231,7 +231,7 @@ class KangarooProposer(Proposer[DraftCache | None]):
     on_preempt = stop  # for a preempted request, the next proposal fills new blocks
 
     def chain_costs(self, context: DraftContext[DraftCache | None], costs: StepCosts) -> ChainCosts:
-        return model_chain_costs(self.early_exit, context, costs)
+        return model_chain_costs(self.early_exit, context, costs, self.options.num_tokens)
 
     def chains(
         self,

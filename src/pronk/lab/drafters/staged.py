@@ -31,7 +31,6 @@ from pronk.drafting import (
     DraftContext,
     DrafterRates,
     DraftPlan,
-    ExpectedStep,
     Frontier,
     ModelDrafter,
     ModelProposer,
@@ -114,19 +113,17 @@ class _TreeSearch:
             self._add_best()
         return self.trie.tree(self.max_nodes)
 
-    def estimate(self) -> tuple[int, float, float]:
-        """Return (number of draft tokens, expected tokens, extendable tokens) if growth ends now.
+    def estimate(self) -> tuple[list[float], list[float]]:
+        """Return the gains of the draft tokens if growth ends now, and of those to extend.
 
-        The expected tokens are the expected number of accepted draft tokens, plus the bonus token.
-        The extendable tokens are the expected number of accepted tokens among the pending node and
-        the likeliest candidates, which could get children.
+        The second are those of the pending node and of the likeliest candidates, the largest first:
+        the next passes give them children.
         """
         likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
         gains = [self._gain(parent, prob) for parent, _, prob in likeliest]
         pending_gain = 0.0 if self.pending is None else self.trie.gains[self.pending]
-        num_nodes = len(self.trie) - 1 + len(likeliest)
-        tokens = sum(self.trie.gains) + sum(gains)
-        return num_nodes, tokens, pending_gain + sum(gains)
+        extendable = sorted([pending_gain, *gains], reverse=True)
+        return [*self.trie.gains[1:], *gains], extendable
 
     def _gain(self, parent: int, prob: float) -> float:
         """Return the gain of a child of ``parent``, from its token's draft probability ``prob``."""
@@ -298,15 +295,8 @@ class StagedProposer(Proposer[States]):
     def _pays(self, search: _TreeSearch) -> bool:
         """Return whether another forward pass of the draft model is worth its seconds."""
         plan = search.context.plan
-        if plan.costs is None or plan.chain is None:
-            return True
-        num_nodes, tokens, extendable_tokens = search.estimate()
+        gains, extendable = search.estimate()
         rate = search.context.acceptance.rates(self.model.chain_label).mean(DEFAULT_RATE)
-        more_nodes = min(num_nodes + self.options.width, search.max_nodes)
-        drafting = plan.chain.start + search.num_passes * plan.chain.token
-        now = ExpectedStep(tokens, plan.costs.pass_seconds(num_nodes) + drafting)
-        later = ExpectedStep(
-            tokens + extendable_tokens * rate,
-            plan.costs.pass_seconds(more_nodes) + drafting + plan.chain.token,
-        )
-        return later.is_faster(now)
+        num_more = min(self.options.width, search.max_nodes - len(gains))
+        more = [gain * rate for gain in extendable][: max(0, num_more)]
+        return plan.another_pass_pays(gains, more, plan.chain, search.num_passes)

@@ -1,0 +1,84 @@
+"""Proposals of a drafter, which may be a stranger's: checked once, where they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import index
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from pronk.base.errors import OptionError
+from pronk.drafting.proposer import DraftContext, Proposer
+from pronk.sampling.tree import TokenTree
+
+
+def call_propose(
+    proposer: Proposer[Any], contexts: Sequence[DraftContext[Any]]
+) -> Sequence[TokenTree]:
+    """Return the trees of ``proposer.propose(contexts)``.
+
+    Raises ``OptionError`` unless there is one tree per context; ``TypeError`` or ``ValueError`` if
+    a tree is invalid.
+    """
+    trees: object = proposer.propose(contexts)
+    expected = f"drafter {proposer.name}: expected propose() to return a list of TokenTrees"
+    if not isinstance(trees, Sequence):
+        msg = f"{expected}, found {type(trees).__name__}; return one tree per context"
+        raise OptionError(msg)
+    if len(trees) != len(contexts):
+        msg = f"{expected}, one for each of {len(contexts)} contexts, found {len(trees)}"
+        raise OptionError(msg)
+    for tree in trees:
+        if not isinstance(tree, TokenTree):
+            found = f"one with {type(tree).__name__}"
+            msg = f"{expected}, found {found}; TokenTree.chain([last token, …]) makes one"
+            raise OptionError(msg)
+    return [check_tree(tree) for tree in trees]
+
+
+def check_tree(tree: TokenTree) -> TokenTree:
+    """Return a valid tree of Python's own numbers; raise ``TypeError`` or ``ValueError`` else."""
+    tree.check()
+    return _to_plain_types(tree) if tree.num_draft_tokens else tree
+
+
+def _to_plain_types(tree: TokenTree) -> TokenTree:
+    """Convert numbers of other libraries to Python's own, and ``probs`` to arrays.
+
+    Python's own numbers are JSON values.
+
+    Raises ``TypeError`` or ``ValueError`` if a token or parent is no integer, a gain is not in
+    0..1, or an origin has not two entries.
+    """
+    gain = tree.gain
+    origin = tree.origin
+    verify = tree.verify
+    probs = tree.probs
+    if gain is not None and not all(0.0 <= each <= 1.0 for each in gain):
+        msg = f"expected probabilities, 0..1, in gain, found {gain}; check the drafter"
+        raise ValueError(msg)
+    unchanged = (
+        {type(field) for field in (tree.tokens, tree.parents, gain, origin, verify, probs)}
+        <= {tuple, NoneType}
+        and _types(tree.tokens) == _types(tree.parents) == {int}
+        and (gain is None or _types(gain) == {float})
+        and (verify is None or _types(verify) == {bool})
+        and (origin is None or {(type(name), type(kind)) for name, kind in origin} == {(str, int)})
+        and all(q is None or type(q) is np.ndarray for q in probs or ())
+    )
+    if unchanged:
+        return tree
+    return TokenTree(
+        tuple(int(index(token)) for token in tree.tokens),
+        tuple(int(index(parent)) for parent in tree.parents),
+        None if verify is None else tuple(map(bool, verify)),
+        None if probs is None else tuple(None if q is None else np.asarray(q) for q in probs),
+        None if gain is None else tuple(map(float, gain)),
+        None if origin is None else tuple((str(name), int(index(kind))) for name, kind in origin),
+    )
+
+
+def _types(values: Iterable[object]) -> set[type]:
+    return {type(value) for value in values}
