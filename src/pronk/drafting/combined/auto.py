@@ -111,7 +111,7 @@ def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:
 
 
 class AutoProposer(Proposer[States]):
-    """Asks several sources, each where it pays."""
+    """Proposes the union of several drafters' trees; each drafter is asked where it pays."""
 
     name = Auto.name
 
