@@ -239,8 +239,7 @@ def settled(source: Source, change: int, *, wanted: bool) -> int:
 @pytest.mark.parametrize(
     ("change", "wanted", "most"),
     [
-        # The draft model has the next turn to learn after up to 15 steps.
-        pytest.param(360, True, 15, id="copies to code: the draft model is used again"),
+        pytest.param(360, True, 5, id="copies to code: the draft model is used again"),
         # see the docstring
         pytest.param(480, False, 30, id="code to prose: the draft model is dropped"),
         pytest.param(
@@ -407,10 +406,10 @@ def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
     ledger.begin()
     ledger.set_costs(PLAIN, 10.0)
     assert ledger.plan(drafter, asked, TreeUnion(PLAIN)).reason is None
-    for elapsed in (0.0, 100.0, 624.0):
+    for elapsed in (0.0, 100.0, 499.0):
         ledger.ledger.elapsed = elapsed
         assert ledger.is_quiet()
-    ledger.ledger.elapsed = 626.0  # 0.8 % of the time covers a draft token
+    ledger.ledger.elapsed = 501.0  # 1 % of the time covers a draft token
     assert not ledger.is_quiet()
     ledger.begin()
     ledger.set_costs(PLAIN, 10.0)
@@ -423,7 +422,7 @@ def test_all_drafters_share_the_time_for_learning() -> None:
     for name in ("copy", "draft"):
         record = ledger.drafters[name]
     record.learned = 1.0
-    assert ledger.learning_time(record, 3.0) == pytest.approx(1000.0)  # 0.8 % for both, 4 s each
+    assert ledger.learning_time(record, 4.0) == pytest.approx(1000.0)  # 1 % for both, 5 s each
 
 
 def test_a_request_whose_sources_were_not_considered_is_not_quiet() -> None:

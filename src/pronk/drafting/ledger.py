@@ -41,8 +41,7 @@ from pronk.sampling.tree import TokenTree
 if TYPE_CHECKING:
     from pronk.drafting.proposer import DraftContext, Proposer
 
-_LOSS_SHARE = 0.01  # part of the elapsed time that may be lost
-_LEARNING_SHARE = 0.008  # part of the elapsed time for learning, of all drafters together
+_LOSS_SHARE = 0.01  # part of the elapsed time that may be lost, all of it for learning if need be
 _PASSES = 2.0  # forward passes that may be lost in addition
 _PRIOR_TOKENS = 2.0  # weight, in tokens, of the prior that a drafter adds what it is expected to
 # Weight of a step relative to the next one in what a drafter adds: half after 7 steps.
@@ -122,7 +121,7 @@ class Ledger:
 
     def learning_time(self, record: DrafterRecord, seconds: float) -> float:
         """Return the ``elapsed`` at which a drafter's time for learning covers ``seconds`` more."""
-        return (record.learned + seconds) * max(1, len(self.drafters)) / _LEARNING_SHARE
+        return (record.learned + seconds) * max(1, len(self.drafters)) / _LOSS_SHARE
 
     def allowed_time(self, seconds: float) -> float:
         """Return the ``elapsed`` at which ``seconds`` more may be lost than now."""

@@ -24,8 +24,8 @@ takes. By this ski-rental rule, the seconds missed and those of reading are at m
 the best choice in hindsight.
 
 **Learning.** A drafter that is not expected to pay proposes now and then, to measure how good it is
-on the present text. Learning may take four fifths of the time that drafting may lose, divided
-equally among the drafters.
+on the present text. Learning may take as much time as drafting may lose, divided equally among the
+drafters: a drafter that waits for time to read the text keeps its part.
 
 **Bound of the loss.** Nothing may cost more than the *allowance*, by which
 :mod:`pronk.drafting.ledger` bounds what drafting loses over all steps of an engine.
