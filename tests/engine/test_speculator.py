@@ -32,7 +32,7 @@ from pronk.drafting.checked_proposals import check_tree
 from pronk.drafting.proposer import bind_proposer
 from pronk.engine.validate_draft import validate_draft
 from pronk.sampling.params import SamplingParams
-from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree import TokenTree, TokenView
 from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
 
@@ -253,28 +253,48 @@ def test_what_may_be_lost_does_not_grow_with_the_prompt() -> None:
     assert 0.0 < policy.longest < steps[0].clock
 
 
-@pytest.mark.parametrize("budget", [False, True], ids=["all", "auto"])
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "merged(auto(suffix), recycling)",
-        "first_of(auto(suffix), recycling)",
-        "grammar(merged(auto(suffix), recycling))",
-        "auto(first_of(auto(recycling), suffix))",
-    ],
-)
-def test_auto_inside_another_drafter_keeps_its_draft_tokens_to_itself(
-    spec: str, *, budget: bool
-) -> None:
-    """A composite may call ``auto`` behind draft tokens; their trees have another root."""
-    engine = make_engine(tiny_decoder(), budget=budget)
-    drafter = bind_proposer(make_drafter(spec), engine.target)
+class Behind(Proposer[Any]):
+    """Calls the second of its parts behind the first token of the first part's draft."""
+
+    name = "behind"
+
+    def __init__(self, first: Proposer[Any], second: Proposer[Any]) -> None:
+        self.set_parts([first, second])
+        self.num_hung = 0  # trees of the second part with draft tokens
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        trees = self.parts[0].propose([each.with_state(each.state[0]) for each in contexts])
+        return [self._hang(each, tree) for each, tree in zip(contexts, trees, strict=True)]
+
+    def _hang(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
+        if not tree.num_draft_tokens or context.max_tokens < 2:
+            return tree
+        token = tree.tokens[1]
+        behind = context.with_state(
+            context.state[1],
+            tokens=TokenView(context.tokens, [token]),
+            max_depth=context.max_depth - 1,
+            max_nodes=context.max_nodes - 1,
+        )
+        with context.sampler.after([token]):
+            (lower,) = self.parts[1].propose([behind])
+        self.num_hung += lower.num_draft_tokens > 0
+        return lower.hang_below([context.tokens[-1]])
+
+
+def test_auto_behind_draft_tokens_keeps_its_trees_to_itself() -> None:
+    """Trees of ``auto`` inside a composite have another root; no pass may verify them as they are."""
+    engine = make_engine(tiny_decoder())
+    first = bind_proposer(make_drafter("recycling"), engine.target)
+    second = bind_proposer(make_drafter("auto(suffix, recycling)"), engine.target)
+    drafter = Behind(first, second)
+    prompt = [5, 6, 7, 8] * 6
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    request = make_request([5, 6, 7, 8] * 6, params, drafter)
+    request = make_request(prompt, params, drafter)
     run(engine, [request])
-    assert request.stats.draft_error is None
-    assert request.output == run_alone(tiny_decoder(), [5, 6, 7, 8] * 6, params).output
-    assert request.stats.drafted > 0 or budget
+    assert drafter.num_hung > 5
+    assert request.stats.drafted > 0
+    assert request.output == run_alone(tiny_decoder(), prompt, params).output
 
 
 @pytest.mark.parametrize(

@@ -206,8 +206,7 @@ class RequestLedger:
         self, proposer: Proposer[Any], context: DraftContext[Any], union: TreeUnion
     ) -> DraftPlan:
         """Return a drafter's part in this step; ``union`` has the draft tokens so far."""
-        max_tokens = min(context.max_depth, context.max_nodes)
-        if max_tokens < 1:
+        if context.max_tokens < 1:
             return DraftPlan(None)
         if self.costs is None:
             self._next_proposal = 0.0
@@ -232,7 +231,7 @@ class RequestLedger:
             self._allowance,
             before=union.best,
             room=union.room,
-            max_tokens=max_tokens,
+            max_tokens=context.max_tokens,
             num_left=context.max_depth,
         )
         if planned.reason is not None:

@@ -80,7 +80,7 @@ class GrammarProposer(Proposer[States]):
         drafting = [
             i
             for i, context in enumerate(after_forced)
-            if self.wrapped.capabilities.proposes and min(context.max_depth, context.max_nodes) > 0
+            if self.wrapped.capabilities.proposes and context.max_tokens > 0
         ]
         trees = [TokenTree.chain(context.tokens[-1:]) for context in after_forced]
         with ExitStack() as samplers:
@@ -186,6 +186,4 @@ class _ForcedTree:
 def _forced_tokens(context: DraftContext[States]) -> list[int]:
     """Return the tokens that the guide forces after the text, within the request's limits."""
     guide = context.sampler.guide
-    return (
-        [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
-    )
+    return [] if guide is None else guide.forced()[: max(0, context.max_tokens)]

@@ -49,10 +49,11 @@ class Chain:
         max_tokens: int | None = None,
     ) -> None:
         """Create an empty chain, which ends after a token for which ``stop`` returns True."""
-        limit = min(context.max_depth, context.max_nodes)
         self.context = context
         self.label = label
-        self.max_tokens = limit if max_tokens is None else min(limit, max_tokens)
+        self.max_tokens = context.max_tokens
+        if max_tokens is not None:
+            self.max_tokens = min(self.max_tokens, max_tokens)
         self._stop = stop
         self.draft_tokens: list[DraftToken] = []
         self.gains: list[float] = []

@@ -120,7 +120,7 @@ class ModuleRunner:
         """
         num_rows = context.block_table.length
         num_released = context.block_table.num_released * self.target.cache.block_size
-        if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_released:
+        if context.max_tokens < 1 or num_rows <= num_released:
             return False
         context.state.rollback(num_rows - 1)
         return self.reserve(context, extra_rows)

@@ -119,7 +119,7 @@ class MedusaProposer(Proposer[MedusaState]):
         for number, context in enumerate(contexts):
             state = context.state
             is_current = state.position == len(context.tokens) - 2
-            has_room = min(context.max_depth, context.max_nodes) > 0
+            has_room = context.max_tokens > 0
             if state.hidden is not None and is_current and has_room:
                 hidden[number] = state.hidden
         if hidden:
