@@ -47,6 +47,10 @@ class MixtureConfig:
             1.
         layers: for each layer, whether it has a mixture; the other layers have a plain MLP.
         bias: whether the router and the experts have biases.
+        shared_width: intermediate size of the shared expert, a plain MLP whose output every row
+            gets besides that of its experts; 0: there is none.
+        shared_gate: whether the shared expert's output is multiplied by the sigmoid of a
+            projection of the row to one number.
     """
 
     experts: int
@@ -55,6 +59,8 @@ class MixtureConfig:
     normalized: bool
     layers: tuple[bool, ...]
     bias: bool = False
+    shared_width: int = 0
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,51 @@ class ConvolutionConfig:
 
 
 @dataclass(frozen=True)
+class RecurrentConfig:
+    """Recurrent layers, which some layers have in place of attention: Gated DeltaNet.
+
+    The layer projects a row to the inputs of a causal convolution over time, with SiLU, whose
+    outputs are queries, keys and values. Each value head has a state ``S``, a matrix ``[key_dim,
+    value_dim]`` in float32 that holds what it keeps of the text. With the L2-normalized key ``k``
+    and query ``q``, the value ``v``, and two numbers of the row, the decay ``g <= 0`` and ``beta``
+    in 0..1, a token updates it and reads its output ``o`` (Yang et al. 2024, *Gated Delta
+    Networks*, equation 10)::
+
+        S = exp(g) S
+        S = S + k (beta (v - S^T k))^T
+        o = S^T q
+
+    Attributes:
+        layers: for each layer, whether it is recurrent; the other layers have attention.
+        key_heads: number of heads of queries and keys.
+        value_heads: number of heads of values and states, a multiple of ``key_heads``.
+        key_dim: size of a query and of a key.
+        value_dim: size of a value.
+        taps: number of tokens in a sum of the convolution, the row's token included.
+        tiled_heads: whether value head ``i`` uses key head ``i % key_heads``, the order of GGUF
+            files of Qwen3.5; otherwise it uses ``i // (value_heads / key_heads)``.
+    """
+
+    layers: tuple[bool, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    tiled_heads: bool = False
+
+    @property
+    def num_channels(self) -> int:
+        """Number of inputs of the convolution: queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs of all value heads."""
+        return self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes and features of a decoder-only transformer of any supported family.
 
@@ -88,7 +139,10 @@ class ModelConfig:
         clamped_gate: whether the MLP computes ``g * sigmoid(1.702 * g) * (1 + u)``, with the gate
             ``g`` at most 7 and ``u`` in -7..7 (gpt-oss).
         mixture: mixtures of experts in place of MLPs; ``None``: no layer has one.
-        convolution: short convolutions in place of attention; ``None``: all layers have attention.
+        convolution: short convolutions in place of attention; ``None``: no layer has one.
+        recurrent: recurrent layers in place of attention; ``None``: no layer has one.
+        gated_attention: whether the outputs of attention are multiplied by the sigmoid of a
+            projection of the row, one gate per output.
         rope: rotary embedding of all layers; ``None``: learned position embeddings.
         layer_ropes: rotary embedding of each layer, if layers differ; ``None`` for a layer without
             rotation. At most two different ones.
@@ -130,6 +184,8 @@ class ModelConfig:
     clamped_gate: bool = False
     mixture: MixtureConfig | None = None
     convolution: ConvolutionConfig | None = None
+    recurrent: RecurrentConfig | None = None
+    gated_attention: bool = False
     rope: RopeConfig | None = None
     layer_ropes: tuple[RopeConfig | None, ...] = ()
     windows: tuple[int | None, ...] = ()
@@ -211,6 +267,16 @@ class ModelConfig:
             return self.convolution
         return None
 
+    def recurrent_of(self, layer: int) -> RecurrentConfig | None:
+        """Return the recurrence of a layer (from 0); ``None`` if the layer has none."""
+        if self.recurrent is not None and self.recurrent.layers[layer]:
+            return self.recurrent
+        return None
+
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has attention, and so keys and values in the cache."""
+        return self.convolution_of(layer) is None and self.recurrent_of(layer) is None
+
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a model of ``count`` layers like layer ``layer`` (from 0).
 
@@ -266,8 +332,8 @@ class ModelConfig:
 
 # Fields that only few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset clamped_gate mixture convolution whole_qk_norm attention_scale "
-    "attention_cap attention_sinks query_growth embedding_scale residual_scale logits_scale "
+    "norm_places norm_offset clamped_gate mixture convolution recurrent gated_attention "
+    "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale residual_scale logits_scale "
     "logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {

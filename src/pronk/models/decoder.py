@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pronk.base.arrays import Array
-from pronk.checkpoint.config import MixtureConfig, ModelConfig
+from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig
 from pronk.models.backend import Backend
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
 from pronk.models.program import KVSource, Program
@@ -38,6 +38,8 @@ class Attention:
     k_norm: Norm | None = None  # norm of each key head, or of all of them
     # ``[heads]``: score of each head's attention sink, a key without value
     sinks: Array | None = None
+    # Projection to the gates of gated attention, one output for each element of ``out``'s input.
+    attention_gate: Linear | None = None
     out: Linear
     attention_output_norm: Norm | None = None
 
@@ -75,16 +77,34 @@ class Layer(Attention):
     """
 
     gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
-    filter: Array  # weights of a convolution, ``[hidden, …, taps]``, the oldest token first
+    # weights of a convolution, ``[hidden or num_channels, …, taps]``, the oldest token first
+    filter: Array
     filter_bias: Array | None = None  # ``[hidden]``
+    # Projections of a recurrent layer: the inputs of the convolution, then the gates of the
+    # outputs; and for each value head beta, then the decay.
+    mixer_in: Linear | StackedLinear
+    mixer_gates: Linear
+    decay_rate: Array  # ``[value_heads]``, negative: factor of the softplus of the decay
+    decay_bias: Array  # ``[value_heads]``: added to the decay before the softplus
+    mixer_norm: Norm  # norm of a value head's outputs, ``[value_dim]``
     mlp_norm: Norm | None = None
     router: Linear | None = None
     up: Linear | Experts  # gate and up projection, if the MLP is gated
     down: Linear | Experts
+    # the shared expert of a mixture, and the projection to the gate of its output
+    shared_up: Linear | None = None
+    shared_down: Linear
+    shared_gate: Linear | None = None
     mlp_output_norm: Norm | None = None
 
-    def __init__(self, config: ModelConfig, mixture: MixtureConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        mixture: MixtureConfig | None = None,
+        recurrent: RecurrentConfig | None = None,
+    ) -> None:
         super().__init__(config)
+        self.recurrent = recurrent
         if mixture is not None:
             self.up = Experts(mixture, WeightLayout(gated=config.gated), gathers=False)
             self.down = Experts(mixture, WeightLayout(), gathers=True)
@@ -94,10 +114,12 @@ class Layer(Attention):
 
         ``index`` is its layer number (from 0) in the KV cache.
         """
-        if self.gates is None:
-            program.attention(self, index)
-        else:
+        if self.recurrent is not None:
+            program.recurrence(self, index)
+        elif self.gates is not None:
             program.convolution(self, index)
+        else:
+            program.attention(self, index)
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
@@ -138,7 +160,7 @@ class Decoder:
         self.positions: Array | None = None
         self.stored_bytes: int | None = None
         self.layers = [
-            Layer(layer_config or config, config.mixture_of(index))
+            Layer(layer_config or config, config.mixture_of(index), config.recurrent_of(index))
             for index in range(config.num_layers)
         ]
 

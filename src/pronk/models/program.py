@@ -27,6 +27,25 @@ A layer with a short convolution has these operations in place of the first thre
     convolve  A = gated convolution of B and of the last tokens' states; stores the rows' states
     linear    x = x + A W_out
 
+A recurrent layer has these operations in place of the first three ::
+
+    linear    B = norm(x) W_in            inputs of the convolution, then gates of the outputs
+    linear    scores = norm(x) W_gates    beta, then decay, one number for each value head
+    recur     A = gated, normalized outputs of the recurrence of B and scores
+    linear    x = x + A W_out
+
+With gated attention, ``attend`` is followed by ::
+
+    linear    B = norm(x) W_gate
+    gate      A = A · sigmoid(B)
+
+With a shared expert, the operations of the experts are followed by ::
+
+    linear    B = act(A W_gate) · (A W_up)
+    linear    scores = A W_shared_gate
+    gate      B = B · sigmoid(scores)                   one number for each row
+    linear    x = x + B W_down
+
 With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With
 norms of queries and keys that span all heads, ``linear`` writes the projections to ``B``, and one
 ``qkv`` operation reads them.
@@ -113,6 +132,9 @@ class Program(ABC):
             layer.qkv, layer.attention_norm, layer.config, kv, norms, only_queries=only_queries
         )
         self.attend(layer.config, kv, sinks=layer.sinks)
+        if layer.attention_gate is not None:
+            self.linear(layer.attention_gate, norm=layer.attention_norm, to="B")
+            self.gate("A", "B", layer.attention_gate.out_features)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
     def convolution(self, layer: Any, index: int) -> None:
@@ -120,6 +142,13 @@ class Program(ABC):
         assert self.cache is not None
         self.linear(layer.gates, norm=layer.attention_norm, to="B")
         self.convolve(layer.filter, layer.filter_bias, self.cache, index)
+        self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
+
+    def recurrence(self, layer: Any, index: int) -> None:
+        """Append the recurrence of a decoder layer, with its residual connection."""
+        self.linear(layer.mixer_in, norm=layer.attention_norm, to="B")
+        self.linear(layer.mixer_gates, norm=layer.attention_norm, to="scores")
+        self.recur(layer, index)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
@@ -136,6 +165,12 @@ class Program(ABC):
             self.route(layer.up.mixture)
             self.linear(layer.up, source="A", activation=activation, to="B")
         self._add_branch(layer.down, "B", layer.mlp_output_norm, layer.config, partial=partial)
+        if layer.shared_up is not None:
+            self.linear(layer.shared_up, source="A", activation=activation, to="B")
+            if layer.shared_gate is not None:
+                self.linear(layer.shared_gate, source="A", to="scores")
+                self.gate("B", "scores", layer.shared_up.out_features // 2)
+            self._add_branch(layer.shared_down, "B", None, layer.config, partial=partial)
 
     def _add_branch(
         self, linear: Any, source: str, norm: Any, config: ModelConfig, *, partial: bool
@@ -217,6 +252,29 @@ class Program(ABC):
         A row's state is stored in its slot of the layer (from 0) of ``cache``, rounded to
         ``cache.dtype``; sums take the rounded states. ``weights`` are ``[hidden, …, taps]``,
         ``bias`` is ``[hidden]``.
+        """
+
+    @abstractmethod
+    def recur(self, layer: Any, index: int) -> None:
+        """Append ``A = norm(o) · silu(z)`` for the outputs ``o`` of a recurrence.
+
+        Buffer ``B`` has the inputs of the convolution and ``z``, the gates of the outputs.
+        ``scores`` has ``beta`` before its sigmoid and the decay before its bias and softplus, one
+        number of each for each value head. The states are those of layer ``index`` (from 0) of the
+        cache. :class:`~pronk.checkpoint.config.RecurrentConfig` has the formulas, and
+        :mod:`pronk.cache.states` explains how the states are kept.
+
+        Args:
+            layer: a :class:`~pronk.models.decoder.Layer` with ``recurrent``.
+            index: layer number (from 0).
+        """
+
+    @abstractmethod
+    def gate(self, target: str, gates: str, width: int) -> None:
+        """Append ``target = target · sigmoid(gates)``.
+
+        ``target`` is buffer ``A`` or ``B``, whose rows have ``width`` elements. ``gates`` is
+        buffer ``B`` with as many elements per row, or ``scores`` with one number per row.
         """
 
     @abstractmethod
