@@ -82,6 +82,27 @@ class PromptCache:
         if table.num_stored > before:
             self.store.write(keys[: table.num_stored], new)
 
+    def store_states(self, block_table: BlockTable) -> None:
+        """Store the checkpoints of a text that later prompts may need, before its table is freed.
+
+        These are the wanted ones, and the last one.
+        """
+        states = self._cache.states
+        table = block_table.states
+        if states is None or table is None or not table.own_checkpoints:
+            return
+        size = self._cache.block_size
+        needed = {position // size for position in table.wanted}
+        needed.add(max(table.own_checkpoints))
+        for number in sorted(needed.intersection(table.own_checkpoints)):
+            digest = block_table.digests[number - 1]
+            (key,) = self._state_keys([digest])
+            slot = states.checkpoints.slot_of(digest)
+            if slot is None or self.store.is_known(key):
+                continue
+            if self.store.has_room(states.state_bytes):
+                self.store.write([key], {0: states.read_state(slot)})
+
     def load(
         self,
         block_table: BlockTable,
@@ -119,13 +140,29 @@ class PromptCache:
         stop = first + self.store.count_leading(keys[first:])
         if stop == first:
             return
+        states = cache.states
+        num_state_blocks = 0
+        if states is not None:
+            # go on from the last state on disk
+            stop = first + self.store.find_last(self._state_keys(digests[first:stop]))
+            if stop == first or not states.has_free_state:
+                return
+            num_state_blocks = -(-states.state_bytes // self._block_bytes)
         start = self._first_needed(first, stop)
-        if not self._pays(stop - start, (stop - first) * size, seconds_per_token):
+        num_read = stop - start + num_state_blocks
+        if not self._pays(num_read, (stop - first) * size, seconds_per_token):
             return
+        state: bytes | None = None
+        if states is not None:
+            (state,) = self.store.read(self._state_keys(digests[stop - 1 : stop]))
+            if state is None or len(state) != states.state_bytes:
+                return
         skips_blocks = start > first
+        reads_all = skips_blocks or states is not None  # a part would be of no use
         blocks_per_part = self._blocks_per_read
-        if skips_blocks:
+        if reads_all:
             blocks_per_part = stop - start
+        if skips_blocks:
             cache.release(block_table)
             block_table.num_released = start
             block_table.length = start * size
@@ -135,10 +172,13 @@ class PromptCache:
             end = min(begin + blocks_per_part, stop)
             start_time = perf_counter()
             reached = self._read(block_table, tokens, keys, begin, end)
-            if skips_blocks and reached < stop:  # a part of the window is missing
+            if reads_all and reached < stop:  # a part of the window, or before the state
                 cache.release(block_table)
                 return
             block_table.length = reached * size
+            if states is not None and state is not None:
+                states.release(block_table)
+                states.write_state(block_table, state)
             cache.cache_blocks(block_table, tokens, salt)
             if begin == start and reached > start:
                 self.num_hits += 1
@@ -210,6 +250,11 @@ class PromptCache:
     @property
     def _block_bytes(self) -> int:
         return self._cache.block_size * self._cache.bytes_per_token
+
+    def _state_keys(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Return the keys on disk of the states at the ends of blocks with these digests."""
+        key = b"states of recurrent layers"
+        return [blake2b(digest, key=key, digest_size=32).digest() for digest in digests]
 
     def _keys(self, digests: Sequence[bytes]) -> list[bytes]:
         """Return the keys on disk of blocks with these digests.
