@@ -521,6 +521,15 @@ class PagedCache:
         """Return whether the prefix cache holds a block with this digest."""
         return self.prefix_cache is not None and self.prefix_cache.contains(digest)
 
+    def write_state(self, block_table: BlockTable, data: bytes) -> None:
+        """Give a table the state after all its tokens, read from disk.
+
+        See :meth:`StatePool.read_state`. The table's own state, if it has one, is dropped.
+        """
+        assert self.states is not None
+        self.states.release(block_table)
+        self.states.write_state(block_table, data)
+
     def cache_blocks(
         self,
         block_table: BlockTable,

@@ -421,9 +421,9 @@ class StatePool:
         taken = {position for position, _ in table.copies}
         planned = list[tuple[int, int]]()
         for end in sorted(end for end in ends - taken if end > table.length):
-            slot = self._take_checkpoint_slot()
-            if slot is not None:
-                planned.append((end, slot))
+            taken_slot = self._take_checkpoint_slot()
+            if taken_slot is not None:
+                planned.append((end, taken_slot))
         table.copies += planned
         pairs = [(end - table.length, slot) for end, slot in planned]
         return np.array(pairs, np.int32).reshape(len(pairs), 2)
