@@ -334,8 +334,8 @@ class ModelConfig:
 # Fields that only few families set, with their default values.
 _SPECIAL_NAMES = (
     "norm_places norm_offset clamped_gate mixture convolution recurrent gated_attention "
-    "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale residual_scale logits_scale "
-    "logits_cap"
+    "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale "
+    "residual_scale logits_scale logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {
     each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES
