@@ -23,6 +23,7 @@ from pronk.checkpoint.rope import RopeConfig
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 1024
 MAX_TAPS = 16
+MAX_HEAD_DIM = 512  # of attention and of recurrent layers
 MAX_ROPES = 2  # maximum number of different rotary embeddings of a model's layers
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
