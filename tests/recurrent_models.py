@@ -232,9 +232,7 @@ class RecurrentOracle:
         keys = (self.tensors[f"{prefix}k_proj.weight"] @ h).reshape(kv_heads, size)
         values = (self.tensors[f"{prefix}v_proj.weight"] @ h).reshape(kv_heads, size)
         queries = self._rotate(self._norm(both[:, 0], f"{prefix}q_norm.weight"), position)
-        state.keys[layer].append(
-            self._rotate(self._norm(keys, f"{prefix}k_norm.weight"), position)
-        )
+        state.keys[layer].append(self._rotate(self._norm(keys, f"{prefix}k_norm.weight"), position))
         state.values[layer].append(values)
         outputs = np.empty((heads, size))
         for head in range(heads):
@@ -346,7 +344,7 @@ def write_gguf(
     *,
     twin: Path | None = None,
     fused_experts: bool = False,
-    interval: bool = False,
+    older: bool = False,
     next_layer: bool = False,
     tokenizer: tokenizers.Tokenizer | None = None,
 ) -> Path:
@@ -360,7 +358,8 @@ def write_gguf(
             float32.
         twin: output folder for a checkpoint with the weights that a reader of the file gets.
         fused_experts: write the gate and up projections of all experts as one tensor.
-        interval: describe the layers by ``full_attention_interval`` alone, as older files do.
+        older: as files of early 2026: ``full_attention_interval`` alone says which layers are
+            recurrent, and the gate of the shared expert is a vector.
         next_layer: add a layer that predicts the token after the next one, with random weights.
             ``block_count`` counts it, as in published files.
         tokenizer: a byte-level BPE; ``None``: the tokenizer of the folder.
@@ -369,13 +368,16 @@ def write_gguf(
     tensors: dict[str, Single] = load_file(folder / "model.safetensors")
     arch = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"}
     writer = gguf.GGUFWriter(path, arch[raw["model_type"]])
-    _write_keys(writer, raw, interval=interval, next_layer=next_layer)
+    _write_keys(writer, raw, older=older, next_layer=next_layer)
     if tokenizer is None:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     write_bytes_bpe(writer, tokenizer, "qwen35")
     written = {name: weight.copy() for name, weight in tensors.items()}
     for seed, piece in enumerate(pieces(raw, tensors)):
         values = piece.take(tensors[piece.source])
+        if older and piece.name.endswith("ffn_gate_inp_shexp.weight"):
+            writer.add_tensor(piece.name, values[0])
+            continue
         piece.put_back(_add(writer, piece.name, values, kinds, seed), written[piece.source])
     if "num_experts" in raw:
         _write_experts(writer, raw, tensors, written, kinds, fused=fused_experts)
@@ -415,28 +417,17 @@ def pieces(raw: Mapping[str, Any], tensors: Mapping[str, Single]) -> list[Piece]
             found += _attention_pieces(tensors, f"{prefix}self_attn.", blk)
         shared = "_shexp" if f"{prefix}mlp.shared_expert_gate.weight" in tensors else ""
         module = "mlp.shared_expert." if shared else "mlp."
-        for name in ("gate", "up", "down"):
-            found.append(
-                _whole(
-                    f"{blk}ffn_{name}{shared}.weight",
-                    f"{prefix}{module}{name}_proj.weight",
-                    tensors,
-                )
+        found += [
+            _whole(
+                f"{blk}ffn_{name}{shared}.weight", f"{prefix}{module}{name}_proj.weight", tensors
             )
+            for name in ("gate", "up", "down")
+        ]
         if shared:
             router = f"{prefix}mlp.gate.weight"
             found.append(_whole(f"{blk}ffn_gate_inp.weight", router, tensors))
-            # The converter drops the dimension of size 1: one row becomes a vector.
-            found.append(
-                Piece(
-                    f"{blk}ffn_gate_inp_shexp.weight",
-                    f"{prefix}mlp.shared_expert_gate.weight",
-                    np.arange(1),
-                    None,
-                    lambda values: values[0],
-                    lambda values: values[None],
-                )
-            )
+            gate = f"{prefix}mlp.shared_expert_gate.weight"
+            found.append(_whole(f"{blk}ffn_gate_inp_shexp.weight", gate, tensors))
     return found
 
 
@@ -458,9 +449,7 @@ def _attention_pieces(tensors: Mapping[str, Single], prefix: str, blk: str) -> l
         for ours, theirs in names.items()
     ]
     for name in ("q", "k"):
-        found.append(
-            _gain(f"{blk}attn_{name}_norm.weight", f"{prefix}{name}_norm.weight", tensors)
-        )
+        found.append(_gain(f"{blk}attn_{name}_norm.weight", f"{prefix}{name}_norm.weight", tensors))
     return found
 
 
@@ -575,15 +564,10 @@ def _write_experts(
     for layer in range(raw["num_hidden_layers"]):
         for number, (theirs, ours) in enumerate(groups.items()):
             names = [
-                [
-                    f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight"
-                    for name in ours
-                ]
+                [f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight" for name in ours]
                 for expert in range(raw["num_experts"])
             ]
-            stack = np.stack(
-                [np.concatenate([tensors[name] for name in each]) for each in names]
-            )
+            stack = np.stack([np.concatenate([tensors[name] for name in each]) for each in names])
             seed = 1000 + 10 * layer + number
             found = _add(writer, f"blk.{layer}.ffn_{theirs}_exps.weight", stack, kinds, seed)
             for each, values in zip(names, found, strict=True):
@@ -621,7 +605,7 @@ def _write_next_layer(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
 
 
 def _write_keys(
-    writer: gguf.GGUFWriter, raw: Mapping[str, Any], *, interval: bool, next_layer: bool
+    writer: gguf.GGUFWriter, raw: Mapping[str, Any], *, older: bool, next_layer: bool
 ) -> None:
     """Write the keys that the converter writes."""
     rope = raw["rope_parameters"]
@@ -650,7 +634,7 @@ def _write_keys(
     writer.add_ssm_time_step_rank(raw["linear_num_value_heads"])
     writer.add_ssm_inner_size(raw["linear_num_value_heads"] * raw["linear_value_head_dim"])
     writer.add_full_attention_interval(4)
-    if not interval:
+    if not older:
         recurrent = [kind == "linear_attention" for kind in raw["layer_types"]]
         recurrent += [False] * next_layer
         writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
