@@ -20,6 +20,7 @@ from pronk.base.errors import CacheFullError
 
 if TYPE_CHECKING:
     from pronk.cache.prefix import PrefixCache
+    from pronk.cache.states import StateTable
 
 
 @dataclass
@@ -42,6 +43,8 @@ class BlockTable:
         version: ``PagedCache.version`` at the first allocation. After a change of the cache's
             version, the prefix cache takes no blocks of this table.
         adapter: number of the adapter that computes these tokens in every forward pass; -1: none.
+        states: states of recurrent layers after these tokens; ``None`` before the first pass, and
+            for a model without recurrent layers.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -52,6 +55,7 @@ class BlockTable:
     num_stored: int = 0
     version: int = -1
     adapter: int = -1
+    states: StateTable | None = field(default=None, repr=False, compare=False)
     _c_blocks: ctypes.Array[ctypes.c_int32] | None = field(
         default=None, init=False, repr=False, compare=False
     )

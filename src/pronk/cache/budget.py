@@ -11,8 +11,9 @@ from weakref import WeakSet
 
 from pronk.base.arrays import DType
 from pronk.base.errors import OptionError
-from pronk.cache.layout import kv_bytes_per_token, state_bytes
+from pronk.cache.layout import convolution_bytes_per_token, kv_bytes_per_token
 from pronk.cache.paged import PagedCache, SavedFeature
+from pronk.cache.states import StateCounts, count_state_bytes, count_states
 from pronk.checkpoint.config import ModelConfig
 
 # Tokens per block. Small blocks waste little memory of short requests; large blocks keep the block
@@ -122,8 +123,13 @@ class KVBudget:
         if self._max_blocks is None:
             self._max_blocks = full_context_blocks(config, self.max_requests)
         kv_bytes = kv_bytes_per_token(config, kv_dtype or dtype)
-        num_blocks = self._resize_pools(kv_bytes + state_bytes(config, dtype))
+        counts = self._count_states(config)
+        fixed_bytes = 0 if counts is None else count_state_bytes(config, counts)
+        num_blocks = self._resize_pools(
+            kv_bytes + convolution_bytes_per_token(config, dtype), fixed_bytes
+        )
         options = {
+            "state_counts": counts,
             "num_blocks": num_blocks,
             "block_size": BLOCK_SIZE,
             "dtype": dtype,
@@ -147,8 +153,15 @@ class KVBudget:
             self._resize_pools(pool.feature_width(feature) * pool.dtype.itemsize)
         pool.save_feature(feature, owner)
 
-    def _resize_pools(self, extra_bytes: int) -> int:
-        """Make space for ``extra_bytes`` more bytes per token.
+    def _count_states(self, config: ModelConfig) -> StateCounts | None:
+        """Return the numbers of states of recurrent layers: half of the budget is for them."""
+        if config.recurrent is None:
+            return None
+        num_bytes = self._max_bytes if self.num_bytes is None else self.num_bytes
+        return count_states(config, self.max_requests, num_bytes // 2)
+
+    def _resize_pools(self, extra_bytes: int, fixed_bytes: int = 0) -> int:
+        """Make space for ``extra_bytes`` more bytes per token, and ``fixed_bytes`` of states.
 
         Returns:
             The new number of blocks of each pool.
@@ -156,7 +169,8 @@ class KVBudget:
         for pool in self._pools:
             pool.drop_unused_features()
         bytes_per_token = extra_bytes + sum(pool.bytes_per_token for pool in self._pools)
-        num_blocks = self._num_blocks(BLOCK_SIZE * bytes_per_token)
+        fixed_bytes += sum(pool.fixed_bytes for pool in self._pools)
+        num_blocks = self._num_blocks(BLOCK_SIZE * bytes_per_token, fixed_bytes)
         if any(pool.in_use and pool.allocator.num_blocks > num_blocks for pool in self._pools):
             msg = (
                 "expected no running request while a draft model is added, found some; finish or "
@@ -168,15 +182,19 @@ class KVBudget:
                 pool.resize(num_blocks)
         return num_blocks
 
-    def _num_blocks(self, block_bytes: int) -> int:
-        """Return the number of blocks per pool; ``block_bytes`` are those of one block of each."""
+    def _num_blocks(self, block_bytes: int, fixed_bytes: int) -> int:
+        """Return the number of blocks per pool.
+
+        ``block_bytes`` are those of one block of each pool, ``fixed_bytes`` those of all states.
+        """
         if self.num_bytes is None:
-            num_blocks = min(self._max_blocks or 1, self._max_bytes // block_bytes)
-            return max(1, num_blocks)
-        if self.num_bytes < block_bytes:
+            num_blocks = (self._max_bytes - fixed_bytes) // block_bytes
+            return max(1, min(self._max_blocks or 1, num_blocks))
+        if self.num_bytes < block_bytes + fixed_bytes:
+            states = f" and {fixed_bytes} of states of recurrent layers" if fixed_bytes else ""
             msg = (
-                f"kv_memory: expected at least {block_bytes} bytes, one block of {BLOCK_SIZE} "
-                f"tokens; found {self.kv_memory!r}"
+                f"kv_memory: expected at least {block_bytes + fixed_bytes} bytes, one block of "
+                f"{BLOCK_SIZE} tokens{states}; found {self.kv_memory!r}"
             )
             raise OptionError(msg)
-        return self.num_bytes // block_bytes
+        return (self.num_bytes - fixed_bytes) // block_bytes

@@ -87,11 +87,11 @@ def kv_bytes_per_token(config: ModelConfig, kv_dtype: DType) -> int:
     """Return the number of bytes of one token's keys and values, over all layers."""
     scale_bytes = _SCALE_BYTES if kv_dtype == INT8 else 0
     head_bytes = config.head_dim * kv_dtype.itemsize + scale_bytes
-    num_layers = config.num_layers - _num_convolutions(config)
+    num_layers = sum(map(config.has_attention, range(config.num_layers)))
     return 2 * num_layers * config.num_kv_heads * head_bytes
 
 
-def state_bytes(config: ModelConfig, dtype: DType) -> int:
+def convolution_bytes_per_token(config: ModelConfig, dtype: DType) -> int:
     """Return the number of bytes of one token's states in all layers with a short convolution."""
     return _num_convolutions(config) * config.hidden_size * dtype.itemsize
 

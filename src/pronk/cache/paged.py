@@ -30,12 +30,13 @@ from pronk.cache.layout import (
     ROWS,
     PoolLayout,
     choose_layouts,
+    convolution_bytes_per_token,
     fill_poison,
     kv_bytes_per_token,
-    state_bytes,
 )
 from pronk.cache.prefix import PrefixCache
 from pronk.cache.prompt_cache import PromptCache
+from pronk.cache.states import DEFAULT_COUNTS, StateCounts, StatePool
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig, RopeTable
 from pronk.kernels.library import TYPES, Kernels
@@ -83,10 +84,12 @@ class PagedCache:
         dtype: data type of the model, of states and of saved layer outputs.
         kv_dtype: data type of stored keys and values: ``dtype`` or int8.
         keys: one array per layer; see :mod:`pronk.cache.layout`.
-        values: one array per layer, empty for a layer with a short convolution.
+        values: one array per layer, empty for a layer with a short convolution. For a recurrent
+            layer, ``keys`` is empty, too; its states are in ``states``.
         features: arrays ``[1, slots, width]`` of saved features.
         prefix_cache: blocks that later prompts can reuse; ``None`` if prompts share no blocks.
         prompt_cache: blocks of the prefix cache on disk, if any.
+        states: states of recurrent layers; ``None`` for a model without such layers.
     """
 
     can_compute_features = True
@@ -102,6 +105,7 @@ class PagedCache:
         kv_dtype: DType | None = None,
         poison: float | None = None,
         share_prefixes: bool = False,
+        state_counts: StateCounts | None = None,
     ) -> None:
         """Allocate the arrays.
 
@@ -115,6 +119,8 @@ class PagedCache:
             kv_dtype: data type of stored keys and values, ``dtype`` or int8; by default ``dtype``.
             poison: number that is written over freed blocks, so that tests detect reads of them.
             share_prefixes: whether prompts reuse blocks of earlier texts with the same prefix.
+            state_counts: numbers of states of recurrent layers, for a model that has such layers;
+                ``None``: enough for a few requests.
         """
         assert block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
@@ -130,6 +136,12 @@ class PagedCache:
         if share_prefixes and not config.has_dynamic_rope:
             self.prefix_cache = PrefixCache()
         self.prompt_cache: PromptCache | None = None
+        self.states: StatePool | None = None
+        if config.recurrent is not None:
+            counts = state_counts or DEFAULT_COUNTS
+            self.states = StatePool(config, counts, block_size, poison)
+            if self.prefix_cache is not None:
+                self.prefix_cache.on_evict = self.states.drop_checkpoint
         self.keys: list[Array]
         self.values: list[Array]
         self.features: dict[SavedFeature, Array] = {}
@@ -152,7 +164,10 @@ class PagedCache:
         key_shape = self._key_layout.shape(self.num_slots, config.head_dim)
         value_shape = self._value_layout.shape(self.num_slots, config.head_dim)
         for layer in range(config.num_layers):
-            if config.convolution_of(layer):
+            if config.recurrent_of(layer):
+                keys = self._new_pool(0, key_shape, self.kv_dtype)
+                values = self._new_pool(0, value_shape, self.kv_dtype)
+            elif config.convolution_of(layer):
                 keys = self._new_feature_pool(config.hidden_size)  # states in place of keys
                 values = self._new_pool(0, value_shape, self.kv_dtype)
             else:
@@ -212,6 +227,8 @@ class PagedCache:
         self._move_arguments: tuple[Array, ...] | None = None
         if self.prefix_cache is not None:
             self.prefix_cache.attach(self.allocator)
+        if self.states is not None:
+            self.states.drop_checkpoints()
 
     def _choose_layouts(self) -> tuple[PoolLayout, PoolLayout]:
         """Return the layouts of keys and of values."""
@@ -228,8 +245,8 @@ class PagedCache:
     @property
     def _pools(self) -> tuple[Array, ...]:
         """All arrays of the cache; dimension 1 is the slot, or for keys the panel of 16 slots."""
-        values = [pool for pool in self.values if len(pool)]
-        return (*self.keys, *values, *self.features.values())
+        keys_and_values = [pool for pool in (*self.keys, *self.values) if len(pool)]
+        return (*keys_and_values, *self.features.values())
 
     @property
     def in_use(self) -> bool:
@@ -241,7 +258,11 @@ class PagedCache:
         """Bytes of one token: keys, values and states of all layers, and saved outputs."""
         kv_bytes = kv_bytes_per_token(self.config, self.kv_dtype)
         width = sum(map(self.feature_width, self.features))
-        return kv_bytes + state_bytes(self.config, self.dtype) + width * self.dtype.itemsize
+        return (
+            kv_bytes
+            + convolution_bytes_per_token(self.config, self.dtype)
+            + width * self.dtype.itemsize
+        )
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
@@ -253,6 +274,8 @@ class PagedCache:
         """
         if not block_table.blocks:
             block_table.version = self.version
+        if self.states is not None:
+            self.states.reserve(block_table)
         self.allocator.allocate(block_table, tokens)
         first = block_table.length // self.block_size - block_table.num_released
         stop = self.allocator.num_blocks_for(tokens) - block_table.num_released
@@ -333,6 +356,8 @@ class PagedCache:
 
         A token is moved only if ``offsets[i] != i``; ``range(n)`` moves none.
         """
+        if self.states is not None:
+            self.states.commit(block_table, offsets)
         moved_from = [offset for index, offset in enumerate(offsets) if offset != index]
         moved_to = [index for index, offset in enumerate(offsets) if offset != index]
         if moved_from:
@@ -372,7 +397,9 @@ class PagedCache:
         config = self.config
         kv_shape = (config.num_kv_heads, self.num_slots, config.head_dim)
         kinds = [
-            _ROW if config.convolution_of(layer) else _KEY for layer in range(config.num_layers)
+            _ROW if config.convolution_of(layer) else _KEY
+            for layer in range(config.num_layers)
+            if len(self.keys[layer])
         ]
         kinds += [_VALUE] * kinds.count(_KEY)
         kinds += [_ROW] * len(self.features)
@@ -417,6 +444,8 @@ class PagedCache:
     def _layouts_and_pools(self) -> Iterator[tuple[PoolLayout, Array]]:
         """Yield all arrays with their layouts, in the same order in every process."""
         for layer, pool in enumerate(self.keys):
+            if not len(pool):
+                continue
             yield ROWS if self.config.convolution_of(layer) else self._key_layout, pool
         for pool in self.values:
             if len(pool):
@@ -424,11 +453,41 @@ class PagedCache:
         for feature in sorted(self.features, key=self.feature_name):
             yield ROWS, self.features[feature]
 
-    def rollback(self, block_table: BlockTable, length: int) -> None:
-        """Drop all tokens after the first ``length``; the blocks stay allocated."""
+    def rollback(self, block_table: BlockTable, length: int) -> int:
+        """Drop all tokens after the first ``length``; the blocks stay allocated.
+
+        Return the number of tokens that are left: ``length``, or 0 if states of recurrent layers
+        have taken over later tokens.
+        """
+        if self.states is not None:
+            length = self.states.rollback(block_table, length)
         block_table.length = length
         del block_table.digests[length // self.block_size :]
         block_table.num_stored = min(block_table.num_stored, len(block_table.digests))
+        return length
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes that do not depend on the number of blocks: states of recurrent layers."""
+        return 0 if self.states is None else self.states.nbytes
+
+    @property
+    def max_requests(self) -> int | None:
+        """Maximum number of requests with states of recurrent layers; ``None``: no limit."""
+        return None if self.states is None else self.states.counts.requests
+
+    @property
+    def num_free_updates(self) -> int | None:
+        """Number of draft tokens that recurrent layers have room for; ``None``: no limit."""
+        return None if self.states is None else self.states.num_free_updates
+
+    def is_ahead(self, block_table: BlockTable) -> bool:
+        """Return whether states have taken over tokens that are not committed.
+
+        An interrupted step leaves a table so; the text must be read again.
+        """
+        states = block_table.states
+        return states is not None and states.length > block_table.length
 
     def match_prefix(
         self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
@@ -440,9 +499,28 @@ class PagedCache:
         if self.prefix_cache is None:
             return None
         block_table = self.prefix_cache.match(tokens, salt, digests)
-        if block_table is not None:
-            block_table.version = self.version
+        if block_table is None or not self._restore_states(block_table):
+            return None
+        block_table.version = self.version
         return block_table
+
+    def _restore_states(self, block_table: BlockTable) -> bool:
+        """Cut a table of cached blocks at its last checkpoint, and restore the states there.
+
+        Without a checkpoint, or a free state, the blocks are released; then return False.
+        """
+        if self.states is None:
+            return True
+        found = self.states.checkpoints.find(block_table.digests)
+        if found is None or not self.states.has_free_state:
+            self.release(block_table)
+            return False
+        number, slot = found
+        length = number * self.block_size
+        self.trim(block_table, length)
+        self.rollback(block_table, length)
+        self.states.restore(block_table, slot)
+        return True
 
     def has_cached_block(self, digest: bytes) -> bool:
         """Return whether the prefix cache holds a block with this digest."""
@@ -463,6 +541,8 @@ class PagedCache:
         """
         if self.prefix_cache is not None and block_table.version == self.version:
             self.prefix_cache.insert(block_table, tokens, salt, num_committed)
+            if self.states is not None:
+                self.states.add_checkpoints(block_table)
             if self.prompt_cache is not None:
                 self.prompt_cache.store_blocks(block_table)
 
@@ -481,8 +561,16 @@ class PagedCache:
         self._poison_blocks(self.allocator.trim(block_table, tokens))
 
     def release(self, block_table: BlockTable) -> None:
-        """Release all blocks of a request."""
+        """Release all blocks and states of a request."""
+        if self.states is not None:
+            self.states.release(block_table)
         self._poison_blocks(self.allocator.release(block_table))
+
+    def reset(self) -> None:
+        """Free all blocks and states; existing tables must not be used any more."""
+        self.allocator.reset()
+        if self.states is not None:
+            self.states.reset()
 
     def _poison_blocks(self, blocks: Sequence[int]) -> None:
         if self.poison is None:

@@ -9,7 +9,7 @@ allocator takes cached blocks that no table holds, least recently used first.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -41,6 +41,8 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self.key = secrets.token_bytes(32)  # key of the hash; changed only while no block is cached
+        # called with the digest of a block that leaves the cache
+        self.on_evict: Callable[[bytes], None] | None = None
         self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[int, bytes] = {}  # digest of each cached block, by block number
 
@@ -63,6 +65,8 @@ class PrefixCache:
         if block in self._digests:
             digest = self._digests.pop(block)
             del self._entries[digest]
+            if self.on_evict is not None:
+                self.on_evict(digest)
 
     def contains(self, digest: bytes) -> bool:
         """Return whether a block with this digest is cached."""

@@ -23,6 +23,7 @@ from pronk.checkpoint.rope import RopeConfig
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 1024
 MAX_TAPS = 16
+MAX_HEAD_DIM = 512  # of attention and of recurrent layers
 MAX_ROPES = 2  # maximum number of different rotary embeddings of a model's layers
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -333,8 +334,8 @@ class ModelConfig:
 # Fields that only few families set, with their default values.
 _SPECIAL_NAMES = (
     "norm_places norm_offset clamped_gate mixture convolution recurrent gated_attention "
-    "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale residual_scale logits_scale "
-    "logits_cap"
+    "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale "
+    "residual_scale logits_scale logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {
     each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES

@@ -74,7 +74,7 @@ class Engine:
         self.scheduler = Scheduler(
             cache,
             decoder.config.window,
-            batch.max_batch,
+            min(batch.max_batch, cache.max_requests or batch.max_batch),
             batch.prefill_chunk,
             max_tree,
             self.runner.cost_model,
@@ -218,7 +218,7 @@ class Engine:
 
         def forward(tree: TokenTree, logits_nodes: range) -> Logits:
             self.cache.prepare(block_table, block_table.length + len(tree))
-            entry = BatchEntry(block_table, tree, logits_nodes, len(prompt))
+            entry = BatchEntry(block_table, tree, logits_nodes, len(prompt), num_final=len(prompt))
             with interruptible():
                 return self.runner.forward(ForwardBatch([entry])).logits[0]
 

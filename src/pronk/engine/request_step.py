@@ -75,6 +75,7 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestSt
         tree,
         range(first, len(tree)),
         len(request.prompt),
+        num_final=block_table.length + scheduled.num_tokens,
         all_logits=all_logits,
         stateless_sampler=None if all_logits else request.sampler.stateless_sampler,
     )

@@ -119,8 +119,9 @@ class Scheduler:
             self._charge_tenant(request)
         now = self.clock()
         self.fair_share.end_pass(now)
-        for request in [each for each in self.running if each.paused]:
-            self._preempt(request)
+        for request in [*self.running]:
+            if request.paused or self.cache.is_ahead(request.block_table):
+                self._preempt(request)
         self.disk_reads.read_parts()
         first = self._give_turns(now)
         self._admit(now)
@@ -150,7 +151,7 @@ class Scheduler:
         if not self.running and not self.waiting:
             # A KeyboardInterrupt between an allocation and its entry in the block table may have
             # leaked blocks.
-            self.cache.allocator.reset()
+            self.cache.reset()
         return True
 
     def expire(self) -> None:
@@ -342,7 +343,14 @@ class Scheduler:
         """Take over KV blocks of the parent or the prefix cache, for all tokens but the last."""
         parent = request.parent
         prefix = len(request.prompt) - 1
-        forkable = parent is not None and not parent.ended and not parent.block_table.num_released
+        # A state of recurrent layers is that of one prefix: other samples start at a checkpoint.
+        has_prefixes = self.cache.states is None
+        forkable = (
+            has_prefixes
+            and parent is not None
+            and not parent.ended
+            and not parent.block_table.num_released
+        )
         if (
             parent is not None
             and forkable
@@ -489,9 +497,15 @@ class Scheduler:
         Return how many, by request.
         """
         draft_slots = dict[Request, int]()
+        num_free_updates = self.cache.num_free_updates
         for number, request in enumerate(requests):
             table = request.block_table
-            draft_slots[request] = self.blocks.num_draft_slots(request, len(requests) - number)
+            num_slots = self.blocks.num_draft_slots(request, len(requests) - number)
+            if num_free_updates is not None:
+                # The pass may free updates, but not before the draft tokens get theirs. A drafter
+                # that runs the target's first layers needs one more.
+                num_slots = max(0, min(num_slots, num_free_updates // len(requests) - 1))
+            draft_slots[request] = num_slots
             self.cache.prepare(table, table.length + 1 + draft_slots[request])
         return draft_slots
 

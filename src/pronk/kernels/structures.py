@@ -61,6 +61,8 @@ class COp(Structure):
         ("mixing experts per_row normalized", c_int32),
         ("filter filter_bias", c_void_p),
         ("taps num_adapters part parts zero_first", c_int32),
+        ("columns first_column value_dim tiled num_updates", c_int32),
+        ("states inputs updates decay_rate decay_bias", c_void_p),
         ("adapters", POINTER(CAdapter)),
     )
 
@@ -71,6 +73,15 @@ class CSegment(Structure):
     _fields_ = structure_fields(
         ("blocks parents", c_void_p),
         ("released length nodes computed num_blocks adapter", c_int32),
+    )
+
+
+class CRecurrence(Structure):
+    """``pronk_recurrence``: one request's state, and what a pass does with it."""
+
+    _fields_ = structure_fields(
+        ("updates copies length", c_void_p),
+        ("slot keeps replayed absorbed certain num_copies", c_int32),
     )
 
 
@@ -86,6 +97,8 @@ class CForward(Structure):
         ("rope", c_void_p * NUM_ROPE_TABLES),
         ("rope_by_row", c_int32 * NUM_ROPE_TABLES),
         ("wanted logits collected experts_read", c_void_p),
+        ("recurrence", POINTER(CRecurrence)),
+        ("state_bytes", c_void_p),
     )
 
 
@@ -116,4 +129,5 @@ STRUCTURES: tuple[type[Structure], ...] = (
     CSegment,
     CForward,
     CDraftChain,
+    CRecurrence,
 )

@@ -33,6 +33,7 @@ from pronk.base.checks import refuse_choice
 from pronk.base.errors import OptionError, refuse
 from pronk.base.files.regular import is_file
 from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.rows import HeadRows
 from pronk.checkpoint.tensors import Checkpoint, read_json
 from pronk.kernels.adapters import LowRank
 from pronk.models.families import get_family
@@ -81,10 +82,11 @@ class AdapterModule(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Place of a module of transformers in the decoder, and its sizes."""
+    """Place of some outputs of a module of transformers in the decoder, and the module's sizes."""
 
     target: str
     start: int
+    rows: HeadRows | None  # the outputs; ``None``: all, in order
     outputs: int
     inputs: int
 
@@ -116,19 +118,21 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     _check_modules(folder, options, {names.canonical(name) for name in pairs}, places)
     modules = []
     for name, (down, up) in sorted(pairs.items()):
-        place = places[names.canonical(name)]
+        own_places = places[names.canonical(name)]
+        _, _, _, outputs, inputs = own_places[0]
         rank = _pattern_value(options, "rank_pattern", name, options["r"])
         alpha = _pattern_value(options, "alpha_pattern", name, options["lora_alpha"])
-        for tensor, shape in ((down, (rank, place.inputs)), (up, (place.outputs, rank))):
+        for tensor, shape in ((down, (rank, inputs)), (up, (outputs, rank))):
             stored = checkpoint.shape(tensor)
             if stored != shape:
                 problem = f"expected the shape {list(shape)}, found {list(stored)}"
                 refuse(folder, f"tensor {tensor}: {problem}; use an adapter of this model")
         scale = alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
-        arrays = [_read(checkpoint, tensor) for tensor in (down, up)]
-        modules.append(
-            AdapterModule(place.target, place.start, arrays[0], arrays[1] * np.float32(scale))
-        )
+        first = _read(checkpoint, down)
+        second = _read(checkpoint, up) * np.float32(scale)
+        for place in own_places:
+            taken = second if place.rows is None else second[place.rows.order(outputs)]
+            modules.append(AdapterModule(place.target, place.start, first, taken))
     checkpoint.release()
     digest = sha256()
     for path in (folder / _CONFIG, weights):
@@ -189,21 +193,31 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return options
 
 
-def _places(config: ModelConfig, names: TensorNames) -> dict[str, _Place]:
+def _places(config: ModelConfig, names: TensorNames) -> dict[str, list[_Place]]:
     """Return where adapters can be, by module names without the family's prefix."""
-    places = {}
+    places: dict[str, list[_Place]] = {}
     for part in plan_tensors(config, names):
         module = part.target.split(".")[2:]
         if part.kind != "linear" or len(module) != 1 or module == ["router"]:
             continue  # an embedding, a norm, the LM head, an expert or a router
+        if _has_tiled_heads(config, int(part.target.split(".")[1]), module[0]):
+            continue
         start = 0
         for tensor in part.weight:
-            outputs, inputs = tensor.shape[::-1] if part.transposed else tensor.shape
-            places[tensor.name.removesuffix(".weight")] = _Place(
-                part.target, start, outputs, inputs
-            )
-            start += outputs
+            shape = tensor.shape[::-1] if part.transposed else tensor.shape
+            part_shape = tensor.part_shape[::-1] if part.transposed else tensor.part_shape
+            name = tensor.name.removesuffix(".weight")
+            place = _Place(part.target, start, tensor.rows, shape[0], shape[1])
+            places.setdefault(name, []).append(place)
+            start += part_shape[0]
     return places
+
+
+def _has_tiled_heads(config: ModelConfig, layer: int, module: str) -> bool:
+    """Return whether a GGUF file has the heads of a projection in another order than adapters."""
+    recurrent = config.recurrent_of(layer)
+    is_tiled = recurrent is not None and recurrent.tiled_heads
+    return is_tiled and module in {"mixer_in", "mixer_gates", "out"}
 
 
 def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
@@ -229,14 +243,14 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
 
 
 def _check_modules(
-    folder: Path, options: Mapping[str, Any], found: set[str], places: Mapping[str, _Place]
+    folder: Path, options: Mapping[str, Any], found: set[str], places: Mapping[str, list[_Place]]
 ) -> None:
     """Raise a CheckpointError if the model or the adapter lacks a module that it names."""
     unknown = sorted(found - places.keys())
     if unknown:
         expected = (
             "expected adapted linear layers of this model (no experts, router, "
-            "embedding or LM head)"
+            "embedding or LM head, nor recurrent layers of a GGUF file)"
         )
         refuse(folder, f"{expected}, found {unknown[0]}; use an adapter of this model without it")
     if options.get("layers_to_transform") is not None or options.get("exclude_modules"):

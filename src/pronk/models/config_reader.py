@@ -221,11 +221,14 @@ def llama_like(
     context = keys.integer("max_position_embeddings", 2048)
     rope = features.get("rope") or parse_rope(keys.raw, head_dim, context, partial=partial_rope)
     bos, eos = keys.special_ids()
+    mixture = features.get("mixture")
+    # Without a layer that has a plain MLP, a config may lack the width of MLPs.
+    width = mixture.width if mixture is not None and all(mixture.layers) else None
     values: dict[str, Any] = {
         "family": keys.family,
         "vocab_size": keys.integer("vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": keys.integer("intermediate_size"),
+        "intermediate_size": keys.integer("intermediate_size", width),
         "num_layers": len(windows),
         "num_heads": heads,
         "num_kv_heads": keys.integer("num_key_value_heads", heads),

@@ -55,9 +55,9 @@ class Attention:
         program.attention(self, index)
 
     def layout(self, name: str) -> WeightLayout:
-        """Return how to pack the linear layer ``name``: ``qkv`` or ``out``."""
+        """Return how to pack a linear layer: ``qkv``, ``attention_gate`` or ``out``."""
         has_heads = name == "qkv" and not self.config.whole_qk_norm
-        return WeightLayout(unit=self.config.head_dim if has_heads else None)
+        return WeightLayout(unit=self.config.head_dim if has_heads else None, several=has_heads)
 
     def linears(self) -> Iterator[Linear]:
         """Yield the linear layers with one matrix each."""
@@ -123,10 +123,14 @@ class Layer(Attention):
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
-        """Return how to pack a linear layer: ``qkv``, ``out``, ``up``, ``down`` or ``router``."""
-        if name in {"qkv", "out"}:
+        """Return how to pack the linear layer ``name``, an attribute of this layer."""
+        if name in {"qkv", "attention_gate", "out"}:
             return super().layout(name)
-        return WeightLayout(gated=self.config.gated and name == "up", exact=name == "router")
+        return WeightLayout(
+            gated=self.config.gated and name in {"up", "shared_up"},
+            exact=name in {"router", "mixer_gates", "shared_gate"},
+            several=name == "mixer_in",
+        )
 
 
 class Decoder:

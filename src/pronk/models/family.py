@@ -35,10 +35,8 @@ class TensorNames:
     norm: str
     positions: str | None = None  # name of the learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
-    # Names that replace those in ``layer``, in checkpoints with one tensor for all experts.
-    fused_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Whether weights of convolutions are ``[hidden, taps]``, not ``[hidden, 1, taps]``.
-    flat_filters: bool = False
+    # Names that replace those in ``layer``, in checkpoints that have all of these tensors.
+    alternatives: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     transposed: bool = False  # whether matrices are stored ``[inputs, outputs]``
     # Whether rows of queries and keys are permuted: RoPE rotates the values 2i and 2i + 1 of heads.
     # In pronk, it rotates the values i and i + size / 2.
@@ -46,6 +44,8 @@ class TensorNames:
     # Whether matrices of experts are stored ``[inputs, outputs]``, with alternating outputs of gate
     # and up projection.
     interleaved_experts: bool = False
+    # Whether the factors of decays are stored as logarithms: ``decay_rate`` is ``-exp`` of them.
+    log_decay: bool = False
     ignored: re.Pattern[str] = re.compile(r"(?!)")  # names of unused tensors; by default none
 
     def canonical(self, name: str) -> str:
@@ -106,6 +106,14 @@ GGUF_NAMES = TensorNames(
         "gates": ("shortconv.in_proj",),
         "filter": ("shortconv.conv",),
         "convolution_out": ("shortconv.out_proj",),
+        # Projections, convolution, decay and norm of a recurrent layer.
+        "mixer_in": ("attn_qkv", "attn_gate"),
+        "mixer_gates": ("ssm_beta", "ssm_alpha"),
+        "mixer_filter": ("ssm_conv1d",),
+        "decay_rate": ("ssm_a",),
+        "decay_bias": ("ssm_dt.bias",),
+        "mixer_norm": ("ssm_norm",),
+        "mixer_out": ("ssm_out",),
         "attention_output_norm": ("post_attention_norm",),
         "mlp_norm": ("ffn_norm",),
         "up": ("ffn_gate", "ffn_up"),
@@ -114,12 +122,15 @@ GGUF_NAMES = TensorNames(
         "router": ("ffn_gate_inp",),
         "experts.up": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
         "experts.down": ("ffn_down_exps.weight",),
+        "shared_up": ("ffn_gate_shexp", "ffn_up_shexp"),
+        "shared_down": ("ffn_down_shexp",),
+        "shared_gate": ("ffn_gate_inp_shexp",),
         "sinks": ("attn_sinks.weight",),
     },
     embedding="token_embd",
     norm="output_norm",
     head="output",
-    flat_filters=True,
+    alternatives=({"experts.up": ("ffn_gate_up_exps.weight",)},),
     ignored=re.compile(
         r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd(\.weight)?",
     ),
@@ -146,6 +157,9 @@ class GgufArchitecture:
     names: TensorNames = GGUF_NAMES
     partial_rope: bool = False  # whether RoPE may rotate a part of each head
     skips_attention: bool = False  # whether layers may have no attention: 0 key/value heads
+    # Whether the last layers of a file may be MTP heads, as many as ``nextn_predict_layers`` says.
+    # Their tensors are not used.
+    skips_heads: bool = False
 
 
 @dataclass(frozen=True)

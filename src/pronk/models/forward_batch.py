@@ -11,6 +11,7 @@ computed is a *row*. Rows of all entries follow each other, without padding::
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 from pronk.base.arrays import Array, split_rows
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
+from pronk.cache.states import StatePass
 from pronk.checkpoint.rope import RopeConfig, RopeTable
+from pronk.kernels.structures import CRecurrence
 from pronk.models.kernel_batch import KernelBatch
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.tree import TokenTree
@@ -39,6 +42,9 @@ class BatchEntry(NamedTuple):
     # Number of tokens of the prompt. Dynamic RoPE rotates all of them for a text of this length;
     # with 0, each row is rotated for the text up to this row.
     prompt_length: int = 0
+    # Number of tokens, those in the cache included, that stay in the text whatever is sampled or
+    # rejected. States of recurrent layers may take them over, and cannot drop them again.
+    num_final: int = 0
     # Number of leading nodes that earlier passes have computed, as when a drafter adds one depth
     # per pass. They get no rows; the other nodes see their keys and values.
     num_computed: int = 0
@@ -93,6 +99,7 @@ class ForwardBatch:
             [length + len(entry.tree) for length, entry in zip(lengths, entries, strict=True)]
         )
         self._for_kernels: KernelBatch | None = None
+        self._recurrence: list[StatePass] = []
         # rotations of the rows under dynamic RoPE
         self._rope_entries: dict[RopeConfig, Array] = {}
 
@@ -126,6 +133,32 @@ class ForwardBatch:
         if self._for_kernels is None:
             self._for_kernels = KernelBatch(self.entries, self.logits_rows)
         return self._for_kernels
+
+    def begin_states(
+        self, cache: PagedCache, *, keeps: bool, num_extra: int = 0
+    ) -> ctypes.Array[CRecurrence]:
+        """Prepare the states of recurrent layers for a pass; return them as C structures.
+
+        With ``keeps``, the pass adds tokens of the text to the states. ``num_extra`` is the number
+        of later rows of a chain of draft tokens.
+
+        Raises:
+            StateError: a state holds tokens that are rows of this pass, because an earlier pass was
+                interrupted before they were committed.
+        """
+        assert cache.states is not None
+        arguments = [
+            cache.states.begin_pass(
+                entry.block_table,
+                entry.tree,
+                num_computed=entry.num_computed,
+                num_final=entry.num_final if keeps else 0,
+                num_extra=num_extra,
+            )
+            for entry in self.entries
+        ]
+        self._recurrence = arguments  # keeps the memory alive
+        return (CRecurrence * len(arguments))(*[each.struct for each in arguments])
 
     def slots(self, cache: PagedCache) -> NDArray[np.int64]:
         """Return the KV slot of each row."""

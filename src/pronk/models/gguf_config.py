@@ -51,7 +51,9 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
         family=model_type,
         vocab_size=_vocab_size(checkpoint),
         hidden_size=keys.integer("embedding_length"),
-        intermediate_size=keys.integer("feed_forward_length"),
+        intermediate_size=keys.integer(
+            "feed_forward_length", keys.get("expert_feed_forward_length")
+        ),
         num_layers=num_layers,
         num_heads=keys.integer("attention.head_count"),
         num_kv_heads=_num_kv_heads(keys, skips_attention=architecture.skips_attention),

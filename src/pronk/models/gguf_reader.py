@@ -117,7 +117,7 @@ class GgufReader:
         if not self.get("expert_count"):
             return None
         count = self.integer("expert_count", maximum=MAX_EXPERTS)
-        width = self.integer("expert_feed_forward_length", self.integer("feed_forward_length"))
+        width = self.integer("expert_feed_forward_length", self.get("feed_forward_length"))
         per_row = self.integer("expert_used_count", maximum=count)
         layers = (True,) * num_layers
         return MixtureConfig(count, per_row, width, normalized=True, layers=layers, bias=bias)

@@ -6,12 +6,14 @@ scales, …), or as one tensor of a GGUF file, quantized or not.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from pronk.base.arrays import Array, as_bytes
+from pronk.base.arrays import UINT8, Array, as_bytes
 from pronk.base.errors import CheckpointError, locate_error, refuse
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
@@ -37,12 +39,36 @@ def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
     """Return the tensor names to expect: those of GGUF files, or those of the model family."""
     if isinstance(checkpoint, GgufCheckpoint):
         _, architecture = get_architecture(checkpoint)
-        return architecture.names
-    names = get_family(config.family).names
-    fused = names.fused_experts
-    if fused and any(name.endswith(fused["experts.up"]) for name in checkpoint):
-        return replace(names, layer={**names.layer, **fused})
+        names = architecture.names
+        if architecture.skips_heads:
+            names = _without_heads(names, checkpoint, config)
+    else:
+        names = get_family(config.family).names
+    for alternative in names.alternatives:
+        wanted = [name for stored in alternative.values() for name in stored]
+        if all(_has_tensor(checkpoint, name) for name in wanted):
+            names = replace(names, layer={**names.layer, **alternative})
     return names
+
+
+def _has_tensor(checkpoint: AnyCheckpoint, name: str) -> bool:
+    """Return whether a layer has a tensor; ``name`` may lack the suffix ``.weight``."""
+    ends = (f".{name}", f".{name}.weight")
+    return any(stored.endswith(ends) for stored in checkpoint)
+
+
+def _without_heads(
+    names: TensorNames, checkpoint: GgufCheckpoint, config: ModelConfig
+) -> TensorNames:
+    """Return names that ignore the tensors of MTP heads, which follow the model's layers."""
+    key = f"{checkpoint.header.get('general.architecture')}.nextn_predict_layers"
+    count = checkpoint.header.get(key) or 0
+    numbers = range(config.num_layers, config.num_layers + count)
+    heads = "|".join(str(number) for number in numbers)
+    if not heads:
+        return names
+    pattern = rf"{names.ignored.pattern}|{re.escape(names.layers)}\.({heads})\..*"
+    return replace(names, ignored=re.compile(pattern))
 
 
 class Inventory:
@@ -67,7 +93,9 @@ class Inventory:
         if config.tied:
             _check_tied(checkpoint, names, self._stored_name)
         plain = {
-            source.name: StoredTensor((source.shape,)) for part in parts for source in part.tensors
+            source.name: StoredTensor(self._allowed_shapes(source))
+            for part in parts
+            for source in part.tensors
         }
         self._quantized = (
             {}
@@ -95,17 +123,19 @@ class Inventory:
         for source in part.tensors:
             names = self._tensors_of_weight.get(source.name, {"": source.name}).values()
             size = sum(self.checkpoint.nbytes(self._stored_name[name]) for name in names)
-            total += size if source.expert is None else size // source.shape[0]
+            total += size * math.prod(source.part_shape) // math.prod(source.shape)
         return total
 
     def tensor(self, source: CheckpointTensor) -> Array:
-        """Return an unquantized tensor as a view of the mapped file."""
+        """Return an unquantized tensor.
+
+        The array is a view of the mapped file, unless rows are selected.
+        """
         name = self._stored_name[source.name]
-        if isinstance(self.checkpoint, GgufCheckpoint):
-            found = self.checkpoint.tensor(name, source.permuted_heads)
-        else:
-            found = self.checkpoint.tensor(name)
-        return found if source.expert is None else found[source.expert]
+        found = self.checkpoint.tensor(name).reshape(source.shape)
+        if source.expert is not None:
+            return found[source.expert]
+        return found if source.rows is None else found[source.rows.order(len(found))]
 
     def is_quantized(self, source: CheckpointTensor) -> bool:
         """Return whether a matrix is quantized in the checkpoint."""
@@ -121,7 +151,7 @@ class Inventory:
         if not isinstance(self.checkpoint, GgufCheckpoint) or not self.is_quantized(source):
             return None
         name = self._stored_name[source.name]
-        return self.checkpoint.blocks(name, source.expert, source.permuted_heads)
+        return self.checkpoint.blocks(name, source.expert, source.rows)
 
     def weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
         """Read a quantized matrix.
@@ -131,7 +161,7 @@ class Inventory:
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
             name = self._stored_name[source.name]
-            return self.checkpoint.weight(name, codes, source.expert, source.permuted_heads)
+            return self.checkpoint.weight(name, codes, source.expert, source.rows)
         stored = {
             key: self._stored_name[name]
             for key, name in self._tensors_of_weight[source.name].items()
@@ -140,8 +170,26 @@ class Inventory:
         if source.expert is not None:
             tensors = {key: tensor[source.expert] for key, tensor in tensors.items()}
         module = _module_of(next(iter(stored.values())))
+        stored_weight = self._quantized[source.name]
         with locate_error(f"{self.checkpoint.folder}: {module}", CheckpointError):
-            return self._quantized[source.name].read(tensors, codes)
+            if source.rows is None:
+                return stored_weight.read(tensors, codes)
+            whole = stored_weight.read(tensors, np.empty(source.shape, UINT8))
+        order = source.rows.order(source.shape[0])
+        if isinstance(whole, np.ndarray):
+            return whole[order]
+        taken = whole.take_outputs(order)
+        codes[:] = taken.codes
+        return replace(taken, codes=codes)
+
+    def _allowed_shapes(self, source: CheckpointTensor) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes that a tensor may have in the file.
+
+        GGUF files may lack dimensions of size 1.
+        """
+        if not isinstance(self.checkpoint, GgufCheckpoint) or source.expert is not None:
+            return (source.shape,)
+        return (source.shape, tuple(size for size in source.shape if size > 1))
 
     def _check_complete(self, expected: Mapping[str, StoredTensor], names: TensorNames) -> None:
         folder = self.checkpoint.folder

@@ -24,11 +24,23 @@ from pronk.kernels.structures import (
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.forward_batch import ForwardBatch
-from pronk.models.linear import Experts
+from pronk.models.linear import Experts, StackedLinear
 from pronk.models.program import KVSource, OutputRange, Program, output_range
 
 # kinds of operations (``pronk_kind``)
-_EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM, _ROUTE, _CONVOLVE = range(8)
+(
+    _EMBED,
+    _LINEAR,
+    _QKV,
+    _ATTEND,
+    _STORE,
+    _NORM,
+    _ROUTE,
+    _CONVOLVE,
+    _GATE,
+    _MIX,
+    _RECUR,
+) = range(11)
 # buffers that an operation reads or writes (``pronk_buffer``)
 _STREAM, _A, _B, _LOGITS, _SCORES = range(5)
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS, "scores": _SCORES}
@@ -58,6 +70,7 @@ class KernelProgram(Program):
         # different rotations of the operations, in the order of ``pronk_pass.rope``
         self._ropes: dict[RopeConfig, RopeTable] = {}
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
+        self._has_recurrence = False
         self._compiled: Any = None  # C array of the operations; ``None`` before the first run
 
     def embed(
@@ -182,12 +195,32 @@ class KernelProgram(Program):
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
     ) -> None:
+        if isinstance(linear, StackedLinear):
+            assert norm is not None or source != "stream", "expected an input"
+            first = 0
+            for part in linear.parts:
+                op = self._linear(part, norm, activation, source, to, output)
+                op.first_column = first
+                op.columns = linear.out_features
+                first += part.out_features
+            return
+        op = self._linear(linear, norm, activation, source, to, output)
+        op.residual = int(residual)
+        op.wanted = int(only_logits_rows)
+
+    def _linear(
+        self,
+        linear: Any,
+        norm: Any,
+        activation: str | None,
+        source: str,
+        to: str,
+        output: OutputRange | None,
+    ) -> COp:
         op = self._append(_LINEAR)
         op.scale, op.cap = output or output_range(linear)
         op.input = _BUFFERS[source]
         op.output = _BUFFERS[to]
-        op.residual = int(residual)
-        op.wanted = int(only_logits_rows)
         op.activation = _ACTIVATIONS[activation]
         if isinstance(linear, Experts):
             self._set_mixture(op, linear.mixture)
@@ -201,6 +234,39 @@ class KernelProgram(Program):
         else:
             self._set_weights(op, linear)
         self._set_norm(op, norm)
+        return op
+
+    def recur(self, layer: Any, index: int) -> None:
+        assert self.cache is not None
+        states = self.cache.states
+        assert states is not None, "expected a cache with states of recurrent layers"
+        config = layer.recurrent
+        for kind in (_MIX, _RECUR):
+            op = self._append(kind)
+            op.heads = config.value_heads
+            op.kv_heads = config.key_heads
+            op.head_dim = config.key_dim
+            op.value_dim = config.value_dim
+            op.tiled = int(config.tiled_heads)
+            op.taps = config.taps
+            op.slots = states.num_slots
+            op.num_updates = states.num_updates
+            op.states = self._keep_alive(states.states[index])
+            op.inputs = self._keep_alive(states.inputs[index])
+            op.updates = self._keep_alive(states.updates[index])
+        filter_ = layer.filter
+        mix, recur = self._ops[-2:]
+        mix.filter = self._keep_alive(filter_.reshape(len(filter_), -1).T.astype(np.float32))
+        recur.decay_rate = self._keep_alive(layer.decay_rate.astype(np.float32))
+        recur.decay_bias = self._keep_alive(layer.decay_bias.astype(np.float32))
+        self._set_norm(recur, layer.mixer_norm)
+        self._has_recurrence = True
+
+    def gate(self, target: str, gates: str, width: int) -> None:
+        op = self._append(_GATE)
+        op.input = _BUFFERS[gates]
+        op.output = _BUFFERS[target]
+        op.columns = width
 
     def norm(
         self,
@@ -284,6 +350,11 @@ class KernelProgram(Program):
         call.tokens = arrays.tokens.buffer_info()[0]
         call.num_wanted = len(batch.logits_rows)
         call.wanted = arrays.logits_rows
+        if self._has_recurrence:
+            assert self.cache is not None
+            call.recurrence = batch.begin_states(
+                self.cache, keeps=self.keeps_states, num_extra=extra_positions
+            )
         for index, rope in enumerate(self._ropes.values()):
             table, by_row = batch.rope_entries(rope, extra_positions)
             call.rope[index] = table.ctypes.data

@@ -125,6 +125,7 @@ class LayerExecutor:
         program = decoder.backend.program(
             decoder.config.hidden_size, cache.dtype, cache, self.other_caches
         )
+        program.keeps_states = num_layers == len(decoder.layers)
         program.embed(decoder)
         if 0 in collect:
             program.collect_hidden(collect.index(0))

@@ -37,6 +37,8 @@ class WeightLayout(NamedTuple):
     head: bool = False  # whether this is the LM head, for which 4 bits are too imprecise
     # keep plain weights and the bias in float32: rounding a router's could change the choice
     exact: bool = False
+    # whether the kernels accept several matrices, of which each has a format of its own
+    several: bool = False
 
 
 # Function that builds a layer from a weight ``[out, in]``, a bias ``[out]`` or ``None``, and a

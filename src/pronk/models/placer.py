@@ -75,6 +75,8 @@ class WeightPlacer:
             setattr(parent, name, self.decoder.table)
         elif isinstance(parent, Experts):
             self._set_expert(parent, int(name), part)
+        elif part.kind == "vector":
+            setattr(parent, name, self._vector(part))
         elif part.kind == "linear":
             layout = parent.layout(name) if isinstance(parent, Layer) else WeightLayout(head=True)
             setattr(parent, name, self._linear(part, layout))
@@ -98,13 +100,17 @@ class WeightPlacer:
         GGUF files store ``1 + weight`` for Gemma, in float32; rounding would lose digits of the
         weight.
         """
-        config = self.decoder.config
         arrays = [self.inventory.tensor(source) for source in part.tensors]
         if not isinstance(self.inventory.checkpoint, GgufCheckpoint):
             arrays = [self._stack([array]) for array in arrays]
-        if config.norm_offset:
-            arrays[0] = arrays[0].astype(np.float32) + np.float32(config.norm_offset)
-        return Norm.of(config, *arrays)
+        if part.offset:
+            arrays[0] = arrays[0].astype(np.float32) + np.float32(part.offset)
+        return Norm.of(self.decoder.config, *arrays)
+
+    def _vector(self, part: DecoderPart) -> Array:
+        """Load an array of few numbers, in float32."""
+        values = self.inventory.tensor(part.weight[0]).astype(FLOAT32)
+        return -np.exp(values) if part.log_decay else values
 
     def _table(self, source: CheckpointTensor) -> Array:
         """Load an embedding.
@@ -140,7 +146,7 @@ class WeightPlacer:
         """Build a linear layer; raise a CheckpointError if blocks of a file are damaged."""
         if not isinstance(weight, BlockMatrix):
             return self.linear(weight, bias, layout)
-        names = " or ".join(rows.name for rows in weight.parts)
+        names = " or ".join(dict.fromkeys(rows.name for rows in weight.parts))
         tensor = f"{self.inventory.checkpoint.folder}: tensor {names}"
         with locate_error(tensor, ValueError, remedy="; download the file again"):
             return self.linear(weight, bias, layout)
@@ -152,7 +158,7 @@ class WeightPlacer:
 
         ``None`` if that is impossible.
 
-        The kernels take one matrix of one type, except in qkv layers.
+        The kernels take one matrix of one type, except in layers that may have several.
         """
         if not self._keep_quantized or self.split is not None:
             return None
@@ -165,13 +171,13 @@ class WeightPlacer:
                 stacked[-1] = replace(stacked[-1], parts=stacked[-1].parts + matrix.parts)
             else:
                 stacked.append(matrix)
-        return stacked if len(stacked) == 1 or layout.unit is not None else None
+        return stacked if len(stacked) == 1 or layout.several else None
 
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[_Matrix]:
         """Return a layer's weight: one stacked matrix, or several if their formats differ."""
         if not any(self.inventory.is_quantized(source) for source in part.weight):
             return [self._plain_weight(part, layout)]
-        sizes = [source.shape[-2:] for source in part.weight]
+        sizes = [source.part_shape for source in part.weight]
         shapes = [size[::-1] if part.transposed else size for size in sizes]
         rows = [shape[0] for shape in shapes]
         inputs = shapes[0][1]
@@ -183,10 +189,8 @@ class WeightPlacer:
         if self.split is not None:
             weights, codes = self._shard_codes(part, weights)
             rows = [weight.shape[0] for weight in weights]
-        # In qkv layers (`unit` is set) the kernels accept several matrices, in all other layers
-        # only one.
         runs = [slice(0, len(weights))]
-        if self._keep_quantized and layout.unit is not None:
+        if self._keep_quantized and layout.several:
             runs = fusible_runs(weights)
         fused = list[_Matrix]()
         for run in runs:

@@ -105,6 +105,9 @@ class Program(ABC):
         self.dtype = dtype
         self.cache = cache
         self.other_caches = other_caches
+        # Whether a run adds the tokens of the text to the states of recurrent layers; not if the
+        # program computes only some of the layers.
+        self.keeps_states = True
 
     def cache_of(self, kv: KVSource) -> PagedCache:
         """Return the cache with the keys and values of ``kv``.

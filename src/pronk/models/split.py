@@ -49,6 +49,7 @@ class TensorSplit:
         for part, config in (
             ("experts", self.config.mixture),
             ("short convolutions", self.config.convolution),
+            ("recurrent layers", self.config.recurrent),
         ):
             if config is not None:
                 found = f"found {self.config.family}; use parallel='tree'"
@@ -57,10 +58,14 @@ class TensorSplit:
                     f"expected a model without {part} for 'tensor', {found}",
                     OptionError,
                 )
-        if self.config.attention_sinks:
-            found = f"found {self.config.family}; use parallel='tree'"
-            expected = "expected a model without attention sinks for 'tensor'"
-            refuse("parallel", f"{expected}, {found}", OptionError)
+        for part, present in (
+            ("attention sinks", self.config.attention_sinks),
+            ("gated attention", self.config.gated_attention),
+        ):
+            if present:
+                found = f"found {self.config.family}; use parallel='tree'"
+                expected = f"expected a model without {part} for 'tensor'"
+                refuse("parallel", f"{expected}, {found}", OptionError)
         if self.config.norm_places != "input" or self.config.whole_qk_norm:
             # Such a norm needs the sums of all processes.
             expected = (
@@ -116,7 +121,7 @@ class TensorSplit:
         inputs = self._shard_inputs(name)
         if inputs is not None and inputs != range(weight.shape[1]):
             weight = _take_inputs(weight, inputs, part.target)
-        sizes = [tensor.shape[1 if part.transposed else 0] for tensor in part.weight]
+        sizes = [tensor.part_shape[1 if part.transposed else 0] for tensor in part.weight]
         sizes = sizes or [weight.shape[0]]  # a tied LM head has no tensor of its own
         return self._take_outputs(weight, name, sizes, number)
 
@@ -128,7 +133,8 @@ class TensorSplit:
         name = part.target.rpartition(".")[2]
         if self._shard_inputs(name) is not None and self.rank:
             return None  # the outputs of all processes are summed, so only rank 0 adds the bias
-        return self._take_outputs(bias, name, [tensor.shape[0] for tensor in part.bias], number)
+        sizes = [tensor.part_shape[0] for tensor in part.bias]
+        return self._take_outputs(bias, name, sizes, number)
 
     @cached_property
     def _kv_heads(self) -> range:

@@ -8,26 +8,40 @@ The config determines the shapes and whether there are biases.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, pairwise, product
 from typing import Literal
 
-from pronk.checkpoint.config import ConvolutionConfig, MixtureConfig, ModelConfig
+from pronk.checkpoint.config import (
+    ConvolutionConfig,
+    MixtureConfig,
+    ModelConfig,
+    RecurrentConfig,
+)
+from pronk.checkpoint.rows import HeadRows
 from pronk.models.families import get_family
 from pronk.models.family import TensorNames
 
 
 @dataclass(frozen=True)
 class CheckpointTensor:
-    """A tensor of a checkpoint, or the part of the tensor that belongs to one expert."""
+    """A tensor of a checkpoint, or the part of the tensor that belongs to one weight."""
 
     name: str  # without the family's prefix
-    shape: tuple[int, ...]  # of the whole tensor, also with ``expert``
+    shape: tuple[int, ...]  # of the whole tensor, also with ``expert`` or ``rows``
     # number of the expert, an index into the first axis; ``None``: the whole tensor
     expert: int | None = None
-    # number of heads whose rows the file permutes; see :class:`TensorNames`
-    permuted_heads: int = 0
+    rows: HeadRows | None = None  # the rows of the weight; ``None``: all, in the tensor's order
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """Shape of the part that belongs to the weight."""
+        if self.expert is not None:
+            return self.shape[1:]
+        if self.rows is not None:
+            return (self.rows.count(self.shape[0]), *self.shape[1:])
+        return self.shape
 
 
 @dataclass(frozen=True)
@@ -35,13 +49,17 @@ class DecoderPart:
     """A module or embedding, and the checkpoint tensors to stack for its weight and bias."""
 
     target: str  # attribute path in the decoder, such as ``layers.0.qkv``
-    kind: Literal["linear", "norm", "table"]  # ``table`` is an embedding
+    # ``table`` is an array in the dtype of the checkpoint, such as an embedding, and ``vector`` an
+    # array in float32.
+    kind: Literal["linear", "norm", "table", "vector"]
     # tensors to stack; empty for an LM head tied to the embedding
     weight: tuple[CheckpointTensor, ...]
     bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack; empty without a bias
     transposed: bool = False  # whether the ``weight`` tensors are stored ``[inputs, outputs]``
     # whether the outputs are in the order ``gate 0, up 0, gate 1, up 1, …``
     interleaved: bool = False
+    offset: float = 0.0  # number to add to the weight of a norm
+    log_decay: bool = False  # whether the part is ``-exp`` of the stored array
 
     @property
     def tensors(self) -> tuple[CheckpointTensor, ...]:
@@ -73,57 +91,92 @@ def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[
     # By module: number of outputs of each stacked matrix, number of inputs, whether there is a
     # bias.
     linears = {
-        "qkv": (config.qkv_sizes, config.hidden_size, config.qkv_bias),
-        "out": ((config.hidden_size,), config.num_heads * config.head_dim, config.out_bias),
         "up": (up_sizes, config.hidden_size, config.mlp_bias),
         "down": ((config.hidden_size,), config.intermediate_size, config.mlp_bias),
     }
-    sizes = _norm_sizes(config)
+    sizes = _norm_sizes(config, index)
     mixture = config.mixture_of(index)
+    convolution = config.convolution_of(index)
+    recurrent = config.recurrent_of(index)
     if mixture is not None:
         yield from _plan_experts(config, mixture, names, index)
-        del linears["up"], linears["down"]
-    convolution = config.convolution_of(index)
+        linears = _shared_sizes(config, mixture)
     if convolution is not None:
         yield from _plan_convolution(config, convolution, names, index)
-        del linears["qkv"], linears["out"]
-        sizes = {
-            module: size for module, size in sizes.items() if module not in ("q_norm", "k_norm")
-        }
-    if config.attention_sinks:
-        sinks = f"{names.layers}.{index}.{names.layer['sinks'][0]}"
-        yield DecoderPart(
-            f"layers.{index}.sinks", "table", (CheckpointTensor(sinks, (config.num_heads,)),)
-        )
-    for module, stored_modules in names.layer.items():
-        stored = tuple(f"{names.layers}.{index}.{name}" for name in stored_modules)
+    elif recurrent is not None:
+        yield from _plan_recurrence(config, recurrent, names, index)
+    else:
+        yield from _plan_attention(config, names, index)
+    for module in names.layer:
+        stored = _stored_modules(names, index, module)
         target = f"layers.{index}.{module}"
         if module in linears:
             outputs, inputs, bias = linears[module]
-            # Some families store the query, key and value projections, or gate and up projection,
-            # as one matrix.
+            # Some families store the gate and up projection as one matrix.
             outputs = outputs if len(stored) == len(outputs) else (sum(outputs),)
-            part = plan_linear(
+            yield plan_linear(
                 target, stored, outputs, inputs, bias=bias, transposed=names.transposed
             )
-            is_permuted = names.permuted_heads and module == "qkv"
-            yield _mark_permuted(part, config) if is_permuted else part
         elif module in sizes:
             yield plan_norm(config, target, stored[0], sizes[module])
 
 
-def _mark_permuted(qkv: DecoderPart, config: ModelConfig) -> DecoderPart:
-    """Return the tensors of queries, keys and values, each with its number of permuted heads."""
-    heads = (config.num_heads, config.num_kv_heads, 0)
+def _stored_modules(names: TensorNames, index: int, module: str) -> tuple[str, ...]:
+    """Return the names of the modules or tensors that a module of layer ``index`` stacks."""
+    return tuple(f"{names.layers}.{index}.{name}" for name in names.layer[module])
 
-    def mark(tensors: tuple[CheckpointTensor, ...]) -> tuple[CheckpointTensor, ...]:
+
+def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
+    """Yield the projections of a layer's attention and its sinks, without norms."""
+    hidden = config.hidden_size
+    qkv = _stored_modules(names, index, "qkv")
+    out = _stored_modules(names, index, "out")
+    num_outputs = config.num_heads * config.head_dim
+    # Some families store the query, key and value projections as one matrix.
+    outputs = config.qkv_sizes if len(qkv) == 3 else (sum(config.qkv_sizes),)
+    rows: Sequence[HeadRows | None] = (None,) * len(qkv)
+    if config.gated_attention:
+        # Each head of the query projection has the rows of the queries, then those of the gates.
+        outputs = (2 * num_outputs, *outputs[1:])
+        rows = (HeadRows(config.num_heads, stop=config.head_dim), None, None)
+    elif names.permuted_heads:
+        queries = HeadRows(config.num_heads, pairs=True)
+        keys = HeadRows(config.num_kv_heads, pairs=True)
+        rows = (queries, keys, None)
+    bias = config.qkv_bias
+    part = plan_linear(
+        f"layers.{index}.qkv", qkv, outputs, hidden, bias=bias, transposed=names.transposed
+    )
+    yield _take_rows(part, rows)
+    if config.gated_attention:
+        part = plan_linear(
+            f"layers.{index}.attention_gate", qkv[:1], outputs[:1], hidden, bias=bias
+        )
+        yield _take_rows(part, [HeadRows(config.num_heads, start=config.head_dim)])
+    yield plan_linear(
+        f"layers.{index}.out",
+        out,
+        (hidden,),
+        num_outputs,
+        bias=config.out_bias,
+        transposed=names.transposed,
+    )
+    if config.attention_sinks:
+        sinks = CheckpointTensor(_stored_modules(names, index, "sinks")[0], (config.num_heads,))
+        yield DecoderPart(f"layers.{index}.sinks", "table", (sinks,))
+
+
+def _take_rows(part: DecoderPart, rows: Sequence[HeadRows | None]) -> DecoderPart:
+    """Return a linear layer that takes ``rows`` of each of its tensors."""
+
+    def take(tensors: tuple[CheckpointTensor, ...]) -> tuple[CheckpointTensor, ...]:
         # An empty tuple is that of absent biases.
         return tuple(
-            replace(tensor, permuted_heads=count)
-            for tensor, count in zip(tensors, heads[: len(tensors)], strict=True)
+            replace(tensor, rows=taken)
+            for tensor, taken in zip(tensors, rows[: len(tensors)], strict=True)
         )
 
-    return replace(qkv, weight=mark(qkv.weight), bias=mark(qkv.bias))
+    return replace(part, weight=take(part.weight), bias=take(part.bias))
 
 
 def _plan_convolution(
@@ -132,14 +185,12 @@ def _plan_convolution(
     """Yield the projections of a layer's short convolution, its weights and its bias."""
     hidden = config.hidden_size
     bias = convolution.bias
-    gates, filter_, out = (
-        f"{names.layers}.{index}.{names.layer[module][0]}"
-        for module in ("gates", "filter", "convolution_out")
-    )
-    yield plan_linear(f"layers.{index}.gates", (gates,), (3 * hidden,), hidden, bias=bias)
-    yield plan_linear(f"layers.{index}.out", (out,), (hidden,), hidden, bias=bias)
-    middle = () if names.flat_filters else (1,)
-    weight = CheckpointTensor(f"{filter_}.weight", (hidden, *middle, convolution.taps))
+    gates = _stored_modules(names, index, "gates")
+    out = _stored_modules(names, index, "convolution_out")
+    filter_ = _stored_modules(names, index, "filter")[0]
+    yield plan_linear(f"layers.{index}.gates", gates, (3 * hidden,), hidden, bias=bias)
+    yield plan_linear(f"layers.{index}.out", out, (hidden,), hidden, bias=bias)
+    weight = CheckpointTensor(f"{filter_}.weight", (hidden, 1, convolution.taps))
     yield DecoderPart(f"layers.{index}.filter", "table", (weight,))
     if bias:
         yield DecoderPart(
@@ -147,6 +198,77 @@ def _plan_convolution(
             "table",
             (CheckpointTensor(f"{filter_}.bias", (hidden,)),),
         )
+
+
+def _plan_recurrence(
+    config: ModelConfig, recurrent: RecurrentConfig, names: TensorNames, index: int
+) -> Iterator[DecoderPart]:
+    """Yield the projections of a recurrent layer, its convolution, its decay and its norm."""
+    hidden = config.hidden_size
+    path = f"layers.{index}"
+    key_heads = recurrent.key_heads
+    value_heads = recurrent.value_heads
+    per_key_head = value_heads // key_heads
+    inputs = _stored_modules(names, index, "mixer_in")
+    gates = _stored_modules(names, index, "mixer_gates")
+    if len(inputs) == 2:
+        outputs = (recurrent.num_channels, recurrent.num_outputs)
+        yield plan_linear(f"{path}.mixer_in", inputs, outputs, hidden)
+    else:
+        # Queries, keys, values and gates of the outputs.
+        values = per_key_head * recurrent.value_dim
+        sections = (recurrent.key_dim, recurrent.key_dim, values, values)
+        yield _plan_sections(f"{path}.mixer_in", inputs[0], key_heads, sections, hidden)
+    if len(gates) == 2:
+        part = plan_linear(f"{path}.mixer_gates", gates, (value_heads,) * 2, hidden)
+    else:
+        sections = (per_key_head, per_key_head)
+        part = _plan_sections(f"{path}.mixer_gates", gates[0], key_heads, sections, hidden)
+    yield part
+    filter_ = f"{_stored_modules(names, index, 'mixer_filter')[0]}.weight"
+    shape = (recurrent.num_channels, 1, recurrent.taps)
+    yield DecoderPart(f"{path}.filter", "table", (CheckpointTensor(filter_, shape),))
+    for module in ("decay_rate", "decay_bias"):
+        stored = CheckpointTensor(_stored_modules(names, index, module)[0], (value_heads,))
+        is_log = names.log_decay and module == "decay_rate"
+        yield DecoderPart(f"{path}.{module}", "vector", (stored,), log_decay=is_log)
+    norm = _stored_modules(names, index, "mixer_norm")[0]
+    part = plan_norm(config, f"{path}.mixer_norm", norm, recurrent.value_dim)
+    yield replace(part, offset=0.0)
+    out = _stored_modules(names, index, "mixer_out")
+    yield plan_linear(f"{path}.out", out, (hidden,), recurrent.num_outputs)
+
+
+def _plan_sections(
+    target: str, stored: str, heads: int, sections: Sequence[int], inputs: int
+) -> DecoderPart:
+    """Return a linear layer of one matrix, which has the rows of one head after the other.
+
+    ``sections`` are the numbers of rows of a head in each section. The layer's outputs are those of
+    the first section for all heads, then those of the second section, and so on.
+    """
+    bounds = [*accumulate(sections, initial=0)]
+    rows = [HeadRows(heads, start, stop) for start, stop in pairwise(bounds)]
+    count = len(sections)
+    part = plan_linear(target, (stored,) * count, (heads * bounds[-1],) * count, inputs)
+    return _take_rows(part, rows)
+
+
+def _shared_sizes(
+    config: ModelConfig, mixture: MixtureConfig
+) -> dict[str, tuple[tuple[int, ...], int, bool]]:
+    """Return the sizes of the shared expert as in :func:`plan_layer`; empty if there is none."""
+    width = mixture.shared_width
+    if not width:
+        return {}
+    hidden = config.hidden_size
+    sizes: dict[str, tuple[tuple[int, ...], int, bool]] = {
+        "shared_up": ((width,) * (2 if config.gated else 1), hidden, False),
+        "shared_down": ((hidden,), width, False),
+    }
+    if mixture.shared_gate:
+        sizes["shared_gate"] = ((1,), hidden, False)
+    return sizes
 
 
 def _plan_experts(
@@ -190,7 +312,8 @@ def _bias_of(name: str) -> str:
     return f"{module}_bias" if module == name else f"{module}.bias"
 
 
-def _norm_sizes(config: ModelConfig) -> dict[str, int]:
+def _norm_sizes(config: ModelConfig, index: int) -> dict[str, int]:
+    """Return the number of features of each norm of a layer, except that of a recurrence."""
     sizes = dict[str, int]()
     if config.norm_places != "output":
         sizes |= {"attention_norm": config.hidden_size, "mlp_norm": config.hidden_size}
@@ -199,7 +322,7 @@ def _norm_sizes(config: ModelConfig) -> dict[str, int]:
             "attention_output_norm": config.hidden_size,
             "mlp_output_norm": config.hidden_size,
         }
-    if config.qk_norm:
+    if config.qk_norm and config.has_attention(index):
         queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
         sizes |= {"q_norm": queries, "k_norm": keys}
     return sizes
@@ -229,4 +352,5 @@ def plan_linear(
 def plan_norm(config: ModelConfig, target: str, stored: str, size: int) -> DecoderPart:
     """Return a norm over ``size`` features."""
     bias = (CheckpointTensor(f"{stored}.bias", (size,)),) if config.norm == "layer" else ()
-    return DecoderPart(target, "norm", (CheckpointTensor(f"{stored}.weight", (size,)),), bias)
+    weight = (CheckpointTensor(f"{stored}.weight", (size,)),)
+    return DecoderPart(target, "norm", weight, bias, offset=config.norm_offset)

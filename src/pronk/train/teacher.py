@@ -124,7 +124,7 @@ def target_states(
             chunk = ids[start : start + _CHUNK]
             cache.prepare(table, start + len(chunk))
             nodes = range(min(len(chunk), max(0, first - start)), len(chunk))
-            entry = BatchEntry(table, TokenTree.chain(chunk), nodes, len(ids))
+            entry = BatchEntry(table, TokenTree.chain(chunk), nodes, len(ids), num_final=len(ids))
             result = target.runner.forward(ForwardBatch([entry]), frozenset((*layers, num_layers)))
             cache.commit_slots(table, range(len(chunk)))
             outputs = {layer: to_tensor(rows[0]).float() for layer, rows in result.hidden.items()}

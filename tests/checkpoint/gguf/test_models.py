@@ -17,7 +17,8 @@ from models.test_quantized_loading import TEXT, assert_explained
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, Array
 from pronk.base.errors import CheckpointError
-from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, row_order
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
+from pronk.checkpoint.rows import HeadRows
 from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import PackedMatrix
@@ -162,15 +163,8 @@ def test_rows_of_queries_are_permuted_and_those_of_values_are_not(
     config = read_config(path)
     parts = plan_tensors(config, tensor_names(GgufCheckpoint(path), config))
     qkv = next(part for part in parts if part.target == "layers.0.qkv")
-    assert [tensor.permuted_heads for tensor in qkv.weight] == [4, 2, 0]
-
-
-def test_row_order() -> None:
-    stored = np.array([0, 3, 1, 4, 2, 5])  # the rows of one head of size 6
-    order = row_order(12, 2)
-    assert order is not None
-    assert [*np.concatenate([stored, stored + 6])[order]] == [*range(12)]
-    assert row_order(12, 0) is None
+    rows = [tensor.rows for tensor in qkv.weight]
+    assert rows == [HeadRows(4, pairs=True), HeadRows(2, pairs=True), None]
 
 
 @pytest.mark.parametrize("kind", [*QUANTIZED, *CONVERTED, "MXFP4", "mixed"])

@@ -154,7 +154,7 @@ class QuantizedMatrix:
         """Return a matrix of the outputs ``start .. stop - 1``, whose arrays are views."""
         return self.take_outputs(slice(start, stop))
 
-    def take_outputs(self, rows: slice | Sequence[int]) -> QuantizedMatrix:
+    def take_outputs(self, rows: slice | Sequence[int] | Array) -> QuantizedMatrix:
         """Return a matrix of some outputs: views for a slice, copies for a sequence of indices."""
         minimum = None if self.minimum is None else self.minimum[rows]
         return replace(self, codes=self.codes[rows], scale=self.scale[rows], minimum=minimum)

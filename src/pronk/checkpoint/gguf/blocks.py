@@ -127,10 +127,10 @@ class BlockRows:
 
     Attributes:
         stored: uint8 ``[rows, bytes of a row]``, a view of the mapped file.
-        heads: number of heads whose rows are in the order of interleaved RoPE (see
-            :mod:`~pronk.checkpoint.gguf.checkpoint`); 0: the rows are in order.
+        heads: number of heads whose rows are in the order of interleaved RoPE
+            (:attr:`~pronk.checkpoint.rows.HeadRows.pairs`); 0: the rows are in order.
         name: name of the tensor in the file; with the expert's number for the rows of an expert,
-            as in ``…_exps.weight[3]``.
+            as in ``…_exps.weight[3]``, and with the rows of each head if only some are taken.
     """
 
     stored: Array
@@ -182,10 +182,11 @@ def unpack(
     """Convert a stored matrix to a QuantizedMatrix.
 
     Args:
-        stored: uint8 ``[outputs, bytes of a row]``.
+        stored: uint8 ``[stored rows, bytes of a row]``.
         type_: type of the blocks, one of :data:`BLOCKS`.
         codes: uint8 ``[outputs, inputs]``, which receives the codes.
-        rows: index in ``stored`` of each output, int64 ``[outputs]``; ``None`` keeps the order.
+        rows: index in ``stored`` of each output, int64 ``[outputs]``; ``None``: all rows, in their
+            order.
 
     Raises:
         ValueError: a scale is not finite, or the matrix has more inputs than the kernels support.
@@ -194,7 +195,7 @@ def unpack(
     scales = []
     minima = []
     step = max(1, _CHUNK_BYTES // stored.shape[1])
-    for start in range(0, len(stored), step):
+    for start in range(0, len(codes), step):
         stop = start + step
         chunk = stored[start:stop] if rows is None else stored[rows[start:stop]]
         count = len(chunk)

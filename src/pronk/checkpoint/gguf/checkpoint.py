@@ -1,10 +1,4 @@
-"""Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
-
-RoPE rotates pairs of a head's values. In pronk, the values i and i + size / 2 of a head are a pair.
-For some architectures, GGUF permutes the rows of the query and key projections so that the values
-2i and 2i + 1 are a pair. The methods of :class:`GgufCheckpoint` undo this permutation if their
-argument ``permuted_heads`` is the number of heads.
-"""
+"""Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes."""
 
 from __future__ import annotations
 
@@ -24,6 +18,7 @@ from pronk.checkpoint.formats.matrix import QuantizedMatrix
 from pronk.checkpoint.gguf.blocks import BLOCKS, PACKED_BLOCKS, BlockMatrix, BlockRows, unpack
 from pronk.checkpoint.gguf.reader import GgufFile, TensorInfo
 from pronk.checkpoint.gguf.vocabulary import Vocabulary
+from pronk.checkpoint.rows import HeadRows
 
 _DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 # Name of a part of a model, such as model-00001-of-00003.gguf.
@@ -48,7 +43,8 @@ class GgufCheckpoint:
     """The tensors of a GGUF model, by name; see also :class:`pronk.checkpoint.tensors.Checkpoint`.
 
     A tensor ``[experts, outputs, inputs]`` has the matrices of all experts; the argument ``expert``
-    of a method is the number of one of them. Opening a model reads the headers of its files only.
+    of a method is the number of one of them. The argument ``rows`` selects the rows of a matrix;
+    ``None``: all, in the order of the file. Opening a model reads the headers of its files only.
 
     Raises:
         CheckpointError: a part of the model is damaged or missing, or the path is that of a later
@@ -128,19 +124,17 @@ class GgufCheckpoint:
         file, info = self._infos[name]
         return np.frombuffer(file.buffer, UINT8, info.size, info.start)
 
-    def tensor(self, name: str, permuted_heads: int = 0) -> Array:
-        """Return a float tensor in the file's dtype; a view of the file if no rows are permuted."""
+    def tensor(self, name: str) -> Array:
+        """Return a float tensor as a view of the file, in the file's dtype."""
         info = self._infos[name][1]
-        values = self.raw_bytes(name).view(_DTYPES[info.type.name]).reshape(info.shape)
-        order = row_order(len(values), permuted_heads)
-        return values if order is None else values[order]
+        return self.raw_bytes(name).view(_DTYPES[info.type.name]).reshape(info.shape)
 
     def has_blocks(self, name: str) -> bool:
         """Return whether a tensor is stored in quantized blocks, not as floats."""
         return self.type(name) not in _DTYPES
 
     def weight(
-        self, name: str, codes: Array, expert: int | None = None, permuted_heads: int = 0
+        self, name: str, codes: Array, expert: int | None = None, rows: HeadRows | None = None
     ) -> QuantizedMatrix:
         """Convert quantized blocks to a quantized matrix.
 
@@ -148,7 +142,7 @@ class GgufCheckpoint:
             name: name of a tensor with quantized blocks (:meth:`has_blocks`).
             codes: uint8 ``[outputs, inputs]``, which receives the codes.
             expert: number of the expert, if the tensor has the matrices of all experts.
-            permuted_heads: number of heads whose rows are permuted.
+            rows: the rows of the matrix, which are as many as ``codes`` has.
 
         Raises:
             CheckpointError: the blocks are damaged, or the kernels do not support the matrix.
@@ -156,11 +150,12 @@ class GgufCheckpoint:
         info = self._infos[name][1]
         tensor = f"{self.folder}: tensor {name} ({info.type.name})"
         with locate_error(tensor, ValueError, remedy="; download the file again"):
-            rows = self._stored_rows(name, expert)
-            return unpack(rows, info.type, codes, row_order(len(rows), permuted_heads))
+            stored = self._stored_rows(name, expert)
+            order = None if rows is None else rows.order(len(stored))
+            return unpack(stored, info.type, codes, order)
 
     def blocks(
-        self, name: str, expert: int | None = None, permuted_heads: int = 0
+        self, name: str, expert: int | None = None, rows: HeadRows | None = None
     ) -> BlockMatrix | None:
         """Return a matrix in its quantized blocks; ``None`` if the kernels cannot pack its blocks.
 
@@ -170,8 +165,8 @@ class GgufCheckpoint:
         if info.type.name not in PACKED_BLOCKS:
             return None
         own = name if expert is None else f"{name}[{expert}]"
-        rows = BlockRows(self._stored_rows(name, expert), permuted_heads, own)
-        return BlockMatrix(info.type.name, info.shape[-1], (rows,))
+        parts = _block_rows(self._stored_rows(name, expert), rows, own)
+        return BlockMatrix(info.type.name, info.shape[-1], parts)
 
     def release(self) -> None:
         """Free the memory of all pages that were read; a later access reads the page again."""
@@ -185,15 +180,17 @@ class GgufCheckpoint:
         return stored if expert is None else stored[expert]
 
 
-def row_order(num_rows: int, permuted_heads: int) -> Array | None:
-    """Return the index in the file of each row, int64 ``[num_rows]``; ``None``: not permuted.
-
-    For a head of size 6, the file holds the rows 0 3 1 4 2 5, and the result is 0 2 4 1 3 5.
-    """
-    if permuted_heads == 0:
-        return None
-    stored = np.arange(num_rows).reshape(permuted_heads, -1, 2)
-    return stored.swapaxes(1, 2).reshape(-1)
+def _block_rows(stored: Array, rows: HeadRows | None, name: str) -> tuple[BlockRows, ...]:
+    """Return the rows of a matrix that are taken, as views of the file."""
+    if rows is None:
+        return (BlockRows(stored, name=name),)
+    if rows.pairs:
+        return (BlockRows(stored, rows.heads, name),)
+    # The name tells different rows of one tensor apart in the cache of packed weights.
+    size = len(stored) // rows.heads
+    stop = size if rows.stop is None else rows.stop
+    own = f"{name}[{rows.start}:{stop} of each {size}]"
+    return tuple(BlockRows(stored[run], name=own) for run in rows.runs(len(stored)))
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:

@@ -80,14 +80,15 @@ class DraftCache:
     def append(self, new: Sequence[int]) -> None:
         """Record tokens whose keys and values a forward pass has just written."""
         with uninterrupted():
+            self.pool.commit_slots(self.block_table, range(len(new)))
             self.tokens += new
-            self.block_table.length = len(self.tokens)
 
     def rollback(self, length: int) -> None:
         """Drop the cached tokens after the first ``length``; keep their blocks."""
         with uninterrupted():
             del self.tokens[length:]
-            self.pool.rollback(self.block_table, len(self.tokens))
+            num_left = self.pool.rollback(self.block_table, len(self.tokens))
+            del self.tokens[num_left:]
 
     def begin_at(self, start: int) -> None:
         """Drop all rows; the next row is that of the text's token ``start``."""
@@ -107,7 +108,7 @@ class DraftCache:
         if self.tree is not None and num_kept == len(self.tokens) < num_wanted:
             path = _matching_path(self.tree, text[start + num_kept : -1])
             self.pool.commit_slots(self.block_table, path)
-            self.append(text[start + num_kept : start + num_kept + len(path)])
+            self.tokens += text[start + num_kept : start + num_kept + len(path)]
         else:
             self.rollback(max(0, min(num_kept, num_wanted)))
         self.tree = None

@@ -46,7 +46,9 @@ def make_draft_entry(
     """Return the entry of a model whose text begins with the first token that it reads."""
     cache = context.state
     prompt_length = len(cache.tokens) or logits_nodes.start + 1
-    return BatchEntry(cache.block_table, tree, logits_nodes, prompt_length, num_computed)
+    # The last token's row may be needed again: see :meth:`DraftCache.align`.
+    num_final = max(0, cache.num_final - 1)
+    return BatchEntry(cache.block_table, tree, logits_nodes, prompt_length, num_final, num_computed)
 
 
 class DraftRunner:
@@ -299,5 +301,6 @@ class DraftRunner:
         for num_extra in (num_future, 0):
             with suppress(CacheFullError):
                 cache.pool.prepare(cache.block_table, length + num_extra + context.max_nodes)
-                return True
+                num_free = cache.pool.num_free_updates
+                return num_free is None or num_free > context.max_nodes
         return False

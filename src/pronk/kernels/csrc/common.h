@@ -32,6 +32,8 @@ const int MAX_TILE_M = 12;
 // Maximum of pronk_op.experts.
 const int MAX_EXPERTS = 1024;
 const int MAX_TAPS = 16;  // of a short convolution
+// Steps of a recurrence that are prepared together.
+const int MAX_STEPS = 16;
 // Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
 const int MAX_HEAD_DIM = 512;
 
@@ -49,10 +51,22 @@ struct Row {
   int32_t adapter;     // that of the row's segment
 };
 
-// The rows first_row <= r < first_row + rows of the forward pass, which belong to one request.
+// The rows first_row <= r < first_row + rows of the forward pass, which belong to one request, and its steps in recurrent
+// layers: State.step[first_step], …
 struct Segment {
   const pronk_segment* given;  // the caller's description of the request
   int32_t first_row, rows;
+  int32_t first_step, steps;
+};
+
+// One token in a recurrence: the state at level `from` is updated to that at level `to`. Level -1 is the state in its
+// pool, level 0 the state after the certain tokens, in its pool, too, if the pass keeps it. The states of nodes of a tree
+// are at levels from 1 on; they exist only while the steps are computed.
+struct Step {
+  int32_t row;     // row of the pass; -1: the token's update is replayed
+  int32_t update;  // slot of the update; -1: none, because the token is certain
+  int32_t from, to;
+  int32_t copy;    // state slot to which the new state is copied; -1: none
 };
 
 // A row and one of its experts: `rank` counts the experts of the row, in their order, from 0.
@@ -91,6 +105,8 @@ struct State {
   bool adapted;                // whether any row has an adapter
   float* low;                  // [rows, low_stride] products of rows with the matrices `down` of their adapters
   int64_t low_stride;
+  Step* step;                  // steps of all segments
+  int64_t levels;              // largest level of a step
   float* q;                    // queries [rows, heads, head_dim rounded up to 16]
   char* scratch;               // [threads, scratch_bytes] buffers that each thread uses alone
   int64_t scratch_bytes;

@@ -179,10 +179,11 @@ void multiply_part(void* argument, int thread, int) {
 
 int32_t pronk_version(void) { return PRONK_VERSION; }
 
-void pronk_sizes(int32_t sizes[7]) {
+void pronk_sizes(int32_t sizes[8]) {
   const size_t all[] = {sizeof(pronk_weights), sizeof(pronk_adapter), sizeof(pronk_blocks), sizeof(pronk_op),
-                        sizeof(pronk_segment), sizeof(pronk_pass),    sizeof(pronk_chain)};
-  for (int i = 0; i < 7; i++) sizes[i] = (int32_t)all[i];
+                        sizeof(pronk_segment), sizeof(pronk_pass),    sizeof(pronk_chain),
+                        sizeof(pronk_recurrence)};
+  for (int i = 0; i < 8; i++) sizes[i] = (int32_t)all[i];
 }
 
 int32_t pronk_detect(void) {
@@ -207,6 +208,8 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
   pronk_pass p = *pass;
   pronk_segment segment = *pass->segment;
   p.segment = &segment;
+  pronk_recurrence recurrence = pass->recurrence ? *pass->recurrence : pronk_recurrence();
+  if (pass->recurrence) p.recurrence = &recurrence;
   const int32_t first_row = 0;
   int32_t token = 0, passes = 0;
   while (passes < chain->steps) {
@@ -218,6 +221,10 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
                                chain->ids, chain->scores + passes * head->w->N, &confidence, p.isa);
     passes++;
     if (token < 0 || !chain->on_token(token, confidence)) break;
+    // Draft tokens are replayed in each later pass, which leaves the state as it is.
+    if (recurrence.keeps) recurrence.updates += recurrence.replayed, recurrence.replayed = 0;
+    recurrence.replayed += segment.nodes - recurrence.absorbed - recurrence.certain;
+    recurrence.keeps = recurrence.absorbed = recurrence.certain = recurrence.num_copies = 0;
     segment.length += segment.nodes;
     segment.nodes = 1;
     segment.computed = 0;

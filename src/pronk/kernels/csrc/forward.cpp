@@ -36,11 +36,12 @@ int64_t buffer_size(const pronk_op* ops, int64_t count, int buffer, int64_t rows
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
     int64_t width = 0;
-    if (op->kind == PRONK_LINEAR && op->output == buffer) width = op->w->N;
+    if (op->kind == PRONK_LINEAR && op->output == buffer) width = op->columns ? op->columns : op->w->N;
     else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) width = (int64_t)op->heads * op->head_dim;
     else if ((op->kind == PRONK_NORM || op->kind == PRONK_EMBED) && op->output == buffer)
       width = op->parts ? op->parts * hidden : hidden;
     else if (op->kind == PRONK_CONVOLVE && buffer == PRONK_A) width = hidden;
+    else if (op->kind == PRONK_RECUR && buffer == PRONK_A) width = (int64_t)op->heads * op->value_dim;
     int64_t op_size = rows * (op->mixing == PRONK_SPREAD ? op->per_row : 1) * row_stride(width);
     if (op_size > size) size = op_size;
   }
@@ -71,6 +72,14 @@ int64_t adapter_width(const pronk_op* ops, int64_t count) {
   for (int64_t i = 0; i < count; i++)
     for (int32_t a = 0; a < ops[i].num_adapters; a++)
       if (ops[i].adapters[a].down && ops[i].adapters[a].down->N > width) width = ops[i].adapters[a].down->N;
+  return width;
+}
+
+// Elements of a row of buffer SCORES: the most outputs of an operation that writes to it.
+int64_t score_width(const pronk_op* ops, int64_t count) {
+  int64_t width = 0;
+  for (int64_t i = 0; i < count; i++)
+    if (ops[i].kind == PRONK_LINEAR && ops[i].output == PRONK_SCORES && ops[i].w->N > width) width = ops[i].w->N;
   return width;
 }
 
@@ -134,6 +143,93 @@ void place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row*
   }
 }
 
+// Steps of a pass in recurrent layers, at most: one per row and per token that is replayed.
+int64_t count_steps(const pronk_pass* pass) {
+  int64_t steps = 0;
+  if (!pass->recurrence) return 0;
+  for (int64_t i = 0; i < pass->segments; i++)
+    steps += (int64_t)pass->recurrence[i].replayed + pass->segment[i].nodes;
+  return steps;
+}
+
+// Fill in State.step: for each segment the replayed tokens, the certain ones, then the other nodes depth first, without
+// those that no row follows. Return the largest level. `child`, `sibling` and `level` are temporary arrays with an entry
+// per node of the largest tree.
+int64_t plan_steps(const pronk_pass* pass, Segment* segment, Step* step, int32_t* child, int32_t* sibling,
+                   int32_t* level) {
+  int64_t at = 0;
+  int32_t levels = 0;
+  for (int64_t g = 0; g < pass->segments; g++) {
+    const pronk_segment* given = pass->segment + g;
+    const pronk_recurrence* r = pass->recurrence + g;
+    int32_t first = r->absorbed + r->certain, copy = 0;
+    segment[g].first_step = (int32_t)at;
+    for (int32_t i = 0; i < r->replayed + r->certain; i++) {
+      bool is_replayed = i < r->replayed;
+      int32_t row = is_replayed ? -1 : segment[g].first_row + i - r->replayed;
+      step[at] = {row, is_replayed ? r->updates[i] : -1, i ? 0 : -1, 0, -1};
+      if (copy < r->num_copies && r->copies[2 * copy] == i + 1) step[at].copy = r->copies[2 * copy++ + 1];
+      at++;
+    }
+    int32_t base = r->replayed + r->certain ? 0 : -1, root = -1;
+    for (int32_t node = first; node < given->nodes; node++) child[node] = -1;
+    for (int32_t node = given->nodes - 1; node >= first; node--) {
+      if (node < given->computed && child[node] < 0) continue;
+      int32_t parent = given->parents ? given->parents[node] : node - 1;
+      int32_t* list = parent < first ? &root : child + parent;
+      sibling[node] = *list;
+      *list = node;
+    }
+    // `node` is the next step; the state before it is at level `from`. A last child overwrites its parent's state.
+    int32_t node = root;
+    while (node >= 0) {
+      int32_t parent = given->parents ? given->parents[node] : node - 1;
+      int32_t from = parent < first ? base : level[parent];
+      int32_t to = parent < first ? 1 : sibling[node] < 0 ? from : from + 1;
+      int32_t row = node < given->computed ? -1 : segment[g].first_row + node - given->computed;
+      step[at++] = {row, r->updates[r->replayed + node - first], from, to, -1};
+      level[node] = to;
+      if (to > levels) levels = to;
+      if (child[node] >= 0) {
+        node = child[node];
+        continue;
+      }
+      while (node >= first && sibling[node] < 0) node = given->parents ? given->parents[node] : node - 1;
+      node = node >= first ? sibling[node] : -1;
+    }
+    segment[g].steps = (int32_t)(at - segment[g].first_step);
+  }
+  return levels;
+}
+
+// Upper bound of the largest level of a step: of a chain 1, of a tree the number of its nodes.
+int64_t max_levels(const pronk_pass* pass) {
+  int64_t levels = 1;
+  for (int64_t i = 0; pass->recurrence && i < pass->segments; i++)
+    if (pass->segment[i].parents && pass->segment[i].nodes > levels) levels = pass->segment[i].nodes;
+  return levels;
+}
+
+// Whether the states and updates of all requests are in the pools of the operation, and the nodes after the certain ones
+// hang below the last of these.
+bool has_states(const pronk_pass* pass, const pronk_op* op) {
+  if (!pass->recurrence || !op->states || !op->inputs || !op->updates) return false;
+  for (int64_t i = 0; i < pass->segments; i++) {
+    const pronk_recurrence* r = pass->recurrence + i;
+    const pronk_segment* given = pass->segment + i;
+    int32_t first = r->absorbed + r->certain;
+    if (r->slot < 0 || r->slot >= op->slots || r->absorbed > given->computed || first > given->nodes) return false;
+    if (r->certain && (!r->keeps || r->absorbed != given->computed)) return false;
+    for (int32_t j = 0; j < r->replayed + given->nodes - first; j++)
+      if (r->updates[j] < 0 || r->updates[j] >= op->num_updates) return false;
+    for (int32_t j = 0; j < r->num_copies; j++)
+      if (!r->keeps || r->copies[2 * j + 1] < 0 || r->copies[2 * j + 1] >= op->slots) return false;
+    for (int32_t node = first; node < given->nodes; node++)
+      if (given->parents && given->parents[node] < first - 1) return false;
+  }
+  return true;
+}
+
 // Whether every request has a cache block for each slot that the operation reads or writes.
 bool has_slots(const pronk_pass* pass, const pronk_op* op) {
   for (int64_t i = 0; i < pass->segments; i++) {
@@ -181,8 +277,21 @@ int64_t buffer_rows(const pronk_pass* pass) {
   return pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
 }
 
-// Bytes of State.scratch per thread. GEMM (Scratch in ops.inc) and attention (AttentionScratch) take turns in using it.
-int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes) {
+// Floats of State.scratch per thread that PRONK_MIX and PRONK_RECUR use.
+int64_t recurrent_scratch(const pronk_op* op, int64_t levels) {
+  int64_t keys = round_up(op->head_dim, 16), values = round_up(op->value_dim, 16);
+  if (op->kind == PRONK_MIX) {
+    int64_t channels = 2 * (int64_t)op->kv_heads * op->head_dim + (int64_t)op->heads * op->value_dim;
+    return (op->taps + 1) * round_up(channels, 16);
+  }
+  if (op->kind != PRONK_RECUR) return 0;
+  return (levels + 2) * op->head_dim * values + MAX_STEPS * (2 * keys + 3 * values);
+}
+
+// Bytes of State.scratch per thread. GEMM (Scratch in ops.inc), attention (AttentionScratch) and recurrent layers take
+// turns in using it.
+int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes,
+                     int64_t levels) {
   int64_t blocks = CHUNK_BLOCKS, dims = 16;
   for (int64_t i = 0; i < count; i++) {
     int64_t padded = round_up(ops[i].head_dim, 16);
@@ -196,7 +305,12 @@ int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass,
                  2 * MAX_TILE_M * input +        // tile_rows, input
                  rows * blocks * 16;             // chunk
   int64_t attention = MAX_QUERIES * (2 * dims + 2 * KV_BLOCK + round_up(nodes + KV_BLOCK, KV_BLOCK) + KV_BLOCK);
-  return round_up((gemm > attention ? gemm : attention) * 4, 256) + 256;
+  int64_t largest = gemm > attention ? gemm : attention;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t recurrent = recurrent_scratch(ops + i, levels);
+    if (recurrent > largest) largest = recurrent;
+  }
+  return round_up(largest * 4, 256) + 256;
 }
 
 // Whether the instruction set exists here, and the shapes and cache slots fit every operation.
@@ -207,6 +321,8 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->head_dim % 2 || op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return false;
     if (has_experts(op) && (op->experts > MAX_EXPERTS || op->per_row < 1 || op->per_row > op->experts)) return false;
     if (!has_valid_adapters(pass, op)) return false;
+    if ((op->kind == PRONK_MIX || op->kind == PRONK_RECUR) && !has_states(pass, op)) return false;
+    if (op->kind == PRONK_MIX && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->collected && !pass->collected) return false;
     if (op->cache < 0 || op->cache > pass->num_others) return false;
@@ -271,7 +387,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   Mixture mixture = largest_mixture(ops, count);
   int64_t pairs = pass->rows * mixture.per_row, most_rows = pairs > rows ? pairs : rows;
   s.input_stride = input_stride(ops, count, pass->hidden);
-  s.scratch_bytes = scratch_size(ops, count, pass, s.input_stride, tree);
+  s.scratch_bytes = scratch_size(ops, count, pass, s.input_stride, tree, max_levels(pass));
   s.adapted = has_adapted_rows(pass);
   s.low_stride = row_stride(adapter_width(ops, count));
   int32_t* nodes;  // temporary: three entries per node of the largest tree
@@ -281,10 +397,11 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
       {(void**)&s.path, path_size(pass) * 4},
       {(void**)&s.next, count * 4},
       {(void**)&nodes, 3 * tree * 4},
+      {(void**)&s.step, count_steps(pass) * (int64_t)sizeof(Step)},
       {&s.a, buffer_size(ops, count, PRONK_A, rows, hidden) * size},
       {&s.b, buffer_size(ops, count, PRONK_B, rows, hidden) * size},
       {&s.x, most_rows * s.input_stride * (pairs ? 4 : size)},
-      {(void**)&s.scores, pass->rows * mixture.experts * 4},
+      {(void**)&s.scores, pass->rows * score_width(ops, count) * 4},
       {(void**)&s.choice, pairs * 4},
       {(void**)&s.share, pairs * 4},
       {(void**)&s.pair, pairs * (int64_t)sizeof(Pair)},
@@ -305,7 +422,12 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   }
   for (int64_t i = 0; i < count; i++) s.next[i].store(0, std::memory_order_relaxed);
   place_rows(pass, ops, count, s.row, s.segment, s.path, nodes, nodes + tree, nodes + 2 * tree);
+  s.levels = pass->recurrence ? plan_steps(pass, s.segment, s.step, nodes, nodes + tree, nodes + 2 * tree) : 0;
   ProgramTask program_task = {&s, isa};
   pool_run(pass->threads, run_program, &program_task);
+  for (int64_t i = 0; pass->recurrence && i < pass->segments; i++) {
+    const pronk_recurrence* r = pass->recurrence + i;
+    if (r->keeps) *r->length += r->replayed + r->certain;
+  }
   return 0;
 }

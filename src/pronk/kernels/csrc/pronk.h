@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 13
+#define PRONK_VERSION 14
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -35,6 +35,12 @@ enum pronk_kind {
   PRONK_CONVOLVE = 7,  // gated short convolution. A row of buffer B is [b, c, x], each as wide as the stream; its state
                      // b * x goes to its slot of the pool `keys` [slots, hidden]. Buffer A = c * (filter_bias +
                      // filter[0] * state of the token taps - 1 places before + … + filter[taps - 1] * own state)
+  PRONK_GATE = 8,    // output = output * sigmoid(input), for buffer A or B as output. `columns` is the width of its rows.
+                     // The input is buffer B, as wide, or SCORES with one number per row
+  PRONK_MIX = 9,     // causal convolution over time of a recurrent layer, then SiLU, in place in the first columns of
+                     // buffer B: filter[0] * input of the token taps - 1 places before + … + filter[taps - 1] * own input
+  PRONK_RECUR = 10,  // recurrence of a recurrent layer: buffer A = norm(outputs) * silu(gates). recurrence.inc explains
+                     // its inputs, buffers B and SCORES
 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32).
 enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4 };
@@ -138,6 +144,14 @@ typedef struct {
   int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: rows of the output are as wide as the stream; n > 0: they
                           // are rows of buffer A, n times as wide as the stream, of which part `part`, from 0, is written
   int32_t zero_first;     // PRONK_EMBED: 1: the row of the text's first token is zero
+  int32_t columns;        // PRONK_LINEAR to buffer A or B: width of the buffer's rows; 0: N. PRONK_GATE: see there
+  int32_t first_column;   // PRONK_LINEAR to buffer A or B: column of the first output
+  // PRONK_MIX and PRONK_RECUR: `heads` value heads, `kv_heads` key heads with keys of `head_dim` elements, `slots` states.
+  int32_t value_dim;      // elements of a value
+  int32_t tiled;          // 1: value head i uses key head i % kv_heads; 0: i / (heads / kv_heads)
+  int32_t num_updates;    // number of update slots
+  float *states, *inputs, *updates;  // pools of one layer; recurrence.inc has the layout
+  const float *decay_rate, *decay_bias;  // PRONK_RECUR: [heads]
   const pronk_adapter* adapters;  // PRONK_LINEAR without experts, PRONK_QKV: [num_adapters], or null
 } pronk_op;
 
@@ -152,6 +166,27 @@ typedef struct {
   int32_t num_blocks;
   int32_t adapter;         // number of the request's adapter in pronk_op.adapters; -1: none
 } pronk_segment;
+
+// State of one request in the recurrent layers, and what a pass does with it. The state in slot `slot` holds the first
+// *length tokens of the request's text; without a token it is zero, whatever the slot contains. The *update* of a token
+// is what it adds to the state. It is kept in an update slot as long as it is not certain that the token stays.
+//
+//   text    tokens in the state | replayed | nodes: absorbed, certain, others
+//
+// The updates of replayed tokens, and of computed nodes that are not absorbed, are in their slots. All other nodes are
+// rows of this pass: certain ones are added to the state, others leave their updates in their slots.
+typedef struct {
+  const int32_t* updates;  // slots of the updates of the replayed tokens, then of the nodes after the certain ones
+  const int32_t* copies;   // [num_copies][2] pairs, ascending: a number n of tokens, and a state slot, to which the state
+                           // is copied when the pass has added n tokens to it
+  int32_t* length;         // a pass with `keeps` adds `replayed` + `certain` in the end
+  int32_t slot;
+  int32_t keeps;           // 1: the pass changes the state; 0: it does not, and `certain` is 0
+  int32_t replayed;        // number of committed tokens that follow those of the state
+  int32_t absorbed;        // number of leading nodes that are in the state; all of them are computed
+  int32_t certain;         // number of nodes that follow, rows that are tokens of the text
+  int32_t num_copies;
+} pronk_recurrence;
 
 typedef struct {
   int64_t rows, segments, num_others, num_wanted;
@@ -170,6 +205,9 @@ typedef struct {
   void* collected;           // [layers, rows, hidden] rows of the stream's type: copies by PRONK_STORE, or inputs of
                              // PRONK_NORM
   int64_t* experts_read;     // null, or a counter: every PRONK_ROUTE adds the number of experts that have rows
+  const pronk_recurrence* recurrence;  // [segments], or null for a program without recurrent layers
+  int64_t* state_bytes;      // null, or [2] counters: PRONK_RECUR adds the bytes of states that it reads from, and writes
+                             // to, the pool `states`
 } pronk_pass;
 
 // A chain of tokens from a draft model: each token is sampled from one forward pass and is the only row of the next.
@@ -184,8 +222,8 @@ typedef struct {
 } pronk_chain;
 
 PRONK_API int32_t pronk_version(void);
-// Write the sizes in bytes of the seven structures, so that a mismatch is found at load time.
-PRONK_API void pronk_sizes(int32_t sizes[7]);
+// Write the sizes in bytes of the eight structures, so that a mismatch is found at load time.
+PRONK_API void pronk_sizes(int32_t sizes[8]);
 // Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
 // Pack the rows of `source` [rows, K] (f32, bf16 or f16, as in w->type) into `data`, which must be filled with 0.

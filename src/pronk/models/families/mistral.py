@@ -89,7 +89,7 @@ FAMILIES = (
                 ),
                 "experts.down": ("block_sparse_moe.experts.{}.w2.weight",),
             },
-            fused_experts=FUSED_EXPERTS,
+            alternatives=(FUSED_EXPERTS,),
         ),
         defaults={
             "max_position_embeddings": 131072,

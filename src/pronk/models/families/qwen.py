@@ -87,7 +87,7 @@ FAMILIES = (
                 "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
                 "experts.down": ("mlp.experts.{}.down_proj.weight",),
             },
-            fused_experts=FUSED_EXPERTS,
+            alternatives=(FUSED_EXPERTS,),
         ),
         defaults={
             "max_position_embeddings": 32768,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pronk.models.family import RefusedFamily
 
 _RECURRENT = """
-bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax nemotron_h qwen3_5 qwen3_5_moe
-qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma rwkv zamba zamba2
+bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax nemotron_h recurrent_gemma rwkv
+zamba zamba2
 """
 _LATENT_ATTENTION = "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 minicpm3 mistral4"
 _USE_MIXTURE = "use Mixtral, Qwen3-MoE, gpt-oss or Granite MoE"
@@ -22,8 +22,8 @@ def _refuse(names: str, reason: str, remedy: str) -> tuple[RefusedFamily, ...]:
 FAMILIES = (
     *_refuse(
         _RECURRENT,
-        "layers with a recurrent state are not supported (docs/families.md)",
-        "use a model with attention, or LFM2",
+        "this kind of recurrent layers is not supported (docs/families.md)",
+        "use a model with attention, Qwen3.5 or LFM2",
     ),
     *_refuse(
         _LATENT_ATTENTION,

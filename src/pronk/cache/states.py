@@ -1,0 +1,472 @@
+"""States of recurrent layers: one per request, with exact rollback.
+
+A recurrent layer has a state per request where attention has keys and values per token. A state
+that has taken over a token cannot drop it again. So it takes over only tokens that stay in the
+text, and of every other token the pass keeps the *update*: what the token adds to the state (its
+key, delta, decay, and input of the convolution), about a hundredth of a state ::
+
+    text      a b c d e f g ┬ h      committed: a to f; g is pending, h and i are draft tokens
+                            └ i
+    state     a b c d                in the request's slot of the pool
+    path              e f            committed draft tokens: updates, replayed by the next pass
+    nodes                 - h i      the next pass adds e, f and g, and leaves the updates of h, i
+
+A pass reads the state once, replays the path, adds the pending tokens and writes the state once,
+as plain decoding does. The states of draft tokens exist only inside the pass, depth first in the
+tree. The recurrence has one order of sums, so the bits of a state depend on its text alone
+(``kernels/csrc/recurrence.inc``).
+
+A *checkpoint* is a copy of the state after a prefix of a text. The prefix cache finds it by the
+digest of the prefix's last block, see :mod:`pronk.cache.checkpoints`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pronk.base.arrays import FLOAT32, Array, mapped_zeros
+from pronk.base.errors import CacheFullError
+from pronk.cache.checkpoints import Checkpoints
+from pronk.checkpoint.config import ModelConfig, RecurrentConfig
+from pronk.kernels.structures import CRecurrence
+from pronk.sampling.tree import TokenTree
+
+if TYPE_CHECKING:
+    from pronk.cache.blocks import BlockTable
+
+_MAX_CHECKPOINTS = 16
+_MAX_DRAFT = 128  # draft tokens per pass for which there is room
+_LANES = 16  # numbers of a vector in the kernels; rows of states are padded to whole vectors
+
+
+class StateError(Exception):
+    """A state has taken over tokens whose rows must be computed again."""
+
+
+class StateCounts(NamedTuple):
+    """Numbers of slots of a :class:`StatePool`."""
+
+    requests: int  # requests that can run at the same time
+    checkpoints: int  # copies of states for later prompts
+    updates: int  # draft tokens of all requests together, in a pass and in the pass before
+
+
+DEFAULT_COUNTS = StateCounts(requests=9, checkpoints=8, updates=272)
+
+
+class StatePass(NamedTuple):
+    """One request's part of a pass in recurrent layers; keeps the memory of ``struct`` alive."""
+
+    struct: CRecurrence
+    arrays: tuple[object, ...]
+
+
+@dataclass(eq=False)
+class StateTable:
+    """State of one request's text, and the updates of the tokens after those of the state.
+
+    Attributes:
+        slot: slot of the state.
+        path_start: position in the text of the first token of ``path``.
+        path: update slots of committed tokens; those before ``length`` are no longer needed.
+        nodes: update slots of the nodes of the last pass, -1 for tokens that the state has taken
+            over.
+        wanted: positions in the text at which checkpoints are wanted besides the usual ones.
+        copies: ``(position, slot)`` of checkpoints that the last pass has written, before the
+            prefix cache has the digests of their blocks.
+        own_checkpoints: numbers of blocks of this text whose checkpoints this table has added.
+    """
+
+    slot: int
+    path_start: int = 0
+    path: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    wanted: tuple[int, ...] = ()
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    own_checkpoints: list[int] = field(default_factory=list)
+    # The kernels add to it when a pass is complete. So it is right even if the caller of a pass is
+    # interrupted before it has recorded the pass.
+    c_length: ctypes.c_int32 = field(default_factory=ctypes.c_int32)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that the state has taken over."""
+        return self.c_length.value
+
+
+class StatePool:
+    """States and updates of all requests of one model.
+
+    Attributes:
+        counts: numbers of slots.
+        states: by layer, float32 ``[num_slots, value_heads, key_dim, value_dim rounded up to 16]``.
+        inputs: by layer, float32 ``[num_slots, taps - 1, channels]``: inputs of the convolution at
+            the last tokens of the state, the oldest first.
+        updates: by layer, float32 ``[num_updates, …]``; ``recurrence.inc`` has the parts.
+        checkpoints: copies of states.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        counts: StateCounts,
+        block_size: int,
+        poison: float | None = None,
+    ) -> None:
+        """Allocate the arrays; memory is taken when a slot is used for the first time.
+
+        ``poison`` is written to freed slots, so that tests detect reads of them.
+        """
+        assert config.recurrent is not None, "expected a model with recurrent layers"
+        self.counts = counts
+        self.block_size = block_size
+        self.poison = poison
+        self.num_slots = counts.requests + counts.checkpoints
+        self.num_updates = counts.updates
+        self.states: dict[int, Array] = {}
+        self.inputs: dict[int, Array] = {}
+        self.updates: dict[int, Array] = {}
+        recurrent = config.recurrent
+        state_shape = _state_shape(recurrent)
+        input_shape = (recurrent.taps - 1, recurrent.num_channels)
+        for layer in range(config.num_layers):
+            if config.recurrent_of(layer) is None:
+                continue
+            self.states[layer] = self._new_array(self.num_slots, state_shape)
+            self.inputs[layer] = self._new_array(self.num_slots, input_shape)
+            self.updates[layer] = self._new_array(self.num_updates, (update_size(recurrent),))
+        self.checkpoints = Checkpoints()
+        # Slots are taken from the end: the one that was freed last is still in the caches.
+        self._free_requests = list(range(counts.requests))
+        self._free_checkpoints = list(range(counts.requests, self.num_slots))
+        self._free_updates = list(range(self.num_updates))
+
+    @staticmethod
+    def _new_array(count: int, shape: tuple[int, ...]) -> Array:
+        return mapped_zeros((count, *shape), FLOAT32, huge_pages=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = (*self.states.values(), *self.inputs.values(), *self.updates.values())
+        return sum(array.nbytes for array in arrays)
+
+    @property
+    def has_free_state(self) -> bool:
+        """Whether another request can get a state."""
+        return bool(self._free_requests)
+
+    @property
+    def num_free_updates(self) -> int:
+        """Number of update slots that no request holds."""
+        return len(self._free_updates)
+
+    def reserve(self, block_table: BlockTable) -> None:
+        """Give a request a state, if it has none: of the empty text, or of a checkpoint.
+
+        Raises:
+            CacheFullError: all states are taken.
+        """
+        if block_table.states is not None:
+            return
+        if not self._free_requests:
+            msg = (
+                f"expected a free state of the recurrent layers, found {self.counts.requests} in "
+                "use; raise kv_memory, or lower the number of requests"
+            )
+            raise CacheFullError(msg)
+        block_table.states = StateTable(self._free_requests.pop())
+
+    def restore(self, block_table: BlockTable, checkpoint: int) -> None:
+        """Give a request without a state a copy of the state in slot ``checkpoint``.
+
+        The checkpoint is that of all the table's tokens. Raises as :meth:`reserve`.
+        """
+        self.reserve(block_table)
+        table = block_table.states
+        assert table is not None
+        for arrays in (self.states, self.inputs):
+            for array in arrays.values():
+                array[table.slot] = array[checkpoint]
+        table.c_length.value = block_table.length
+
+    def begin_pass(
+        self,
+        block_table: BlockTable,
+        tree: TokenTree,
+        *,
+        num_computed: int,
+        num_final: int,
+        num_extra: int = 0,
+    ) -> StatePass:
+        """Return the arguments of a pass over the nodes of ``tree`` from ``num_computed`` on.
+
+        Args:
+            block_table: the request's table.
+            tree: nodes after the committed tokens.
+            num_computed: number of leading nodes that earlier passes have computed.
+            num_final: number of tokens that stay in the text, from its beginning; the state takes
+                over those that are committed, or rows of the pass.
+            num_extra: number of update slots for further nodes, a chain below the last one.
+
+        Raises:
+            StateError: the state has taken over a row of this pass.
+            CacheFullError: update slots or states are missing.
+        """
+        self.reserve(block_table)
+        table = block_table.states
+        assert table is not None
+        committed = block_table.length
+        self._drop_taken_over(table, committed)
+        absorbed = max(0, table.length - committed)
+        if absorbed > num_computed:
+            raise StateError
+        keeps = num_final >= committed
+        certain = 0
+        if keeps and absorbed == num_computed:
+            longest = tree.main_chain if num_computed + 1 < len(tree) else len(tree)
+            certain = max(0, min(num_final - committed, longest) - absorbed)
+        first = absorbed + certain
+        self._resize_nodes(table, first, len(tree) + num_extra)
+        slots = np.array([*table.path, *table.nodes[first:]], np.int32)
+        copies = np.empty((0, 2), np.int32)
+        if keeps:
+            copies = self._plan_copies(table, max(table.length, committed) + certain)
+        struct = CRecurrence(
+            slots.ctypes.data,
+            copies.ctypes.data,
+            ctypes.addressof(table.c_length),
+            table.slot,
+            int(keeps),
+            len(table.path),
+            absorbed,
+            certain,
+            len(copies),
+        )
+        return StatePass(struct, (slots, copies, table))
+
+    def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
+        """Commit nodes of the last pass, by their numbers; call it before ``length`` changes."""
+        table = block_table.states
+        if table is None:
+            return
+        committed = block_table.length
+        for index, node in enumerate(offsets):
+            position = committed + index
+            if position < table.length:
+                assert node == index, "expected a committed chain in the state"
+                continue
+            if not table.path:
+                table.path_start = position
+            table.path.append(table.nodes[node])
+            table.nodes[node] = -1
+        if offsets == range(len(offsets)):
+            del table.nodes[: len(offsets)]  # the nodes below stay computed
+        else:
+            self._free_nodes(table, 0)
+
+    def rollback(self, block_table: BlockTable, length: int) -> int:
+        """Drop the tokens after the first ``length``.
+
+        Return the number of tokens that are left: ``length``, or 0 if the state has taken over
+        later ones.
+        """
+        table = block_table.states
+        if table is None:
+            return length
+        self._free_nodes(table, 0)
+        if table.length > length:
+            self.release(block_table)
+            return 0
+        num_kept = max(0, length - table.path_start)
+        self._free_updates += table.path[num_kept:]
+        del table.path[num_kept:]
+        return length
+
+    def release(self, block_table: BlockTable) -> None:
+        """Free the state and the updates of a request."""
+        table = block_table.states
+        if table is None:
+            return
+        block_table.states = None
+        self._free_nodes(table, 0)
+        self._free_updates += table.path
+        for _, slot in table.copies:
+            self._free_slot(slot)
+        self._free_slot(table.slot)
+
+    def reset(self) -> None:
+        """Free all slots but those of checkpoints; existing tables must not be used any more."""
+        taken = set(self.checkpoints.slots())
+        self._free_requests = list(range(self.counts.requests))
+        self._free_checkpoints = [
+            slot for slot in range(self.counts.requests, self.num_slots) if slot not in taken
+        ]
+        self._free_updates = list(range(self.num_updates))
+
+    def add_checkpoints(self, block_table: BlockTable) -> None:
+        """Hand the copies of the last passes to ``checkpoints``, as far as digests are known."""
+        table = block_table.states
+        if table is None or not table.copies:
+            return
+        left = list[tuple[int, int]]()
+        for position, slot in table.copies:
+            number = position // self.block_size
+            if position > table.length:
+                self._free_slot(slot)  # the pass that should have written it did not run
+            elif number > len(block_table.digests):
+                left.append((position, slot))
+            elif self.checkpoints.add(block_table.digests[number - 1], slot):
+                table.own_checkpoints.append(number)
+                self._thin_out(block_table, number)
+            else:
+                self._free_slot(slot)
+        table.copies = left
+
+    def drop_checkpoints(self) -> None:
+        """Free all checkpoints."""
+        for slot in self.checkpoints.clear():
+            self._free_slot(slot)
+
+    def drop_checkpoint(self, digest: bytes) -> None:
+        """Free the checkpoint of a digest, if there is one."""
+        slot = self.checkpoints.remove(digest)
+        if slot is not None:
+            self._free_slot(slot)
+
+    def _drop_taken_over(self, table: StateTable, committed: int) -> None:
+        """Free the updates of committed tokens that the state has taken over."""
+        num_left = min(len(table.path), max(0, committed - table.length))
+        num_taken = len(table.path) - num_left
+        self._free_updates += table.path[:num_taken]
+        del table.path[:num_taken]
+        table.path_start = committed - num_left
+
+    def _resize_nodes(self, table: StateTable, first: int, count: int) -> None:
+        """Give each node from ``first`` on an update slot, and the nodes before none."""
+        self._free_nodes(table, count)
+        table.nodes += [-1] * (count - len(table.nodes))
+        for node in range(first):
+            if table.nodes[node] >= 0:
+                self._free_updates.append(table.nodes[node])
+                table.nodes[node] = -1
+        missing = [node for node in range(first, count) if table.nodes[node] < 0]
+        if len(missing) > len(self._free_updates):
+            msg = (
+                f"expected {len(missing)} free updates of recurrent layers, found "
+                f"{len(self._free_updates)}; raise kv_memory, or propose fewer draft tokens"
+            )
+            raise CacheFullError(msg)
+        for node in missing:
+            table.nodes[node] = self._free_updates.pop()
+
+    def _free_nodes(self, table: StateTable, first: int) -> None:
+        """Free the update slots of the nodes from ``first`` on."""
+        self._free_updates += [slot for slot in table.nodes[first:] if slot >= 0]
+        del table.nodes[first:]
+
+    def _plan_copies(self, table: StateTable, length: int) -> Array:
+        """Take slots for the checkpoints of a pass after which the state has ``length`` tokens.
+
+        Return pairs of the number of tokens that the pass has added, and a slot.
+        """
+        for _, slot in [each for each in table.copies if each[0] > table.length]:
+            self._free_slot(slot)  # of a pass that did not run
+        table.copies = [each for each in table.copies if each[0] <= table.length]
+        size = self.block_size
+        ends = {position // size * size for position in table.wanted if position <= length}
+        ends.add(length // size * size)
+        taken = {position for position, _ in table.copies}
+        planned = list[tuple[int, int]]()
+        for end in sorted(ends - taken):
+            slot = self._take_checkpoint_slot() if end > table.length else None
+            if slot is not None:
+                planned.append((end, slot))
+        table.copies += planned
+        pairs = [(end - table.length, slot) for end, slot in planned]
+        return np.array(pairs, np.int32).reshape(len(pairs), 2)
+
+    def _thin_out(self, block_table: BlockTable, newest: int) -> None:
+        """Drop own checkpoints that are neither wanted nor ``newest >> i << i`` for any ``i``."""
+        table = block_table.states
+        assert table is not None
+        kept = {newest >> shift << shift for shift in range(newest.bit_length())}
+        kept |= {position // self.block_size for position in table.wanted}
+        for number in [each for each in table.own_checkpoints if each not in kept]:
+            self.drop_checkpoint(block_table.digests[number - 1])
+            table.own_checkpoints.remove(number)
+
+    def _take_checkpoint_slot(self) -> int | None:
+        """Return a free slot, if need be that of the least recently used checkpoint."""
+        if self._free_checkpoints:
+            return self._free_checkpoints.pop()
+        return self.checkpoints.remove_oldest()
+
+    def _free_slot(self, slot: int) -> None:
+        if self.poison is not None:
+            for arrays in (self.states, self.inputs):
+                for array in arrays.values():
+                    array[slot] = self.poison
+        is_checkpoint = slot >= self.counts.requests
+        (self._free_checkpoints if is_checkpoint else self._free_requests).append(slot)
+
+
+def count_states(config: ModelConfig, max_requests: int, num_bytes: int) -> StateCounts:
+    """Divide memory for states of recurrent layers among requests, checkpoints and draft tokens.
+
+    Three quarters are for states, at most one for each request and another, and 16 checkpoints.
+    The rest is for updates, at most those of two trees of 128 draft tokens.
+
+    Args:
+        config: a model with recurrent layers.
+        max_requests: number of requests that run at the same time.
+        num_bytes: memory in bytes. The result may need more: it has at least one state and one
+            checkpoint, and 16 updates.
+    """
+    assert config.recurrent is not None
+    num_layers = sum(config.recurrent.layers)
+    per_state = num_layers * state_size(config.recurrent) * FLOAT32.itemsize
+    per_update = num_layers * update_size(config.recurrent) * FLOAT32.itemsize
+    # A waiting request takes a state before it preempts another.
+    requests = max_requests + 1
+    num_states = max(2, min(requests + _MAX_CHECKPOINTS, num_bytes * 3 // 4 // per_state))
+    requests = min(requests, max(1, num_states * 2 // 3))
+    most_updates = 2 * (requests + _MAX_DRAFT)
+    num_updates = max(16, min(most_updates, num_bytes // 4 // per_update))
+    return StateCounts(requests, num_states - requests, num_updates)
+
+
+def count_state_bytes(config: ModelConfig, counts: StateCounts) -> int:
+    """Return the number of bytes of a :class:`StatePool`."""
+    assert config.recurrent is not None
+    num_states = counts.requests + counts.checkpoints
+    size = num_states * state_size(config.recurrent)
+    size += counts.updates * update_size(config.recurrent)
+    return sum(config.recurrent.layers) * size * FLOAT32.itemsize
+
+
+def state_size(recurrent: RecurrentConfig) -> int:
+    """Return the number of float32 numbers of a request's state in one layer."""
+    rows = (recurrent.taps - 1) * recurrent.num_channels
+    heads, keys, values = _state_shape(recurrent)
+    return heads * keys * values + rows
+
+
+def update_size(recurrent: RecurrentConfig) -> int:
+    """Return the number of float32 numbers of a token's update in one layer."""
+    keys = recurrent.num_channels + recurrent.key_heads * recurrent.key_dim
+    deltas = recurrent.value_heads * _round_up(recurrent.value_dim)
+    return _round_up(_round_up(keys) + deltas + recurrent.value_heads)
+
+
+def _state_shape(recurrent: RecurrentConfig) -> tuple[int, int, int]:
+    return recurrent.value_heads, recurrent.key_dim, _round_up(recurrent.value_dim)
+
+
+def _round_up(count: int) -> int:
+    return -(-count // _LANES) * _LANES

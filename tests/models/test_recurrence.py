@@ -1,0 +1,293 @@
+"""Recurrent layers: formulas against plain loops, and equal bits however a text is computed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
+from pronk.cache.states import StateCounts
+from pronk.checkpoint.config import ModelConfig, RecurrentConfig, llama_config
+from pronk.kernels.library import candidates
+from pronk.models.backend import Backend
+from pronk.models.decoder import Decoder
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.kernel_backend import KernelBackend
+from pronk.models.layer_executor import LayerExecutor
+from pronk.models.linear import Linear, Norm, StackedLinear
+from pronk.sampling.tree import TokenTree
+
+BACKENDS: list[Backend] = [*map(KernelBackend, candidates())]
+EVERY = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+HIDDEN = 48
+VOCAB = 32
+
+GROUPED = RecurrentConfig((True, True), 2, 4, 8, 24, taps=4)
+SHAPES = {
+    "grouped": GROUPED,
+    "tiled": replace(GROUPED, tiled_heads=True),
+    "equal": RecurrentConfig((True, True), 3, 3, 16, 16, taps=2),
+    "wide": RecurrentConfig((True, True), 1, 2, 32, 128, taps=4),
+    "one_tap": RecurrentConfig((True, True), 2, 2, 16, 40, taps=1),
+}
+EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES)
+
+
+class Model:
+    """Embedding, two recurrent layers without MLPs, and a head; with random weights."""
+
+    def __init__(self, backend: Backend, recurrent: RecurrentConfig, dtype: DType = FLOAT32) -> None:
+        config = llama_config(
+            hidden=HIDDEN, layers=2, heads=4, kv_heads=2, mlp=32, vocab=VOCAB, context=512
+        )
+        self.config: ModelConfig = replace(config, recurrent=recurrent)
+        self.dtype = dtype
+        random = np.random.default_rng(5)
+        decoder = Decoder(self.config, backend)
+        decoder.embedding = self._round(random.normal(size=(VOCAB, HIDDEN)))
+        self.weights: list[dict[str, Array]] = []
+        for layer in decoder.layers:
+            heads = recurrent.value_heads
+            weights = {
+                "channels": random.normal(size=(recurrent.num_channels, HIDDEN)) * 0.3,
+                "gates": random.normal(size=(recurrent.num_outputs, HIDDEN)) * 0.3,
+                "scalars": random.normal(size=(2 * heads, HIDDEN)) * 0.3,
+                "filter": random.normal(size=(recurrent.num_channels, 1, recurrent.taps)),
+                "rate": -np.exp(random.uniform(-0.5, 2.0, heads)),
+                "bias": random.normal(size=heads) * 0.5,
+                "norm": 1 + 0.2 * random.normal(size=recurrent.value_dim),
+                "out": random.normal(size=(HIDDEN, recurrent.num_outputs)) * 0.3,
+                "up": random.normal(size=(64, HIDDEN)) * 0.1,
+                "down": random.normal(size=(HIDDEN, 32)) * 0.1,
+            }
+            weights = {name: self._round(weight) for name, weight in weights.items()}
+            self.weights.append(weights)
+
+            def linear(name: str, place: str, weights=weights, layer=layer) -> Linear:
+                return Linear(backend, weights[name], None, layer.layout(place), None)
+
+            layer.mixer_in = StackedLinear([linear("channels", "mixer_in"), linear("gates", "mixer_in")])
+            layer.mixer_gates = linear("scalars", "mixer_gates")
+            layer.filter = weights["filter"]
+            layer.decay_rate = weights["rate"].astype(np.float32)
+            layer.decay_bias = weights["bias"].astype(np.float32)
+            layer.mixer_norm = Norm.of(self.config, weights["norm"])
+            layer.out = linear("out", "out")
+            layer.up = linear("up", "up")
+            layer.down = linear("down", "down")
+            layer.attention_norm = layer.mlp_norm = Norm.of(self.config, np.ones(HIDDEN))
+        self.head = self._round(random.normal(size=(VOCAB, HIDDEN)) * 0.3)
+        decoder.head = Linear(backend, self.head, None, decoder.layers[0].layout("down"), None)
+        decoder.norm = Norm.of(self.config, np.ones(HIDDEN))
+        self.decoder = decoder
+
+    def _round(self, values: Array) -> Array:
+        return values.astype(self.dtype)
+
+    def cache(self, requests: int = 3, checkpoints: int = 2, updates: int = 96) -> PagedCache:
+        return self.decoder.backend.make_cache(
+            self.config,
+            num_blocks=64,
+            block_size=16,
+            dtype=self.dtype,
+            poison=float("nan"),
+            share_prefixes=True,
+            state_counts=StateCounts(requests, checkpoints, updates),
+        )
+
+
+class Text:
+    """A request of a model, whose passes are scripted."""
+
+    def __init__(self, executor: LayerExecutor) -> None:
+        self.executor = executor
+        self.cache = executor.cache
+        self.table = BlockTable()
+
+    def run(
+        self, tree: TokenTree, num_final: int, num_computed: int = 0, num_layers: int = 2
+    ) -> Array:
+        self.cache.prepare(self.table, self.table.length + len(tree))
+        entry = BatchEntry(
+            self.table,
+            tree,
+            range(num_computed, len(tree)),
+            num_final=self.table.length + num_final,
+            num_computed=num_computed,
+        )
+        batch = ForwardBatch([entry])
+        if num_layers < 2:
+            return self.executor.run(batch, num_layers, [num_layers]).hidden[num_layers]
+        logits = self.executor.run(batch, num_layers).logits
+        assert logits is not None
+        return logits
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        self.cache.commit_slots(self.table, nodes)
+
+    def read(self, tokens: Sequence[int], chunk: int = 512) -> Array:
+        """Read tokens of the text in chunks; return their logits."""
+        rows = list[Array]()
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk]
+            rows.append(self.run(TokenTree.chain(part), len(part)))
+            self.commit(range(len(part)))
+        return np.concatenate(rows)
+
+    def state(self) -> bytes:
+        """Return the bytes of the states and of the inputs of the convolutions."""
+        states = self.cache.states
+        table = self.table.states
+        assert states is not None
+        assert table is not None
+        assert table.length == self.table.length, "expected a state of all committed tokens"
+        arrays = [*states.states.values(), *states.inputs.values()]
+        return b"".join(array[table.slot].tobytes() for array in arrays)
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    random = Random(seed)
+    return [random.randrange(VOCAB) for _ in range(count)]
+
+
+def rms(x: Array, weight: Array | float = 1.0) -> Array:
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * weight
+
+
+def silu(x: Array) -> Array:
+    return x / (1 + np.exp(-x))
+
+
+def loop(model: Model, tokens: Sequence[int]) -> Array:
+    """Return the logits of a text by the formulas, token by token in float64."""
+    config = model.config.recurrent
+    assert config is not None
+    x = model.decoder.embedding[list(tokens)].astype(np.float64)
+    for stored in model.weights:
+        w = {name: weight.astype(np.float64) for name, weight in stored.items()}
+        h = rms(x)
+        inputs = h @ w["channels"].T
+        padded = np.concatenate((np.zeros((config.taps - 1, config.num_channels)), inputs))
+        mixed = sum(
+            padded[tap : tap + len(inputs)] * w["filter"][:, 0, tap] for tap in range(config.taps)
+        )
+        mixed = silu(mixed)
+        keys = config.key_heads * config.key_dim
+        q = mixed[:, :keys].reshape(len(x), config.key_heads, config.key_dim)
+        k = mixed[:, keys : 2 * keys].reshape(q.shape)
+        v = mixed[:, 2 * keys :].reshape(len(x), config.value_heads, config.value_dim)
+        q = q / np.sqrt((q * q).sum(-1, keepdims=True) + 1e-6) / np.sqrt(config.key_dim)
+        k = k / np.sqrt((k * k).sum(-1, keepdims=True) + 1e-6)
+        z = (h @ w["gates"].T).reshape(v.shape)
+        beta, decay = np.split(h @ w["scalars"].T, 2, axis=1)
+        beta = 1 / (1 + np.exp(-beta))
+        decay = np.exp(w["rate"] * np.log1p(np.exp(decay + w["bias"])))
+        group = config.value_heads // config.key_heads
+        outputs = np.zeros_like(v)
+        for head in range(config.value_heads):
+            key_head = head % config.key_heads if config.tiled_heads else head // group
+            state = np.zeros((config.key_dim, config.value_dim))
+            for t in range(len(x)):
+                state = decay[t, head] * state
+                delta = beta[t, head] * (v[t, head] - state.T @ k[t, key_head])
+                state = state + np.outer(k[t, key_head], delta)
+                outputs[t, head] = state.T @ q[t, key_head]
+        y = rms(outputs, w["norm"]) * silu(z)
+        x = x + y.reshape(len(x), -1) @ w["out"].T
+        gate, up = np.split(rms(x) @ w["up"].T, 2, axis=1)
+        x = x + (silu(gate) * up) @ w["down"].T
+    return rms(x) @ model.head.astype(np.float64).T
+
+
+@EVERY
+@EVERY_SHAPE
+def test_formulas(backend: Backend, shape: str) -> None:
+    model = Model(backend, SHAPES[shape])
+    tokens = random_tokens(70, 1)
+    logits = Text(LayerExecutor(model.decoder, model.cache())).read(tokens)
+    np.testing.assert_allclose(logits, loop(model, tokens), rtol=0, atol=2e-4)
+
+
+@EVERY
+def test_bfloat16(backend: Backend) -> None:
+    model = Model(backend, GROUPED, BFLOAT16)
+    tokens = random_tokens(40, 2)
+    logits = Text(LayerExecutor(model.decoder, model.cache())).read(tokens)
+    expected = loop(model, tokens)
+    assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@EVERY
+@EVERY_SHAPE
+def test_chunks(backend: Backend, shape: str) -> None:
+    """Logits and states have the same bits for chunks of every size."""
+    model = Model(backend, SHAPES[shape])
+    tokens = random_tokens(37, 3)
+    executor = LayerExecutor(model.decoder, model.cache())
+    whole = Text(executor)
+    expected = whole.read(tokens)
+    for chunk in (1, 2, 3, 5, 16, 17, 36):
+        other = Text(executor)
+        assert np.array_equal(other.read(tokens, chunk), expected)
+        assert other.state() == whole.state()
+        other.cache.release(other.table)
+
+
+def random_tree(random: Random, root: int, num_nodes: int) -> TokenTree:
+    """Return a tree in which children follow their parents; siblings differ."""
+    tokens = [root]
+    parents = [-1]
+    taken = set[tuple[int, int]]()
+    while len(tokens) < num_nodes:
+        parent = random.randrange(max(0, len(tokens) - 4), len(tokens))
+        token = random.randrange(VOCAB)
+        if (parent, token) not in taken:
+            taken.add((parent, token))
+            tokens.append(token)
+            parents.append(parent)
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+@EVERY
+@EVERY_SHAPE
+def test_random_scripts(backend: Backend, shape: str) -> None:
+    """Random trees, of which random paths are accepted, leave the state of a fresh reading."""
+    model = Model(backend, SHAPES[shape])
+    executor = LayerExecutor(model.decoder, model.cache())
+    random = Random(shape)
+    for _ in range(6):
+        text = Text(executor)
+        tokens = random_tokens(random.randrange(1, 20), random.randrange(1000))
+        text.read(tokens[:-1], chunk=7)
+        pending = tokens[-1]
+        for _ in range(12):
+            tree = random_tree(random, pending, random.randrange(1, 12))
+            if random.random() < 0.3:  # a drafter runs the first layer before
+                text.run(tree, 0, num_layers=1)
+            logits = text.run(tree, 1)
+            node = random.randrange(len(tree))
+            path = [node]
+            while tree.parents[path[-1]] >= 0:
+                path.append(tree.parents[path[-1]])
+            path.reverse()
+            plain = Text(executor)
+            expected = plain.read([*tokens[:-1], *[tree.tokens[each] for each in path]])
+            assert np.array_equal(logits[path], expected[len(tokens) - 1 :])
+            plain.cache.release(plain.table)
+            text.commit(path)
+            pending = random.randrange(VOCAB)
+            tokens = [*tokens[:-1], *[tree.tokens[each] for each in path], pending]
+        text.run(TokenTree.chain([pending]), 1)
+        text.commit(range(1))
+        plain = Text(executor)
+        plain.read(tokens)
+        assert text.state() == plain.state()
+        for each in (plain, text):
+            each.cache.release(each.table)
+    states = executor.cache.states
+    assert states is not None
+    assert states.num_free_updates == states.num_updates
