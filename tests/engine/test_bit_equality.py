@@ -74,6 +74,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "hidden": 50,
         "head_dim": 10,
     },
+    "recurrent": {"special": "recurrent", "windows": (None, None, None)},
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -14,7 +15,7 @@ from pronk.cache.states import StateCounts
 from pronk.checkpoint.config import ModelConfig, RecurrentConfig, llama_config
 from pronk.kernels.library import candidates
 from pronk.models.backend import Backend
-from pronk.models.decoder import Decoder
+from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.layer_executor import LayerExecutor
@@ -35,6 +36,12 @@ SHAPES = {
     "one_tap": RecurrentConfig((True, True), 2, 2, 16, 40, taps=1),
 }
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES)
+
+
+def _linear(
+    backend: Backend, weights: dict[str, Array], layer: Layer, name: str, place: str
+) -> Linear:
+    return Linear(backend, weights[name], None, layer.layout(place), None)
 
 
 class Model:
@@ -69,9 +76,7 @@ class Model:
             weights = {name: self._round(weight) for name, weight in weights.items()}
             self.weights.append(weights)
 
-            def linear(name: str, place: str, weights=weights, layer=layer) -> Linear:
-                return Linear(backend, weights[name], None, layer.layout(place), None)
-
+            linear = partial(_linear, backend, weights, layer)
             layer.mixer_in = StackedLinear(
                 [linear("channels", "mixer_in"), linear("gates", "mixer_in")]
             )
