@@ -22,6 +22,7 @@ from pronk.base.arrays import FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.cache.layout import PoolLayout, fill_poison
 from pronk.cache.paged import PagedCache
+from pronk.cache.states import StateCounts
 from pronk.checkpoint.config import (
     ConvolutionConfig,
     MixtureConfig,
@@ -401,7 +402,9 @@ def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Arr
     if cache.kernels is None:
         index = torch.from_numpy(slots)
         return to_array(cache.keys[layer][:, index]), to_array(cache.values[layer][:, index])
-    key_layout, _ = [*cache._layouts_and_pools()][layer]
+    key_layout = next(
+        layout for layout, pool in cache._layouts_and_pools() if pool is cache.keys[layer]
+    )
     return _numbers(key_layout, cache.keys[layer], slots), _numbers(
         cache._value_layout, cache.values[layer], slots
     )
@@ -432,6 +435,7 @@ def make_cache(
     kv_dtype: DType | None = None,
     share_prefixes: bool = False,
     kind: type[PagedCache] = PagedCache,
+    state_counts: StateCounts | None = None,
 ) -> PagedCache:
     """Return a KV cache filled with ``poison``, for the kernels or for torch."""
     if not packed and poison is not None:
@@ -440,7 +444,12 @@ def make_cache(
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype}
     shape |= {"cache_class": kind} if packed else {}
     made = backend.make_cache(
-        config, **shape, kv_dtype=kv_dtype, poison=poison, share_prefixes=share_prefixes
+        config,
+        **shape,
+        kv_dtype=kv_dtype,
+        poison=poison,
+        share_prefixes=share_prefixes,
+        state_counts=state_counts,
     )
     for pool in (*made.keys, *made.values):
         if poison is not None and packed:
