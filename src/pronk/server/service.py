@@ -209,9 +209,7 @@ class Service:
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
             prompts = await self._read_in_turns(tenant, self._moderation_prompts, request)
-            token_ids = [prompt.token_ids for prompt in prompts]
-            branches = [prompt.branch_positions for prompt in prompts]
-            inputs = EngineInputs(token_ids, self.moderation_prompt.params, branches)
+            inputs = EngineInputs(prompts, self.moderation_prompt.params)
             text_request = TextRequest.model_validate({"model": request.model})
             async with aclosing(self._steps(inputs, text_request, tenant, start)) as steps:
                 async for pieces in steps:
@@ -346,8 +344,8 @@ class Service:
             self._log_ignored(report_header(ignored))
         return prepared
 
-    def _moderation_prompts(self, request: ModerationRequest) -> Turns[list[ChatPrompt]]:
-        """Return the moderation prompt for each text of a request."""
+    def _moderation_prompts(self, request: ModerationRequest) -> Turns[list[list[int]]]:
+        """Return the token ids of the moderation prompt for each text of a request."""
         texts: list[Any] = list_prompts(request.input)
         kind = request.kind or "prompt"
         limit = self.settings.limits.prompts
@@ -355,9 +353,9 @@ class Service:
             raise refuse("input", f"expected 1..{limit} texts, found {len(texts)}")
         options = self.moderation_prompt.options
 
-        def encode(text: Any) -> ChatPrompt:
+        def encode(text: Any) -> list[int]:
             messages = self.moderation_prompt.messages(text, kind)
-            return self._encode_chat(messages, options=options, is_run=True)
+            return self._encode_chat(messages, options=options).token_ids
 
         return (yield from _encode_in_turns(texts, encode))
 
@@ -400,7 +398,7 @@ class Service:
         assert isinstance(request, ConversationRequest)
         answers = llm.request_factory.answer_format
         request.note_ignored(request.unfollowed(answers))
-        chat = self._encode_conversation(request, is_run=True)
+        chat = self._encode_conversation(request, is_answered=True)
         requested = request.requested_max_tokens
         num_prompt = len(chat.token_ids)
         max_tokens = self._max_tokens(requested, num_prompt, request.limit_field)
@@ -419,7 +417,7 @@ class Service:
         return self.engine.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)
 
     def _encode_conversation(
-        self, request: ConversationRequest, *, begins_answer: bool = True, is_run: bool = False
+        self, request: ConversationRequest, *, begins_answer: bool = True, is_answered: bool = False
     ) -> ChatPrompt:
         """Return the token ids of a conversation with its tools and the server's system prompt.
 
@@ -434,11 +432,13 @@ class Service:
         if not request.continues_answer:
             options = request.template_options()
             return self._encode_chat(
-                messages, tools, options, begins_answer=begins_answer, is_run=is_run
+                messages, tools, options, begins_answer=begins_answer, is_answered=is_answered
             )
         begun = join_parts(messages.pop())["content"]
         self._check_length(begun)
-        prompt = self._encode_chat(messages, tools, request.template_options(), is_run=is_run)
+        prompt = self._encode_chat(
+            messages, tools, request.template_options(), is_answered=is_answered
+        )
         return prompt._replace(token_ids=self._continue(prompt.token_ids, begun))
 
     def _continue(self, prompt: list[int], begun: str) -> list[int]:
@@ -461,7 +461,7 @@ class Service:
         options: Mapping[str, Any] | None = None,
         *,
         begins_answer: bool = True,
-        is_run: bool = False,
+        is_answered: bool = False,
     ) -> ChatPrompt:
         """Check the length of a conversation; return its token ids in the model's chat template.
 
@@ -470,13 +470,13 @@ class Service:
             tools: tools that the model may call.
             options: further variables of the template.
             begins_answer: whether the ids end with the header of an answer.
-            is_run: whether the engine runs the prompt, which then may have branch positions.
+            is_answered: whether an answer follows, so that branch positions are of use.
         """
         self._check_conversation(messages)
         descriptions = [tool["function"].get("description") for tool in tools or ()]
         self._check_length(*descriptions)
         factory = self.engine.llm.request_factory
-        if is_run:
+        if is_answered:
             return factory.encode_chat(messages, trusted=False, tools=tools, options=options)
         ids = self.engine.llm.tokenizer.chat_ids(
             messages,
@@ -616,13 +616,15 @@ class Service:
                 raise DeadlineError(msg) from error
 
 
-def _encode_in_turns(texts: Sequence[Prompt], encode: Callable[[Prompt], T]) -> Turns[list[T]]:
-    """Encode each text; a turn ends after a group of texts or ``_TURN_SECONDS``.
+def _encode_in_turns(
+    texts: Sequence[Prompt], encode: Callable[[Prompt], list[int]]
+) -> Turns[list[list[int]]]:
+    """Return the token ids of each text; a turn ends after a group of texts or ``_TURN_SECONDS``.
 
     A tokenizer in a child process has one time limit for all texts.
     """
     limit = TimeLimit()
-    prompts = list[T]()
+    prompts = list[list[int]]()
     for group in split_prompts(texts):
         if prompts:
             yield
