@@ -231,7 +231,11 @@ class ConversationRequest(TextRequest):
         thinking: Literal["open", "never", "optional"] = "optional"
         if opened:
             thinking = "open"
-        elif self.continues_answer or self.template_options().get("enable_thinking") is False:
+        elif (
+            self.continues_answer
+            or answers.closed_by(ids)
+            or self.template_options().get("enable_thinking") is False
+        ):
             thinking = "never"
         try:
             guide = answers.grammar(tools=bool(names)).guide(
