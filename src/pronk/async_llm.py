@@ -458,18 +458,26 @@ class AsyncLLM:
         _schedule(**schedule)  # raises errors of these options before the conversation is rendered
         deadline = schedule.get("deadline")
         start = perf_counter()
-        render = partial(self.llm.chat_ids, messages, template_options=template_options)
+        render = partial(self.llm.request_factory.encode_chat, messages, options=template_options)
         size = _conversation_size(messages)
         async with time_limit(deadline):
             job = self.executor.submit(schedule.get("tenant", ""), render, size=size)
-            ids = await asyncio.wrap_future(job)
+            prompt = await asyncio.wrap_future(job)
         if deadline is not None:
             schedule["deadline"] = max(0.0, deadline - (perf_counter() - start))
         params = recommended_params(self.llm.config) if params is None else params
-        pieces = self.stream(ids, params, drafter=drafter, adapter=adapter, **schedule)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield piece
+        steps = self.steps(
+            [prompt.token_ids],
+            params,
+            drafter=drafter,
+            adapter=adapter,
+            branch_positions=[prompt.branch_positions],
+            **schedule,
+        )
+        async with aclosing(steps):
+            async for pieces in steps:
+                for piece in pieces:
+                    yield piece
 
     @_scheduled
     async def chat(
@@ -512,6 +520,7 @@ class AsyncLLM:
         adapter: str | None = None,
         given: Mapping[int, Sequence[Piece]] | None = None,
         calls: AnswerCalls | None = None,
+        branch_positions: Sequence[Sequence[int]] = (),
         **schedule: Unpack[ScheduleOptions],
     ) -> AsyncGenerator[list[Piece]]:
         """Continue several prompts; yield a list per step with the new tokens of all samples.
@@ -525,6 +534,9 @@ class AsyncLLM:
 
         ``calls`` are the calls of tools that the texts may have. A text ends with the first call
         that repeats an earlier one, whatever the drafter.
+
+        ``branch_positions`` has those of each prompt (:mod:`pronk.text.chat.branches`); empty if no
+        prompt is a conversation.
         """
         (params,) = params_per_prompt(params, 1)
         scheduling = _schedule(**schedule)
@@ -538,7 +550,14 @@ class AsyncLLM:
             raise OptionError(msg)
         with self._admission.hold(len(prompts) * params.n, tenant) as admission:
             create = partial(
-                self._create_requests, prompts, params, drafter, adapter, given or {}, calls
+                self._create_requests,
+                prompts,
+                params,
+                drafter,
+                adapter,
+                given or {},
+                calls=calls,
+                branch_positions=branch_positions,
             )
             size = sum(map(_length, prompts))
             async with time_limit(deadline):
@@ -651,13 +670,16 @@ class AsyncLLM:
         drafter: str | Drafter | None,
         adapter: str | None,
         given: Mapping[int, Sequence[Piece]],
+        *,
         calls: AnswerCalls | None,
+        branch_positions: Sequence[Sequence[int]],
     ) -> dict[int, Request]:
         """Return a request for each sample that is not complete, by the sample's index."""
         options = params_per_prompt(params, len(prompts))
         found = self.llm.adapters.find(adapter)
         proposer = self.llm.get_proposer(drafter, adapter)
-        groups = self.llm.request_factory.create_batch(prompts, options, proposer, found)
+        create = self.llm.request_factory.create_batch
+        groups = create(prompts, options, proposer, found, branch_positions)
         requests = dict(enumerate(chain.from_iterable(groups)))
         if calls is not None:
             self.llm.request_factory.watch_calls(requests.values(), calls)

@@ -22,6 +22,7 @@ from pronk.engine.engine import Engine, prefill_size
 from pronk.engine.options import LLMOptions
 from pronk.engine.outputs import Choice, Completion, Piece
 from pronk.engine.pooling import EmbeddingOptions, Pooling
+from pronk.engine.request import Request
 from pronk.engine.request_factory import RequestFactory, params_per_prompt
 from pronk.engine.scoring import score
 from pronk.engine.workers import is_launched, start_workers
@@ -209,17 +210,11 @@ class LLM:
         is_list = isinstance(prompts, (list, tuple))
         single = not is_list or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
-        options = params_per_prompt(params, len(batch))
-        found = self.adapters.find(adapter)
-        proposer = self.get_proposer(drafter, adapter)
-        groups = self.request_factory.create_batch(batch, options, proposer, found)
+        groups = self._create_requests(batch, params, drafter, adapter)
         requests = [request for group in groups for request in group]
         report = None if progress is None else lambda finished: progress(finished, len(requests))
         self.engine.run(requests, report)
-        completions = list[Completion]()
-        for first, *others in groups:
-            samples = tuple(map(Completion.of, others))
-            completions.append(Completion.of(first, samples))
+        completions = [_complete(samples) for samples in groups]
         return completions[0] if single else completions
 
     def stream(
@@ -234,10 +229,7 @@ class LLM:
 
         Closing the iterator aborts the request. Arguments and errors are those of :meth:`generate`.
         """
-        options = params_per_prompt(params, 1)
-        found = self.adapters.find(adapter)
-        proposer = self.get_proposer(drafter, adapter)
-        (requests,) = self.request_factory.create_batch([prompt], options, proposer, found)
+        (requests,) = self._create_requests([prompt], params, drafter, adapter)
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(
@@ -266,9 +258,9 @@ class LLM:
             TokenizerError: the chat template is missing or damaged.
             PronkError: see :meth:`generate`.
         """
-        ids = self.chat_ids(messages, template_options=template_options)
-        params = self.get_default_sampling_params() if params is None else params
-        return self.generate(ids, params, drafter=drafter, adapter=adapter)
+        requests = self._create_chat(messages, params, drafter, adapter, template_options)
+        self.engine.run(requests)
+        return _complete(requests)
 
     def stream_chat(
         self,
@@ -283,9 +275,8 @@ class LLM:
 
         Closing the iterator aborts the request. Arguments and errors are those of :meth:`chat`.
         """
-        ids = self.chat_ids(messages, template_options=template_options)
-        params = self.get_default_sampling_params() if params is None else params
-        return self.stream(ids, params, drafter=drafter, adapter=adapter)
+        requests = self._create_chat(messages, params, drafter, adapter, template_options)
+        return Piece.stream(self.engine.stream(requests), requests)
 
     def get_default_sampling_params(self, **options: Any) -> SamplingParams:
         """Return the default sampling parameters of :meth:`chat`: those that the model recommends.
@@ -377,3 +368,39 @@ class LLM:
             CheckpointError: the draft model cannot be loaded.
         """
         return self._proposers.get_proposer(spec, adapter)
+
+    def _create_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None,
+        drafter: str | Drafter | None,
+        adapter: str | None,
+        template_options: TemplateOptions | None,
+    ) -> list[Request]:
+        """Return the samples of a conversation; the arguments are those of :meth:`chat`."""
+        prompt = self.request_factory.encode_chat(messages, options=template_options)
+        params = self.get_default_sampling_params() if params is None else params
+        branches = [prompt.branch_positions]
+        (requests,) = self._create_requests([prompt.token_ids], params, drafter, adapter, branches)
+        return requests
+
+    def _create_requests(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        drafter: str | Drafter | None,
+        adapter: str | None,
+        branch_positions: Sequence[Sequence[int]] = (),
+    ) -> list[list[Request]]:
+        """Return the samples of each prompt; the arguments are those of :meth:`generate`."""
+        options = params_per_prompt(params, len(prompts))
+        found = self.adapters.find(adapter)
+        proposer = self.get_proposer(drafter, adapter)
+        create = self.request_factory.create_batch
+        return create(prompts, options, proposer, found, branch_positions)
+
+
+def _complete(samples: Sequence[Request]) -> Completion:
+    """Return the completion of a prompt's first sample, with those of its other samples."""
+    first, *others = samples
+    return Completion.of(first, tuple(map(Completion.of, others)))

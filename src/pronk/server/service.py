@@ -21,7 +21,6 @@ from pronk import (
     Piece,
     PromptError,
     PronkError,
-    SamplingParams,
     __version__,
 )
 from pronk.server.errors import ApiError, to_api_error
@@ -33,6 +32,7 @@ from pronk.server.protocol.conversation import ConversationRequest
 from pronk.server.protocol.fields import report_header
 from pronk.server.protocol.request import (
     NO_LIMIT,
+    EngineInputs,
     PreparedRequest,
     RequestBody,
     RunningUsage,
@@ -58,6 +58,7 @@ from pronk.serving import (
     split_prompts,
 )
 from pronk.text import (
+    ChatPrompt,
     TimeLimit,
     has_system_role,
     has_system_role_anywhere,
@@ -160,9 +161,10 @@ class Service:
             PronkError: see :meth:`prepare`, or the request failed.
         """
         with self.metrics.request(arrived) as start:
-            (prompts, params, reply) = await self.prepare(request, tenant)
+            prepared = await self.prepare(request, tenant)
+            reply = prepared.reply
             done = dict[int, Completion]()
-            async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
+            async with aclosing(self._steps(prepared.inputs, request, tenant, start)) as steps:
                 async for pieces in steps:
                     reply.record(pieces)
                     done.update(_finished(pieces))
@@ -179,11 +181,12 @@ class Service:
         any chunk. Arguments and errors are those of :meth:`complete`.
         """
         with self.metrics.request(arrived) as start:
-            (prompts, params, reply) = await self.prepare(request, tenant)
+            prepared = await self.prepare(request, tenant)
+            reply = prepared.reply
             done = dict[int, Completion]()
             first = reply.start()
-            running = RunningUsage(prompts, request.n or 1)
-            async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
+            running = RunningUsage(prepared.inputs.prompts, request.n or 1)
+            async with aclosing(self._steps(prepared.inputs, request, tenant, start)) as steps:
                 async for pieces in steps:
                     done.update(_finished(pieces))
                     chunks = reply.step(pieces)
@@ -206,9 +209,9 @@ class Service:
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
             prompts = await self._read_in_turns(tenant, self._moderation_prompts, request)
-            params = self.moderation_prompt.params
+            inputs = EngineInputs(prompts, self.moderation_prompt.params)
             text_request = TextRequest.model_validate({"model": request.model})
-            async with aclosing(self._steps(prompts, params, text_request, tenant, start)) as steps:
+            async with aclosing(self._steps(inputs, text_request, tenant, start)) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
         scores = [self.moderation_prompt.scores(each) for each in _sort_by_index(reports)]
@@ -263,12 +266,7 @@ class Service:
         }
 
     async def _steps(
-        self,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        request: TextRequest,
-        tenant: str,
-        arrived: float,
+        self, inputs: EngineInputs, request: TextRequest, tenant: str, arrived: float
     ) -> AsyncGenerator[list[Piece]]:
         """Run prompts on the engine; yield the new tokens of each step, and update the metrics.
 
@@ -276,14 +274,16 @@ class Service:
             ApiError: the engine's error is about a field of the request, which the message names.
             PronkError: any other error of the engine.
         """
-        observe = self.metrics.observer(prompts, params, arrived)
+        params = inputs.params
+        observe = self.metrics.observer(inputs.prompts, params, arrived)
         steps = self.engine.steps(
-            prompts,
+            inputs.prompts,
             params,
             drafter=None if request.drafter is None else self._select_drafter(request.drafter),
             adapter=self.names.adapter(request.model),
             priority=request.priority or 0,
             calls=request.answer_calls(),
+            branch_positions=inputs.branch_positions,
             **self._schedule(tenant, arrived, request.cache_salt or ""),
         )
         try:
@@ -355,7 +355,7 @@ class Service:
 
         def encode(text: Any) -> list[int]:
             messages = self.moderation_prompt.messages(text, kind)
-            return self._chat_ids(messages, options=options)
+            return self._encode_chat(messages, options=options).token_ids
 
         return (yield from _encode_in_turns(texts, encode))
 
@@ -398,16 +398,17 @@ class Service:
         assert isinstance(request, ConversationRequest)
         answers = llm.request_factory.answer_format
         request.note_ignored(request.unfollowed(answers))
-        prompt = self._conversation_ids(request)
+        chat = self._encode_conversation(request, is_answered=True)
         requested = request.requested_max_tokens
-        max_tokens = self._max_tokens(requested, len(prompt), request.limit_field)
+        num_prompt = len(chat.token_ids)
+        max_tokens = self._max_tokens(requested, num_prompt, request.limit_field)
         conversation = request.model_copy(update=missing)
-        return conversation.prepare(prompt, max_tokens, answers, shared_fields)
+        return conversation.prepare(chat, max_tokens, answers, shared_fields)
 
     def _count_tokens(self, request: ConversationRequest) -> int:
         with naming_fields_of(request):
             request.check(self.settings.limits)
-            return len(self._conversation_ids(request))
+            return len(self._encode_conversation(request).token_ids)
 
     def _decode(self, request: DetokenizeRequest) -> str:
         size = self.engine.llm.config.vocab_size
@@ -415,12 +416,12 @@ class Service:
             raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
         return self.engine.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)
 
-    def _conversation_ids(
-        self, request: ConversationRequest, *, begins_answer: bool = True
-    ) -> list[int]:
+    def _encode_conversation(
+        self, request: ConversationRequest, *, begins_answer: bool = True, is_answered: bool = False
+    ) -> ChatPrompt:
         """Return the token ids of a conversation with its tools and the server's system prompt.
 
-        The ids end with the header of an answer if ``begins_answer``.
+        The other arguments are those of :meth:`_encode_chat`.
         """
         # Check the tools before the template is rendered, so that an unsupported format raises its
         # own error.
@@ -430,10 +431,15 @@ class Service:
         messages = self._place_system(add_system_prompt(conversation, self.settings.guardrails))
         if not request.continues_answer:
             options = request.template_options()
-            return self._chat_ids(messages, tools, options, begins_answer=begins_answer)
+            return self._encode_chat(
+                messages, tools, options, begins_answer=begins_answer, is_answered=is_answered
+            )
         begun = join_parts(messages.pop())["content"]
         self._check_length(begun)
-        return self._continue(self._chat_ids(messages, tools, request.template_options()), begun)
+        prompt = self._encode_chat(
+            messages, tools, request.template_options(), is_answered=is_answered
+        )
+        return prompt._replace(token_ids=self._continue(prompt.token_ids, begun))
 
     def _continue(self, prompt: list[int], begun: str) -> list[int]:
         """Append the beginning of an answer to the token ids of a prompt.
@@ -448,18 +454,30 @@ class Service:
         ids = [*prompt, *closing, *tokenizer.encode_plain(begun)]
         return self.engine.llm.request_factory.encode_prompt(ids)
 
-    def _chat_ids(
+    def _encode_chat(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
         *,
         begins_answer: bool = True,
-    ) -> list[int]:
-        """Check the length of a conversation; return its token ids in the model's chat template."""
+        is_answered: bool = False,
+    ) -> ChatPrompt:
+        """Check the length of a conversation; return its token ids in the model's chat template.
+
+        Args:
+            messages: messages of the conversation.
+            tools: tools that the model may call.
+            options: further variables of the template.
+            begins_answer: whether the ids end with the header of an answer.
+            is_answered: whether an answer follows, so that branch positions are of use.
+        """
         self._check_conversation(messages)
         descriptions = [tool["function"].get("description") for tool in tools or ()]
         self._check_length(*descriptions)
+        factory = self.engine.llm.request_factory
+        if is_answered:
+            return factory.encode_chat(messages, trusted=False, tools=tools, options=options)
         ids = self.engine.llm.tokenizer.chat_ids(
             messages,
             add_generation_prompt=begins_answer,
@@ -467,7 +485,7 @@ class Service:
             tools=tools,
             options=options,
         )
-        return self.engine.llm.request_factory.encode_prompt(ids)
+        return ChatPrompt(factory.encode_prompt(ids))
 
     def _tokenize(self, request: TokenizeRequest) -> list[int]:
         with naming_fields_of(request):
@@ -478,7 +496,7 @@ class Service:
             with_special = request.add_special_tokens is not False
             return tokenizer.encode(request.prompt, add_special_tokens=with_special)
         begins_answer = request.add_generation_prompt is not False
-        return self._conversation_ids(request, begins_answer=begins_answer)
+        return self._encode_conversation(request, begins_answer=begins_answer).token_ids
 
     def _check_conversation(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Raise ``ApiError`` if a conversation exceeds the context in any chat template."""

@@ -23,6 +23,11 @@ _GPT4O_PATTERN = (
     "|".join(f"{word}{_CONTRACTIONS}?" for word in _CASED_WORD.split("|"))
     + rf"|\p{{N}}{{1,3}}|{_CASED_OTHER_TEXT}"
 )
+# Qwen 3.5: as Qwen 2, but combining marks (``\p{M}``) belong to words like letters.
+_QWEN35_PATTERN = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class PreTokenizer(NamedTuple):
@@ -53,6 +58,7 @@ PRE_TOKENIZERS = {
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "qwen2": PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHER_TEXT}",), nfc=True),
+    "qwen35": PreTokenizer((_QWEN35_PATTERN,), nfc=True),  # Qwen 3.5, 3.6 and 3.8, Qwen4-Exp
     "refact": _SINGLE_DIGITS,  # Granite 3
     "smaug-bpe": _DBRX,  # SmolLM3
     "smollm": _SINGLE_DIGITS,
@@ -60,12 +66,6 @@ PRE_TOKENIZERS = {
     "tekken": PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
 }
 
-# Pattern of Qwen 3.5: that of Qwen 2, in which combining marks (``\p{M}``) belong to words like
-# letters.
-_QWEN35_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _DEEPSEEK3_PATTERN = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
@@ -78,7 +78,6 @@ _POSSESSIVE_PATTERN = (
 # Regular expressions of models whose pre-tokenizers have no supported name in GGUF files. The
 # ``\s+$`` of DeepSeek LLM is left out: its time grows with the square of the number of spaces.
 _OTHER_PATTERNS = {
-    _QWEN35_PATTERN,
     _DEEPSEEK3_PATTERN,
     _POSSESSIVE_PATTERN,
     r"\p{N}{1,3}",  # DeepSeek V3

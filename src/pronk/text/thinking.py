@@ -35,5 +35,14 @@ class ThinkingMarkers:
 
         The tokens generated after such a prompt are thoughts.
         """
-        tail = "".join(map(self.symbols, prompt[-_PROMPT_TAIL:]))
-        return tail.rstrip().endswith(self.begin)
+        return self._tail(prompt).endswith(self.begin)
+
+    def closed_by(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends with the end marker, apart from white space.
+
+        The header of the answer then has empty thoughts, and no thoughts follow.
+        """
+        return not self.repeats and self._tail(prompt).endswith(self.end)
+
+    def _tail(self, prompt: Sequence[int]) -> Symbols:
+        return "".join(map(self.symbols, prompt[-_PROMPT_TAIL:])).rstrip()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import decoders
@@ -21,6 +21,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.end_tokens import find_end_tokens
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.checkpoint.tensors import read_json
+from pronk.text.chat.branches import ChatPrompt, common_length, later_conversations
 from pronk.text.chat.messages import (
     Messages,
     TemplateOptions,
@@ -47,6 +48,14 @@ _TEMPLATE_FOLDER = "additional_chat_templates"
 # package converts a million characters or tokens in a second. It holds Python's lock meanwhile, so
 # that other threads wait, except in its functions for batches.
 _LONG = 2**12
+
+
+class _HiddenNames(NamedTuple):
+    """A conversation in which private characters hide names of special tokens."""
+
+    messages: Messages
+    tools: Tools | None
+    placeholders: Mapping[str, str]  # the name that each private character stands for
 
 
 class Tokenizer:
@@ -349,22 +358,99 @@ class Tokenizer:
         messages and tools become these tokens, as in transformers. Names in untrusted messages are
         encoded as ordinary text (:func:`pronk.text.chat.messages.disguise`).
         """
-        placeholders: dict[str, str] = {}  # private characters, and the names that they stand for
-        if not trusted:
-            checked = check_messages(messages)
-            try:
-                disguised, placeholders = disguise([*checked, *(tools or ())], self._special_names)
-            except RecursionError as error:
-                msg = (
-                    "messages, tools: expected values of a few hundred levels at most, found more; "
-                    "make them flatter"
-                )
-                raise PromptError(msg) from error
-            messages = disguised[: len(checked)]
-            tools = None if tools is None else disguised[len(checked) :]
+        hidden = self._hide_names(messages, tools, trusted=trusted)
         text = self.chat(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options
+            hidden.messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=hidden.tools,
+            options=options,
         )
+        return self._encode_chat(text, hidden.placeholders)
+
+    def chat_prompt(
+        self,
+        messages: Messages,
+        *,
+        trusted: bool = True,
+        tools: Tools | None = None,
+        options: TemplateOptions | None = None,
+    ) -> ChatPrompt:
+        """Return the token ids of a conversation, with positions at which later prompts may part.
+
+        The template renders two or three later conversations, too
+        (:mod:`pronk.text.chat.branches`). If it refuses one, its position is missing. Arguments and
+        errors are those of :meth:`chat_ids`.
+        """
+        hidden = self._hide_names(check_messages(messages), tools, trusted=trusted)
+        text = self.chat(hidden.messages, tools=hidden.tools, options=options)
+        ids = self._encode_chat(text, hidden.placeholders)
+        positions = set[int]()
+        for later in later_conversations(hidden.messages):
+            try:
+                other = self.chat(
+                    later.messages,
+                    add_generation_prompt=later.begins_answer,
+                    tools=hidden.tools,
+                    options=options,
+                )
+                positions.add(self._num_shared(ids, text, other, hidden.placeholders))
+            except PromptError:
+                continue
+        return ChatPrompt(ids, tuple(sorted(positions - {0})))
+
+    def _num_shared(
+        self, ids: list[int], text: str, other: str, placeholders: Mapping[str, str]
+    ) -> int:
+        """Return the number of first token ids that a rendered text shares with another one.
+
+        Only the parts of both texts with the first difference are encoded: those between the
+        special tokens before and after it. A tokenizer encodes such a part as it does in the whole
+        text. If the part is not found in ``ids``, the whole other text is encoded.
+
+        Args:
+            ids: token ids of ``text``.
+            text: rendered text of a conversation.
+            other: rendered text of a later conversation.
+            placeholders: private characters of both texts (:meth:`_hide_names`).
+        """
+        shared = common_length(text, other)
+        start = max((text.rfind(name, 0, shared) for name in self._special_names), default=-1)
+        if start >= 0:
+            before = sum(text.count(name, 0, start) for name in self._special_names)
+            places = [place for place, token in enumerate(ids) if token in self.special_ids]
+            part = self._encode_revealed(self._up_to_special(text, start, shared), placeholders)
+            first = places[before] if before < len(places) else len(ids)
+            if part and ids[first : first + len(part)] == part:
+                other_part = self._up_to_special(other, start, shared)
+                other_ids = self._encode_revealed(other_part, placeholders)
+                return first + common_length(part, other_ids)
+        return common_length(ids, self._encode_revealed(other, placeholders))
+
+    def _up_to_special(self, text: str, start: int, stop: int) -> str:
+        """Return a text from ``start`` up to the first special token at ``stop`` or later."""
+        places = [text.find(name, stop) for name in self._special_names]
+        return text[start : min((place for place in places if place >= 0), default=len(text))]
+
+    def _hide_names(
+        self, messages: Messages, tools: Tools | None, *, trusted: bool
+    ) -> _HiddenNames:
+        """Return a conversation whose untrusted messages and tools have no special tokens."""
+        if trusted:
+            return _HiddenNames(messages, tools, {})
+        checked = check_messages(messages)
+        try:
+            disguised, placeholders = disguise([*checked, *(tools or ())], self._special_names)
+        except RecursionError as error:
+            msg = (
+                "messages, tools: expected values of a few hundred levels at most, found more; "
+                "make them flatter"
+            )
+            raise PromptError(msg) from error
+        disguised_tools = None if tools is None else disguised[len(checked) :]
+        return _HiddenNames(disguised[: len(checked)], disguised_tools, placeholders)
+
+    def _encode_chat(self, text: str, placeholders: Mapping[str, str]) -> list[int]:
+        """Return the token ids of a rendered conversation; raise a PromptError if it is empty."""
         ids = self._encode_revealed(text, placeholders)
         if not ids:
             msg = (

@@ -14,6 +14,7 @@ from pronk import Completion, Piece
 from pronk.server.protocol.answers import Report, TokenTexts
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import (
+    EngineInputs,
     MaxTokens,
     PreparedRequest,
     Prompts,
@@ -83,7 +84,7 @@ class CompletionRequest(GuidedRequest):
         reply = CompletionReply(
             self, shared_fields, TokenTexts(tokenizer), echoes, max_tokens == 0, prompts
         )
-        return prompts, params, reply
+        return PreparedRequest(EngineInputs(prompts, params), reply)
 
 
 @dataclass

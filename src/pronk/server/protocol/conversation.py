@@ -15,6 +15,7 @@ from pronk import GuideError, OptionError, Piece, PromptError, PronkError
 from pronk.server.errors import ApiError
 from pronk.server.protocol.answers import AnswerParser, TokenTexts
 from pronk.server.protocol.request import (
+    EngineInputs,
     PreparedRequest,
     Reply,
     TextRequest,
@@ -33,7 +34,7 @@ from pronk.server.protocol.thinking import (
 )
 from pronk.server.protocol.tools import ToolUse
 from pronk.server.settings import RequestLimits
-from pronk.text import AnswerCalls, AnswerFormat, join_parts
+from pronk.text import AnswerCalls, AnswerFormat, ChatPrompt, join_parts
 
 # Limits of the variables of chat templates that a request may set. Texts are short names, so that
 # they cannot imitate another role.
@@ -206,7 +207,7 @@ class ConversationRequest(TextRequest):
 
     def prepare(
         self,
-        prompt: list[int],
+        prompt: ChatPrompt,
         max_tokens: int,
         answers: AnswerFormat,
         shared_fields: Mapping[str, Any],
@@ -214,7 +215,7 @@ class ConversationRequest(TextRequest):
         """Return the engine's input and the builder of the reply.
 
         Args:
-            prompt: token ids of the conversation.
+            prompt: token ids of the conversation, and its branch positions.
             max_tokens: maximum number of tokens of the answer.
             answers: format of the model's answers.
             shared_fields: fields that are equal in the reply and in every chunk.
@@ -223,13 +224,18 @@ class ConversationRequest(TextRequest):
             ApiError: a schema is invalid, or the schemas are too large.
         """
         use = self.tool_use
-        opened = answers.opened_by(prompt)
+        ids = prompt.token_ids
+        opened = answers.opened_by(ids)
         names = use.allowed_names
         form = self.guide()
         thinking: Literal["open", "never", "optional"] = "optional"
         if opened:
             thinking = "open"
-        elif self.continues_answer or self.template_options().get("enable_thinking") is False:
+        elif (
+            self.continues_answer
+            or answers.closed_by(ids)
+            or self.template_options().get("enable_thinking") is False
+        ):
             thinking = "never"
         try:
             guide = answers.grammar(tools=bool(names)).guide(
@@ -252,8 +258,9 @@ class ConversationRequest(TextRequest):
             max_tokens, logprobs=self.num_logprobs(), guide=guide, thinking_budget=budget
         )
         texts = TokenTexts(answers.tokenizer)
-        reply = self.reply_type(self, shared_fields, texts, len(prompt), has_blocks, parsers)
-        return [prompt], params, reply
+        reply = self.reply_type(self, shared_fields, texts, len(ids), has_blocks, parsers)
+        inputs = EngineInputs([ids], params, [prompt.branch_positions])
+        return PreparedRequest(inputs, reply)
 
     def field_error(self, error: PronkError) -> ApiError | None:
         """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``.

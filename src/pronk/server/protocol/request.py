@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Protocol, Self, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -463,9 +463,20 @@ class Reply(Protocol):
         """Return the whole reply; ``done`` has all samples, ordered by index."""
 
 
-# A checked and tokenized request: token ids of each prompt, sampling parameters of all prompts, and
-# the builder of the reply.
-PreparedRequest = tuple[Sequence[list[int]], SamplingParams, Reply]
+class EngineInputs(NamedTuple):
+    """Input of the engine for one request."""
+
+    prompts: Sequence[list[int]]  # token ids
+    params: SamplingParams  # of all prompts
+    # branch positions of each prompt (:class:`pronk.text.ChatPrompt`); empty without conversations
+    branch_positions: Sequence[Sequence[int]] = ()
+
+
+class PreparedRequest(NamedTuple):
+    """A checked and tokenized request."""
+
+    inputs: EngineInputs
+    reply: Reply  # builder of the reply
 
 
 def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:

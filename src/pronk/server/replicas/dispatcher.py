@@ -195,6 +195,7 @@ class Dispatcher:
         salt: bytes = b"",
         tenant: str = "",
         calls: AnswerCalls | None = None,
+        branch_positions: Sequence[Sequence[int]] = (),
     ) -> AsyncGenerator[list[Piece]]:
         """Continue several prompts and yield the pieces of each step, like ``AsyncLLM.steps``.
 
@@ -226,6 +227,7 @@ class Dispatcher:
                 tenant=tenant,
                 adapter=adapter,
                 calls=calls,
+                branch_positions=branch_positions,
             )
             async with aclosing(self._run_with_retries(request, ends_at)) as steps:
                 async for pieces in steps:

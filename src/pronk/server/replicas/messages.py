@@ -52,6 +52,7 @@ class GenerateRequest:
     # Names of replicas to use only if no other replica is available.
     avoid: frozenset[str] = frozenset()
     calls: AnswerCalls | None = None
+    branch_positions: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)

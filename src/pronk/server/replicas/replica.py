@@ -111,6 +111,7 @@ class Replica:
             tenant=request.tenant,
             given=request.given,
             calls=request.calls,
+            branch_positions=request.branch_positions,
         )
         try:
             async with aclosing(steps):

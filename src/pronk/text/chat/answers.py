@@ -66,6 +66,10 @@ class AnswerFormat:
         """Return whether a prompt ends with the begin marker of thoughts."""
         return self.thinking_markers is not None and self.thinking_markers.opened_by(prompt)
 
+    def closed_by(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends with the end marker of thoughts, so that none follow."""
+        return self.thinking_markers is not None and self.thinking_markers.closed_by(prompt)
+
     def nearest_effort(self, effort: str) -> str:
         """Return the effort of thinking that the chat template follows instead of ``effort``.
 
