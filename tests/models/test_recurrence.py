@@ -40,7 +40,9 @@ EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES)
 class Model:
     """Embedding, two recurrent layers without MLPs, and a head; with random weights."""
 
-    def __init__(self, backend: Backend, recurrent: RecurrentConfig, dtype: DType = FLOAT32) -> None:
+    def __init__(
+        self, backend: Backend, recurrent: RecurrentConfig, dtype: DType = FLOAT32
+    ) -> None:
         config = llama_config(
             hidden=HIDDEN, layers=2, heads=4, kv_heads=2, mlp=32, vocab=VOCAB, context=512
         )
@@ -70,7 +72,9 @@ class Model:
             def linear(name: str, place: str, weights=weights, layer=layer) -> Linear:
                 return Linear(backend, weights[name], None, layer.layout(place), None)
 
-            layer.mixer_in = StackedLinear([linear("channels", "mixer_in"), linear("gates", "mixer_in")])
+            layer.mixer_in = StackedLinear(
+                [linear("channels", "mixer_in"), linear("gates", "mixer_in")]
+            )
             layer.mixer_gates = linear("scalars", "mixer_gates")
             layer.filter = weights["filter"]
             layer.decay_rate = weights["rate"].astype(np.float32)
