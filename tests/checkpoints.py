@@ -52,11 +52,41 @@ _DENSE_HYBRID = {
     "mamba_n_heads": 4,
 }
 
+# Three layers of Gated DeltaNet, then one of gated attention.
+_RECURRENT = _COMMON | {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "max_position_embeddings": 512,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    },
+}
+_SECTIONS = {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+_QWEN3_5 = _RECURRENT | {"rope_parameters": _RECURRENT["rope_parameters"] | _SECTIONS}
+_SHARED_EXPERT = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": _COMMON | {"sliding_window": None},
     "qwen2": _COMMON,
     "qwen3": _COMMON | {"head_dim": 16},
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5 | _SHARED_EXPERT,
+    "qwen3_next": _RECURRENT | _SHARED_EXPERT,
     "gemma2": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8},
     "gemma3_text": _COMMON
     | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "layer_types": _MIXED},
@@ -190,16 +220,26 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     """Replace the weights of a model by random ones.
 
     A product with a matrix keeps the scale of its input; gains are around 1, and biases far from 0.
+    The states of some recurrent layers forget a token within one step, those of others keep it for
+    more than 200.
     """
     generator = torch.Generator().manual_seed(seed)
-    offset = model.config.model_type.startswith("gemma")  # gains are stored as gain - 1
+    family = model.config.model_type
+    recurrent = family.startswith(("qwen3_5", "qwen3_next"))
+    offset = recurrent or family.startswith("gemma")  # gains are stored as gain - 1
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             # The first size of a tensor with the matrices of all experts is their number.
-            smaller = min(parameter.shape[-2:])
-            std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else 1.2 * smaller**-0.5
+            inputs = parameter.shape[-1] if recurrent else min(parameter.shape[-2:])
+            # Norms of small outputs of a recurrence magnify errors of rounding.
+            gain = 0.7 if recurrent else 1.2
+            std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else gain * inputs**-0.5
             parameter.normal_(0.0, std, generator=generator)
-        elif name.endswith("norm.weight") and offset:
+        elif name.endswith("A_log"):
+            parameter.uniform_(-0.5, 2.0, generator=generator)
+        elif name.endswith("dt_bias"):
+            parameter.uniform_(-5.0, 1.0, generator=generator)
+        elif name.endswith("norm.weight") and offset and "linear_attn" not in name:
             parameter.uniform_(-0.5, 0.5, generator=generator)
         elif name.endswith("bias"):
             parameter.normal_(0.0, 0.3, generator=generator)
@@ -224,6 +264,21 @@ def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int
     with torch.no_grad():
         for _ in range(count):
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def transformers_cached_greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
+    """Return ``count`` greedy tokens of transformers, decoded one by one with its cache."""
+    model = load_with_transformers(folder, torch.float32)
+    tokens = list(prompt)
+    rows = torch.tensor([tokens])
+    cache = None
+    with torch.no_grad():
+        for _ in range(count):
+            found = model(rows, cache=cache, use_cache=True)
+            cache = found.cache
+            rows = found.logits[:, -1:].argmax(-1)
+            tokens.append(int(rows))
     return tokens[len(prompt) :]
 
 
