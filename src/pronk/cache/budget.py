@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from pronk.base.arrays import DType
 from pronk.base.errors import OptionError
-from pronk.cache.layout import convolution_bytes_per_token, kv_bytes_per_token
+from pronk.cache.layout import kv_bytes_per_token, state_bytes
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.cache.states import StateCounts, count_state_bytes, count_states
 from pronk.checkpoint.config import ModelConfig
@@ -125,9 +125,7 @@ class KVBudget:
         kv_bytes = kv_bytes_per_token(config, kv_dtype or dtype)
         counts = self._count_states(config)
         fixed_bytes = 0 if counts is None else count_state_bytes(config, counts)
-        num_blocks = self._resize_pools(
-            kv_bytes + convolution_bytes_per_token(config, dtype), fixed_bytes
-        )
+        num_blocks = self._resize_pools(kv_bytes + state_bytes(config, dtype), fixed_bytes)
         options = {
             "state_counts": counts,
             "num_blocks": num_blocks,

@@ -30,9 +30,9 @@ from pronk.cache.layout import (
     ROWS,
     PoolLayout,
     choose_layouts,
-    convolution_bytes_per_token,
     fill_poison,
     kv_bytes_per_token,
+    state_bytes,
 )
 from pronk.cache.prefix import PrefixCache
 from pronk.cache.prompt_cache import PromptCache
@@ -258,11 +258,7 @@ class PagedCache:
         """Bytes of one token: keys, values and states of all layers, and saved outputs."""
         kv_bytes = kv_bytes_per_token(self.config, self.kv_dtype)
         width = sum(map(self.feature_width, self.features))
-        return (
-            kv_bytes
-            + convolution_bytes_per_token(self.config, self.dtype)
-            + width * self.dtype.itemsize
-        )
+        return kv_bytes + state_bytes(self.config, self.dtype) + width * self.dtype.itemsize
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
@@ -481,13 +477,12 @@ class PagedCache:
         """Number of draft tokens that recurrent layers have room for; ``None``: no limit."""
         return None if self.states is None else self.states.num_free_updates
 
-    def is_ahead(self, block_table: BlockTable) -> bool:
-        """Return whether states have taken over tokens that are not committed.
+    def has_states(self, block_table: BlockTable) -> bool:
+        """Return whether the states of recurrent layers are those of the committed tokens.
 
-        An interrupted step leaves a table so; the text must be read again.
+        An interrupted step can leave others; then the text must be read again.
         """
-        states = block_table.states
-        return states is not None and states.length > block_table.length
+        return self.states is None or self.states.is_complete(block_table)
 
     def match_prefix(
         self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
@@ -526,6 +521,15 @@ class PagedCache:
         """Return whether the prefix cache holds a block with this digest."""
         return self.prefix_cache is not None and self.prefix_cache.contains(digest)
 
+    def write_state(self, block_table: BlockTable, data: bytes) -> None:
+        """Give a table the state after all its tokens, read from disk.
+
+        See :meth:`StatePool.read_state`. The table's own state, if it has one, is dropped.
+        """
+        assert self.states is not None
+        self.states.release(block_table)
+        self.states.write_state(block_table, data)
+
     def cache_blocks(
         self,
         block_table: BlockTable,
@@ -563,6 +567,8 @@ class PagedCache:
     def release(self, block_table: BlockTable) -> None:
         """Release all blocks and states of a request."""
         if self.states is not None:
+            if self.prompt_cache is not None:
+                self.prompt_cache.store_states(block_table)
             self.states.release(block_table)
         self._poison_blocks(self.allocator.release(block_table))
 

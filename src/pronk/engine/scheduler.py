@@ -120,7 +120,7 @@ class Scheduler:
         now = self.clock()
         self.fair_share.end_pass(now)
         for request in [*self.running]:
-            if request.paused or self.cache.is_ahead(request.block_table):
+            if request.paused or not self.cache.has_states(request.block_table):
                 self._preempt(request)
         self.disk_reads.read_parts()
         first = self._give_turns(now)

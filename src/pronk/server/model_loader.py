@@ -14,10 +14,10 @@ from typing import Any
 from pronk import LLM, AsyncLLM, OptionError
 from pronk.backends import (
     BLOCK_SIZE,
-    convolution_bytes_per_token,
     full_context_blocks,
     kv_bytes_per_token,
     parse_memory,
+    state_bytes,
 )
 from pronk.base import FairExecutor, size_texts
 from pronk.base.arrays import INT8
@@ -100,9 +100,7 @@ class ModelLoader:
         if self.options["kv_memory"] is not None:
             kv = parse_memory(self.options["kv_memory"])
         else:
-            per_token = kv_bytes_per_token(config, kv_dtype) + convolution_bytes_per_token(
-                config, dtype
-            )
+            per_token = kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype)
             per_block = BLOCK_SIZE * per_token
             kv = full_context_blocks(config, self.options["max_batch"]) * per_block
             if self.memory is not None:
