@@ -181,6 +181,17 @@ class TorchProgram(Program):
 
         self._ops.append(run)
 
+    def recur(self, layer: Any, index: int) -> None:
+        raise NotImplementedError
+
+    def gate(self, target: str, gates: str, width: int) -> None:
+        del width  # the buffers have no padding
+
+        def run(state: TorchPass) -> None:
+            state.buffers[target] = state.buffers[target] * state.buffers[gates].sigmoid()
+
+        self._ops.append(run)
+
     def linear(
         self,
         linear: Any,

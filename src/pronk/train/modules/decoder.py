@@ -306,8 +306,8 @@ def load_module(
     """Return a frozen module with the dequantized weights of a model folder or GGUF file.
 
     Raises:
-        OptionError: the model scales queries by position, has attention sinks or short
-            convolutions, which the module does not compute.
+        OptionError: the model scales queries by position, has attention sinks, short convolutions
+            or recurrent layers, which the module does not compute.
         CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
     """
     if config.query_growth is not None:
@@ -316,13 +316,17 @@ def load_module(
             f"{config.family}"
         )
         raise OptionError(msg)
-    if config.convolution is not None:
-        msg = (
-            f"{folder}: expected a model with attention in all layers, found {config.family} with "
-            "short convolutions; use a drafter without training, such as prompt_lookup or a draft "
-            "model"
-        )
-        raise OptionError(msg)
+    for kind, other in (
+        ("short convolutions", config.convolution),
+        ("recurrent layers", config.recurrent),
+    ):
+        if other is not None:
+            msg = (
+                f"{folder}: expected a model with attention in all layers, found {config.family} "
+                f"with {kind}; use a drafter without training, such as prompt_lookup or a draft "
+                "model"
+            )
+            raise OptionError(msg)
     if config.attention_sinks:
         refuse(
             folder, f"expected a model without attention sinks, found {config.family}", OptionError
