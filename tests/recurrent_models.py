@@ -444,13 +444,15 @@ def _gain(name: str, source: str, tensors: Mapping[str, Single]) -> Piece:
 
 def _attention_pieces(tensors: Mapping[str, Single], prefix: str, blk: str) -> list[Piece]:
     names = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
-    found = [
+    projections = [
         _whole(f"{blk}{theirs}.weight", f"{prefix}{ours}_proj.weight", tensors)
         for ours, theirs in names.items()
     ]
-    for name in ("q", "k"):
-        found.append(_gain(f"{blk}attn_{name}_norm.weight", f"{prefix}{name}_norm.weight", tensors))
-    return found
+    norms = [
+        _gain(f"{blk}attn_{name}_norm.weight", f"{prefix}{name}_norm.weight", tensors)
+        for name in ("q", "k")
+    ]
+    return projections + norms
 
 
 def _recurrent_pieces(

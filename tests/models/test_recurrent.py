@@ -13,7 +13,7 @@ from pronk import LLM, SamplingParams
 from recurrent_models import FAMILIES, HEADS, SIZES, publish
 from tiny_models import kernels, text_logits
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # of logits with a standard deviation of 1, or less
 TOKENS = random.Random(0).choices(range(300), k=200)
 # transformers reads prompts in chunks of 64 tokens, and the convolutions have 4 taps.
 LENGTHS = (1, 3, 4, 5, 64, 65, 200)
@@ -33,7 +33,7 @@ def test_prompts_equal_transformers(
         expected = transformers_logits(folder, TOKENS[:length])
         assert expected.std() > 0.4, "logits too flat to show anything"
         found = text_logits(decoder, TOKENS[:length])
-        assert np.abs(found - expected).max() < TOLERANCE
+        assert np.abs(found - expected).max() < TOLERANCE * max(1.0, expected.std())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

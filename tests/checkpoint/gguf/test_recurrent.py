@@ -12,7 +12,7 @@ from models.test_loader import load
 from recurrent_models import BLOCKS, FAMILIES, HEADS, SIZES, write_gguf
 from tiny_models import kernels, text_logits
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # of logits with a standard deviation of 1, or less
 TOKENS = random.Random(0).choices(range(300), k=70)
 # As published files: the tensors that 4 bits hurt most have more.
 MIXED = {"": "Q4_K", "attn_qkv": "Q5_K", "attn_gate": "Q8_0", "ssm_out": "Q8_0", "ffn_down": "Q6_K"}
@@ -31,7 +31,7 @@ def test_full_precision(
     path = write_gguf(folder, tmp_path / "a.gguf")
     expected = transformers_logits(folder, TOKENS)
     assert expected.std() > 0.4, "logits too flat to show anything"
-    assert np.abs(text_logits(load(path), TOKENS) - expected).max() < TOLERANCE
+    assert np.abs(text_logits(load(path), TOKENS) - expected).max() < TOLERANCE * max(1.0, expected.std())
 
 
 OPTIONS = ["fused_experts", "older", "next_layer"]
