@@ -477,6 +477,14 @@ class PagedCache:
         """Number of draft tokens that recurrent layers have room for; ``None``: no limit."""
         return None if self.states is None else self.states.num_free_updates
 
+    def want_checkpoints(self, block_table: BlockTable, positions: tuple[int, ...]) -> None:
+        """Ask for checkpoints of the states at the ends of the last blocks before ``positions``.
+
+        The positions are numbers of tokens, from the beginning of the text.
+        """
+        if block_table.states is not None:
+            block_table.states.wanted = positions
+
     def has_states(self, block_table: BlockTable) -> bool:
         """Return whether the states of recurrent layers are those of the committed tokens.
 
