@@ -468,6 +468,11 @@ class PagedCache:
         return 0 if self.states is None else self.states.nbytes
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of a request's states of recurrent layers; a pass reads and writes them once."""
+        return 0 if self.states is None else self.states.state_bytes
+
+    @property
     def max_requests(self) -> int | None:
         """Maximum number of requests with states of recurrent layers; ``None``: no limit."""
         return None if self.states is None else self.states.counts.requests
