@@ -52,6 +52,7 @@ _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
 # numbers of experts, and of tokens of a short convolution, of the checked layers
 _EXPERTS = 5
 _TAPS = 3
+_VALUE_DIM = 24  # size of a value head of the checked recurrence
 
 _LayerKind = Literal["attention", "convolution", "experts", "recurrence"]
 
@@ -237,7 +238,7 @@ def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str,
         sizes |= {"gates": (3 * 64, 64), "filter": (64, _TAPS)}
         config = dataclasses.replace(config, convolution=ConvolutionConfig(_TAPS, (True,)))
     elif kind == "recurrence":
-        recurrent = RecurrentConfig((True,), 2, 4, 8, 24, _TAPS)
+        recurrent = RecurrentConfig((True,), 2, 4, 8, _VALUE_DIM, _TAPS)
         sizes |= {
             "mixer_in": (recurrent.num_channels + recurrent.num_outputs, 64),
             "mixer_gates": (2 * recurrent.value_heads, 64),
@@ -286,7 +287,7 @@ class _LayerRunner:
             elif name == "decay":
                 layer.decay_rate = -np.abs(weight[0].astype(np.float32))
                 layer.decay_bias = weight[1].astype(np.float32)
-                layer.mixer_norm = Norm.of(config, np.ones(config.recurrent.value_dim))
+                layer.mixer_norm = Norm.of(config, np.ones(_VALUE_DIM))
             else:
                 setattr(layer, name, Linear(backend, weight, None, layer.layout(name), None))
         layer.attention_norm = layer.mlp_norm = Norm.of(config, np.ones(config.hidden_size))
