@@ -468,6 +468,11 @@ class PagedCache:
         return 0 if self.states is None else self.states.nbytes
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of a request's states of recurrent layers; a pass reads and writes them once."""
+        return 0 if self.states is None else self.states.state_bytes
+
+    @property
     def max_requests(self) -> int | None:
         """Maximum number of requests with states of recurrent layers; ``None``: no limit."""
         return None if self.states is None else self.states.counts.requests
@@ -476,6 +481,14 @@ class PagedCache:
     def num_free_updates(self) -> int | None:
         """Number of draft tokens that recurrent layers have room for; ``None``: no limit."""
         return None if self.states is None else self.states.num_free_updates
+
+    def want_checkpoints(self, block_table: BlockTable, positions: tuple[int, ...]) -> None:
+        """Ask for checkpoints of the states at the ends of the last blocks before ``positions``.
+
+        The positions are numbers of tokens, from the beginning of the text.
+        """
+        if block_table.states is not None:
+            block_table.states.wanted = positions
 
     def has_states(self, block_table: BlockTable) -> bool:
         """Return whether the states of recurrent layers are those of the committed tokens.

@@ -474,6 +474,9 @@ class Scheduler:
                 if victim is request:
                     return False
         self.cache.prepare(request.block_table, length)
+        self.cache.want_checkpoints(
+            request.block_table, (*request.branch_positions, len(request.prompt))
+        )
         return True
 
     def _next_victim(self, request: Request, first: Sequence[Request]) -> Request:

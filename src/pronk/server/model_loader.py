@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk import LLM, AsyncLLM, OptionError
-from pronk.backends import (
-    BLOCK_SIZE,
-    full_context_blocks,
-    kv_bytes_per_token,
-    parse_memory,
-    state_bytes,
-)
+from pronk.backends import default_kv_bytes, parse_memory
 from pronk.base import FairExecutor, size_texts
 from pronk.base.arrays import INT8
 from pronk.checkpoint import is_gguf, open_checkpoint, parse_dtype, read_config
@@ -100,11 +94,9 @@ class ModelLoader:
         if self.options["kv_memory"] is not None:
             kv = parse_memory(self.options["kv_memory"])
         else:
-            per_token = kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype)
-            per_block = BLOCK_SIZE * per_token
-            kv = full_context_blocks(config, self.options["max_batch"]) * per_block
-            if self.memory is not None:
-                kv = max(per_block, min(kv, int(self.memory * _MAX_KV_FRACTION)))
+            limit = None if self.memory is None else int(self.memory * _MAX_KV_FRACTION)
+            max_batch = self.options["max_batch"]
+            kv = default_kv_bytes(config, dtype, kv_dtype, max_batch, limit)
         return MemoryEstimate(weights + _VOCABULARY_BYTES * config.vocab_size, kv)
 
     def load(

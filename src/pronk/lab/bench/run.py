@@ -153,7 +153,7 @@ def _model_record(name: str, llm: LLM, plan: Plan, load_seconds: float) -> Model
     return Model(
         name=name,
         parameters=count_parameters(llm.config),
-        pass_bytes=weights.floor_bytes,
+        pass_bytes=weights.floor_bytes + 2 * llm.engine.cache.state_bytes,
         kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
         dtype=str(llm.dtype),
         context=llm.config.context,
