@@ -58,11 +58,11 @@ class WeightPlacer:
 
     @property
     def notes(self) -> list[str]:
-        """List of one warning, if gated matrices had to be dequantized; else empty."""
+        """List of one warning, if stacked matrices had to be dequantized; else empty."""
         if not self._num_unfused:
             return []
-        found = f"{self._num_unfused} gated matrices are dequantized to {self.dtype}"
-        return [f"{found}: their two halves have different formats"]
+        found = f"{self._num_unfused} stacked matrices are dequantized to {self.dtype}"
+        return [f"{found}: their parts have different formats"]
 
     def place(self, part: DecoderPart) -> None:
         """Load a part of the decoder, and set it in the decoder."""
