@@ -209,7 +209,7 @@ class ChatSession:
     def _show(self, part: Part, *, drafted: bool) -> str:
         """Print a part of the answer, and return its text for later prompts.
 
-        The text of thoughts is empty, as later prompts lack earlier thoughts.
+        For thoughts, the returned text is empty, because later prompts leave earlier thoughts out.
         """
         assert not isinstance(part, CallPart)  # no tools
         if isinstance(part, Thought):
