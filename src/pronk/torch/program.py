@@ -49,7 +49,10 @@ def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tens
 
 
 def _clamped(gate: Tensor) -> Tensor:
-    """Return ``gate · sigmoid(1.702 · gate)``, the activation of gpt-oss; a gate is at most 7."""
+    """Return ``gate · sigmoid(1.702 · gate)``, the activation of gpt-oss.
+
+    The caller has limited ``gate`` to values of at most 7.
+    """
     return gate * torch.sigmoid(1.702 * gate)
 
 
@@ -282,10 +285,11 @@ class TorchProgram(Program):
     def _mix(
         experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass
     ) -> Tensor:
-        """Return the outputs of each row's experts.
+        """Return the outputs of the experts that the router has chosen for each row.
 
-        The result has an output for each pair of a row and an expert. If ``experts.gathers``, it
-        has an output for each row: the weighted sum over the row's experts.
+        The result has one output for each pair of a row and an expert, ordered by expert. If
+        ``experts.gathers``, it has one output for each row: the sum of the outputs of the row's
+        experts, weighted by the router.
         """
         rows = state.buffers["pair_rows"]
         shares = state.buffers["shares"]
