@@ -80,7 +80,7 @@ class MirroredCache(PagedCache):
         self.reset_remote_pools()
 
     def reset_remote_pools(self) -> None:
-        """Record that the workers' pools are empty, and must be resized as the driver's pool is."""
+        """Record that the workers' pools are empty, and must get the size of the driver's pool."""
         for remote_pool in self.remote_pools:
             remote_pool.reset(self.num_slots)
 
@@ -90,7 +90,11 @@ class MirroredCache(PagedCache):
         return self.remote_pools[-1]
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
-        """Prepare slots as :class:`PagedCache` does, and mark them as invalid in the workers."""
+        """Prepare slots as :class:`PagedCache` does.
+
+        The records of the workers' pools mark these slots as invalid, because their contents in the
+        driver's pool will change.
+        """
         super().prepare(block_table, tokens)
         if tokens > block_table.length:
             self._invalidate(self.slots(block_table, block_table.length, tokens))

@@ -62,7 +62,8 @@ class WorkerHandle:
     # computation.
     exchange_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
     idle_steps: int = 0  # number of steps since the worker last computed nodes
-    # Whether the pool is unused since it was resized. Its first step is not measured.
+    # Whether the worker has computed nothing since its pool was resized. The first step with a
+    # resized pool is not measured.
     has_new_pool: bool = True
     # Seconds per byte of recent messages to the worker.
     byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
@@ -160,9 +161,10 @@ class TreeRunner(ModelRunner):
     def _partition(self, batch: ForwardBatch) -> list[ProcessShard]:
         """Return the shards of all processes, the driver first.
 
-        No shards if only the driver can compute.
+        The list is empty if only the driver can compute this batch.
         """
-        # Only the driver has the KV rows of nodes that an earlier pass computed, and other caches.
+        # Only the driver has the KV rows of nodes that an earlier pass computed (num_computed), and
+        # the caches of other models (other_tables).
         needs_driver = any(entry.num_computed > 0 or entry.other_tables for entry in batch.entries)
         if not self.workers or needs_driver or batch.num_rows < 2:
             return []
@@ -178,9 +180,9 @@ class TreeRunner(ModelRunner):
         return partition_trees([entry.tree for entry in batch.entries], costs, communication)
 
     def _sync_seconds(self, worker: WorkerHandle, batch: ForwardBatch) -> float:
-        """Return the seconds to send the KV rows that a worker lacks, for one of several steps.
+        """Return one step's part of the seconds to send the KV rows that a worker lacks.
 
-        The rows serve ``_AMORTIZATION_STEPS`` steps.
+        The seconds are divided by ``_AMORTIZATION_STEPS``, because later steps use the rows, too.
         """
         missing = 0
         for entry in batch.entries:

@@ -58,7 +58,9 @@ class SplitCache(PagedCache):
     can_compute_features = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.num_resizes = 0  # a worker that receives a new number resizes its own pool
+        # Number of resizes, which each command contains: a worker that receives another number
+        # than before resizes its own pool.
+        self.num_resizes = 0
         # In the driver: copies for the workers to repeat before they compute more layers.
         self.moves = list[Moves]()
         super().__init__(*args, **options)
