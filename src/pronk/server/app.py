@@ -50,9 +50,11 @@ _log = logging.getLogger(__name__)
 # Maximum number of JSON values per call of the encoder. No other thread runs during a call, and a
 # reply may have millions of values.
 _PART = 1024
-# Work per JSON value of a reply, in the executor's unit (bytes of a request).
+# Work of encoding one JSON value of a reply, in the unit of FairExecutor: the work of parsing one
+# byte of a request's body.
 _VALUE_SIZE = 4
-# Number of characters of events to encode on the event loop before other requests go on.
+# Number of characters of server-sent events that are encoded before the event loop runs other
+# requests.
 _WRITTEN_AT_ONCE = 2**14
 
 # The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and
@@ -355,7 +357,10 @@ async def _events(
 
 
 async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_names: bool) -> str:
-    """Encode an error as an event in the format of the path's API, after ``sent`` other events."""
+    """Encode an error as a server-sent event, in the format of the API at ``path``.
+
+    ``sent`` is the number of events sent before; the Responses API numbers its events.
+    """
     body = error.body(path)
     if with_event_names and path not in ANTHROPIC_PATHS:
         body = {**body["error"], "type": "error", "sequence_number": sent}
@@ -365,7 +370,7 @@ async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_nam
 async def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
     """Encode JSON values as server-sent events; let other requests run between long parts.
 
-    The last event of a stream may repeat the whole answer.
+    A single event can be long: the last event of a stream may repeat the whole answer.
     """
     parts = list[str]()
     written = 0  # number of characters since other requests last ran

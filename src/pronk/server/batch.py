@@ -215,7 +215,11 @@ def _custom_id(line: bytes, path: Path, number: int) -> str:
 
 
 def batch_service(llm: LLM, name: str) -> Service:
-    """Return a service for requests of the user, with limits so high that none is refused."""
+    """Return a service that answers the requests of a batch file with a model named ``name``.
+
+    The limits on the number of requests, the samples per request and the seconds per request are
+    so high that no request is refused: the file and the machine belong to the same user.
+    """
     limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)
     engine = AsyncLLM(llm, max_requests=limits.requests)
     return Service(engine, ServerSettings(name=name, limits=limits))
@@ -266,7 +270,7 @@ async def run_batch(
 
 
 async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:
-    """Run one request; return the HTTP status and the body that the server would send.
+    """Run one request; return the HTTP status and the JSON body that the server would send.
 
     The server names ignored parts of a request in its header ``X-Pronk-Ignored``. A file has no
     headers, so that the field ``x_pronk_ignored`` of the body lists them.

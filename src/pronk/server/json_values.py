@@ -40,8 +40,8 @@ def parse_json(text: str, *, parse_constant: Callable[[str], Any] | None = None)
 
     Args:
         text: JSON text.
-        parse_constant: returns the value of ``NaN``, ``Infinity`` and ``-Infinity``; ``None``: the
-            float.
+        parse_constant: function that is called with the text ``NaN``, ``Infinity`` or ``-Infinity``
+            and returns its value; with ``None``, the value is the float.
 
     Raises:
         ValueError: the text is no JSON.

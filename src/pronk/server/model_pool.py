@@ -25,7 +25,8 @@ from pronk.server.settings import ServerSettings
 from pronk.serving import REQUEST_THREADS, AdmissionLimit, recommended_params, sampling_values
 
 _log = logging.getLogger(__name__)
-# Seconds after a failed load in which requests for the model get the error at once.
+# Number of seconds after a failed load. Requests for the model get the error of the load at once
+# during this time; later requests load the model again.
 _RETRY_SECONDS = 30.0
 
 
@@ -46,7 +47,8 @@ class PooledModel:
     num_bytes: int = 0  # estimated memory, from the start of the load to the end of the unloading
     error: ApiError | None = None  # reason of the state ``failed``
     retry_at: float = 0.0  # time after which a failed load is tried again (``monotonic``)
-    # Entries for ``/v1/models`` that are known after the first load.
+    # Fields of the model's entry in the reply to ``/v1/models`` that are unknown before the first
+    # load, such as ``max_model_len``.
     details: dict[str, Any] = field(default_factory=dict)
 
     @property

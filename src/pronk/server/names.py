@@ -84,8 +84,8 @@ def drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callab
     The function raises ``ApiError`` for drafters that read files, because a request must not choose
     which files the server reads. The model's default drafter and the ``allowed`` ones are accepted.
     """
-    # Bind the allowed drafters now, so that errors show at once and loaded draft models stay in
-    # memory.
+    # Load the allowed drafters now: an error then ends the start of the server, not a request, and
+    # their draft models stay in memory.
     proposers: dict[Drafter, Any] = {make_drafter(spec): llm.get_proposer(spec) for spec in allowed}
 
     @lru_cache(256)
@@ -96,7 +96,9 @@ def drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callab
             raise refuse("drafter", str(error)) from error
         if drafter == llm.drafter:
             return drafter
-        if drafter in proposers:  # a drafter that keeps texts has a proposer per adapter
+        # A drafter that learns from texts has one proposer for each adapter, which the engine
+        # finds by the request's adapter. Any other drafter has the one proposer loaded above.
+        if drafter in proposers:
             proposer: Drafter = proposers[drafter]
             return proposer if drafter.for_adapter() is None else drafter
         drafters = _with_inner_drafters(drafter)

@@ -149,7 +149,7 @@ class Server(uvicorn.Server):
             for server in self.servers:
                 server.close()
             for connection in [*connections]:
-                connection.shutdown()  # at once, or after the response
+                connection.shutdown()  # closes at once, or after the response in progress
             flush_end = perf_counter() + _FLUSH_SECONDS
             await self._wait_until(lambda: not connections, max(end, flush_end))
         finally:

@@ -19,9 +19,9 @@ _SWITCHES = {**dict.fromkeys(_ON, True), **dict.fromkeys(_OFF, False)}
 
 
 def _read_number(value: Any) -> Any:
-    """Return ``False`` for 0, ``True`` for 1, and any other number as a word.
+    """Return ``False`` for 0, ``True`` for 1, and any other number as a text, such as ``"2.5"``.
 
-    No model follows such a word.
+    The server ignores and reports such a text, because it is no known effort.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
@@ -54,7 +54,11 @@ class Thinking:
 
     @classmethod
     def of_hint(cls, field: str, hint: bool | str | None) -> Thinking:
-        """Return what a field asks by a switch (``True``, ``"off"``) or an effort (``"high"``)."""
+        """Return the thinking options of a field whose value is a switch or an effort.
+
+        A switch is a boolean or a word such as ``"off"``; any other word is an effort, such as
+        ``"high"``. ``None`` sets nothing.
+        """
         if hint is None or isinstance(hint, bool):
             return cls(enabled=hint, field=field)
         word = hint.strip().lower()
@@ -64,19 +68,22 @@ class Thinking:
 
     @property
     def asks(self) -> bool:
-        """Whether the field asks for anything."""
+        """Whether the field sets a switch, an effort or a budget."""
         return self.effort is not None or self.enabled is not None or self.budget is not None
 
     @property
     def values(self) -> tuple[str | None, bool | None, int | None]:
-        """Effort, switch and budget; the effort is ``None`` if no model follows it."""
+        """Effort, switch and budget, for the comparison with another field.
+
+        The effort is ``None`` if it is "none", which is a switch, or an unknown word.
+        """
         is_switch = self.effort == "none"
         has_effort = self.effort in EFFORTS and not is_switch
         return self.effort if has_effort else None, self.enabled, self.budget
 
     @property
     def _is_switched_off(self) -> bool:
-        """Whether a switch is off, so that the effort does not count."""
+        """Whether a switch, not the effort "none", turns thinking off, so that no effort counts."""
         return self.enabled is False and self.effort != "none"
 
     def template_options(self) -> dict[str, Any]:
@@ -98,7 +105,7 @@ class Thinking:
 
 
 def join_wishes(wishes: Sequence[Thinking]) -> Thinking:
-    """Return what several fields together ask of thinking.
+    """Join the thinking options that several fields of a request set.
 
     An effort contradicts no switch, because clients send the effort of their settings even if
     thinking is off.

@@ -132,7 +132,7 @@ class _AsgiApplication:
             await Response('{"status": "ok"}', media_type="application/json")(scope, receive, send)
             return
         try:
-            # A probe of /ready is answered in time, and the application is built further.
+            # /ready is answered in time; the application is built further in the meantime.
             wait = _READY_TIMEOUT if scope["path"] == "/ready" else None
             guard = await asyncio.wait_for(self._get_guard(), wait)
         except (PronkError, ReplicaLostError, RayError, RayServeException, TimeoutError) as error:

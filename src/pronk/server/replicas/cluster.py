@@ -280,7 +280,8 @@ class RayReplicas:
     """Client of the running replicas of the Ray Serve application ``app``."""
 
     def __init__(self, app: str) -> None:
-        self.handle: Any = serve.get_deployment_handle(MODEL, app)  # its stream has no type
+        # Ray's types lack the methods of streaming responses.
+        self.handle: Any = serve.get_deployment_handle(MODEL, app)
 
     def about(self) -> ReplicaInfo:
         """Return the description of any replica.
@@ -331,7 +332,11 @@ def cause_of(error: BaseException | str) -> str:
 
 
 def _app_error(app: str, error: BaseException) -> str:
-    """Return why an application does not serve: pronk's exception in a replica, else ``error``."""
+    """Return why the Ray Serve application ``app`` does not run, as one line.
+
+    The line is the message of pronk's exception in a replica, if Ray reports one, otherwise that of
+    ``error``.
+    """
     application = serve.status().applications.get(app)
     if application is not None:
         for status in application.deployments.values():

@@ -51,7 +51,7 @@ _PAUSE = 0.1
 _MAX_PAUSE = 2.0
 # Seconds in which a replica must answer, so that the dispatcher is ready.
 _READY_TIMEOUT = 2.0
-# Seconds for which the dispatcher is ready after an answer.
+# Seconds after an answer of a replica in which is_ready() does not ask a replica again.
 _READY_SECONDS = 1.0
 # Seconds after the deadline in which the replica itself may still report the DeadlineError.
 _GRACE = 1.0
@@ -142,7 +142,7 @@ class Dispatcher:
         self._active = Counter[str]()
         # Number of requests on each dead replica at its death, by name.
         self._active_at_death: dict[str, int] = {}
-        # Time until which the dispatcher is ready (``perf_counter``).
+        # Time (``perf_counter``) until which is_ready() returns True without asking a replica.
         self._ready_until = 0.0
 
     @property
