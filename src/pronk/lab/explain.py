@@ -104,8 +104,8 @@ def explain(
 
 def _shares(steps: Sequence[Decision]) -> list[DrafterShare]:
     counts: dict[str, Counter[str]] = {}
-    # A token's ``origin`` may name a part of a composite drafter. The values are the drafters that
-    # were asked, by the name in the origin.
+    # The drafter that was asked, for each name in the ``origin`` of tokens: such a name may be that
+    # of a part of a composite drafter.
     called_drafters = {"": ""}
     for step in steps:
         for report in step.reports:

@@ -43,7 +43,7 @@ _REFILL_TOKENS = 64  # length of the prompt whose decoding refills the CPU cache
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # numbers of rows of the measured forward passes
 _ROUNDS = 3  # default number of rounds over all numbers of rows
-_STEPS = 6  # maximum number of forward passes per round and number of rows
+_STEPS = 6  # maximum number of forward passes of one number of rows in a round
 
 Progress = Callable[[int, int], None]
 
@@ -156,8 +156,11 @@ class Bench:
         answers: Mapping[str, Sequence[str]],
         temperature: float,
     ) -> list[tuple[Prompt, Item]]:
+        """Return the prompts that fit the model's context, each with the item to measure.
+
+        The other prompts are recorded as skipped.
+        """
         options = self.options
-        """Return the prompts that fit the context, each with its measurement; record the others."""
         items = list[tuple[Prompt, Item]]()
         limit = self.llm.config.context - options.max_tokens
         for prompt in prompts:
@@ -257,9 +260,10 @@ def _turn_name(prompt: Prompt, turn: int) -> str:
 
 
 def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
-    """Return the first difference between two outputs, the first one that of plain decoding.
+    """Return the record of the first token at which an output differs from plain decoding's.
 
-    ``None`` if the outputs are equal, or if one has failed.
+    ``plain`` is the sample of plain decoding, and ``other`` that of another method, for the same
+    prompt ``item``. The result is ``None`` if the outputs are equal, or if a method failed.
 
     A near tie is a difference that rounding can cause, if the logits of both runs have errors of at
     most :func:`~pronk.lab.verification.plain_decoding.rounding`. A difference in length alone is
@@ -288,7 +292,10 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
 
 @dataclass(frozen=True)
 class _StarProposer(Proposer[None]):
-    """Proposer of ``rows - 1`` children of the last token: ``rows`` rows per forward pass."""
+    """Proposer for measuring forward passes of ``rows`` rows.
+
+    It proposes ``rows - 1`` children of the text's last token; their tokens do not matter.
+    """
 
     name = "star"
     rows: int

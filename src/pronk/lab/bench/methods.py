@@ -97,7 +97,7 @@ class DrafterMethod(Method):
 class PeerMethod(Method):
     """Another engine, which gets one prompt at a time."""
 
-    # Why the peer did not start, if so: every prompt then fails with this error.
+    # Error of the start of the peer, with which every prompt fails; ``None``: the peer has started.
     error: PeerError | None = None
 
     def __init__(self, peer: Peer, eos_ids: Sequence[int]) -> None:

@@ -33,7 +33,8 @@ class Case:
     text: str
     kind: str
     flagged: bool
-    # ``None``: the file says only that the text is not acceptable.
+    # Right categories, empty for an acceptable text. ``None``: the file says only that the text is
+    # not acceptable.
     categories: frozenset[str] | None
 
 
@@ -47,7 +48,10 @@ class Counts:
     true_negatives: int = 0
 
     def add(self, *, expected: bool, found: bool) -> None:
-        """Count a text: is the text ``expected`` in the class, and did the model find so?"""
+        """Count a text.
+
+        ``expected`` is whether the text belongs to the class, ``found`` whether the model said so.
+        """
         if found and expected:
             self.true_positives += 1
         elif found:

@@ -52,7 +52,8 @@ class Model:
     dtype: str  # data type of the weights that are not quantized
     context: int  # maximum number of tokens, prompt and output together
     methods: tuple[str, ...]  # names of the measured methods, in the order of the tables
-    # From config.json, if a small model was padded to a large shape.
+    # Entry ``pronk_inflated`` of config.json: the original of a small model that was padded to a
+    # large shape. ``None`` for other models.
     inflated: dict[str, Any] | None = None
     kernels: str = "torch"  # instruction set of pronk's kernels; "torch": torch's operators
     weights: str = ""  # formats of the matrices, most bytes first, such as "int4 in groups of 32"

@@ -273,7 +273,10 @@ class LookaheadProposer(Proposer[LookaheadState]):
         return self.options.shared and request.params.rejects
 
     def _tune(self) -> None:
-        """Report the trees of the last step to the tuner, without those of another window size."""
+        """Report the last step to the tuner, which may change the window's size.
+
+        Trees that contain a window of another size than the current one are left out.
+        """
         width = self.shape.window
         costs = self._costs
         verified = [
@@ -299,7 +302,11 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
 
 def _window_origin(width: int) -> Origin:
-    """Return the ``TokenTree.origin`` of window nodes, a kind below 0, unlike draft tokens."""
+    """Return the entry of ``TokenTree.origin`` that marks the nodes of a window.
+
+    ``width`` is the number of the window's columns. The kind in the entry is negative, unlike the
+    kinds of draft tokens.
+    """
     return (Lookahead.name, -width)
 
 

@@ -46,10 +46,11 @@ class LogitsRecorder(Sampler):
 def score_next(
     llm: LLM, prompt: Sequence[int], outputs: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[LogitsRecorder]:
-    """Return, for each output, the sampler that chooses the next token, and the token's logits.
+    """Return samplers with the target's logits after each of several texts.
 
-    ``outputs`` are the token ids of texts generated after ``prompt``; ``params`` are the sampling
-    options.
+    ``outputs`` has the token ids of each text generated after ``prompt``, and ``params`` the
+    sampling options. The sampler of a text is in the state after the text; its attribute ``logits``
+    has the logits of the next token.
     """
     plain = llm.get_proposer("autoregressive")
 

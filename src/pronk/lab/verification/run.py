@@ -28,6 +28,8 @@ from pronk.lab.verification.prompts import (
 from pronk.lab.verification.rescoring import Rescoring, TextScorer, rescore
 from pronk.serving import Rule
 
+# Verdict on a check: "vacuous" if the check passed without any accepted draft token, and "skipped"
+# if it has not run.
 Verdict = Literal["passed", "failed", "vacuous", "skipped"]
 
 # Maximum probability that a correct sampler fails a verification. Each of the n tests of a
