@@ -30,9 +30,10 @@ __all__ = [
 
 
 _MAX_REASON = 300  # maximum number of characters of describe_error()
-# Characters of a message of pronk. Usual messages are far shorter; names in hostile files are not.
+# Maximum number of characters of a message of pronk. Usual messages are far shorter; names in
+# hostile files are not.
 _MAX_MESSAGE = 1500
-_MAX_QUOTE = 16  # characters of a JSON text that a message quotes
+_MAX_QUOTE = 16  # maximum number of characters of a JSON text that a message quotes
 # Error numbers in messages of the operating system and of libraries: they do not help users.
 _ERROR_NUMBER = re.compile(r"\[(Errno|WinError) -?\d+\] ?| ?\(os error \d+\)")
 

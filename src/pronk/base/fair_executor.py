@@ -150,7 +150,7 @@ class _Threads:
             if job.future.set_running_or_notify_cancel():
                 try:
                     job.future.set_result(job.function())
-                except BaseException as error:  # noqa: BLE001 - for the caller
+                except BaseException as error:  # noqa: BLE001 - the future passes it to the caller
                     job.future.set_exception(error)
             with self._changed:
                 self._running[job.tenant] -= 1
