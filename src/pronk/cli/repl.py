@@ -211,7 +211,7 @@ class ChatSession:
 
         For thoughts, the returned text is empty, because later prompts leave earlier thoughts out.
         """
-        assert not isinstance(part, CallPart)  # no tools
+        assert not isinstance(part, CallPart)  # the chat offers the model no tools
         if isinstance(part, Thought):
             self._screen.write(part.text, drafted=drafted, is_thought=True)
             return ""
