@@ -88,7 +88,11 @@ class TorchProgram(Program):
         part: tuple[int, int] | None = None,
         zero_first: bool = False,
     ) -> None:
-        """Append the operation :meth:`Program.embed`; the embeddings stay in the main memory."""
+        """Append the operation :meth:`Program.embed`.
+
+        The embedding table stays in the main memory; only the rows of the batch's tokens are copied
+        to the device.
+        """
         scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
         normalize = self._norm(norm)
 
@@ -302,7 +306,8 @@ class TorchProgram(Program):
         y = torch.cat(outputs)
         if not experts.gathers:
             return y
-        # Each row adds its experts in rising order, whatever the other rows of the batch.
+        # The outputs of a row's experts are added in rising order of the experts, so that the sum
+        # does not depend on the other rows of the batch.
         by_row = torch.empty_like(y).index_copy_(0, state.buffers["pairs"], y)
         by_row = by_row.view(*shares.shape, -1).float() * shares[:, :, None]
         total = by_row[:, 0]
@@ -348,7 +353,7 @@ def _multiply_activated(
 
 
 def _multiply(linear: Any, x: Tensor, state: TorchPass) -> Tensor:
-    """Apply a linear layer and the adapters of the rows to ``x``: ``x Wᵀ + b``, in its dtype."""
+    """Return ``x Wᵀ + b``, plus the products of the rows' adapters, in the dtype of ``x``."""
     matrix = linear.packed
     y = F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)
     for number, rows in state.adapted_rows if linear.adapters else ():
