@@ -67,7 +67,7 @@ class MirroredCache(PagedCache):
             lambda: None
         )
         # Trees of the last forward pass, by the ``id`` of the request's block table; removed by
-        # :meth:`commit`.
+        # :meth:`commit_slots`.
         self.partitioned_trees: dict[int, PartitionedTree] = {}
         # Id of the committed token in each slot, int64 ``[slots]``.
         self.tokens = np.zeros(0, np.int64)
@@ -106,7 +106,10 @@ class MirroredCache(PagedCache):
         self._invalidate(slice(new * size, (new + 1) * size))
 
     def write_block(self, block: int, data: bytes, tokens: Sequence[int]) -> None:
-        """Store a block and record its tokens; :meth:`prepare` has marked it invalid in workers."""
+        """Store the contents of a KV block, and record its tokens.
+
+        The records of the workers' pools mark the block as invalid since :meth:`prepare`.
+        """
         super().write_block(block, data, tokens)
         self.tokens[block * self.block_size : (block + 1) * self.block_size] = tokens
 

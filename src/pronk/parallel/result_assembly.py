@@ -90,7 +90,8 @@ class ScatteredLogits:
         return self.rows[rows]
 
     def _fetch(self, rows: Sequence[int]) -> None:
-        missing = dict[partial[Array | None], dict[int, int]]()  # {fetch: {row: shard_row}}
+        # {function that fetches rows: {row: row of its shard}}.
+        missing = dict[partial[Array | None], dict[int, int]]()
         for row in rows:
             if row in self.remote_rows:
                 fetch, shard_row = self.remote_rows[row]
