@@ -28,7 +28,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Latency:
-    """Percentiles of a latency in seconds."""
+    """Median, 90th and 99th percentile of a latency, in seconds."""
 
     p50: float
     p90: float

@@ -92,7 +92,7 @@ class Bench:
         self._total = total
         self._advance(0)
         self._warm_up([prompt for prompts in tasks.values() for prompt in prompts])
-        self._advance(0)  # the time of the first run starts here
+        self._advance(0)  # the estimate of the duration counts from here, without the warm-up
         began = perf_counter()
         limit = math.inf if self.options.minutes is None else 60 * self.options.minutes
         for number, (task, batch) in enumerate(_interleave(tasks, self.options.batch)):
@@ -275,7 +275,7 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     shorter = min(len(plain.tokens), len(other.tokens))
     position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
     leading_fields = (other.task, other.id, other.method, other.temperature, position)
-    # The target has no logit for some token ids of peers.
+    # A peer can generate token ids beyond the target's vocabulary; they have no logit.
     if position == shorter or other.tokens[position] >= llm.config.vocab_size:
         return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
     ours = plain.tokens[position]
@@ -333,6 +333,7 @@ def pass_times(
                 prompt, params, drafter=_StarProposer(rows, llm.config.vocab_size)
             ).stats
             for previous, step in pairwise(stats.steps):
-                # In the last steps, ``max_tokens`` limits the draft tokens.
+                # Near the end of the text, ``max_tokens`` allows fewer draft tokens, and the pass
+                # has fewer rows.
                 if step.rows == rows:
                     yield PassTime(rows, step.target_clock - previous.target_clock)

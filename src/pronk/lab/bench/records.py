@@ -108,7 +108,7 @@ class Sample:
     temperature: float
     seed: int
     repeat: int  # index of the repeat
-    seconds: float = 0.0  # wall time of the call for the whole batch / ``batch``
+    seconds: float = 0.0  # wall-clock time of the call for the whole batch, divided by ``batch``
     total_seconds: float = 0.0  # from the start of the request to its end
     prompt_tokens: int = 0
     tokens: tuple[int, ...] = ()

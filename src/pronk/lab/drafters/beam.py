@@ -39,7 +39,7 @@ class _Hypothesis:
 @known_keywords
 @dataclass(frozen=True)
 class Beam(Composite):
-    """Options of beam search.
+    """Options of beam search, which drafts several sequences with a draft model.
 
     Attributes:
         parts: one ``draft_model``, ``glide`` or ``vanilla``; its ``num_tokens`` and

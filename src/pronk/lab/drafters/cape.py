@@ -52,7 +52,7 @@ _SIBLING_COUNTS: dict[str, Callable[[float], int]] = {
 @known_keywords
 @dataclass(frozen=True)
 class Cape(Composite):
-    """Options of CAPE.
+    """Options of CAPE, which adds siblings to the draft tokens of another drafter's chain.
 
     Attributes:
         parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
@@ -77,7 +77,7 @@ class Cape(Composite):
         check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
 
     def as_chains(self) -> Drafter:
-        return self.parts[0]  # a chain with siblings is a tree
+        return self.parts[0]  # without siblings, because a chain with siblings is a tree
 
     def bind(self, target: Target) -> CapeProposer:
         return CapeProposer(self, bind_proposer(self.parts[0], target))

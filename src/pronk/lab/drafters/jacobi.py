@@ -55,7 +55,7 @@ class JacobiState:
 @known_keywords
 @dataclass(frozen=True)
 class Jacobi(Proposer[JacobiState]):
-    """Options and proposer of Jacobi decoding.
+    """Options and proposer of Jacobi decoding, which drafts the rest of a block of positions.
 
     Attributes:
         num_tokens: number of positions in a block, 1..128.
@@ -96,7 +96,7 @@ class Jacobi(Proposer[JacobiState]):
 @known_keywords
 @dataclass(frozen=True)
 class GaussSeidel(Proposer[JacobiState]):
-    """Options and proposer of Gauss-Seidel decoding.
+    """Options and proposer of Gauss-Seidel decoding, which drafts chains of one length.
 
     Attributes:
         num_tokens: number of draft tokens per forward pass, 1..128.

@@ -59,7 +59,7 @@ _PRIORS = {
 
 @dataclass
 class LookaheadState:
-    """State of one request."""
+    """State of one request: its pool of n-grams and its window."""
 
     # Token ids of the prompt, which fill the window where the target has no output yet.
     prompt: tuple[int, ...]
@@ -72,7 +72,7 @@ class LookaheadState:
 @known_keywords
 @dataclass(frozen=True)
 class Lookahead(Drafter):
-    """Options of lookahead decoding.
+    """Options of lookahead decoding, which drafts n-grams from the text and the target's outputs.
 
     Attributes:
         window: W, number of columns of the window, 1..64 (the root is the first column of row 0);
@@ -253,7 +253,8 @@ class LookaheadProposer(Proposer[LookaheadState]):
         if not width or len(nodes) % width:  # the tree was verified without the window
             return
         if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
-            # W = 1: only the first window is the root alone. The tree lacks the nodes of this one.
+            # With W = 1, only the first window is the root alone. A later window has further nodes,
+            # which this tree lacks: it was verified without the window.
             return
         tokens = [tree.tokens[node] for node in nodes]
         rows = [tuple(tokens[i : i + width]) for i in range(0, len(tokens), width)]

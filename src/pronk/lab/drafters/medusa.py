@@ -35,7 +35,7 @@ _DEFAULT_FOLDER = "pronk-tiny-medusa"  # folder in ``models`` of a clone of this
 
 @dataclass
 class MedusaState:
-    """State of one request."""
+    """State of one request: the hidden state that the heads read."""
 
     # Output ``[hidden]`` of the target's last layer, before the final norm.
     hidden: Array | None = None
@@ -45,7 +45,7 @@ class MedusaState:
 @known_keywords
 @dataclass(frozen=True)
 class Medusa(Drafter):
-    """Options of Medusa heads.
+    """Options of Medusa heads, which predict later tokens from the target's last hidden state.
 
     Attributes:
         model: folder written by ``pronk train medusa``, or a Hub id. ``None`` is

@@ -88,7 +88,7 @@ class _HeadsRunner:
 @known_keywords
 @dataclass(frozen=True)
 class MultiToken(Drafter):
-    """Options of multi-token heads.
+    """Options of multi-token heads, which predict later tokens from the output of a target layer.
 
     Attributes:
         model: folder written by ``pronk train heads`` or ``pronk train lm --future-tokens``, or a

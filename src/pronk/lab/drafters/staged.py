@@ -174,7 +174,7 @@ class _TreeSearch:
 @known_keywords
 @dataclass(frozen=True)
 class Staged(Composite):
-    """Options of staged decoding.
+    """Options of staged decoding: a draft model grows a tree, which a smaller drafter speeds up.
 
     Attributes:
         parts: the draft model and the smaller drafter, by default ``prompt_lookup``. The draft

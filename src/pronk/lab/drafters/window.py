@@ -102,7 +102,8 @@ class Window:
 
         The window has the size ``shape``. Cells without an output get tokens of the prompt.
         """
-        rows = self.rows[-(shape.ngram - 1) :]  # with the latest outputs there may be N rows
+        # The last N - 1 rows; there are N after the latest outputs were added.
+        rows = self.rows[-(shape.ngram - 1) :]
         # ``shifted_rows[r][column]`` and ``self.rows[r + num_dropped][column + shift]`` are for the
         # same text position.
         num_dropped = len(self.rows) - len(rows)
@@ -191,7 +192,7 @@ class WindowTuner:
     sums: Counter[str] = field(default_factory=Counter)
 
     def shape(self) -> WindowShape:
-        """Return the current size."""
+        """Return the sizes W, N and G that are in use now."""
         return WINDOW_SIZES[self.index]
 
     def record_step(

@@ -174,7 +174,7 @@ class Equality:
         counts = {"near_ties": self.near_ties, "defects": len(self.divergences) - self.near_ties}
         values = asdict(self)
         values["divergences"] = [asdict(divergence) for divergence in self.divergences]
-        del values["exact"]  # the report has it for all drafters
+        del values["exact"]  # the report has it once for all drafters
         return {"failed": self.failed} | counts | values
 
 

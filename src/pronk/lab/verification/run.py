@@ -87,7 +87,7 @@ class DrafterReport:
         }
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Return the verdicts by name of the check."""
+        """Return the verdict on each check, by the name of the check."""
         return {name: self._verdict(check) for name, check in self._checks.items()}
 
     def _verdict(self, check: Equality | Rescoring | Distribution | None) -> Verdict:
@@ -280,7 +280,7 @@ def fitting_drafters(
 def _get_proposer(
     llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule
 ) -> Proposer[Any]:
-    """Return the drafter's proposer after a trial of four tokens.
+    """Return the drafter's proposer, after it has helped to generate four tokens as a trial.
 
     Raises OptionError if the drafter fails in the trial.
     """

@@ -338,7 +338,7 @@ class Datastore:
 
 
 def sha256(path: Path) -> str:
-    """Return the checksum of a file."""
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -35,7 +35,7 @@ class HuggingFace:
     """The engine transformers, called by ``AutoModelForCausalLM.generate`` with token ids."""
 
     def load(self, config: WorkerConfig) -> dict[str, str]:
-        """Load the model."""
+        """Load the checkpoint folder; return versions and settings by name."""
         torch.set_num_threads(config.threads)
         dtype = getattr(torch, config.dtype)
         self.model = AutoModelForCausalLM.from_pretrained(
