@@ -228,7 +228,7 @@ def _add_page(app: FastAPI) -> None:
     folder = files("pronk.server") / "page"
     for path, (name, media_type) in _PAGE.items():
         page = Response((folder / name).read_bytes(), media_type=media_type, headers=PAGE_HEADERS)
-        # Clients ask with HEAD / whether the server is there.
+        # Some clients send HEAD / to find out whether the server is running.
         app.add_api_route(
             path,
             lambda page=page: page,
@@ -255,7 +255,7 @@ async def _reply(
         first = await anext(chunks)  # raises an error of the request before the HTTP status is sent
         report = await models.executor.run(tenant, _report_header, body, size=body.num_bytes)
     except BaseException:  # also a cancellation
-        await chunks.aclose()  # there is no StreamingResponse that would close the generator
+        await chunks.aclose()  # no StreamingResponse was made, which would close the generator
         raise
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
     headers = {"Cache-Control": "no-store", **report}
@@ -277,7 +277,10 @@ def _json_response(reply: Mapping[str, Any], body: RequestBody) -> Response:
 
 
 def _json_parts(value: Any) -> Iterator[str]:
-    """Yield the JSON text of a value in parts of at most ``_PART`` values each."""
+    """Yield the JSON text of a value in parts of at most ``_PART`` values each.
+
+    Other threads can run between the parts, not while a part is encoded.
+    """
     if _num_values(value, _PART) <= _PART:
         yield _to_json(value)
     elif isinstance(value, dict):
@@ -332,7 +335,11 @@ async def _events(
     *,
     with_event_names: bool,
 ) -> AsyncGenerator[str]:
-    """Encode chunks as server-sent events; if an error occurs, encode it as the last event."""
+    """Encode the chunks of a reply as server-sent events.
+
+    ``first`` has the first chunks, which the caller has already taken from ``chunks``. If an error
+    occurs, the last event reports it.
+    """
     sent = len(first)
     async with aclosing(chunks):
         try:
@@ -407,7 +414,7 @@ def _logged_error(error: Exception) -> ApiError:
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
     api_error = to_api_error(error)
-    # A ClosedError means that the operator ends the server.
+    # A ClosedError means that the server shuts down, which needs no entry in the log.
     is_expected = isinstance(error, (ApiError, ClosedError))
     if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not is_expected:
         # The log omits the exception's message, which may quote a prompt. An exception of pronk's

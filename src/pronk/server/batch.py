@@ -153,7 +153,7 @@ class BatchOutput:
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        # Closing fails on a full disk, about which write() has already raised an error.
+        # On a full disk, close() fails like the write() before, which has already raised the error.
         with suppress(OSError):
             self._file.close()
 
@@ -264,7 +264,8 @@ async def run_batch(
             for _ in range(max_concurrent):
                 workers.create_task(answer_lines())
     except ExceptionGroup as group:
-        first = group.exceptions[0]  # the TaskGroup has cancelled the other workers
+        # Raise only the first error; the TaskGroup has cancelled the other workers.
+        first = group.exceptions[0]
         raise first from first.__cause__
     return num_failed
 

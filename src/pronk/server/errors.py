@@ -105,7 +105,8 @@ _EXTRA_HEADERS = {
     HTTPStatus.REQUEST_TIMEOUT: {"X-Should-Retry": "false"},
 }
 
-# Maximum depth of nested lists and objects in a body, because recursive functions read them.
+# Maximum depth of nested lists and objects in a body. The functions that read a body are recursive,
+# and Python limits the depth of recursion.
 MAX_LEVELS = 256
 
 
@@ -239,8 +240,8 @@ def _field_path(location: Sequence[str | int], body: Any, *, is_missing: bool) -
     names = list[str]()
     value = body
     for part in location:
-        # `part in range(len(value))` would compare a name with each number, without letting other
-        # threads run.
+        # If `part` is a text, `part in range(len(value))` would compare it with each number,
+        # without letting other threads run.
         is_index = isinstance(value, list) and isinstance(part, int) and 0 <= part < len(value)
         if is_index or (isinstance(value, dict) and part in value):
             value = value[part]

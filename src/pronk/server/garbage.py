@@ -15,7 +15,8 @@ from pronk.base import SMALL_JOB
 # Number of partial collections before Python itself makes a full one, 10 by default. This bounds
 # the garbage of a server that always has a large body in memory.
 _LAST = 10_000
-_DUE = 1_000  # number of partial collections after which a full one is due
+# Number of partial collections after which a full one runs, once no large body is left.
+_DUE = 1_000
 
 
 @contextmanager

@@ -116,7 +116,8 @@ class Guard:
             app,
             allow_origins=[*self._settings.origins],
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # because clients send headers of their own
+            # Any request header, because client libraries add headers of their own.
+            allow_headers=["*"],
             expose_headers=[IGNORED_HEADER, "Retry-After"],
         )
 

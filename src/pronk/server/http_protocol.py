@@ -21,7 +21,8 @@ from pronk.server.settings import RequestLimits
 # shows that a client does not read.
 _SEND_BUFFER = 2**17
 _READ_SIZE = 2**14  # maximum number of bytes to parse at a time
-_PROBE_SECONDS = 0.1  # interval at which a half-closed connection is probed
+# Seconds between two tests whether the client of a half-closed connection has gone.
+_PROBE_SECONDS = 0.1
 # Limits of a lingering connection, which drops what the client still sends after the last response.
 _LINGER_SECONDS = 2.0  # seconds without new data after which the connection is closed
 _LINGER_BODIES = 16  # maximum number of dropped bytes, as a multiple of a body's maximum size
@@ -90,8 +91,9 @@ class HttpProtocol(H11Protocol):
             self._parse(data[start : start + _READ_SIZE])
         self._update_head_timer()
         if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # The next request waits for the end of the current one. uvicorn has paused reading,
-            # and would miss a disconnect.
+            # The client has sent its next request before the response to the current one
+            # (pipelining). uvicorn has therefore paused reading, and would not notice that the
+            # client disconnects.
             if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
                 self.transport.abort()
             else:
@@ -222,7 +224,7 @@ class HttpProtocol(H11Protocol):
         self.transport.lingers = True  # type: ignore[attr-defined]
         self._linger_until = self.loop.time() + self.limits.receive_seconds
         self._start_timer("linger", _LINGER_SECONDS, self._socket_transport.close)
-        with suppress(OSError):  # the client has reset the connection
+        with suppress(OSError):  # raised if the client has reset the connection
             self._socket_transport.write_eof()
         self._socket_transport.resume_reading()
 

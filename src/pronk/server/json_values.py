@@ -27,7 +27,8 @@ def has_more_values(data: bytes, limit: int) -> bool:
     upper_bound = data.count(b'"') // 2 + data.count(b"[") + data.count(b"{")
     if upper_bound <= limit:
         return False
-    # A loop, because islice() or len() would search all of the text in one call.
+    # A loop, because islice() or len() would search all of the text in one call, in which no other
+    # thread runs.
     return any(number == limit for number, _ in enumerate(_VALUES.finditer(data)))
 
 

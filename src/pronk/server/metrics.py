@@ -154,7 +154,7 @@ class Metrics:
     def for_model(self, model: str) -> Metrics:
         """Return the metrics of another model of the same server."""
         other = copy(self)
-        other._set_model(model)  # noqa: SLF001 - of this class
+        other._set_model(model)  # noqa: SLF001 - `other` is of this class
         return other
 
     def _set_model(self, model: str) -> None:
@@ -175,7 +175,7 @@ class Metrics:
         ``result`` is the result of an attempt to load the model, ``loaded`` or ``failed``, which is
         counted; ``None`` counts nothing.
         """
-        # A weak reference does not keep the model in memory.
+        # A weak reference, so that the gauges do not keep the model in memory after it is unloaded.
         find = (lambda: None) if engine is None else weakref.ref(engine)
         for gauge, field in self._gauges:
             gauge.labels(self._model).set_function(partial(_read_load, find, field))

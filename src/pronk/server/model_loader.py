@@ -41,8 +41,8 @@ _MAX_KV_FRACTION = 0.25
 class MemoryEstimate:
     """Bytes of memory that a loaded model needs, without draft models and adapters."""
 
-    weights: int  # weights and tokenizer
-    kv: int  # KV cache, when it is full
+    weights: int  # bytes of the weights and the tokenizer
+    kv: int  # bytes of the KV cache when it is full
 
     @property
     def total(self) -> int:
@@ -84,7 +84,7 @@ class ModelLoader:
     memory: int | None = None  # bytes for all models of the server; ``None`` sets no limit
 
     def estimate(self) -> MemoryEstimate:
-        """Estimate the memory that the model needs from the headers of its files.
+        """Read the headers of the model's files, and estimate the memory that the model needs.
 
         Raises:
             CheckpointError: the files cannot be read.

@@ -51,7 +51,7 @@ Answer with the letter of one category and nothing else."""
 
 @dataclass(frozen=True)
 class ModerationPrompt:
-    """Prompt that asks the model for the category of a text, and the scores in its answer."""
+    """Prompt that asks the model for a text's category, and reader of the scores in its answer."""
 
     tokenizer: Tokenizer
     # Template with {text}, {categories} and optionally {kind} (prompt or answer).

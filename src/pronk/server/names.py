@@ -18,7 +18,8 @@ from pronk.server.protocol.request import refuse
 from pronk.server.replicas.dispatcher import ModelReader
 from pronk.server.settings import model_key
 
-_NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")  # NAME=PATH
+# Value NAME=MODEL of the option --model.
+_NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")
 # Options of drafters that name a file; without them, the drafter reads a default file.
 _DEFAULT_FILE_OPTIONS = ("model", "datastore")
 # Options of drafters that name a file; without them, the drafter reads none.
@@ -183,7 +184,8 @@ def _expand(values: Sequence[str]) -> Iterator[tuple[str | None, str | Path]]:
 
 def _models_in(name: str) -> list[Path]:
     """Return the models in a folder, sorted by name; none if ``name`` is no folder of models."""
-    with suppress(OSError, RuntimeError):  # a name that is no path is checked by resolve_model()
+    # Raised for a name that cannot be a path; resolve_model() checks the name later.
+    with suppress(OSError, RuntimeError):
         folder = Path(name).expanduser()
         if folder.is_dir() and not (folder / "config.json").is_file():
             files = gguf_models(sorted(path.name for path in folder.iterdir()))

@@ -120,7 +120,7 @@ class Service:
         self._select_drafter = drafter_selector(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
-        # The cache keeps repetitions from filling the log.
+        # The cache drops repeated messages, which would fill the log.
         log = partial(_log.info, "a request has parts that its answer does not follow: %s")
         self._log_ignored = lru_cache(256)(log)
 
@@ -338,7 +338,7 @@ class Service:
         """Check a request and tokenize its prompts; runs in a thread, because requests are long."""
         request.check(self.settings.limits)
         if request.drafter is not None:
-            # An error is raised here, before the prompts are tokenized.
+            # An unknown drafter raises an error here, before the prompts are tokenized.
             self._select_drafter(request.drafter)
         prepared = yield from self._tokenize_prompts(request)
         if ignored := request.ignored():

@@ -24,7 +24,7 @@ class Block:
     """
 
     kind: BlockKind
-    number: int  # number of the block within the answer
+    number: int  # number of the block within the answer, from 0
     call: CallPart | None = None  # number, id and name of a tool call; otherwise ``None``
     parts: list[str] = field(default_factory=list)  # the content in the order of its arrival
     # Log-probabilities at each token of a block of text, each like Report; empty unless the request
@@ -38,7 +38,7 @@ class Block:
 
 
 class Delta(NamedTuple):
-    """New content of a block, for a stream."""
+    """Content that new tokens add to a block of the answer, for a chunk or event of a stream."""
 
     block: Block
     content: str
@@ -72,11 +72,14 @@ class AnswerParser:
         # The tool call that is held back, with the arguments read so far; ``None``: no call is.
         self._held: CallPart | None = None
         self._in_call = False  # whether the last block is the call being read
-        # Whether the answer ended within a call that began like an earlier one.
+        # Whether the answer ended within a call that began like an earlier one, and was dropped.
         self._is_repeating = False
 
     def parse(self, pieces: Sequence[Piece]) -> list[Delta]:
-        """Parse the next tokens of the answer; return the new content of its blocks, joined."""
+        """Parse the next tokens of the answer; return what they add to its blocks.
+
+        Consecutive content of the same block is one delta.
+        """
         deltas: list[Delta] = []
         for piece in pieces:
             was_in_thought = self._reader.in_thought
@@ -100,8 +103,8 @@ class AnswerParser:
     def ends_with_call(self, done: Completion) -> bool:
         """Return whether the answer has tool calls and ended after a complete one.
 
-        The client then runs the tools: the reply gives the calls as the reason of the end.
-        ``done`` is the finished sample.
+        The reply then says that the answer ended for its tool calls, so that the client runs the
+        tools. ``done`` is the finished sample.
         """
         if not any(block.call for block in self.blocks):
             return False

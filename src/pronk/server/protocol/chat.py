@@ -281,7 +281,11 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         self.check_beginning()
 
     def check_beginning(self) -> None:
-        """Raise ``ApiError`` if the request neither begins an answer nor continues one."""
+        """Check what the generated text is: a new answer, or the rest of the last message.
+
+        Raises ``ApiError`` if the request wants neither, or if the message to continue is not the
+        assistant's.
+        """
         if self.add_generation_prompt is False and not self.continues_answer:
             problem = "expected true, found false; add continue_final_message: true"
             raise unsupported("add_generation_prompt", problem)
@@ -316,7 +320,7 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         return limits[0] if limits else self.max_tokens or self.max_completion_tokens
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages for the chat template, without results of skipped tools."""
+        """Return the messages for the chat template, without results of tools that are ignored."""
         skipped = {ident for message in self.messages for ident in message.skipped_calls}
         messages = list[dict[str, Any]]()
         for message in self.messages:

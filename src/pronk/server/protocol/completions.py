@@ -196,7 +196,10 @@ class CompletionReply:
         }
 
     def _top_logprobs(self, report: Report) -> dict[str, float] | None:
-        """Return the log-probabilities of the likeliest tokens and the actual one, by their texts.
+        """Return the log-probabilities at one position, by the texts of the tokens.
+
+        They are those of the likeliest tokens and of the token in the text; ``None`` for the first
+        token of a prompt.
 
         Among tokens of equal text, the largest log-probability is returned.
         """

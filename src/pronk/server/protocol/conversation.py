@@ -84,7 +84,7 @@ class ConversationRequest(TextRequest):
 
     # Name of the field with the conversation, for error messages.
     messages_field: ClassVar = "messages"
-    # Class of the reply, with the fields of :class:`AnswerReply`.
+    # Class that builds the reply. Its constructor takes the fields of :class:`AnswerReply`.
     reply_type: ClassVar[Callable[..., Reply]]
     reasoning_effort: ThinkingHint | None = None
     enable_thinking: ThinkingHint | None = Field(

@@ -72,7 +72,8 @@ Treatment = Accepted | Renamed | Refused | Envelope
 
 IGNORED_HEADER = "X-Pronk-Ignored"
 _MAX_HEADER = 1000  # maximum number of characters of the header's value
-# Characters of a path that stand for themselves in the header; a comma separates paths.
+# Characters that are not percent-encoded in the header: printable ASCII except the comma, which
+# separates paths, and the percent sign.
 _HEADER_CHARACTERS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in ",%")
 # Values that are the same as no field, for those of pronk's own fields that have a default.
 EMPTY: tuple[Any, ...] = ("", [], {})
@@ -81,9 +82,9 @@ EMPTY: tuple[Any, ...] = ("", [], {})
 _EMPTY: tuple[Any, ...] = (False, "", [], {}, 0, -1)
 # Limits on hostile bodies: a comparison of names takes 0.1 ms, and a report with many names is of
 # no use.
-_MAX_OPTIONS = 128  # options of one request
-_MAX_MISSPELT = 64  # characters of a name that may be a misspelt field
-_MAX_REPORTED = 32  # reported names of one object
+_MAX_OPTIONS = 128  # maximum number of options of one request
+_MAX_MISSPELT = 64  # maximum number of characters of a name that is compared with known names
+_MAX_REPORTED = 32  # maximum number of names in the report about one object
 _INDEX = re.compile(r"\[\d+\]")
 # Words in names of options that only describe a request, its sender or its time. Clients invent
 # options for their own records, so that the names differ from client to client, and some values are
@@ -96,15 +97,15 @@ _FOR_RECORDS = re.compile(
 # Words in names of options that change the answer, even if the value is a text or an object. The
 # answer would be wrong without the option.
 _CHANGES_ANSWER = re.compile(
-    # where the text ends
+    # words about where the text ends
     r"stop|ban|bad_words|until|terminator|^eos|^bos|max_words|limit|token"
-    # what the model reads
+    # words about what the model reads
     r"|prompt|instruction|system|tool|function|prefix|suffix|history|prefill|image|context|knowledge"
-    # which form the answer has
+    # words about the form of the answer
     r"|schema|json|format|grammar|choices|enum|pattern|constraint|output_type|do_not|exclude"
-    # how tokens are drawn
+    # words about how tokens are drawn
     r"|sampl|generation|param|penalt|greedy|beam|mirostat|^adapter|steering|vector"
-    # what is reported
+    # words about what the reply reports
     r"|logprob"
 )
 
@@ -121,7 +122,8 @@ def _refused(
 
 # Options of every request for text.
 _TEXT: dict[str, Treatment] = {
-    # Records, caches, billing, and the choice among machines, slots or providers.
+    # Options about records, caches and billing, and about the choice of a machine, slot or
+    # provider.
     **_accepted(
         """
         user safety_identifier metadata store service_tier keep_alive ttl preset debug verbose
@@ -138,7 +140,7 @@ _TEXT: dict[str, Treatment] = {
         moderation safety_settings safe_prompt sensitive_word_check deferred
         """
     ),
-    # Details of the reply and of its stream that pronk does not have.
+    # Options about details of the reply and its stream that other servers have, and pronk does not.
     **_accepted(
         """
         timings_per_token return_progress response_fields stream_obfuscation stream_interval
@@ -573,7 +575,10 @@ class _FieldReader:
                 raise self._contradiction(written, target, each)
 
     def _value(self, name: str) -> Any:
-        """Return the value of a known field under any of its names, or ``None`` without one."""
+        """Return the value that the object has for a known field, under any of the field's names.
+
+        Returns ``None`` if the object does not have the field.
+        """
         own = self.given.get(name)
         return self.fields.known.get(name) if self.about.is_neutral(name, own) else own
 

@@ -119,7 +119,8 @@ _BLOCKS: Mapping[str, type[Record]] = {
     "tool_result": ToolResultBlock,
     "document": DocumentBlock,
     "search_result": SearchResultBlock,
-    **dict.fromkeys(_UNREADABLE_BLOCKS, TextBlock),  # its error says that a text is expected
+    # Parsed as text, so that the error says that a text is expected.
+    **dict.fromkeys(_UNREADABLE_BLOCKS, TextBlock),
 }
 
 
@@ -200,7 +201,7 @@ class MessagesTurn(Record):
         uses = [block for block in blocks if isinstance(block, ToolUseBlock)]
         calls = [tool_call(block.id, block.name, block.input) for block in uses]
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thoughts:  # templates read them under one of two names
+        if thoughts:  # chat templates read thoughts under one of these two names
             message["reasoning_content"] = thoughts
             message["thinking"] = thoughts
         if calls:
@@ -402,7 +403,10 @@ def _content(block: Block) -> dict[str, Any]:
 
 
 def _signature(block: Block) -> str:
-    """Return a digest of thoughts, which clients send back; the server does not check it."""
+    """Return a digest of thoughts as their signature, which Anthropic's API has.
+
+    Clients send the signature back with the thoughts; the server does not check it.
+    """
     return hashlib.sha256(block.content.encode()).hexdigest()
 
 

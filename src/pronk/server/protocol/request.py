@@ -129,7 +129,11 @@ class RequestBody(BaseModel):
 
 
 def _as_written(error: ValidationError, written: Mapping[str, Path]) -> ValidationError:
-    """Return pydantic's error with the field names that the client wrote in its locations."""
+    """Return pydantic's error with locations in the words of the client.
+
+    ``written`` has, for each field that the client wrote under another name, the names that lead to
+    it.
+    """
     problems = list[InitErrorDetails]()
     for problem in error.errors(include_url=False):
         location = problem["loc"]
@@ -166,7 +170,7 @@ class Skipped(Record):
 
     @property
     def name_of_tool(self) -> str | None:
-        """Name of a tool, in the object or in its definition; ``None`` without a name."""
+        """Name of the ignored tool, from the object or the definition in it, or ``None``."""
         definitions = [self._given, self._given.get("function"), self._given.get(self.type)]
         names = [each.get("name") for each in definitions if isinstance(each, Mapping)]
         return next((name for name in names if isinstance(name, str) and name), None)
@@ -269,7 +273,10 @@ class StreamOptions(RequestBody):
 
 
 def _sampling_field(name: str) -> Any:
-    """Return an optional field with the range of an option of ``SamplingParams``."""
+    """Return an optional pydantic field with the range of the option ``name``.
+
+    The option is one of ``SamplingParams``, which declares its range.
+    """
     option = declared_options(SamplingParams)[name].option
     bounds: dict[str, Any] = {"gt" if option.exclusive_min else "ge": option.low, "le": option.high}
     return Field(None, **bounds)
@@ -533,7 +540,10 @@ class RunningUsage:
         self._generated = Counter[int]()
 
     def add(self, pieces: Sequence[Piece], chunks: Sequence[dict[str, Any]]) -> None:
-        """Count the tokens of a step, and write the counts of its sample into each chunk."""
+        """Count the new tokens of a step, and set the field ``usage`` of its chunks.
+
+        The field of a chunk has the token counts of the chunk's sample so far.
+        """
         self._generated.update(piece.index for piece in pieces)
         for chunk in chunks:
             for choice in chunk.get("choices", ()):
@@ -552,7 +562,7 @@ def usage(done: Sequence[Completion], n: int, num_thought_tokens: int = 0) -> di
     The tokens of a prompt count once for its ``n`` samples.
     """
     stats = [completion.stats for completion in done]
-    first_stats = stats[::n]  # of the first sample of each prompt
+    first_stats = stats[::n]  # statistics of the first sample of each prompt
     prompt = sum(each.prompt_tokens for each in first_stats)
     cached = sum(min(each.cached_tokens, each.prompt_tokens) for each in first_stats)
     generated = sum(each.generated_tokens for each in stats)

@@ -122,7 +122,10 @@ class Namespace(Record):
 
     @cached_property
     def functions(self) -> Sequence[NamespaceFunction]:
-        """Functions of the group with names that a call can have."""
+        """Functions of the group, under the names that the model sees.
+
+        A function whose name cannot stand in a tool call is left out, and reported as ignored.
+        """
         found = list[NamespaceFunction]()
         for number, tool in enumerate(self.tools or ()):
             if not isinstance(tool, FunctionTool):
@@ -167,7 +170,7 @@ class UnreadableItem(Record):
 
 
 class TextItem(Record):
-    """Item of a text of the user without a message around it."""
+    """Text of the user that stands in ``input`` by itself, without a message around it."""
 
     type: Literal["input_text"]
     text: Text

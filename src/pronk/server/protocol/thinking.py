@@ -33,7 +33,7 @@ def _read_number(value: Any) -> Any:
 ThinkingHint = Annotated[
     bool | Annotated[Text, Field(max_length=64)], BeforeValidator(_read_number)
 ]
-# Maximum number of tokens of thoughts; -1 leaves it to the model.
+# Maximum number of tokens of thoughts; -1 is the same as no maximum.
 ThinkingBudget = Annotated[
     Annotated[int, Field(ge=0, le=2**31)] | None,
     BeforeValidator(lambda value: None if value == -1 else value),
@@ -50,7 +50,8 @@ class Thinking:
     effort: str | None = None  # one of ``EFFORTS``, or an unknown word, which is ignored
     enabled: bool | None = None
     budget: int | None = None  # maximum number of tokens of thoughts
-    field: str = "thinking"  # name of the field
+    # Name of the request's field, for errors and for the report of ignored fields.
+    field: str = "thinking"
 
     @classmethod
     def of_hint(cls, field: str, hint: bool | str | None) -> Thinking:
@@ -121,7 +122,7 @@ def join_wishes(wishes: Sequence[Thinking]) -> Thinking:
                 advice = f"leave {first.field} or {second.field} out"
                 raise refuse(second.field, f"{expected}, found another one; {advice}")
     efforts = [wish for wish in asking if wish.effort is not None]
-    named = [*efforts, *asking]  # the report names the field of the effort
+    named = [*efforts, *asking]  # the report of ignored fields then names the field with the effort
     return Thinking(
         effort=efforts[0].effort if efforts else None,
         enabled=next((wish.enabled for wish in asking if wish.enabled is not None), None),
@@ -133,11 +134,12 @@ def join_wishes(wishes: Sequence[Thinking]) -> Thinking:
 class ThinkingConfig(Record):
     """Field ``thinking`` of Anthropic's API: off, or on with or without a budget in tokens."""
 
-    type: Text = Field("enabled", max_length=64)  # "disabled", or a kind of thinking
+    # A word of ``_OFF`` turns thinking off, any other word on.
+    type: Text = Field("enabled", max_length=64)
     budget_tokens: ThinkingBudget = None
 
     def wishes(self) -> list[Thinking]:
-        """Return what the object asks of thinking."""
+        """Return the thinking options that the fields of the object set, one item per field."""
         return [
             Thinking(enabled=self.type not in _OFF, field="thinking"),
             Thinking(budget=self.budget_tokens, field="thinking.budget_tokens"),
@@ -155,7 +157,7 @@ class ReasoningOptions(Record):
     max_tokens: ThinkingBudget = None
 
     def wishes(self) -> list[Thinking]:
-        """Return what the object asks of thinking."""
+        """Return the thinking options that the fields of the object set, one item per field."""
         return [
             Thinking.of_hint("reasoning.effort", self.effort),
             Thinking(enabled=self.enabled, field="reasoning.enabled"),
@@ -166,7 +168,10 @@ class ReasoningOptions(Record):
 def wishes_of(
     field: str, value: ThinkingConfig | ReasoningOptions | bool | str | None
 ) -> list[Thinking]:
-    """Return what a field asks of thinking; its value is an object, a switch or an effort."""
+    """Return the thinking options that a field sets.
+
+    Its value is an object with options, a switch (true, ``"off"``) or an effort (``"high"``).
+    """
     if isinstance(value, (ThinkingConfig, ReasoningOptions)):
         return value.wishes()
     return [Thinking.of_hint(field, value)]

@@ -64,7 +64,7 @@ def complete_arguments(value: Any) -> Any:
             raise ValueError(msg)
         found, is_json = _parse(value)
         if is_json and isinstance(found, dict) and not _SURROGATE.search(value):
-            return value  # the text that the model wrote
+            return value  # unchanged, because it is the text that the model wrote
     if not isinstance(found, dict):
         found = {} if found is None or found in EMPTY else {"arguments": found}
     # Clients cut texts between the halves of a surrogate pair; a half becomes U+FFFD.
@@ -240,9 +240,9 @@ class ToolUse:
     parallel: bool | None = None
     # Names of the tools that the answer may call; None means all of them.
     only: Collection[str] | None = None
-    # Place of each function's schema in the request, for error messages.
+    # Names and indices that lead to each function's schema in the request, for error messages.
     schemas_at: Sequence[SchemaPath] = ()
-    skipped: Sequence[Skipped] = ()  # tools that this server does not use
+    skipped: Sequence[Skipped] = ()  # tools of types that the server ignores, such as a web search
 
     @classmethod
     def of(
@@ -455,7 +455,10 @@ _MODES: Mapping[str, Literal["none", "auto", "required"]] = {
 
 
 def _function_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of functions in ``allowed_tools``, in the form of chats or of responses."""
+    """Return the names of the functions that ``allowed_tools`` lists.
+
+    A function is ``{"function": {"name": …}}`` in chats, and ``{"name": …}`` in ``/v1/responses``.
+    """
     names = list[str]()
     for tool in tools:
         if tool.get("type", "function") == "function":

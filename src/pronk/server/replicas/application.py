@@ -105,7 +105,7 @@ def app(args: ApplicationArgs) -> Any:
 
 
 class _Server:
-    """Class of the servers' deployment; :class:`_AsgiApplication` answers the requests."""
+    """Ray Serve deployment of the server processes; ``_AsgiApplication`` answers their requests."""
 
     def __init__(self, model: Any) -> None:
         del model  # Ray starts the replicas' deployment because it is an argument here

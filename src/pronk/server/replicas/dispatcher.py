@@ -136,7 +136,7 @@ class Dispatcher:
         self._admission = AdmissionLimit(max_requests, shared=shared)
         self.executor = FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._closed = False
-        # Load in the last message of each replica, by name.
+        # Last reported load of each replica, by the replica's name.
         self._loads: dict[str, EngineLoad] = {}
         # Number of requests on each replica, by name.
         self._active = Counter[str]()

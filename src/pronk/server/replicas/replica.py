@@ -25,7 +25,7 @@ from pronk.server.replicas.messages import (
 _log = logging.getLogger(__name__)
 
 NAMESPACE = "pronk"  # Ray's namespace of :class:`ServerProcess`
-# Limit of a replica's engine. The limits of the dispatcher and of Ray Serve are lower.
+# Maximum number of samples in a replica's engine. The dispatcher and Ray Serve have lower limits.
 _MAX_REQUESTS = 2**20
 
 
