@@ -33,7 +33,8 @@ Message = dict[str, str]
 _ROLES = ("system", "user", "assistant")
 _QUOTES = '"""'  # begins and ends a message of several lines
 _MAX_LINE = 2**24  # maximum characters of a line of a file or pipe
-_MAX_TOKENS = 1024  # default maximum of an answer, unless half the context is less
+# Maximum number of tokens of an answer by default; half the context if that is less.
+_MAX_TOKENS = 1024
 
 
 class ChatSession:
