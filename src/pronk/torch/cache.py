@@ -71,7 +71,7 @@ class TorchCache(PagedCache):
 
         Args:
             layer: number of the layer, from 0.
-            slots: int64 ``[rows]``.
+            slots: int64 ``[rows]``, a slot for each row of ``k`` and ``v``.
             k: keys ``[rows, kv_heads, head_dim]``.
             v: values ``[rows, kv_heads, head_dim]``.
         """
@@ -103,7 +103,7 @@ class VisibleKeys(NamedTuple):
     """The keys that the rows of an entry see, the same for all layers with the same window."""
 
     num_rows: int
-    slots: Tensor  # int64 ``[keys]``
+    slots: Tensor  # slot of each key in the cache, int64 ``[keys]``
     # Bool ``[rows, keys]``: whether a row sees a key. The mask of a row that sees no key is True
     # for all keys, because a softmax over no keys is NaN; ``sees_any`` sets its output to zero.
     mask: Tensor
@@ -190,8 +190,8 @@ def attend_rows(
     """Return the attention of all rows to the keys and values of a layer, ``[rows, heads · d]``.
 
     The query heads of each key/value head are stacked as rows, so that one matrix product serves
-    all of them. The output of a row that sees no key is zero: in a text of one token, or if the
-    blocks of its window are released.
+    all of them. The output of a row that sees no key is zero. A row sees none in cross-attention if
+    it is the first token of the text, or if the blocks of its window are released.
 
     Args:
         queries: ``[rows, heads, d]``.
