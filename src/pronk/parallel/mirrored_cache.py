@@ -59,7 +59,7 @@ class MirroredCache(PagedCache):
     can_compute_features = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.remote_pools: list[RemotePool] = []  # one per worker
+        self.remote_pools: list[RemotePool] = []  # records of the workers' pools, one per worker
         # Weak reference to a function that fetches KV rows. From a worker's pool and slots in it,
         # the function returns the KV rows, uint8 ``[slots, bytes]``, or ``None`` if the worker is
         # lost.

@@ -74,7 +74,7 @@ class ScatteredLogits:
 
         ``recompute`` computes all rows in this process. It is called if a worker with rows is lost.
         """
-        self.rows = rows  # undefined in rows that have not been fetched
+        self.rows = rows  # rows that have not been fetched have undefined values
         # For each row that has not been fetched yet, by its index: the function that fetches rows
         # from the worker that has it, and the index of the row in that worker's tree shard.
         self.remote_rows = dict[int, tuple[partial[Array | None], int]]()
