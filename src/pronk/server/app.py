@@ -254,7 +254,7 @@ async def _reply(
     try:
         first = await anext(chunks)  # raises an error of the request before the HTTP status is sent
         report = await models.executor.run(tenant, _report_header, body, size=body.num_bytes)
-    except BaseException:  # also a cancellation
+    except BaseException:  # raised also if the request is cancelled
         await chunks.aclose()  # no StreamingResponse was made, which would close the generator
         raise
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)

@@ -175,7 +175,7 @@ class BatchOutput:
             )
             raise OptionError(msg) from error
         except OSError:
-            return  # the file system does not support locks
+            return  # the file system does not support locks: go on without one
 
     def _read_answers(self) -> None:
         """Collect the ``custom_id`` of each answer; cut an incomplete line off the file's end."""

@@ -72,7 +72,7 @@ class Metrics:
     """Counters, gauges and histograms of one model; all models of a server share a registry."""
 
     def __init__(self, model: str) -> None:
-        self.registry = CollectorRegistry()  # not Prometheus' global registry
+        self.registry = CollectorRegistry()  # of its own, instead of Prometheus' global registry
         self._gauges = [(self._gauge(name, text), field) for name, (text, field) in _GAUGES.items()]
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Generated tokens.")

@@ -39,7 +39,7 @@ class PooledModel:
     loader: ModelLoader | None
     pinned: bool = False  # whether the model is never unloaded
     state: Literal["unloaded", "loading", "loaded", "failed"] = "unloaded"
-    service: Service | None = None  # set in the state ``loaded``
+    service: Service | None = None  # ``None`` unless the state is ``loaded``
     num_running: int = 0  # number of requests that use ``service``
     num_waiting: int = 0  # number of requests that wait for ``service``
     # Whether new requests for the model wait, because it will be unloaded: another model needs its
@@ -345,7 +345,8 @@ class ModelPool:
             async with self._lock:
                 if model.num_waiting and not self._is_usable(model):
                     await self._load(model)
-            self._queue[tenant] = self._queue.pop(tenant)  # behind the other tenants
+            # Move the tenant to the end, so that each other tenant comes first.
+            self._queue[tenant] = self._queue.pop(tenant)
             for wanted in self._queue.values():
                 if model in wanted:
                     wanted.remove(model)

@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
             lifespan="off",
             server_header=False,
             proxy_headers=False,
-            access_log=False,  # uvicorn would also log the query string
+            access_log=False,  # uvicorn would also log the query strings of requests
             log_config=_LOG,
             log_level="error",
             h11_max_incomplete_event_size=2 * limits.headers,
@@ -171,7 +171,7 @@ class Server(uvicorn.Server):
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_SECONDS)
         for task in tasks:
-            task.cancel()  # without effect on a finished task
+            task.cancel()  # a task that is finished ignores this
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
         for connection in [*self.server_state.connections]:

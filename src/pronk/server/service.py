@@ -88,9 +88,9 @@ _PUBLISHED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk pad sep cls m
 # of other requests are tokenized.
 _TURN_SECONDS = 0.1
 # Work of encoding a reply, in the unit of FairExecutor: the work of parsing one byte of a request.
-_TOKEN_SIZE = 4  # per token
-_REPORT_SIZE = 16  # per log-probability with its token
-_NUMBER_SIZE = 1  # per number of an embedding
+_TOKEN_SIZE = 4  # work for each token of the reply
+_REPORT_SIZE = 16  # work for each log-probability with its token
+_NUMBER_SIZE = 1  # work for each number of an embedding
 
 
 class Service:

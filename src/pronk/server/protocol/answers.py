@@ -170,7 +170,7 @@ class AnswerParser:
     def _add(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
         """Add a part to the last block or to a new one, and to ``deltas``.
 
-        Text is dropped where it is not allowed.
+        If the answer must be a call, text is dropped.
         """
         kind: BlockKind
         call = None

@@ -95,7 +95,7 @@ class CompletionReply:
     texts: TokenTexts
     echoes: Sequence[str]  # texts of the prompts if the field ``echo`` is set, otherwise empty
     echo_only: bool  # whether the reply leaves out the generated token (max_tokens is 0)
-    prompts: Sequence[Sequence[int]] = ()  # token ids
+    prompts: Sequence[Sequence[int]] = ()  # token ids of each prompt
     # For each sample's index, the counter that says where each generated token begins in its text.
     _offsets: dict[int, TokenOffsets] = field(default_factory=dict)
 

@@ -176,7 +176,7 @@ class ConversationRequest(TextRequest):
         return self.thinking_wish().template_options() | (self.chat_template_kwargs or {})
 
     def unfollowed(self, answers: AnswerFormat) -> Iterator[str]:
-        """Yield descriptions of what the answer may not follow, for the report of ignored fields.
+        """Yield the parts of the request that the answer may violate, to report them as ignored.
 
         These are fields for thinking that the model has no means for, and keywords of the tools'
         schemas that the grammar does not enforce.

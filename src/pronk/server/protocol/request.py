@@ -266,7 +266,8 @@ def list_prompts(prompts: Any) -> list[str | list[int]]:
 class StreamOptions(RequestBody):
     """Field ``stream_options``: token counts in a stream."""
 
-    is_record: ClassVar = True  # options of other servers are about the events, never the text
+    # Unknown fields are ignored: such options of other servers never change the text.
+    is_record: ClassVar = True
 
     include_usage: bool = False
     continuous_usage_stats: bool = False  # field of vLLM, whose benchmark clients always set it

@@ -78,7 +78,8 @@ def _parse(text: str) -> tuple[Any, bool]:
     A text with NaN is not valid. If nothing can be read, the value is the text itself.
     """
     with suppress(ValueError, RecursionError):
-        return parse_json(text, parse_constant=int), True  # int("NaN") raises ValueError
+        # ``int`` raises ValueError for NaN and Infinity.
+        return parse_json(text, parse_constant=int), True
     with suppress(ValueError, RecursionError):
         return parse_json(text, parse_constant=lambda _: None), False
     with suppress(ValueError, RecursionError):

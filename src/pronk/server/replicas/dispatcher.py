@@ -161,7 +161,8 @@ class Dispatcher:
                     try:
                         await self._replicas.about_async()
                     except ReplicaLostError:
-                        await asyncio.sleep(_PAUSE)  # another replica may work
+                        # After a failure; meanwhile, another replica may become ready.
+                        await asyncio.sleep(_PAUSE)
                     else:
                         self._ready_until = perf_counter() + _READY_SECONDS
         except TimeoutError:
@@ -296,7 +297,7 @@ class Dispatcher:
             self._release(stream.replica)
 
     def _release(self, replica: str) -> None:
-        """Subtract a request from the count of a replica; forget a replica without requests."""
+        """Subtract one from a replica's number of requests; forget a replica that has none left."""
         self._active[replica] -= 1
         if self._active[replica] <= 0:
             for state in (self._active, self._active_at_death, self._loads):
@@ -354,7 +355,12 @@ class _FailureCounts:
     blame: float = 0.0
 
     def add_death(self, blame: float, *, replaying: bool) -> None:
-        """Count the death of a replica; raise ``ClosedError`` if a limit is reached."""
+        """Count the death of a replica during this request; at a limit, raise ``ClosedError``.
+
+        Args:
+            blame: probability that this request is the cause: 1 / (requests on the replica).
+            replaying: whether the replica was repeating tokens that the client already has.
+        """
         self.count += 1
         self.replay_deaths += replaying
         self.blame += blame

@@ -30,7 +30,10 @@ _MAX_REQUESTS = 2**20
 
 
 class ServerProcess:
-    """Actor without methods, which Ray ends when the server's process ends."""
+    """Actor that Ray ends together with the server's process; it has no methods.
+
+    Replicas look it up to learn whether the server still runs.
+    """
 
 
 class Replica:
