@@ -53,7 +53,7 @@ class Options:
     """Options of the measurement."""
 
     max_tokens: int = 128  # maximum number of tokens of each output
-    temperatures: tuple[float, ...] = (0.0, 0.8)  # 0 is greedy
+    temperatures: tuple[float, ...] = (0.0, 0.8)  # sampling temperatures; 0 is greedy decoding
     repeats: int = 3  # number of runs of every method on every prompt
     batch: int = 1  # number of prompts that are decoded together
     seed: int = 7  # the seeds of all requests are derived from this one
@@ -140,7 +140,8 @@ class Bench:
             self.trace.add(Bandwidth(self.bandwidth.measure()))
             # Measuring the bandwidth has emptied the CPU caches; a short run refills them before
             # the first method.
-            with suppress(PronkError):  # the measured samples report the error
+            # An error is also that of the measured samples, which report it.
+            with suppress(PronkError):
                 ids = items[0][1].ids[:_REFILL_TOKENS]
                 self.llm.generate(ids, SamplingParams(max_tokens=2), drafter=PLAIN)
             plain = self._run_repeats([item for _, item in items])

@@ -19,9 +19,9 @@ from pronk.serving import stop_ids_with_eos
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt to measure, with its parameters and the form of its result.
+    """A prompt to measure, its sampling parameters, and a sample without measured values.
 
-    :meth:`Method.run` returns a copy of ``sample`` with the results filled in.
+    :meth:`Method.run` returns a copy of ``sample`` with the measured values filled in.
     """
 
     ids: list[int]

@@ -79,8 +79,8 @@ class ModerationResult:
     model: str  # name of its folder or file
     kernels: str
     texts: int  # number of texts
-    # Counts of ``flagged`` texts, of ``acceptable`` texts (the positives of the Mistral 7B paper),
-    # and of each category, without the texts whose category the file does not say.
+    # Counts by name: ``flagged`` texts, ``acceptable`` texts (the positives of the Mistral 7B
+    # paper), and each category. Texts whose category is unknown do not count for categories.
     classes: dict[str, Counts]
 
     def to_dict(self) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class Finished:
 
     task: str
     id: str
-    names: tuple[str, ...]  # ids of its turns in the other records
+    names: tuple[str, ...]  # ids of the prompt's turns, as in the records of its samples
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Cape(Composite):
 
 
 class CapeProposer(Proposer[States]):
-    """Proposes the inner drafter's chains with siblings."""
+    """Proposes the chains of the inner drafter, with siblings added to their tokens."""
 
     name = Cape.name
 
@@ -140,7 +140,8 @@ class CapeProposer(Proposer[States]):
             gain += [gain[depth] * rates.rate(kind, depth + 1) for kind in kinds]
         probs = chain.distributions
         if probs is not None:
-            probs += (None,) * (len(tokens) - len(probs))  # the siblings are not drawn
+            # A sibling has no distribution, because it is not drawn from one.
+            probs += (None,) * (len(tokens) - len(probs))
         return TokenTree(
             tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin)
         )

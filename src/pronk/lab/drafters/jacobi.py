@@ -133,7 +133,8 @@ def build_chain(label: str, context: DraftContext[JacobiState], num_tokens: int)
     gain = 1.0
     rates = context.acceptance.rates(label, _PRIORS)
     for index in range(count):
-        kind = min(index, _NUM_RATES - 1)  # depth - 1
+        # One rate for each depth from 1; deep tokens share the last rate.
+        kind = min(index, _NUM_RATES - 1)
         gain *= rates.rate(kind, index + 1)
         node = trie.add(node, context.state.draft_token(first + index), gain, (label, kind))
     return trie.tree(count)

@@ -216,7 +216,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         elif old_window is None:
             old_window = Window.filled(position, root, shape, prompt)
         window = old_window.shift_to(position, root, shape, prompt)
-        depth = len(window.rows[0]) + len(window.rows) - 2  # depth of the deepest node
+        depth = len(window.rows[0]) + len(window.rows) - 2  # depth of the tree's deepest node
         fits = depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 
@@ -295,7 +295,8 @@ class LookaheadProposer(Proposer[LookaheadState]):
                 )
         self._tuner.record_step(
             requests=len(verified),
-            rows=sum(sum(tree.acceptable) for tree, _ in verified),  # without the window's nodes
+            # Number of draft tokens; nodes of the window cannot be accepted.
+            rows=sum(sum(tree.acceptable) for tree, _ in verified),
             other_tokens=sum(1 + len(path) for _, path in verified) - window_tokens,
             window_tokens=window_tokens,
             costs=costs,

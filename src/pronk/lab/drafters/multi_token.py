@@ -117,7 +117,7 @@ class MultiToken(Drafter):
         object.__setattr__(self, "tree", tree)
 
     def find_default(self, target: Target) -> Path | None:
-        """Return the folder ``heads`` in the target's folder, ``None`` if there is none."""
+        """Return the folder ``heads`` in the target's folder, or ``None`` if it has no drafter."""
         if target.folder is None:
             return None
         folder = target.folder / "heads"

@@ -227,7 +227,7 @@ class WindowTuner:
         index = self.index
         throughput = self._tokens_per_second(index, costs, window_tokens)
         larger = index + 1
-        expected = 0.0  # throughput with the larger size
+        expected = 0.0  # tokens per second with the next larger window; 0 if none is larger
         if larger < len(WINDOW_SIZES):
             expected = self._tokens_per_second(larger, costs, 2.0 * window_tokens)
         if throughput < self._tokens_per_second(0, costs):

@@ -49,7 +49,7 @@ class ExactDistribution:
     """
 
     prompt: NamedPrompt
-    cells: dict[Cell, float]  # probability of each cell
+    cells: dict[Cell, float]  # probability of each cell, a set of strings
     # For each prefix of 0 to 2 letters: the tokens that DRAW can sample after it.
     possible: dict[Cell, frozenset[int]]
     # How well strings reveal a wrong temperature: the expected variance of the scaled logits,

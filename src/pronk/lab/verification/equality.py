@@ -69,7 +69,7 @@ class Divergence:
     """
 
     prompt: str
-    mode: str  # key of MODES, such as "greedy"
+    mode: str  # decoding mode, a key of MODES such as "greedy"
     batch: bool
     position: int  # index of the first differing token among the generated ones
     what: str
@@ -141,7 +141,7 @@ class GeneratedText:
     """One generated text, and how it was generated."""
 
     prompt: NamedPrompt
-    mode: str  # key of :data:`MODES`
+    mode: str  # decoding mode, a key of :data:`MODES` such as "greedy"
     batch: bool  # whether the text was generated in a batch
     params: SamplingParams
     completion: Completion

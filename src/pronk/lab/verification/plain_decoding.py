@@ -22,7 +22,7 @@ from pronk.serving import Request
 class LogitsRecorder(Sampler):
     """A sampler that records the target's logits of its latest choice."""
 
-    logits: NDArray[np.float32]  # ``[vocab]``
+    logits: NDArray[np.float32]  # float32 ``[vocab]``, of the latest choice
 
     def choose(self, logits: Array) -> int:
         """Return the token that the target chooses, and record the logits."""

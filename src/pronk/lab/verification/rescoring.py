@@ -74,7 +74,7 @@ class TextScorer:
         return cls(llm, 2 * rounding(llm, max(magnitudes)))
 
     def can_score(self, length: int) -> bool:
-        """Return whether a prefill of ``length`` tokens has the positions of decoding.
+        """Return whether a prefill of ``length`` tokens has the rotary embeddings of decoding.
 
         Dynamic RoPE changes its rotations with the length of the text beyond the original context.
         """

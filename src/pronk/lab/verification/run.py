@@ -236,7 +236,7 @@ def verify_steps(
     exact = choose_extended(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
     scorer = TextScorer.make(llm, fitting)
     threshold = _SIGNIFICANCE / len(proposers)
-    reference: dict[str, list[GeneratedText]] = {}  # texts of plain decoding, by mode
+    reference: dict[str, list[GeneratedText]] = {}  # texts of plain decoding, by decoding mode
     finished: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):
         equality = Equality(llm.exact)
@@ -261,9 +261,9 @@ def verify_steps(
 def fitting_drafters(
     llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled"
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the drafters that run on the model without options, and the reasons of the others.
+    """Return the names of drafters that run on the model without options, and why others fail.
 
-    The drafters are names; the reasons are error messages, by name.
+    The second value is the error message of each drafter that does not run, by its name.
     """
     fitting = list[str]()
     reasons = dict[str, str]()

@@ -23,7 +23,7 @@ class _TimingStreamer:
         self.times: list[float] = []  # at most two, in seconds of ``perf_counter``
 
     def put(self, value: object) -> None:  # noqa: ARG002 - not used
-        """Record the time if this is the first or second call."""
+        """Record the time of the first two calls, which are for the prompt and the first tokens."""
         if len(self.times) < 2:
             self.times.append(perf_counter())
 
