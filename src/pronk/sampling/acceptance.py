@@ -67,10 +67,11 @@ def acceptance_rule(
 
 
 def _verify_chain(sampler: Sampler, tree: TokenTree, logits: Logits, node: int) -> list[int]:
-    """Verify the chain of first children below ``node``; return the decided tokens, last one first.
+    """Verify the chain of first children below ``node``; return the target's tokens.
 
-    The decided tokens are the accepted tokens of the chain and the token after them, which is
-    chosen among the further children of the node at which the chain stops.
+    The list has the token after the chain first, then the accepted draft tokens of the chain, last
+    one first. The token after the chain is chosen by the rule rejection among the further children
+    of the node at which the chain stops.
     """
     chain = tree.first_chain(node)
     nodes = (node, *chain)

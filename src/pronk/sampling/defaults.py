@@ -39,9 +39,9 @@ def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, floa
     options are ignored with a warning.
 
     Args:
-        values: values of ``generation_config.json``, or of a GGUF file's :data:`GGUF_KEYS` by their
-            option names.
-        file: name of the file, for the warning.
+        values: the content of ``generation_config.json``; or the metadata of a GGUF file, with
+            the keys renamed to options by :data:`GGUF_KEYS`.
+        file: name of the file with the values, for the warning.
     """
     options = {name: values[name] for name in RECOMMENDABLE if values.get(name) is not None}
     if values.get("do_sample") is not None:
@@ -62,5 +62,5 @@ def recommended_params(config: ModelConfig, **options: Any) -> SamplingParams:
 
 
 def sampling_values(params: SamplingParams) -> dict[str, float]:
-    """Return the values of the options that a model can recommend, by their names."""
+    """Return the values of the options in :data:`RECOMMENDABLE`, by the options' names."""
     return {name: getattr(params, name) for name in RECOMMENDABLE}

@@ -65,8 +65,9 @@ class CompiledGrammar:
     def new_processor(self, text: Sequence[int] = (), *, one_end: bool = False) -> GrammarProcessor:
         """Return a logits processor for a request that has generated the token ids ``text``.
 
-        ``one_end`` is that of
-        :class:`~pronk.sampling.grammar_processor.GrammarProcessor`.
+        ``one_end`` says whether only the stop token with the smallest id may end the text where the
+        grammar allows nothing but the end
+        (:class:`~pronk.sampling.grammar_processor.GrammarProcessor`).
         """
         return GrammarProcessor(self._matcher, self._stop_token_ids, text, one_end=one_end)
 
@@ -118,8 +119,9 @@ class Grammars:
     def submit(self, guide: Guide, tenant: str = "") -> Future[CompiledGrammar]:
         """Return a future of the compiled guide.
 
-        A guide that is not cached is compiled in a background thread, the guides of several tenants
-        in turns. Errors are those of :meth:`compile`.
+        The compilation runs in a background thread, unless the guide is cached. If several tenants
+        wait for compilations, the thread serves the tenants in turns. The future raises the errors
+        of :meth:`compile`.
         """
         compiled = self._find(guide)
         future = Future[CompiledGrammar]()
@@ -209,9 +211,10 @@ def _kind_in_errors(kind: str) -> Iterator[None]:
 
 
 def _check_multiples(guide: Guide) -> None:
-    """Raise a GuideError if the values of ``multipleOf`` in a grammar have too large a multiple.
+    """Raise a GuideError if ``multipleOf`` in a grammar has values with a large common multiple.
 
-    llguidance would need as many states as the common multiple of their digits.
+    The common multiple is that of the values' digits without the decimal point: 75 for 0.25 and 3.
+    llguidance would need as many states; at most ``MAX_MULTIPLE`` are allowed.
     """
     common_multiple = lcm(*_multiples(guide.source)) if guide.kind == "grammar" else 1
     if common_multiple > MAX_MULTIPLE:
@@ -223,7 +226,7 @@ def _check_multiples(guide: Guide) -> None:
 
 
 def _multiples(grammar: str) -> Iterator[int]:
-    """Yield the digits of each value of ``multipleOf`` in a grammar: 25 for 0.25."""
+    """Yield the digits of each value of ``multipleOf`` in a grammar as an integer: 25 for 0.25."""
     # Decode escapes, which may occur in the key: "\u006d" is "m".
     source = re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), grammar)
     for number in _MULTIPLE.findall(source):

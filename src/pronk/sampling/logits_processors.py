@@ -131,7 +131,7 @@ class Penalties(LogitsProcessor):
         if params.repetition_penalty != 1.0:
             ids = np.flatnonzero(self.in_prompt | in_output)
             x = logits[ids]
-            # The division by a tiny penalty may overflow.
+            # The division by a tiny penalty may overflow to infinity, which the next line clips.
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 x = np.where(x > 0, x / params.repetition_penalty, x * params.repetition_penalty)
             logits[ids] = np.clip(x, -_MAX_LOGIT, _MAX_LOGIT)

@@ -23,7 +23,10 @@ _MAX_LOGPROBS = 64
 @documented
 @dataclass(frozen=True)
 class SamplingParams:
-    """Options of a request. Every drafter honours every option, or an error names the option."""
+    """Options of a request: how its tokens are sampled, and where its text ends.
+
+    Every drafter honours every option, or an error names the option.
+    """
 
     max_tokens: Annotated[int, Option("Maximum number of tokens to generate.", low=1)] = 128
     min_tokens: Annotated[
@@ -238,16 +241,16 @@ class SamplingParams:
 
     @property
     def rejects(self) -> bool:
-        """Whether the rejection or block rule applies; False for greedy decoding under any rule.
+        """Whether draft tokens are accepted at random, by the rejection or block rule.
 
-        If True, sampled tokens depend on the draft tokens, so a retry with the same seed may give
-        other tokens.
+        False for greedy decoding under any rule. If True, sampled tokens depend on the draft
+        tokens, so a retry with the same seed may give other tokens.
         """
         return self.rule != "coupled" and not self.greedy
 
     @property
     def truncates(self) -> bool:
-        """Whether top-k, top-p or min-p is set."""
+        """Whether unlikely tokens are excluded before sampling: by top-k, top-p or min-p."""
         return bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
     def to_dict(self) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class Sampler:
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Append ``tokens`` to the context until the end of the ``with`` block."""
+        """Append tentative ``tokens`` to the context until the end of the ``with`` block."""
         start = len(self.context.tentative)
         try:
             for token in tokens:
@@ -207,9 +207,9 @@ class Sampler:
         return _scatter(scores, ids, len(logits), -math.inf)
 
     def _kept_scores(self, logits: Array) -> tuple[NDArray[np.float64], Ids]:
-        """Return scores with Gumbel noise, and ids, of the tokens that top-k, top-p and min-p keep.
+        """Return scores and ids of the tokens that top-k, top-p and min-p keep, by ascending id.
 
-        The scores are float64, and the ids are in ascending order.
+        The scores are float64 and include the Gumbel noise.
         """
         kept, ids = truncate(self._process(logits) / self._stateless.temperature, self.params)
         scores = gumbel_noise(self.seed, len(self.context), ids)
@@ -219,9 +219,10 @@ class Sampler:
     def draft_token_at(
         self, logits: Array, position: int, ids: DraftIds | None = None
     ) -> DraftToken | None:
-        """Return the result of :meth:`draft_token` for another position than that of the context.
+        """Return the token that a draft model with these logits proposes for any ``position``.
 
-        The sampler must have kernels and follow the coupled rule, so that a draft token depends on
+        The result is that of :meth:`draft_token`, which is for the position after the context. The
+        sampler must have kernels and follow the coupled rule, so that a draft token depends on
         logits, seed and position alone.
         """
         assert self.kernels is not None, "expected a sampler that drafts statelessly"
@@ -296,7 +297,7 @@ class Sampler:
         try:
             processed = self._process(logits, allow_none=True)
         except GuideError:
-            # Only this token is given up. An exception would discard the whole proposal, and
+            # Propose nothing after this context. An exception would discard the whole proposal, and
             # whether a proposal is discarded must not depend on randomly drawn tokens.
             return None
         if not math.isfinite(float(processed.max())):

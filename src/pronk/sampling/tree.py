@@ -101,7 +101,8 @@ class TokenTree:
     def _links(self) -> tuple[tuple[bool, ...], tuple[dict[int, int], ...]]:
         """The values of :attr:`acceptable` and, for each node, of :meth:`children`.
 
-        Computing them finds parents after their children, and equal siblings.
+        Raise a ValueError if a parent comes after its child, or acceptable siblings have equal
+        tokens.
         """
         children: list[dict[int, int]] = [{} for _ in self.tokens]
         acceptable = [True] * len(self.tokens)
@@ -128,7 +129,10 @@ class TokenTree:
 
     @property
     def acceptable(self) -> tuple[bool, ...]:
-        """For each node, whether the node and all its ancestors may be accepted, by ``verify``."""
+        """For each node, whether the node and all its ancestors may be accepted.
+
+        A node may not be accepted if its entry in ``verify`` is False.
+        """
         acceptable, _ = self._links
         return acceptable
 
@@ -163,7 +167,7 @@ class TokenTree:
         return len(self.tokens) - 1
 
     def num_matched(self, tokens: Sequence[int]) -> int:
-        """Return the number of first ``tokens`` that form a path down from the root."""
+        """Return how many of the first ``tokens`` form a path of acceptable nodes from the root."""
         node = 0
         for count, token in enumerate(tokens):
             child = self.child(node, token)
@@ -181,7 +185,7 @@ class TokenTree:
         return self._children[node]
 
     def draft_sample(self, node: int) -> DraftSample:
-        """Return the token of ``node`` and its distribution, see :data:`DraftSample`."""
+        """Return the token of ``node`` and the distribution that it was drawn from, or ``None``."""
         return self.tokens[node], None if self.probs is None else self.probs[node]
 
     def draft_samples(self, node: int) -> tuple[DraftSample, ...]:
@@ -238,9 +242,10 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """Return a tree of the tokens ``chain`` with this tree below.
+        """Return a tree that begins with the tokens ``chain``, followed by this whole tree.
 
-        The result has no ``gain`` and no ``origin``.
+        The first token of ``chain`` is the new root, and this tree's root is the child of the last
+        one. The result has no ``gain`` and no ``origin``.
         """
         num_above = len(chain)
         if not num_above:

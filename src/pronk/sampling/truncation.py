@@ -1,4 +1,4 @@
-"""Truncation of a distribution to the tokens that top-k, top-p and min-p keep."""
+"""Truncation of a distribution: top-k, top-p and min-p exclude unlikely tokens before sampling."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ def _highest(scores: Floats, count: int) -> Ids:
 
 
 def _above(scores: Floats, lowest: np.float32, count: int) -> Ids:
-    """Return ``count`` ids, ascending: those of scores above ``lowest``, then the first equal ones.
+    """Return the ids of the ``count`` highest scores, the last of which is ``lowest``.
 
-    The scores of at least ``lowest`` must be ``count`` or more.
+    The result is in ascending order of id. Of equal scores, those with the smallest ids are taken.
+    At least ``count`` scores must be ``lowest`` or higher.
     """
     ids = np.flatnonzero(scores >= lowest)
     excess = len(ids) - count
