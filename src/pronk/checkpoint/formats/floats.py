@@ -156,7 +156,8 @@ def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) 
 
 _GROUP = 32  # number of weights with a common scale
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])  # twice the floats 0, 0.5, 1, 1.5, 2, 3, 4, 6
-# Code of each 4-bit float: twice the float plus 16. The highest of the four bits is the sign.
+# Code of each of the 16 4-bit floats, by its bits: twice the float plus 16. The highest bit is the
+# sign.
 MXFP4_CODES = (16 + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
 
 
@@ -173,9 +174,10 @@ class MXFP4(Scheme):
 
     @classmethod
     def parse(cls, _: Mapping[str, Any]) -> MXFP4:
-        """Return the scheme; ``quantization_config`` is not needed.
+        """Return the scheme.
 
-        The names of the tensors show which matrices are quantized.
+        Nothing is read from ``quantization_config``: the names of the tensors show which matrices
+        are quantized.
         """
         return cls()
 
@@ -184,13 +186,16 @@ class MXFP4(Scheme):
 
 
 class _Weight(NamedTuple):
-    """Matrix of an expert; the checkpoint stores those of all experts in two tensors."""
+    """Matrix of one expert.
+
+    The checkpoint has the codes of all experts in one tensor, and their scales in another.
+    """
 
     module: LinearModule
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors in the checkpoint, with the matrices of all experts."""
+        """Tensors that the checkpoint must have, with the matrices of all experts."""
         module = self.module
         _, name = module.name.rsplit(".", 1)
         if module.inputs % _GROUP:
@@ -215,5 +220,9 @@ class _Weight(NamedTuple):
 
 
 def mxfp4_scale(exponents: Array) -> Array:
-    """Return the float32 scales of codes, given the stored exponents of groups (bias 127)."""
+    """Return the float32 scales by which codes are multiplied, half of the scales of the floats.
+
+    ``exponents`` are the stored exponents of the groups (bias 127): a scale is
+    ``2**(exponent - 127)``.
+    """
     return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127).astype(FLOAT32)

@@ -23,7 +23,7 @@ _REMEDY = (
     "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, "
     "or the model's 16-bit weights"
 )
-# Options that change the weights or the forward pass in ways that are not implemented here.
+# Options that change the weights or the forward pass in ways that pronk does not implement.
 _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 
 
@@ -147,8 +147,8 @@ class _Weight(NamedTuple):
         maximum = (1 << bits) - 1
         middle = 1 << (bits - 1)
         if highest > maximum:
-            # The program that wrote the file stored a zero point of 0 as -1, whose bits, all 1,
-            # overwrote other zero points of the word.
+            # A zero point of 0 was stored as -1. In the format gptq, its bits, which are all 1,
+            # have overwritten the other zero points of the word, so they cannot be recovered.
             remedy = "use a checkpoint in the format gptq_v2"
             refuse("qzeros", f"expected 0..{maximum}, found {highest}; {remedy}")
         if self.scheme.symmetric and bool((zeros != middle).any()):
@@ -159,7 +159,10 @@ class _Weight(NamedTuple):
 
 
 def _parse_group_size(size: object, remedy: str) -> int:
-    """Return a group size: -1, or a multiple of 8; an error message ends with ``remedy``."""
+    """Return ``group_size`` of a config: -1, or a multiple of 8.
+
+    Any other value raises a ConfigError whose message ends with ``remedy``.
+    """
     if size == -1 and not isinstance(size, bool):
         return -1
     group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
@@ -218,7 +221,7 @@ def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 _AWQ_REMEDY = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
-# Position of each of eight outputs in a word: the inverse of the permutation 0 2 4 6 1 3 5 7.
+# Where eight consecutive outputs are in a word: the inverse of the permutation 0 2 4 6 1 3 5 7.
 _POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
@@ -256,7 +259,7 @@ class AWQ(Scheme):
         )
         if str(version).lower() != "gemm":
             scheme.refuse("the version gemm", version, _AWQ_REMEDY)
-        # A word of the backend llm-awq packs consecutive inputs, not outputs.
+        # The format of the backend llm-awq differs: a word packs consecutive inputs, not outputs.
         if config.get("backend", "autoawq") == "llm-awq":
             scheme.refuse("the backend autoawq", "llm-awq", _AWQ_REMEDY)
         if config.get("zero_point", True) is not True:

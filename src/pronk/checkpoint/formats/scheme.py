@@ -20,8 +20,8 @@ from pronk.base.errors import ConfigError
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
 FLOATS = ("F32", "F16", "BF16")  # names of float dtypes in safetensors
-MATCHES_NOTHING = re.compile(r"(?!)")  # value of ``Scheme.ignored`` if no tensor is ignored
-# Errors of ``re.compile`` for an invalid expression, a huge repetition count and deep nesting.
+MATCHES_NOTHING = re.compile(r"(?!)")  # value of ``Scheme.ignored`` if all tensors are loaded
+# Errors of ``re.compile``: for an invalid expression, a huge repetition count, and deep nesting.
 EXPRESSION_ERRORS = (re.error, OverflowError, RecursionError)
 
 STATIC_NOTE = (
@@ -154,7 +154,7 @@ def matches_components(module: str, pattern: str) -> bool:
 
 
 def check_zeros(name: str, tensors: Mapping[str, Array], reason: str) -> None:
-    """Raise a CheckpointError if the tensor ``name`` exists and has other numbers than zeros.
+    """Raise a CheckpointError if the tensor ``name`` exists and has a number other than 0.
 
     The message is ``NAME: expected zeros, REASON, found other numbers; …``.
     """

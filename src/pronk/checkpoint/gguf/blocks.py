@@ -36,8 +36,8 @@ from pronk.base.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.checkpoint.formats.floats import MXFP4_CODES, mxfp4_scale
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
-# Format characters of Python's module ``struct``, by the type number of a metadata value (numbers
-# and bool).
+# Format character of Python's module ``struct`` for each type of a metadata value that is a number
+# or bool; the keys are the numbers of the types in a file.
 SCALARS = {
     0: "B",
     1: "b",
@@ -109,11 +109,12 @@ TENSOR_TYPES = {
     41: TensorType("Q1_0", 128, 18),
 }
 
-# Codes, scales, and minima or None, in the shapes that the top of this module states.
+# Result of a conversion of blocks: codes ``[..., weights of a block]``, scales ``[..., groups]``,
+# and minima ``[..., groups]`` or ``None``.
 Unpacked = tuple[Array, Array, Array | None]
 
-# Bytes of a file that are converted at a time. The temporary arrays need a few times as much
-# memory.
+# Number of bytes of a file that are converted at a time, because the temporary arrays need a few
+# times as much memory.
 _CHUNK_BYTES = 1 << 20
 
 # The integers that the codes 0..15 of IQ4_NL stand for (``kvalues_iq4nl`` of llama.cpp).
@@ -123,12 +124,12 @@ _IQ4_NL_CODES = np.array([128 + value for value in _IQ4_NL_VALUES], UINT8)
 
 @dataclass(frozen=True, eq=False)
 class BlockRows:
-    """Rows of a matrix as a file stores them.
+    """Rows of a matrix in quantized blocks, as a GGUF file stores them.
 
     Attributes:
         stored: uint8 ``[rows, bytes of a row]``, a view of the mapped file.
         heads: number of heads whose rows are in the order of interleaved RoPE (see
-            :mod:`~pronk.checkpoint.gguf.checkpoint`); 0: the rows are in order.
+            :mod:`~pronk.checkpoint.gguf.checkpoint`); 0: the rows are in pronk's order.
         name: name of the tensor in the file; with the expert's number for the rows of an expert,
             as in ``…_exps.weight[3]``.
     """
@@ -236,7 +237,10 @@ def _unpack_two_bits(stored: Array) -> Array:
 
 
 def _unpack_bit_planes(stored: Array) -> Array:
-    """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``: bit 0 of all bytes, then bit 1, …."""
+    """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``: bit 0 of all bytes, then bit 1, ….
+
+    The bits are uint8, 0 or 1.
+    """
     shifts = np.arange(8, dtype=np.uint8)
     bits = stored[..., None, :] >> shifts[:, None] & 1
     return bits.reshape(*stored.shape[:-1], -1)
@@ -334,7 +338,7 @@ def _iq4_nl(blocks: Array) -> Unpacked:
     return _IQ4_NL_CODES[_unpack_nibbles(blocks[..., 2:], 16)], _to_float32(blocks[..., :2]), None
 
 
-# Supported types of GGUF blocks.
+# Supported types of quantized blocks, with their conversions.
 BLOCKS = {
     "Q8_0": _BlockFormat(_q8_0, 8, 32),
     "Q4_0": _BlockFormat(_q4_0, 4, 32),

@@ -91,10 +91,10 @@ def _repo(folder: Path) -> str:
 
 
 def _snapshots(model: HubModel) -> Iterator[Path]:
-    """Yield the snapshot of a model's revision.
+    """Yield the folders of snapshots in which a model is searched.
 
-    If the model has no revision, yield the snapshot of the branch main, then all others, the newest
-    first.
+    If the model has a revision, this is its snapshot. Otherwise the snapshot of the branch main
+    comes first, then all others, the newest first.
     """
     folder = repo_folder(model.repo)
     snapshots = folder / "snapshots"
@@ -121,7 +121,7 @@ def _model_files(model: HubModel, snapshot: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return all files below a folder; a link to a missing blob does not count."""
+    """Return all files below a folder, without links to missing blobs."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -202,15 +202,15 @@ def remove_cached(model: HubModel) -> int:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files below a folder; links do not count."""
+    """Return the number of bytes of all files below a folder; a link counts 0."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     return sum(path.stat().st_size for path in files)
 
 
 def check_hash(file: Path, expected: str, name: str) -> None:
-    """Delete a file and raise a CheckpointError if its SHA-256 is not ``expected``.
+    """Check the SHA-256 of a downloaded file.
 
-    ``name`` is the file's name in the error message.
+    If it is not ``expected``, delete the file and raise a CheckpointError that names it ``name``.
     """
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()

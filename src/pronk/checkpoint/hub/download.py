@@ -25,7 +25,7 @@ from pronk.checkpoint.hub.names import HubModel, KnownModel, PackageFile
 # is unknown.
 Progress = Callable[[int, int], None]
 
-# Seconds to wait for the Hub's first answer; less for a model that can come from a package instead.
+# Seconds to wait for the Hub's first answer: fewer if the model can come from a package instead.
 _ANSWER_SECONDS = 10.0
 _ANSWER_SECONDS_IF_OTHER_SOURCE = 3.0
 
@@ -117,7 +117,10 @@ def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Pat
 
 
 def _list_files(model: HubModel, timeout: float) -> tuple[str, list[str]]:
-    """Return the commit of the model's revision and the files of the repository."""
+    """Return the commit of the model's revision, and the files of the repository.
+
+    ``timeout`` limits the seconds until the Hub's answer.
+    """
     from huggingface_hub import HfApi, errors  # noqa: PLC0415
 
     answers: list[Any] = []
