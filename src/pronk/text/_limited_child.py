@@ -57,7 +57,8 @@ def _limit_time(seconds: float, time_limit: float) -> None:
         time_limit = seconds
     else:
         signal.setitimer(signal.ITIMER_PROF, seconds)
-    faulthandler.dump_traceback_later(time_limit, exit=True)  # its thread needs no lock of Python
+    # its thread needs no lock of Python, so it also ends a busy process
+    faulthandler.dump_traceback_later(time_limit, exit=True)
 
 
 def _end_limits() -> None:

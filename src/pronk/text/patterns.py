@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Parts that several of the regular expressions share.
+# Parts of regular expressions that several pre-tokenizers have in common.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

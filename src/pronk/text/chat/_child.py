@@ -40,7 +40,10 @@ _MAX_ERROR = 300
 
 
 class _DictFunction:
-    """Replacement of the class ``dict`` in templates, without access to Python's internals."""
+    """Replacement of the class ``dict`` in templates: it creates dictionaries, and nothing else.
+
+    A template could reach Python's internals through the class itself.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -127,9 +130,10 @@ def _compile(source: str) -> tuple[Template, bool]:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Return whether an expression of a template is a message's content.
+    """Return whether an expression of a template reads a message's content.
 
-    Examples are ``content``, ``m.content``, ``m["content"]`` and ``m["content"][1:] | list``.
+    Examples are ``content``, ``m.content``, ``m["content"]`` and ``m["content"][1:] | list``. A
+    template that loops over such an expression takes the content as a list of parts.
     """
     if isinstance(node, nodes.Getitem):
         if isinstance(node.arg, nodes.Slice):

@@ -75,7 +75,7 @@ class Renderer:
 
 
 def _to_dict(value: object) -> dict[Any, Any]:
-    """Convert a mapping to a ``dict`` for ``json.dumps``; raise a TypeError for any other value."""
+    """Convert a mapping to a ``dict`` for ``json.dumps``; raise a TypeError for another type."""
     if not isinstance(value, Mapping):
         raise TypeError(type(value).__name__)
     return dict(value)
@@ -113,7 +113,7 @@ def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         at += len(results)
         for call in calls[:-1]:
             separated.append(_with_call(message, call))
-            # Thoughts and text stay with the first call.
+            # Thoughts and text stay with the first call; the messages of further calls have none.
             message = {"role": "assistant", "content": ""}
             ident = call.get("id") if isinstance(call, Mapping) else None
             of_call = (each for each in results if each.get("tool_call_id") in (None, ident))
@@ -127,7 +127,10 @@ def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def _with_call(message: Mapping[str, Any], call: object) -> dict[str, Any]:
-    """Return a message with one call, and with its text joined to its thoughts if it has both."""
+    """Return a message with one call.
+
+    If the message has both thoughts and text, the text is appended to the thoughts.
+    """
     content = message.get("content")
     thoughts = message.get("thinking")
     if content and isinstance(content, str) and isinstance(thoughts, str):
@@ -136,7 +139,10 @@ def _with_call(message: Mapping[str, Any], call: object) -> dict[str, Any]:
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the tools, with an empty description for each tool that has none."""
+    """Return the tools, with the description ``""`` for each tool that has none.
+
+    The template of gpt-oss requires a description.
+    """
     described = list[Mapping[str, Any]]()
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
@@ -150,7 +156,7 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a template with an effort that gpt-oss knows: low, medium or high.
 
-    gpt-oss always thinks, so the lowest effort replaces thinking that is switched off.
+    gpt-oss always thinks, so options that switch thinking off become the effort low.
     """
     effort = options.get("reasoning_effort")
     if effort is None and options.get("enable_thinking") is False:
@@ -160,9 +166,10 @@ def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-# Templates that describe tools but write no calls: a text of such a template, then the texts
-# before, between and after calls, and whether calls have Python's syntax (LFM2). Granite 3 writes a
-# list of objects, SmolLM3 an object between tags for each call.
+# Templates that describe tools but render no calls of earlier messages. For each: a text by which
+# the template is recognized; the texts before, between and after calls; and whether calls have
+# Python's syntax (LFM2). Granite 3 writes a list of objects, SmolLM3 an object between tags for
+# each call.
 _LFM2_CALLS = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
 _UNWRITTEN_CALLS = (
     ("<|tool_list_start|>", _LFM2_CALLS, True),
@@ -229,7 +236,8 @@ class ChatTemplate:
         """Return the prompt of a conversation.
 
         Arguments and errors are those of :meth:`pronk.text.tokenizer.Tokenizer.chat`. In addition,
-        an option with the name of another variable of the template raises an OptionError.
+        an option raises an OptionError if its name is that of a variable which the conversation or
+        the model sets, such as ``messages``.
         """
         self._check_options(options or {})
         checked = check_messages(messages)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
-_MAX_DEPTH = 8  # maximum number of nested comparisons
+_MAX_DEPTH = 8  # maximum number of nested levels that are compared
 _MAX_COMPARISONS = 10_000
 
 
@@ -20,9 +20,9 @@ def are_disjoint(options: Sequence[Any], definitions: Mapping[str, Any]) -> bool
 
 
 class _Comparison:
-    """Comparison of pairs of schemas with the same definitions.
+    """Comparison of pairs of schemas that refer to the same definitions.
 
-    After ``_MAX_COMPARISONS`` pairs, all further pairs count as overlapping.
+    After ``_MAX_COMPARISONS`` pairs, all further pairs count as overlapping, to limit the time.
     """
 
     def __init__(self, definitions: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ class _Comparison:
 
 
 def _conjuncts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas of ``allOf`` and ``$ref``, which each value of a schema matches."""
+    """Return the parts of a schema that all its values match: those of ``allOf`` and ``$ref``."""
     found = [*schema.get("allOf", [])]
     if "$ref" in schema:
         found.append(definitions[schema["$ref"].removeprefix("#/$defs/")])
@@ -68,12 +68,12 @@ def _conjuncts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> lis
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the only values of a schema, from ``const`` or ``enum``; ``None`` without these."""
+    """Return the values that a schema lists by ``const`` or ``enum``; ``None`` if it lists none."""
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _types(schema: Mapping[str, Any]) -> Collection[str]:
-    """Return the types of a schema's values, with numbers instead of integers."""
+    """Return the types of a schema's values, with ``number`` in place of ``integer``."""
     values = _values(schema)
     if values is not None:
         return {_type_of(value) for value in values}
@@ -106,6 +106,9 @@ def _values_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _member(schema: Mapping[str, Any], name: str) -> Any:
-    """Return a schema that all values of a property match; it may allow further values."""
+    """Return a schema that every value of the property ``name`` matches.
+
+    The schema may match further values.
+    """
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return schema.get("properties", {}).get(name, not is_closed)

@@ -15,7 +15,7 @@ _MAX_PASSES = 20
 def is_finite(schema: Any) -> bool:
     """Return whether some finite text matches a translated schema.
 
-    Otherwise, every text has to follow a circle of references.
+    Otherwise every text would have to follow a circle of references without end.
     """
     if not isinstance(schema, Mapping):
         return True

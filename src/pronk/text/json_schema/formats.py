@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 # RFC 3339. Year 0000 is left out, because datetime types have no such year.
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
-_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"  # 04, 08, …, 96
+# the years of two digits that are multiples of 4 except 00: 04, 08, …, 96
+_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
 _LEAP_YEAR = f"(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)"
 _LONG_MONTH_DAY = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
 _SHORT_MONTH_DAY = "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -97,7 +98,7 @@ def _whole(expression: str) -> str:
     return f"^(?:{expression})$"
 
 
-# Expressions of each format. A text must match all expressions of its format.
+# Regular expressions of each supported format. A text must match all expressions of its format.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "date": (_whole(_DATE),),
     "time": (_whole(f"{_TIME}|{_leap_second()}"),),
@@ -118,7 +119,8 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "relative-json-pointer": (_whole(f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})"),),
 }
 
-# Formats of the standard without an expression. Unknown formats are annotations.
+# Formats of the standard for which there is no expression. They are reported as not enforced;
+# formats that the standard lacks are ignored without a report.
 NOT_ENFORCED = frozenset(
     {"idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template"}
 )

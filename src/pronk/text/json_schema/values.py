@@ -18,13 +18,14 @@ def without_integer_bounds(
 ) -> dict[str, Any]:
     """Replace exclusive bounds that llguidance's grammar of numbers would include by mistake.
 
-    The mistake concerns an integer bound if no other integer lies between the bounds: 0 in
-    0 < x < 0.5, for example. The next floating-point number becomes an inclusive bound instead.
+    llguidance makes the mistake with an integer bound if no other integer lies between the bounds:
+    with 0 in 0 < x < 0.5, for example. The next floating-point number becomes an inclusive bound
+    instead.
 
     Args:
         bounds: ``minimum``, ``exclusiveMinimum``, ``maximum`` and ``exclusiveMaximum``, if given.
-        lowest: the larger lower bound.
-        highest: the smaller upper bound.
+        lowest: lower bound that applies: the larger of ``minimum`` and ``exclusiveMinimum``.
+        highest: upper bound that applies: the smaller of ``maximum`` and ``exclusiveMaximum``.
     """
     found = {**bounds}
     if (
@@ -61,7 +62,7 @@ def is_exact(value: float, limit: int) -> bool:
     """
     if abs(value) > limit:
         return False
-    # The conversion to an integer of 64 bits saturates in llguidance.
+    # llguidance converts the float to a 64-bit integer, which saturates.
     return isinstance(value, float) or min(int(float(value)), MAX_INTEGER) == value
 
 
@@ -109,11 +110,11 @@ def has_type(value: Any, types: Collection[str]) -> bool:
 def digits_of(value: float) -> int:
     """Return the digits of a ``multipleOf`` value as an integer: 25 for 0.25.
 
-    The result is 0 for a value that llguidance rounds.
+    The result is 0 if llguidance would round the value.
     """
     scaled = float(value)
     places = 0
-    while scaled != int(scaled):  # the conversion of llguidance
+    while scaled != int(scaled):  # as llguidance converts the value
         scaled *= 10
         places += 1
     found = int(scaled)
