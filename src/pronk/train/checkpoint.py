@@ -49,13 +49,13 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise OptionError if a run is resumed as another kind, or with other options.
+    """Raise OptionError if a resumed run is of another kind than before, or has other options.
 
-    The kind is that of the drafter, such as ``draft_model``; for options, see
-    :func:`check_unchanged`.
+    The kind is that of the drafter, such as ``draft_model``. ``before`` are the options of the
+    run's checkpoint, and ``now`` those of the command.
     """
     kind = now.get("kind")
-    if before.get("kind", kind) != kind:  # old checkpoints have no kind
+    if before.get("kind", kind) != kind:  # checkpoints of old versions have no kind
         msg = (
             f"cannot resume {folder}: expected a run of kind {before['kind']} as before, found "
             f"{kind}; use another --out folder for a new run"
@@ -65,7 +65,10 @@ def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise OptionError with the names of the options in ``now`` whose values have changed."""
+    """Raise OptionError if a resumed run has other options than before; the error names them.
+
+    ``before`` are the options of the checkpoint, and ``now`` those of the command.
+    """
     changed: list[str] = []
     for key, value in now.items():
         for name, old, new in _differences(option_name(key), before.get(key), value):
@@ -79,7 +82,10 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 
 def _differences(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
-    """Yield ``(option, old value, new value)`` of each difference; compare mappings by key."""
+    """Yield ``(option, old value, new value)`` for each option that differs.
+
+    Mappings are compared key by key. ``name`` is the name of the option that has the two values.
+    """
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in {**before, **now}:
             full_name = f"{name} {option_name(str(key))}"

@@ -16,8 +16,8 @@ from pronk.train.clock import TEXT_BY, Clock
 from pronk.train.loop import Report
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-# A figure's name has a subject and a measure: "on-policy KL 2" the subject "on-policy" (a text),
-# "greedy CTAR(1)" the subject "greedy" (a decoding method).
+# Pattern of a figure's name, which has a subject and a measure: "on-policy KL 2" has the subject
+# "on-policy" (a text), and "greedy CTAR(1)" the subject "greedy" (a decoding method).
 _FIGURE = re.compile(r"(?P<subject>.+?) (?P<measure>(KL|same|alpha|CTAR|S)\b.*)")
 
 
@@ -45,7 +45,7 @@ class _Bar(Progress):
 class WritingDisplay(_Bar):
     """Progress of writing the target's own text: a bar, and a line every 5 %.
 
-    The text has ``total`` tokens, or fewer if the time of ``clock`` is over before.
+    The text has ``total`` tokens, or fewer if the time limit of ``clock`` ends the writing.
     """
 
     what = "writing"
@@ -56,7 +56,7 @@ class WritingDisplay(_Bar):
         self._clock = clock
         self._start = time.monotonic()
         self._began = self._start
-        self._first: int | None = None  # number of tokens at the first call of ``show``
+        self._first: int | None = None  # tokens that existed when progress was first shown
         self._twentieths = 0
 
     def show(self, done: int) -> None:
@@ -84,10 +84,10 @@ class WritingDisplay(_Bar):
 class TrainingDisplay(_Bar):
     """Progress of training: a bar, and lines of figures."""
 
-    _left = ""  # remaining time at the last report
+    _left = ""  # remaining time as the last report showed it
 
     def __init__(self, console: Console, steps: int, minutes: float | None = None) -> None:
-        """Show 0 of ``steps`` steps; ``minutes`` is the time limit, if any."""
+        """Show a bar at 0 of ``steps`` steps; ``minutes`` is the time limit, if any."""
         super().__init__(console)
         fewer_minutes = "10" if minutes is None else f"below {minutes:g}"
         shorter = f"--minutes {fewer_minutes}, --steps 100"

@@ -65,11 +65,14 @@ class Optimizers:
 class Schedule:
     """Progress and learning rate of a run."""
 
-    options: LoopOptions  # the run ends after ``steps``
-    minutes: float | None  # or after this time, if that is earlier
+    options: LoopOptions  # has ``steps``, the number of steps after which the run ends
+    minutes: float | None  # time limit: the run ends after it, if that is earlier
 
     def progress(self, step: int, seconds: float) -> float:
-        """Return the progress, 0..1: ``max(step / steps, seconds / (60 * minutes))``, at most 1."""
+        """Return the fraction of the run that is done, 0..1, after ``step`` steps and ``seconds``.
+
+        It is the larger of ``step / steps`` and ``seconds / (60 * minutes)``, at most 1.
+        """
         by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
         return min(1.0, max(step / self.options.steps, by_time))
 

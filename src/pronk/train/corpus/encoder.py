@@ -49,10 +49,11 @@ _LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
 
 
 def parse_dialogue(text: str) -> Turns | None:
-    """Return the turns ``(role, content)`` of a dialogue, or ``None`` for other text.
+    """Return the turns ``(role, content)`` of a dialogue; ``None`` if ``text`` is no dialogue.
 
-    The roles alternate, beginning with the user. Half of the texts that begin with "Question:"
-    count as other text, so that the model also learns such texts without the chat format.
+    A dialogue has labels such as "User:" or "Question:"; its roles alternate, beginning with the
+    user. Of the texts that begin with "Question:", half are not treated as dialogues, so that the
+    model also learns such texts without the chat format.
     """
     if not text.startswith(("User: ", "Customer: ", "Question: ")):
         return None
@@ -69,7 +70,7 @@ def parse_dialogue(text: str) -> Turns | None:
 
 
 def user_turns(text: str) -> list[str]:
-    """Return the contents of the user's turns in a dialogue, which may end with one."""
+    """Return the contents of the user's turns in a dialogue, even if it ends with one of these."""
     return [content for role, content in _split(text) if role == "user"]
 
 
@@ -105,13 +106,16 @@ def special_ids(tokenizer: tokenizers.Tokenizer) -> list[int]:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Converter of texts to token ids; special tokens in a text are encoded as ordinary text."""
+    """Converter of training texts to token ids.
+
+    Names of special tokens in a text are encoded as ordinary text.
+    """
 
     encode_plain: Callable[[list[str]], list[list[int]]]  # encodes texts, without the chat format
     # Encodes the turns of one dialogue, in the chat format.
     encode_dialogue: Callable[[Turns], list[int]]
     end_id: int  # id of the end-of-text token, which follows each document
-    vocab_size: int  # all token ids are smaller
+    vocab_size: int  # greater than all token ids
     # Fingerprint of the target's tokenizer; empty for the run's own tokenizer.
     fingerprint: str = ""
 

@@ -1,4 +1,4 @@
-"""The checkpoint that is to be quantized, read and run one layer at a time to save memory."""
+"""The checkpoint to quantize: its weights and forward pass, layer by layer to save memory."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ _REMEDY = "give the checkpoint with float32, float16 or bfloat16 weights that it
 # "out.weight": …}``.
 LayerWeights = dict[str, Array]
 
-_BLOCK_SIZE = 16  # number of tokens in a block of the KV cache
-# Maximum tokens of the sequences that a layer computes together; a longer sequence is alone.
+_BLOCK_SIZE = 16  # number of tokens in a block of the KV cache with which layers are run
+# Maximum number of tokens of the sequences that a layer computes together. A longer sequence is
+# computed alone.
 _MAX_ROWS = 4096
 # Maximum number of logits (rows times vocabulary) at a time, unless _MIN_ROWS rows have more.
 _MAX_LOGITS = 1 << 21
@@ -50,10 +51,10 @@ _MIN_ROWS = 128
 
 
 class SourceCheckpoint:
-    """Read access to the checkpoint that is to be quantized.
+    """The checkpoint that is to be quantized: its configuration, and access to its tensors.
 
     Raises CheckpointError if the checkpoint is unreadable, already quantized, or of a family that
-    compressed-tensors does not support (GPT-2).
+    this package cannot quantize, such as GPT-2.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +64,8 @@ class SourceCheckpoint:
             )
         self.folder = folder
         self.config = read_config(folder)
-        self.document = read_json(folder / "config.json", ConfigError)  # contents of config.json
+        # content of config.json, for the new checkpoint
+        self.document = read_json(folder / "config.json", ConfigError)
         if self.config.quantization is not None:
             method = self.config.quantization.get("quant_method", "unknown")
             refuse(
@@ -85,16 +87,16 @@ class SourceCheckpoint:
         self.inventory = Inventory(self.checkpoint, self.config, self.parts)
 
     def stored_name(self, name: str) -> str:
-        """Return the name of a tensor in the checkpoint.
+        """Return the name in the checkpoint of a tensor that the model calls ``name``.
 
-        Names have the prefix of the family, except for the LM head.
+        The family's prefix (``model.``) is added, except for the LM head.
         """
         return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
 
     def _stacks(self, index: int) -> Iterator[tuple[str, str, tuple[CheckpointTensor, ...]]]:
-        """Yield (module, ``weight`` or ``bias``, tensors) for the parameters of layer ``index``.
+        """Yield (module, ``weight`` or ``bias``, tensors) for each parameter of layer ``index``.
 
-        The tensors of a parameter, such as those of ``qkv``, are to be stacked.
+        A parameter is its tensors in the checkpoint, stacked: the weight of ``qkv`` has three.
         """
         for part in self.parts:
             if part.target.startswith(f"layers.{index}."):
@@ -105,14 +107,17 @@ class SourceCheckpoint:
                     yield name, "bias", part.bias
 
     def weight(self, target: str) -> Array:
-        """Return the weight of ``embedding``, ``norm`` or ``head`` as it is stored."""
+        """Return the weight of ``embedding``, ``norm`` or ``head`` in the checkpoint's dtype.
+
+        That of a tied LM head is the embedding.
+        """
         part = next(part for part in self.parts if part.target == target)
-        if not part.weight:  # a tied head
+        if not part.weight:  # a tied LM head has no weight of its own
             return self.weight("embedding")
         return self.inventory.tensor(part.weight[0])
 
     def load_layer(self, index: int) -> LayerWeights:
-        """Return copies of the weights of layer ``index`` (from 0)."""
+        """Return copies of the weights and biases of layer ``index`` (from 0), in float32."""
         weights = LayerWeights()
         for name, kind, tensors in self._stacks(index):
             arrays = [self.inventory.tensor(tensor).astype(FLOAT32) for tensor in tensors]
@@ -125,9 +130,11 @@ class SourceCheckpoint:
     ) -> Iterator[tuple[str, Array | QuantizedMatrix]]:
         """Yield name and value of each tensor of a layer (from 0) for the new checkpoint.
 
-        Norms and biases are those of ``weights``, converted to their dtypes in the checkpoint.
-        ``matrices`` are the quantized matrices by linear module; a stacked one (``qkv``) is split
-        into its tensors.
+        Args:
+            index: number of the layer.
+            weights: norms and biases, which are converted to their dtypes in the checkpoint.
+            matrices: quantized matrices by module; a matrix that is stacked of several tensors
+                (``qkv``) is split.
         """
         for name, kind, tensors in self._stacks(index):
             start = 0
@@ -144,10 +151,16 @@ class SourceCheckpoint:
 
 
 class LayerStream:
-    """Hidden states of a text, computed by a backend one layer after the other, in float32.
+    """Runs a text through a model layer by layer, in float32, with weights that the caller passes.
 
-    ``tokens`` are the token ids ``[sequences, length]``. ``rows``, float32 ``[sequences * length,
-    hidden]``, is the input of the next layer, at first the embedding of ``source``.
+    Args:
+        source: the checkpoint, whose embedding, final norm and LM head are used.
+        backend: backend that computes.
+        tokens: token ids of the text, ``[sequences, length]``.
+
+    Attributes:
+        rows: input of the next layer, float32 ``[sequences * length, hidden]``: at first the
+            embeddings of the tokens.
     """
 
     def __init__(self, source: SourceCheckpoint, backend: Backend, tokens: Array) -> None:
@@ -174,15 +187,16 @@ class LayerStream:
         step = len(self._tables) * self.length
         for start in range(0, len(self.rows), step):
             rows = self.rows[start : start + step]
-            # Every sequence begins in an empty cache, because no table has committed tokens.
+            # Each sequence begins with an empty cache, because no block table has committed tokens.
             count = len(rows) // self.length
             batch = ForwardBatch([BatchEntry(table, self._tree) for table in self._tables[:count]])
             program.run(batch, rows)
 
     def perplexity(self) -> float:
-        """Return the perplexity of the text, after all layers have been run.
+        """Return the perplexity of the text; all layers must have been run.
 
-        The first token of each sequence does not count. NaN or inf after an overflow.
+        The first token of each sequence is not predicted and does not count. The result is NaN or
+        infinite after an overflow.
         """
         config = self.source.config
         hidden = self.rows.shape[1]
@@ -211,7 +225,7 @@ def build_layer(
 ) -> Layer:
     """Return layer ``index`` (from 0) of the model with the given weights.
 
-    The layer belongs to a decoder that has no other layer.
+    :class:`LayerStream` runs it. Other layers of the model are not loaded.
     """
     layer = Layer(source.config.layers_like(index))
     for name in LINEARS:
