@@ -252,7 +252,7 @@ def _check_modules(
         )
         refuse(folder, f"{expected}, found {unknown[0]}; use an adapter of this model without it")
     if options.get("layers_to_transform") is not None or options.get("exclude_modules"):
-        # without these keys, an adapter has tensors of every module that target_modules names
+        # such an adapter need not have tensors of every module that target_modules names
         return
     missing = [
         name

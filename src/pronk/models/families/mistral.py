@@ -55,9 +55,10 @@ def _parse_ministral3(keys: ConfigReader) -> ModelConfig:
 def _parse_mistral3_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
     """Return the config of a Ministral 3 or Mistral Small 3.
 
-    With YaRN, cosines and sines of the rotary embedding are multiplied by a factor of ``mscale``,
-    which the file lacks and is taken to be 1, and ``mscale_all_dim``, which the file has. Queries
-    grow with the position if the file has ``attention.temperature_scale``.
+    With YaRN, the cosines and sines of the rotary embedding are multiplied by a factor
+    (:func:`~pronk.checkpoint.rope.yarn_scale`). It depends on ``mscale``, which the file lacks and
+    which is taken to be 1, and on ``mscale_all_dim``, which the file has. Queries grow with the
+    position if the file has ``attention.temperature_scale``.
     """
     rope = config.rope
     growth = keys.optional_number("attention.temperature_scale")
