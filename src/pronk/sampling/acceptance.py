@@ -26,7 +26,7 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
 from pronk.sampling.tree import TokenTree
 
-# ``choose(node)`` returns the target's token after a node of the draft tree.
+# Function from a node of the draft tree to the target's token after this node.
 ChooseToken = Callable[[int], int]
 
 
@@ -48,7 +48,8 @@ def acceptance_rule(
     """
     rule = sampler.params.rule if sampler.params.rejects else "coupled"
     sampled = sampled or {}
-    decided_tokens: list[int] = []  # block rule: tokens for later calls, in reverse order
+    # block rule: tokens already decided for the next calls, the last one first
+    decided_tokens: list[int] = []
 
     def choose(node: int) -> int:
         if rule == "coupled":

@@ -19,7 +19,8 @@ from pronk.base.errors import OptionError
 from pronk.checkpoint.config import ModelConfig
 from pronk.sampling.params import SamplingParams
 
-# Options of SamplingParams, by their keys in the metadata of GGUF files.
+# Metadata keys of GGUF files that recommend sampling options, each with the option of
+# SamplingParams.
 GGUF_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -27,7 +28,7 @@ GGUF_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-# Options of SamplingParams that can be recommended.
+# Options of SamplingParams that the files of a model can recommend.
 RECOMMENDABLE = (*GGUF_KEYS.values(), "presence_penalty")
 
 
@@ -57,7 +58,10 @@ def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, floa
 
 
 def recommended_params(config: ModelConfig, **options: Any) -> SamplingParams:
-    """Return the sampling parameters that a model recommends, overridden by ``options``."""
+    """Return the sampling parameters that the model with this ``config`` recommends.
+
+    ``options`` are options of :class:`SamplingParams` that override the recommended values.
+    """
     return SamplingParams(**{**config.sampling, **options})
 
 

@@ -56,7 +56,8 @@ class GrammarProcessor:
         self._matcher = matcher.deep_copy()
         self._stop_token_ids = frozenset(stop_token_ids)
         self._one_end = one_end
-        self._consumed: list[int] = []  # context tokens that the matcher has consumed
+        # context tokens that the matcher has consumed, from the beginning
+        self._consumed: list[int] = []
         # Number of context tokens at the end that the matcher has not consumed: the first stop
         # token or forbidden token, and all tokens after it.
         self._num_unconsumed = 0
@@ -78,7 +79,7 @@ class GrammarProcessor:
         return np.where(self.allowed_tokens()[: len(logits)], logits, -np.inf)
 
     def advance(self, token: int) -> None:
-        """Append ``token`` to the context."""
+        """Append ``token`` to the context; it may be a draft token that the guide forbids."""
         may_consume = not self._num_unconsumed and token not in self._stop_token_ids
         if may_consume and self._matcher.try_consume_tokens([token]):
             self._consumed.append(token)
@@ -97,9 +98,9 @@ class GrammarProcessor:
             self._restore()
 
     def allows(self, token: int) -> bool:
-        """Return whether ``token`` is allowed next.
+        """Return whether the guide allows ``token`` next.
 
-        Any token is allowed after a stop token or a forbidden token.
+        After a stop token or a forbidden token in the context, any token counts as allowed.
         """
         if self._num_unconsumed:
             return True
@@ -125,7 +126,7 @@ class GrammarProcessor:
         return self._result_or_restore(self._matcher.compute_ff_tokens()) or []
 
     def _allowed_ends(self) -> Collection[int]:
-        """Return the stop tokens that may come next."""
+        """Return the stop tokens that the guide allows next; none unless the text may end here."""
         if not self._matcher.is_accepting():
             return ()
         if self._one_end and self._matcher.is_stopped():

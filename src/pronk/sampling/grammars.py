@@ -47,16 +47,21 @@ from pronk.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Maximum number of cached guides. A guide usually takes a few MB of memory, and at most 40 MB.
+# Maximum number of compiled guides in the cache. A guide usually takes a few MB of memory, and at
+# most 40 MB.
 _CACHE_SIZE = 64
 
-# Pattern of multipleOf in a schema within a grammar: its group is 0.25 in '"multipleOf": 0.25'.
+# Pattern of the keyword multipleOf in a schema within a grammar. Its group is the value: 0.25 in
+# '"multipleOf": 0.25'.
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """A compiled guide; ``seconds`` is the time that the compilation took."""
+    """A guide that llguidance has compiled for one model.
+
+    ``seconds`` is the time that the compilation took.
+    """
 
     seconds: float
     _matcher: LLMatcher = field(repr=False)
@@ -150,11 +155,12 @@ class Grammars:
             matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
             if matcher.is_error():
                 found = error_message(matcher)
-                if guide.kind == "json":  # the message would show parts of the translated schema
+                # llguidance's message would show parts of the translated schema
+                if guide.kind == "json":
                     found = "one that is too complex"
                 msg = f"guide: expected one that can be followed, found: {found}"
                 raise GuideError(msg)
-            # Raise a GuideError for a grammar that allows no text.
+            # Computing the first mask raises a GuideError if the grammar allows no text.
             GrammarProcessor(matcher, self._stop_token_ids).allowed_tokens()
         return matcher
 
@@ -187,7 +193,7 @@ class Grammars:
 
 
 def _to_grammar(guide: Guide) -> str:
-    """Return a guide as a grammar in llguidance's format."""
+    """Return a guide as a grammar in llguidance's own format (JSON)."""
     from llguidance import LLMatcher  # noqa: PLC0415 - an extra
 
     if guide.choice is not None:

@@ -34,11 +34,12 @@ def random_seed() -> int:
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """Return the seed of a sample of a request; sample number 0 keeps the request's seed."""
+    """Return the seed of sample number ``sample`` of a request; number 0 has the request's seed."""
     return seed if sample == 0 else _mix(_mix(seed) + sample) & 0xFFFFFFFF
 
 
-# SplitMix64 (Steele, Lea & Flood 2014): its increment and the two multipliers of its finalizer.
+# Constants of the hash SplitMix64 (Steele, Lea & Flood 2014): its increment, and the two
+# multipliers of its finalizer.
 _INCREMENT = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
@@ -54,12 +55,15 @@ def _mix(x: int) -> int:
 
 
 def seed_key(seed: int) -> int:
-    """Return the hash of a seed, in [0, 2**64); input of :func:`noise_key`."""
+    """Return the hash of a seed, in [0, 2**64), from which :func:`noise_key` starts."""
     return _mix(seed)
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the hash of seed and position, in [0, 2**64), to be hashed with token ids."""
+    """Return the hash of seed and position, in [0, 2**64).
+
+    The noise of a token is a hash of this number and the token id.
+    """
     return _mix(seed_key(seed) + position * _INCREMENT)
 
 
@@ -84,7 +88,7 @@ def gumbel_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]
         x *= multiplier
     x ^= x >> 31
     x >>= 12
-    # 52 random bits plus one half: exact in float64, and never 0 or 1.
+    # 52 random bits plus one half, which float64 represents exactly; the result is never 0 or 1.
     noise = x.astype(np.float64)
     noise += 0.5
     noise *= 2.0**-52
@@ -128,7 +132,7 @@ def rejection_uniform(seed: int, position: int, trial: int) -> float:
 
 
 def rejection_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]:
-    """Return Gumbel noise for the draw after all draft tokens at a position were rejected.
+    """Return Gumbel noise for drawing a token after all draft tokens at a position were rejected.
 
     Shapes and dtypes are those of :func:`gumbel_noise`.
     """

@@ -15,7 +15,7 @@ Rule = Literal["coupled", "rejection", "block"]
 # Largest seed of a request. Larger seeds are reserved for the trials of draft tokens
 # (:mod:`pronk.sampling.noise`).
 MAX_SEED = 2**63 - 1
-# Maximum number of likeliest tokens whose log-probabilities are reported.
+# Maximum number of likeliest tokens per position whose log-probabilities a request may ask for.
 _MAX_LOGPROBS = 64
 
 
@@ -231,7 +231,7 @@ class SamplingParams:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts of ``stop`` as a tuple, also of a single text."""
+        """The texts of the option ``stop`` as a tuple, even if it is a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
@@ -254,7 +254,7 @@ class SamplingParams:
         return bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as JSON values."""
+        """Return the options as JSON values, by their names."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["guide"] = None if self.guide is None else self.guide.to_dict()
         values["bad_words"] = list(self.bad_words)

@@ -49,7 +49,8 @@ from pronk.sampling.tree import DraftSample
 from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
 
-# Lowest temperature above 0 that is applied: logits divided by less would overflow float32.
+# Lowest temperature above 0 that is used; lower ones are raised to it, because dividing logits by
+# them would overflow float32.
 _MIN_TEMPERATURE = 1e-30
 
 
@@ -102,8 +103,8 @@ class Sampler:
         self.kernels = None if self.processors or params.truncates else kernels
         temperature = 0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE)
         self._stateless = StatelessSampler(temperature, seed)
-        # The equivalent stateless sampler; ``None`` if sampling needs more than logits, seed and
-        # position.
+        # A sampler that gives the same tokens from logits, seed and position alone; ``None`` if the
+        # request's options need more than these.
         self.stateless_sampler = None if self.kernels is None or params.rejects else self._stateless
         self.trial_seed = seed
         if params.rejects:
@@ -111,7 +112,7 @@ class Sampler:
         self._failure: Exception | None = None
 
     def advance(self, token: int) -> None:
-        """Append a tentative token to the context."""
+        """Append a tentative token, which may be rolled back, to the context."""
         if not self.processors:
             self.context.tentative.append(token)
             return
@@ -152,7 +153,8 @@ class Sampler:
     def recover(self) -> None:
         """Roll back all tentative tokens after an exception.
 
-        If a logits processor fails meanwhile, the next attempt to sample raises its error.
+        If a logits processor fails during the rollback, the next attempt to sample raises its
+        error.
         """
         if self.context.tentative:
             with suppress(Exception):
@@ -290,7 +292,8 @@ class Sampler:
         position = len(self.context)
         if self.kernels is not None and not self.params.rejects:
             return self._stateless.draft(self.kernels, logits, position, ids)
-        if ids is not None:  # processors and distributions need the whole vocabulary
+        # logits processors, and distributions of draft tokens, need the whole vocabulary
+        if ids is not None:
             draft_logits = logits
             logits = np.full(self._vocab_size, -math.inf, np.float32)
             logits[ids] = draft_logits
@@ -320,7 +323,10 @@ class Sampler:
         return DraftToken(int(kept_ids[chosen]), float(probs[best]), scores, q=q)
 
     def distribution(self, logits: Array) -> NDArray[np.float64]:
-        """Return the distribution of the next token, ``[vocab]`` float64; temperature above 0."""
+        """Return the distribution of the next token, ``[vocab]`` float64.
+
+        The temperature must be above 0.
+        """
         processed = self._process(np.asarray(logits, np.float32))
         scores, ids = truncate(processed / self._stateless.temperature, self.params)
         return _scatter(_softmax(scores.astype(np.float64)), ids, len(logits), 0.0)

@@ -85,10 +85,9 @@ class ThinkingBudget:
         return masked
 
     def advance(self, token: int) -> None:
-        """Append ``token`` to the context."""
+        """Append ``token`` to the context, and update the state of the budget."""
         state = self._states[-1]
-        # A token completes at most one marker: symbols after a marker within the token are not
-        # searched.
+        # Within one token, at most one marker is recognized: text after it is not searched.
         seen = "" if state.phase == "after" else state.tail + self._markers.symbols(token)
         if state.phase == "thinking":
             state = self._thinking(state, seen)
@@ -130,5 +129,5 @@ class ThinkingBudget:
         return _State("after", "", count, 0)
 
     def rollback(self, count: int) -> None:
-        """Remove the last ``count`` tokens from the context."""
+        """Remove the last ``count`` tokens from the context, with their states."""
         del self._states[len(self._states) - count :]

@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 
 from pronk.base.arrays import Array
 
-# Origin of a draft token: the drafter's name, and a number whose meaning depends on the drafter.
+# Origin of a draft token, a key of acceptance statistics: the drafter's name, and a number whose
+# meaning the drafter defines.
 Origin = tuple[str, int]
 
-# Token id of a node, and the distribution ``[vocab]`` from which the token was drawn; ``None`` if
-# the token was not drawn at random.
+# A draft token's id, and the distribution ``[vocab]`` from which it was drawn; ``None`` if it was
+# not drawn at random.
 DraftSample = tuple[int, Array | None]
 
 
@@ -148,7 +149,7 @@ class TokenTree:
         gain: Iterable[float] | None = None,
         probs: Iterable[Array | None] | None = None,
     ) -> TokenTree:
-        """Return a tree without branches; the first token is the root."""
+        """Return a tree without branches of the given tokens; the first one is the root."""
         ids = tuple(tokens)
         return cls(
             ids,
@@ -181,7 +182,7 @@ class TokenTree:
         return self._children[node].get(token)
 
     def children(self, node: int) -> Mapping[int, int]:
-        """Return the acceptable children of ``node`` by their tokens, in the order of the nodes."""
+        """Return the acceptable children of ``node``, by token, in the order of the nodes."""
         return self._children[node]
 
     def draft_sample(self, node: int) -> DraftSample:
@@ -189,7 +190,7 @@ class TokenTree:
         return self.tokens[node], None if self.probs is None else self.probs[node]
 
     def draft_samples(self, node: int) -> tuple[DraftSample, ...]:
-        """Return the draft sample of each acceptable child of ``node``, in node order."""
+        """Return token and distribution of each acceptable child of ``node``, in node order."""
         return tuple(self.draft_sample(child) for child in self._children[node].values())
 
     def first_chain(self, node: int) -> tuple[int, ...]:
@@ -213,7 +214,7 @@ class TokenTree:
 
     @cached_property
     def main_chain(self) -> int:
-        """Number of nodes of the main chain (see :class:`TokenTree`), the root included."""
+        """Number of leading nodes ``0, 1, 2, …`` each of which is the child of the previous one."""
         return next(
             (node for node, parent in enumerate(self.parents) if parent != node - 1), len(self)
         )
@@ -269,7 +270,7 @@ class TokenTree:
         for node, parent in enumerate(other.parents):
             if not other.acceptable[node] and parent in new_index:
                 new_index[node] = len(self) + len(new_index) - 1
-        nodes = [*new_index][1:]  # nodes of ``other`` to add
+        nodes = [*new_index][1:]  # indices of the nodes of ``other`` to add
         other_origins = other.origin or (("", 0),) * len(other)
         return TokenTree(
             (*self.tokens, *(other.tokens[node] for node in nodes)),
@@ -303,7 +304,10 @@ class TokenTree:
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
-        """Return the tree of the first ``max_nodes`` draft tokens within depth ``max_depth``."""
+        """Return the tree with at most ``max_nodes`` draft tokens, none deeper than ``max_depth``.
+
+        The first nodes in the order of the tree are kept.
+        """
         if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]

@@ -12,8 +12,8 @@ from pronk.sampling.params import SamplingParams
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-# Number of likeliest tokens that top-p sorts first. They nearly always suffice, and sorting the
-# whole vocabulary would take longer.
+# Number of likeliest tokens that are sorted for top-p at first. They nearly always suffice, and
+# sorting the whole vocabulary would take longer.
 _NUM_CANDIDATES = 512
 
 
@@ -49,7 +49,10 @@ def likeliest(scores: Floats, count: int) -> Ids:
 
 
 def _highest(scores: Floats, count: int) -> Ids:
-    """Return the ids of the ``count`` highest scores, fewer than all scores, by ascending id."""
+    """Return the ids of the ``count`` highest scores, in ascending order of id.
+
+    ``count`` must be below the number of scores.
+    """
     if count == 0:
         return np.arange(0)
     rank = len(scores) - count
@@ -85,6 +88,6 @@ def _reach_top_p(scores: Floats, top_p: float) -> Ids:
         sums = probs.astype(np.float64).cumsum().astype(np.float32)
         if sums[-1] > top_p:
             break
-    # At least 1, as a small top_p rounds to 0 in float32.
+    # Keep at least one token: a small top_p may round to 0 in float32.
     num_kept = max(1, int(np.count_nonzero(sums - probs < top_p)))
     return _above(scores, top[num_kept - 1], num_kept)
