@@ -24,7 +24,7 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.base.checks import check_number
 from pronk.base.errors import ConfigError, refuse
 
-_MAX_NUMBER = 1e15  # a larger number means a damaged file; its powers would overflow float32
+_MAX_NUMBER = 1e15  # larger numbers mean a damaged file; their powers would overflow float32
 # Number of positions in a new RopeTable. A longer text extends the table to the next power of 2.
 _INITIAL_POSITIONS = 1024
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -101,7 +101,7 @@ class RopeConfig:
 
 
 def refuse_config(problem: str) -> NoReturn:
-    """Raise a ConfigError about an entry of ``config.json``."""
+    """Raise a ConfigError with the message ``problem`` about an entry of ``config.json``."""
     refuse("config.json", problem, ConfigError)
 
 
@@ -166,7 +166,7 @@ def parse_rope(
 
 
 def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, partial: bool) -> int:
-    """Return the number of rotated dimensions of a head.
+    """Check the rotary embedding, and return the number of rotated dimensions of a head.
 
     Raises:
         ConfigError: the rotary embedding has a property that pronk does not support.
@@ -248,7 +248,7 @@ class RopeTable:
 
     @property
     def dynamic(self) -> bool:
-        """Whether a rotation depends on the text length, so that each row needs its own entry."""
+        """Whether a token's rotation depends on the text length, not on its position alone."""
         return self.config is not None and self.config.kind == "dynamic"
 
     def up_to(self, stop: int) -> Array:
@@ -297,7 +297,10 @@ def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
 
 
 def _frequencies(config: RopeConfig) -> Array:
-    """Return the frequencies after scaling, float32 ``[dim / 2]``; *dynamic* is not scaled here."""
+    """Return the frequencies after scaling, float32 ``[dim / 2]``.
+
+    For *dynamic*, they are unscaled, because its scaling depends on the text length.
+    """
     assert config.kind != "longrope", "expected one list of divisors, see RopeConfig.for_context"
     plain = _inverse_powers(config.theta, config.dim)
     if config.kind == "linear":

@@ -29,8 +29,9 @@ from pronk.base.files.regular import is_file, read_input
 from pronk.checkpoint.formats.scheme import FLOATS
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 
-SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
-INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
+SINGLE = "model.safetensors"  # file name if one file has all tensors
+# file name of the index, which lists the files if there are several
+INDEX = "model.safetensors.index.json"
 # Maximum bytes of a JSON file or header. Parsed values need up to 30 times as much memory. The
 # largest known index of a model has 5 MB.
 MAX_JSON_BYTES = 1 << 24
@@ -136,7 +137,10 @@ class Checkpoint:
         return flat.reshape(entry.shape)
 
     def release(self) -> None:
-        """Free the memory of all pages that were read; a later access reads the page again."""
+        """Free the memory of all pages of the files that were read.
+
+        A later access reads a page again.
+        """
         if hasattr(mmap, "MADV_DONTNEED"):
             files = {id(entry.file): entry.file for entry in self._entries.values()}
             for file in files.values():
@@ -184,7 +188,7 @@ def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -
 
 
 def _is_deeper(document: object, limit: int) -> bool:
-    """Return whether objects and lists are nested deeper than ``limit``."""
+    """Return whether objects and lists of a JSON document are nested deeper than ``limit``."""
     level: list[Any] = [document]  # the values at one depth
     for _ in range(limit + 1):
         next_level: list[Any] = []
@@ -265,7 +269,7 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
         msg = f"{path}: expected a complete safetensors file, found {found}; {remedy}"
         raise CheckpointError(msg) from error
     header.pop("__metadata__", None)
-    first = 8 + length  # position of the first tensor
+    first = 8 + length  # offset of the first tensor in the file
     tensors = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]

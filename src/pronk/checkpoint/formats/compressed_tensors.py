@@ -141,7 +141,7 @@ _REMEDY = f"use a checkpoint in the format {', '.join(_FORMATS)}, or the model's
 # Options that change the weights or the forward pass in ways that pronk does not implement.
 _UNSUPPORTED_OPTIONS = ("transform_config", "moe_sparsity_config")
 
-# Names of the scales of a quantized KV cache, such as ``layers.0.self_attn.k_scale``.
+# Pattern of the names of scales for a quantized KV cache, such as ``layers.0.self_attn.k_scale``.
 _CACHE_SCALES = re.compile(
     r"layers\.\d+\.self_attn\.([qkv]_proj\.output_|[qkv]_)(scale|zero_point)"
 )
@@ -207,7 +207,7 @@ class CompressedTensors(Scheme):
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> CompressedTensors:
-        """Parse a ``quantization_config``."""
+        """Return the scheme that a ``quantization_config`` of this format describes."""
         for key in _UNSUPPORTED_OPTIONS:
             if config.get(key):
                 scheme.refuse(f"no {key}", config[key], _REMEDY)

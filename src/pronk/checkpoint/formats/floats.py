@@ -25,7 +25,7 @@ FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memor
 
 _REMEDY = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
 _SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # names that the tensor of scales may have
-# Tensors with scales of activations, which a checkpoint may have; they are not used.
+# Names of tensors with scales of activations, which a checkpoint may have; pronk ignores them.
 _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 
 
@@ -52,7 +52,7 @@ class FP8(Scheme):
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> FP8:
-        """Parse a ``quantization_config``."""
+        """Return the scheme that a ``quantization_config`` of an FP8 checkpoint describes."""
         if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
             scheme.refuse("fmt e4m3", config["fmt"], _REMEDY)
         if config.get("modules_to_convert"):
@@ -154,8 +154,9 @@ def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) 
     return out
 
 
-_GROUP = 32  # number of weights with a common scale
-_MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])  # twice the floats 0, 0.5, 1, 1.5, 2, 3, 4, 6
+_GROUP = 32  # number of weights that share a scale
+# magnitudes of the 4-bit floats, times two: 0, 0.5, 1, 1.5, 2, 3, 4, 6
+_MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])
 # Code of each of the 16 4-bit floats, by its bits: twice the float plus 16. The highest bit is the
 # sign.
 MXFP4_CODES = (16 + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)

@@ -17,7 +17,7 @@ from pronk.checkpoint.formats import matrix, scheme
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, to_quantized_matrix
 from pronk.checkpoint.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor
 
-# The number to add to a stored zero point, for each ``checkpoint_format``.
+# Number to add to a stored zero point to get the zero point, for each ``checkpoint_format``.
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 _REMEDY = (
     "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, "
@@ -64,7 +64,10 @@ class GPTQ(Scheme):
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> GPTQ:
-        """Parse a ``quantization_config``, or the ``quantize_config.json`` of older checkpoints."""
+        """Return the scheme that a ``quantization_config`` describes.
+
+        Older checkpoints have the same keys in ``quantize_config.json``.
+        """
         bits = scheme.check_bits("bits", config.get("bits"), (4, 8), _REMEDY)
         layout = config.get("checkpoint_format") or config.get("format") or "gptq"
         if not isinstance(layout, str) or layout not in _ZERO_OFFSETS:
@@ -120,7 +123,7 @@ class _Weight(NamedTuple):
             "qzeros": StoredTensor(((num_groups, ceil(outputs * bits / 32)),), ("I32",)),
             "scales": StoredTensor(((num_groups, outputs),)),
             "g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=self.scheme.needs_index),
-            # AutoGPTQ writes a bias of zeros for a module without a bias.
+            # AutoGPTQ writes a bias of zeros even for a module without a bias.
             "bias": StoredTensor(((outputs,),), FLOATS, required=False),
         }
 
@@ -249,7 +252,10 @@ class AWQ(Scheme):
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> AWQ:
-        """Parse a ``quantization_config``, or the ``quant_config.json`` of older checkpoints."""
+        """Return the scheme that a ``quantization_config`` describes.
+
+        Older checkpoints have the same keys in ``quant_config.json``.
+        """
         scheme.check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _AWQ_REMEDY)
         version = (
             config.get("checkpoint_format")

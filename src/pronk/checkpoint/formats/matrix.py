@@ -107,12 +107,12 @@ class QuantizedMatrix:
 
     @property
     def zero(self) -> int:
-        """The number to subtract from codes: ``2**(bits - 1)``, or 0 if the matrix has minima."""
+        """The number subtracted from codes: ``2**(bits - 1)``, or 0 if the matrix has minima."""
         return 0 if self.minimum is not None else 1 << (self.bits - 1)
 
     @property
     def scale_format(self) -> ScaleFormat:
-        """The smallest format that represents all scales and minima exactly."""
+        """The smallest data types that represent all scales and minima exactly."""
         scale = self.scale
         minimum = self.minimum
         for dtype in (FLOAT16, BFLOAT16):
@@ -120,7 +120,7 @@ class QuantizedMatrix:
                 continue
             if minimum is None:
                 return ScaleFormat(dtype, zeros=False)
-            # The product of a 16-bit scale and an integer up to 255 is exact in float32.
+            # This is exact in float32: a product of a 16-bit scale and an integer up to 255.
             with np.errstate(all="ignore"):
                 zeros = np.round(np.where(scale == 0, np.float32(0), -minimum / scale))
                 has_zeros = np.array_equal(zeros * scale, -minimum)
@@ -158,8 +158,8 @@ class QuantizedMatrix:
 
 
 def _can_store(numbers: Array, dtype: DType) -> bool:
-    """Return whether a type represents all numbers of a float32 array exactly."""
-    with np.errstate(over="ignore"):  # a number beyond the largest of the type becomes infinite
+    """Return whether ``dtype`` represents all numbers of a float32 array exactly."""
+    with np.errstate(over="ignore"):  # a number that is too large for the type becomes infinite
         return np.array_equal(numbers.astype(dtype).astype(FLOAT32), numbers)
 
 

@@ -51,7 +51,7 @@ SCALARS = {
     11: "q",
     12: "d",
 }
-# Type numbers of metadata values; BOOL is also in SCALARS.
+# Numbers of some types of metadata values in a file; BOOL is also in SCALARS.
 BOOL = 7
 STRING = 8
 ARRAY = 9
@@ -71,7 +71,7 @@ class TensorType(NamedTuple):
     size: int
 
 
-# Types of tensors, by their numbers in a file.
+# Types of tensors, by their numbers in a GGUF file.
 TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
@@ -212,12 +212,12 @@ def unpack(
 
 
 def _to_float32(stored: Array) -> Array:
-    """Convert bytes of float16 ``[..., 2n]`` to float32 ``[..., n]``."""
+    """Convert the bytes of float16 numbers, uint8 ``[..., 2n]``, to float32 ``[..., n]``."""
     return np.ascontiguousarray(stored).view(FLOAT16).astype(FLOAT32)
 
 
 def _unpack_nibbles(stored: Array, run: int) -> Array:
-    """Unpack 4-bit codes ``[..., n]`` to ``[..., 2n]``.
+    """Unpack bytes with two 4-bit codes each, ``[..., n]``, to codes ``[..., 2n]``.
 
     The codes of each ``run`` bytes are first all low halves, then all high halves.
     """
@@ -226,7 +226,7 @@ def _unpack_nibbles(stored: Array, run: int) -> Array:
 
 
 def _unpack_two_bits(stored: Array) -> Array:
-    """Unpack 2-bit codes ``[..., n]`` to ``[..., 4n]``.
+    """Unpack bytes with four 2-bit codes each, ``[..., n]``, to codes ``[..., 4n]``.
 
     The codes of each 32 bytes are first the bits 0 and 1 of all bytes, then the bits 2 and 3, ….
     """
@@ -247,7 +247,10 @@ def _unpack_bit_planes(stored: Array) -> Array:
 
 
 def _unpack_fifth_bits(stored: Array) -> Array:
-    """Unpack bytes ``[..., 4]`` to the fifth bits of 32 codes ``[..., 32]``, each 0 or 16."""
+    """Unpack the fifth bits of 32 codes from 4 bytes, ``[..., 4]`` to ``[..., 32]``.
+
+    Each is 0 or 16, to be added to a 4-bit code.
+    """
     return np.unpackbits(stored, axis=-1, bitorder="little") << 4
 
 
@@ -291,7 +294,7 @@ def _unpack_k_scales(blocks: Array) -> tuple[Array, Array]:
     rest = blocks[..., 12:16]
     scales = np.concatenate((scale & 63, (rest & 15) | (scale >> 2 & 48)), axis=-1)
     minima = np.concatenate((minimum & 63, rest >> 4 | (minimum >> 2 & 48)), axis=-1)
-    # llama.cpp subtracts the minimum; QuantizedMatrix adds it.
+    # llama.cpp subtracts a block's minimum, but QuantizedMatrix adds it.
     return scale_factor * scales, -(minimum_factor * minima)
 
 

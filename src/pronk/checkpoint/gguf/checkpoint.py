@@ -86,7 +86,7 @@ class GgufCheckpoint:
 
     @property
     def identity(self) -> list[tuple[str, int, int, int]]:
-        """The :func:`file_identity` of each of the model's files when the model was opened."""
+        """Path, inode, size and time of change of each file, from when the model was opened."""
         return [file_identity(file.path.resolve(), file.state) for file in self._files]
 
     def __iter__(self) -> Iterator[str]:
@@ -132,7 +132,10 @@ class GgufCheckpoint:
         return np.frombuffer(file.buffer, UINT8, info.size, info.start)
 
     def tensor(self, name: str, permuted_heads: int = 0) -> Array:
-        """Return a float tensor in the file's dtype; a view of the file if no rows are permuted."""
+        """Return an unquantized tensor in the file's dtype.
+
+        It is a view of the file, unless its rows are permuted.
+        """
         info = self._infos[name][1]
         values = self.raw_bytes(name).view(_DTYPES[info.type.name]).reshape(info.shape)
         order = row_order(len(values), permuted_heads)
@@ -180,7 +183,10 @@ class GgufCheckpoint:
         return BlockMatrix(info.type.name, info.shape[-1], (rows,))
 
     def release(self) -> None:
-        """Free the memory of all pages that were read; a later access reads the page again."""
+        """Free the memory of all pages of the files that were read.
+
+        A later access reads a page again.
+        """
         if hasattr(mmap, "MADV_DONTNEED"):
             for file in self._files:
                 file.buffer.madvise(mmap.MADV_DONTNEED)

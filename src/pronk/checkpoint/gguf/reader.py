@@ -30,7 +30,8 @@ import numpy as np
 from pronk.base.errors import CheckpointError, refuse
 from pronk.checkpoint.gguf.blocks import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
 
-_HEADER_BYTES = 4 + 4 + 8 + 8  # "GGUF", version, numbers of tensors and of pairs
+# bytes of "GGUF", version, number of tensors, and number of metadata pairs
+_HEADER_BYTES = 4 + 4 + 8 + 8
 _MIN_PAIR_BYTES = 8 + 4 + 1  # smallest metadata pair: length of an empty key, type, one-byte value
 # Bytes of the smallest description of a tensor: empty name, number of dimensions, one dimension,
 # type, offset.
@@ -41,7 +42,7 @@ _MAX_NAME_BYTES = 65_535
 # memory than the bytes of the file, so the file's size alone does not limit the memory.
 _MAX_ENTRIES = 100_000  # number of tensors, and number of metadata pairs
 _MAX_ELEMENTS = 1 << 22  # elements of a metadata array; a vocabulary has less than a million tokens
-_MAX_DIMENSIONS = 4  # limit of ggml for tensors
+_MAX_DIMENSIONS = 4  # ggml's limit of a tensor's dimensions
 # Keys whose values select how the model is parsed. When a file is opened, the values are checked to
 # be strings, so that later code need not check it.
 _NAME_KEYS = ("general.architecture", "tokenizer.ggml.model")
@@ -122,7 +123,7 @@ class GgufFile:
         refuse(self.path, f"{problem}; {remedy}")
 
     def _map_file(self) -> mmap.mmap:
-        """Map the file into memory, and set ``state``."""
+        """Map the file into memory, and set ``state`` to the result of its ``stat``."""
         try:
             with self.path.open("rb") as stream:
                 self.state = os.fstat(stream.fileno())
@@ -136,7 +137,7 @@ class GgufFile:
             raise CheckpointError(msg) from error
 
     def _read_file_header(self) -> tuple[int, int]:
-        """Read and check the first 24 bytes; return the numbers of tensors and of pairs."""
+        """Read and check the first 24 bytes; return numbers of tensors and of metadata pairs."""
         magic = self._read_bytes(4)
         version = self._read_number("I")
         if magic != b"GGUF":
@@ -331,7 +332,10 @@ class GgufFile:
         return located
 
     def _read_info(self, alignment: int) -> TensorInfo:
-        """Read a tensor's description, whose ``start`` is relative to the end of the padding."""
+        """Read the description of a tensor.
+
+        In the result, ``start`` counts from the end of the padding after all descriptions.
+        """
         name = self._read_name("a tensor")
         where = f"tensor {name:.80}"
         num_dimensions = self._read_number("I")

@@ -24,7 +24,7 @@ from pronk.checkpoint.hub.names import HubModel, is_weights, known_models
 
 
 class CachedModel(NamedTuple):
-    """A complete model in the cache.
+    """A model in the cache, with all its files.
 
     Attributes:
         path: folder of the snapshot, or first GGUF file.
@@ -80,7 +80,8 @@ def model_label(path: Path) -> str:
             return known.name
     for folder in path.parents:
         if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
-            _, *file = path.relative_to(folder).parts  # without the commit
+            # leave out the name of the folder, which is the commit
+            _, *file = path.relative_to(folder).parts
             return "/".join([_repo(folder.parent), *file])
     return path.name
 
@@ -126,9 +127,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether a snapshot has all files of a model, or of a trained drafter.
+    """Return whether a snapshot has all files of a model or of a trained drafter.
 
-    A model has a config, a tokenizer and all weights.
+    Those of a model are its config, its tokenizer and all its weights.
     """
     names = {path.name for path in folder.iterdir()}
     if not {"config.json", "tokenizer.json"} <= names:

@@ -68,7 +68,7 @@ class HubModel:
     revision: str | None = None
 
     def __str__(self) -> str:
-        """Return the name without the revision, as :func:`parse_name` reads it."""
+        """Return the model's name in a form that :func:`parse_name` reads, without the revision."""
         if self.file:
             return f"{self.repo}/{self.file}"
         if self.quantization:
@@ -242,13 +242,19 @@ def _read_page(path: str) -> tuple[str, str | None]:
 
 
 def close_names(name: str, *others: str) -> str:
-    """Return `` (did you mean …?)`` with the closest short names or ``others``; "" without one."""
+    """Return a hint with the names closest to ``name``, such as `` (did you mean smollm2?)``.
+
+    Candidates are the short names and ``others``. The hint is empty if none is close.
+    """
     near = close_choices(name, [*known_models(), *others], cutoff=0.5)
     return f" (did you mean {near}?)" if near else ""
 
 
 def is_weights(files: Iterable[str]) -> bool:
-    """Return whether a repository has weights in the Hugging Face layout, in its top folder."""
+    """Return whether a repository's top folder has weights in the Hugging Face layout.
+
+    ``files`` are the paths of the repository's files.
+    """
     return any(name.endswith(".safetensors") and _is_layout_file(name) for name in files)
 
 
@@ -299,7 +305,7 @@ def _has_quantization(file: str, quantization: str) -> bool:
 
 
 def _shown(models: Iterable[str]) -> str:
-    """Return the names of at most 12 models, for an error message."""
+    """Return the names of at most 12 models, and how many more there are, for an error message."""
     shown = list(models)
     rest = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + rest or "no GGUF model"
