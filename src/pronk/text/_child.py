@@ -30,7 +30,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_MAX_ERROR = 300  # maximum characters of an error message
+_MAX_ERROR = 300  # maximum characters of an error message in a reply
 _MAX_TRIED = 256  # number of token ids that are decoded on trial when the tokenizer is loaded
 # Limits of a reply: number of tokens, more than any context window has, and characters of text.
 _MAX_IDS = 2**21
@@ -39,7 +39,7 @@ _MAX_TEXT = 2**25
 # loaded: a tokenizer that fails or is slow for common texts then fails at once.
 _TRIAL = "".join(map(chr, range(1, 256))) + "\n\n    \t" + "a" * 64 + "e\u0301 ﷺ 漢字 한글 🙂 ▁ <s>"
 
-_loaded: list[Tokenizer] = []  # the tokenizer, once it is loaded
+_loaded: list[Tokenizer] = []  # the tokenizer as the only element, once it is loaded
 _failure: list[dict[str, str]] = []  # reply to all requests if the tokenizer cannot be loaded
 
 
@@ -102,7 +102,7 @@ def answer(line: bytes) -> bytes:
     try:
         reply = _failure[0] if _failure else _answer(request)
     except MemoryError:
-        raise  # ends the process
+        raise  # a panic of the tokenizers package ends the process
     except BaseException as error:  # noqa: BLE001 - panics of the tokenizers package are such
         reply = {"error": " ".join(str(error).split())[:_MAX_ERROR] or type(error).__name__}
         if "load" in request:

@@ -93,8 +93,8 @@ def read_tokenizer(
     templates = _chat_templates(file)
     try:
         backend = _MODELS[model](file, vocabulary)
-        # Phi-3's SentencePiece tokenizers strip white space after special tokens, which GGUF files
-        # do not record.
+        # Phi-3's SentencePiece tokenizers strip white space after special tokens. GGUF files do not
+        # say so.
         takes_space = model == "llama" and file.get("general.architecture") == "phi3"
         added = _special_tokens(vocabulary, takes_space=takes_space)
         if sum(len(token.content) for token in added) > _MAX_ADDED_CHARACTERS:
@@ -106,7 +106,7 @@ def read_tokenizer(
         backend.add_tokens(added)
     except TokenizerError:
         raise
-    except Exception as error:  # the package tokenizers raises Exception itself
+    except Exception as error:  # the package tokenizers raises plain Exceptions
         reason = describe_error(error)[:200]
         msg = (
             f"{file.path}: expected merges that match the tokens, found a mismatch ({reason}); "
@@ -127,7 +127,10 @@ def read_tokenizer(
 
 
 def _chat_templates(file: GgufFile) -> dict[str, str]:
-    """Return the Jinja sources of the chat templates ``default`` and ``tool_use``, if present."""
+    """Return the Jinja sources of the file's chat templates, by name: ``default`` and ``tool_use``.
+
+    Templates that the file lacks are left out.
+    """
     templates = {}
     for name, key in _TEMPLATE_KEYS.items():
         source = file.get(key)

@@ -104,10 +104,11 @@ class GuardedTokenizer:
         self.encode_special_tokens = False
         self._text = text
         self._decodes_here = decodes_here
-        # Two processes, so that decoding, for which all requests wait, never waits for an encoding.
+        # Two processes, because all requests wait for decoding: it must not wait for an encoding.
         self._encoder = _new_process(text)
         self._decoder = _new_process(text)
-        _ask(self._encoder, {}, 0)  # starts the process
+        # an empty request, which starts the process and loads the tokenizer
+        _ask(self._encoder, {}, 0)
         self.backend = load_here(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -180,7 +181,7 @@ class GuardedTokenizer:
             return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
 
     def _encode(self, text: str, add_special_tokens: bool, *, has_offsets: bool) -> GuardedEncoding:
-        """Return the tokens of a text from the child process; raise a PromptError at a limit."""
+        """Return a text's tokens from the child process; raise a PromptError at a limit."""
         request = {
             "encode": text,
             "special": add_special_tokens,
@@ -248,7 +249,8 @@ def rust_panics_as_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ == "PanicException":  # the package exports no such class
+        # the package does not export the class of its panics
+        if type(error).__name__ == "PanicException":
             msg = f"the tokenizers package failed: {error}"
             raise RuntimeError(msg) from error
         raise

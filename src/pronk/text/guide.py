@@ -29,10 +29,11 @@ JSON_DUMPS_STYLE: Mapping[str, Any] = {
 }
 WHITESPACE_STYLE: Mapping[str, Any] = {"whitespace_flexible": True, "lenient": False}
 
-# Maximum number of characters of a schema, expression or grammar, or of all texts of a choice.
+# Maximum number of characters of a schema, expression or grammar, and of all texts of a choice
+# together.
 MAX_SIZE = 2**18
 MAX_CHOICES = 1024
-# Maximum number of nested levels of a schema.
+# Maximum number of nested levels of a JSON schema.
 _MAX_DEPTH = 64
 
 
@@ -117,7 +118,7 @@ class Guide:
         return str(self.json or self.regex or self.grammar)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the arguments of the constructor as JSON values."""
+        """Return the arguments of the constructor as JSON values, by name."""
         value = self.source if self.choice is None else list(self.choice)
         values: dict[str, Any] = {self.kind: value}
         if self.whitespace:

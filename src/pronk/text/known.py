@@ -109,7 +109,7 @@ def _prepends_one(part: Component) -> bool:
 
 
 def _replaces_text(part: Component) -> bool:
-    """Return whether a component replaces a fixed text by a text that is not longer."""
+    """Return whether a component replaces a fixed text, and the new text is not longer."""
     pattern = part.get("pattern")
     content = part.get("content")
     text = pattern.get("String") if isinstance(pattern, Mapping) and len(pattern) == 1 else None
@@ -117,7 +117,7 @@ def _replaces_text(part: Component) -> bool:
 
 
 def _splits_at_known(part: Component) -> bool:
-    """Return whether a component splits at a fixed text, or at matches of a known expression."""
+    """Return whether a component splits at a fixed text or at matches of a known expression."""
     pattern = part.get("pattern")
     if not isinstance(pattern, Mapping) or len(pattern) != 1:
         return False

@@ -112,7 +112,8 @@ class LimitedProcess:
             try:
                 return self._ask(request, limit, num_stops)
             except BaseException:
-                self._end()  # the next request must not get the reply to this one
+                # end the process: otherwise the next request would get the reply to this one
+                self._end()
                 raise
 
     def stop(self) -> None:
@@ -198,7 +199,7 @@ class LimitedProcess:
         assert child.stdout is not None
         number = b"%d" % next(self._numbers)
         line = b""
-        with suppress(OSError):  # the process has ended
+        with suppress(OSError):  # an OSError means that the process has ended
             child.stdin.write(b"%b %b %b\n" % (number, str(seconds).encode(), request))
             child.stdin.flush()
             line = child.stdout.readline()
@@ -208,7 +209,7 @@ class LimitedProcess:
         return ChildReply(reply.removesuffix(b"\n"), float(taken))
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Return a new child process once it is ready for requests."""
+        """Start a child process, and return it once it is ready for requests."""
         loop = Path(__file__).with_name("_limited_child.py")
         limits = (str(_WAIT), str(self._memory))
         child = subprocess.Popen(  # noqa: S603 - our own file, by our own interpreter
@@ -233,7 +234,7 @@ class LimitedProcess:
         return child
 
     def _end(self) -> int | None:
-        """End the child process and return its exit code; ``None`` without a child process."""
+        """End the child process, and return its exit code; ``None`` if there is no process."""
         child = self._child
         self._child = None
         return None if child is None else _kill(child)

@@ -66,7 +66,10 @@ def prompt_text(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> str:
 
 
 def prompt_offsets(tokenizer: Tokenizer, name: Name, prompt: str | Sequence[int]) -> list[int]:
-    """Return the position of each token of a prompt in its :func:`prompt_text`."""
+    """Return the position of each token of a prompt.
+
+    A position counts characters of :func:`prompt_text`, in which the token's text begins.
+    """
     decoder = IncrementalDecoder(tokenizer, shows_names=True)
     offsets = TokenOffsets(decoder, name)
     if not isinstance(prompt, str):

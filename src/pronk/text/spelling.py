@@ -138,7 +138,10 @@ def _remove_prefix(component: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _prefix(components: list[dict[str, Any]]) -> Prefix:
-    """Return where the components of a normalizer and a pre-tokenizer add a space."""
+    """Return where the components of a normalizer and a pre-tokenizer add a space to a text.
+
+    The values are those of :attr:`Spelling.prefix`.
+    """
     for component in components:
         if component["type"] == "Metaspace":
             return component["prepend_scheme"]

@@ -19,7 +19,7 @@ _REPLACEMENT = "\ufffd"
 # Number of tokens at the prompt's end that are decoded together with the first output tokens,
 # because the text of a token depends on its neighbours.
 _CONTEXT = 5
-# Number of tokens after which an incomplete character counts as invalid bytes.
+# Number of tokens after which bytes that form no whole character count as invalid.
 _PATIENCE = 16
 
 
@@ -143,7 +143,7 @@ class IncrementalDecoder:
 
 
 def prefix_at_end(text: str, marker: str) -> str:
-    """Return the longest proper prefix of ``marker`` at the end of ``text``; ``""`` if none is."""
+    """Return the longest proper prefix of ``marker`` with which ``text`` ends; ``""`` if none."""
     # A stop string may have 4,000 characters, but ``text`` is often that of one token.
     largest = min(len(marker) - 1, len(text))
     for size in range(largest, 0, -1):
@@ -175,7 +175,7 @@ class StopScanner:
         # Begin and end of each name of a special token in ``_held``, in characters. The begin of a
         # name whose first characters were returned is negative.
         self._names: list[tuple[int, int]] = []
-        self._stop: str | None = None  # the first complete stop string
+        self._stop: str | None = None  # the first stop string that is complete
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Scan a further piece of the text.

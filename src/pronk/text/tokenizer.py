@@ -70,7 +70,7 @@ class Tokenizer:
         tool_template: str | None = None,
         template_key: str = "chat_template in tokenizer_config.json",
     ) -> None:
-        # Drop the file's settings for truncation and padding, which are meant for training.
+        # Drop the settings for truncation and padding in the file, which are meant for training.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -275,7 +275,7 @@ class Tokenizer:
         except PronkError:
             raise
         except Exception as error:
-            # The tokenizers package raises Exception itself, and TypeError for lone surrogates.
+            # The tokenizers package raises plain Exceptions, and a TypeError for lone surrogates.
             raise encoding_error(text, error) from error
 
     def encode_batch(
@@ -433,7 +433,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
     except TokenizerError as error:
         msg = f"{path}: {error}; restore it from its source"
         raise TokenizerError(msg) from error
-    except Exception as error:  # the tokenizers package raises Exception itself
+    except Exception as error:  # the tokenizers package raises plain Exceptions
         reason = describe_error(error)
         msg = (
             f"{path}: expected a tokenizer, found an unreadable file ({reason}); "
@@ -443,7 +443,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens in ``tokenizer_config.json``, by their names."""
+    """Return the special tokens in ``tokenizer_config.json``, by name such as ``bos_token``."""
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, Mapping) else value

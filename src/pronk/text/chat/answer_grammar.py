@@ -172,7 +172,7 @@ class AnswerGrammar:
         return ["PLAIN: TEXT & ~BARE", f"first: PLAIN?{more}"]
 
     def _start(self, thinking: Thinking) -> str:
-        """Return the rule ``start``: thoughts, if allowed, before the answer."""
+        """Return the rule ``start``: thoughts, if ``thinking`` allows them, then the answer."""
         reasoning = self.reasoning
         if thinking == "never" or reasoning is None:
             return "start: answer"
@@ -200,7 +200,10 @@ class AnswerGrammar:
         allow_text: bool,
         allow_multiple: bool,
     ) -> list[str]:
-        """Return the rule ``answer`` for the part after thoughts, and the rules that it needs."""
+        """Return the rule ``answer``, for the part after the thoughts, and the rules that it needs.
+
+        The arguments are those of :meth:`guide`.
+        """
         rules = []
         dialect = self.dialect
         if form is not None:
@@ -316,7 +319,7 @@ def _one_of(names: Collection[str]) -> str:
     Names share their common beginnings (a trie), because a lexer follows each branch of an
     expression at every byte.
     """
-    # The beginning that the first and the last name share is common to all names between them.
+    # Sorted names have a common beginning if the first and the last one have it.
     first = min(names)
     last = max(names)
     size = 0

@@ -41,7 +41,7 @@ class AnswerFormat:
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
-        """Format of thoughts; ``None`` if the chat template has no thoughts."""
+        """Format of thoughts; ``None`` if the chat template shows that the model writes none."""
         source = self.tokenizer.chat_template or ""
         return next((row for row in REASONING_FORMATS if row.template in source), None)
 
@@ -55,7 +55,7 @@ class AnswerFormat:
 
     @cached_property
     def thinking_markers(self) -> ThinkingMarkers | None:
-        """Markers for the thinking budget; ``None`` if the model does not think."""
+        """Markers of thoughts, for a thinking budget; ``None`` if the model does not think."""
         row = self.reasoning
         symbols = self.symbols
         if row is None:
@@ -182,7 +182,7 @@ class AnswerReader:
         return _join([*parts, *self._calls.flush()])
 
     def _read_calls(self, parts: Sequence[Thought | str]) -> list[Part]:
-        """Split the texts among ``parts`` into text and calls; thoughts stay as they are."""
+        """Split the texts among ``parts`` into text and tool calls; thoughts stay as they are."""
         read: list[Part] = []
         for part in parts:
             if isinstance(part, Thought):
@@ -224,8 +224,8 @@ class RepeatedCalls:
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
         self._calls = set[tuple[str, str]]()  # names and arguments of the complete calls
-        self._name: str | None = None  # tool of the call that is being read
-        self._arguments = ""  # arguments of that call so far
+        self._name: str | None = None  # name of the tool in the call that is being read
+        self._arguments = ""  # arguments of the call that is being read, so far
 
     def push(self, text: str, token: int) -> bool:
         """Read the next token; return whether it completes a repetition or begins a call too many.
@@ -258,7 +258,7 @@ class RepeatedCalls:
 
 
 def _join(parts: Sequence[Part]) -> list[Part]:
-    """Join successive texts, thoughts, and parts of one call; drop empty texts."""
+    """Join adjacent parts of one kind: texts, thoughts, or parts of one call; drop empty texts."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None

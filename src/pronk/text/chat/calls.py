@@ -19,9 +19,9 @@ from pronk.text.chat.keywords import KeywordArguments
 # Maximum characters from the beginning of a call to the end of the tool's name. The name has up to
 # 128; anything longer is text.
 _MAX_CALL_START = 264
-# Characters of JSON that begin a string or change the nesting.
+# Characters that matter outside JSON strings: they begin a string or change the nesting.
 _OUTSIDE_STRING = re.compile(r'["{}\[\]]')
-# Characters of JSON that end a string or escape the next character.
+# Characters that matter within a JSON string: they end it or escape the next character.
 _INSIDE_STRING = re.compile(r'["\\]')
 
 
@@ -55,12 +55,12 @@ class JsonEnd:
 
     def __init__(self) -> None:
         self._depth = 0  # number of open brackets
-        self._quoted = False  # whether the character read last is within a string
-        self._escaped = False  # whether the character read last is a backslash that escapes
+        self._quoted = False  # whether the next character is within a string
+        self._escaped = False  # whether the next character is escaped by a backslash
 
     @property
     def found(self) -> bool:
-        """Whether all brackets are closed."""
+        """Whether all brackets were closed, so that the object or list is complete."""
         return self._depth == 0
 
     def read(self, text: str, at: int) -> tuple[int, str]:
@@ -131,8 +131,9 @@ class CallReader:
         self._next_call = next_call if dialect.separator else ""
         self._output: list[str | CallPart] = []
         self._num_calls = 0  # number of calls in the answer so far
-        self._held_space: list[str] = []  # white space that is not emitted yet
-        # Whether the answer, or the text after its last call, is only white space so far.
+        # white space that was read and is emitted only if text follows
+        self._held_space: list[str] = []
+        # Whether all text so far, or since the last call, is white space.
         self._only_space = True
         # The texts one of which must come next, each with the method to call after it.
         self._expected: Mapping[str, Callable[[], None]] = {}
@@ -144,8 +145,8 @@ class CallReader:
         self._name = ""  # the characters of the tool's name that were read so far
         self.in_call = False
         self._arguments: JsonEnd | KeywordArguments = JsonEnd()
-        # State of the parser: the method that reads the text from an offset on and returns the next
-        # offset.
+        # State of the parser: the method for the next symbols. It reads the text from an offset on,
+        # and returns the next offset.
         self._read: Callable[[str, int], int] = self._read_text
         if dialect.marker_optional:
             self._expect_call("")
@@ -382,7 +383,7 @@ class BareCallReader:
             elif not self._end.found:
                 at = self._read_arguments(symbols, at)
             else:
-                # Remove the special token that ends the answer, and white space.
+                # Leave out white space, and the special token that ends the answer.
                 self._tail += plain_text(symbols[at]).strip(SPACE)
                 if not self._heads[self._head][1].startswith(self._tail):
                     return False

@@ -43,7 +43,7 @@ _MARKERS = (
     "<|tool_call_end|>",
 )  # fmt: skip
 _FIRST = 0xD800  # code of the first lone surrogate
-OTHER_SYMBOL = "\udfff"  # symbol of every special token that is not in _MARKERS
+OTHER_SYMBOL = "\udfff"  # symbol of each special token that is no marker in _MARKERS
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -83,7 +83,7 @@ class TokenSymbols:
         return self.of_special(token) or self._tokenizer.token_text(token) or ""
 
     def of_special(self, token: int | None) -> str:
-        """Return the lone surrogate of a special token; ``""`` for another token."""
+        """Return the lone surrogate that stands for a special token; ``""`` for another token."""
         if token in self._symbols:
             return self._symbols[token]
         return OTHER_SYMBOL if token in self._tokenizer.special_ids else ""
@@ -134,8 +134,8 @@ def plain_text(symbols: str) -> str:
     return _SURROGATES.sub("", symbols)
 
 
-# Names of tools. OpenAI's API allows up to 64 letters, digits, _ and -; tools of MCP servers have
-# longer names.
+# Names of tools that are accepted. OpenAI's API allows up to 64 letters, digits, _ and -; tools of
+# MCP servers have longer names.
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 # Maximum number of characters of an id that a model writes into a call; Mistral's ids have 9.
 MAX_IDENT = 40
@@ -309,8 +309,9 @@ REASONING_FORMATS = (
         "<|start|>assistant",
         "<|channel|>final<|message|>",
     ),
-    ReasoningFormat("think", "</think>", "<think>", "</think>"),  # Qwen3, DeepSeek-R1, SmolLM3
-    ReasoningFormat("mistral", "[/THINK]", "[THINK]", "[/THINK]"),  # Magistral
+    # the format of Qwen3, DeepSeek-R1, SmolLM3
+    ReasoningFormat("think", "</think>", "<think>", "</think>"),
+    ReasoningFormat("mistral", "[/THINK]", "[THINK]", "[/THINK]"),  # the format of Magistral
 )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from pronk.text.json_schema.trial import accepts
 
 _NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
-_SPECIAL = re.compile("[\ud800-\udfff]")  # symbols of special tokens
+_SPECIAL = re.compile("[\ud800-\udfff]")  # lone surrogates, which stand for special tokens
 _MARKS = re.compile(r"""["'()\[\]{},]""")
 # In a text of arguments: a string literal, or a constant of JSON outside strings.
 _CONSTANTS = re.compile(
@@ -29,7 +29,8 @@ _PYTHON = {"true": "True", "false": "False", "null": "None"}
 # would warn.
 _NO_ESCAPE = re.compile(r"""(\\[\\'"abfnrtvxuUN0\n])|\\""")
 
-_ANY_NAME = '/[a-zA-Z_][a-zA-Z_0-9]{0,63}/ "="'  # expression for the name of an argument
+# Lark expression for the name of an argument that may have any name
+_ANY_NAME = '/[a-zA-Z_][a-zA-Z_0-9]{0,63}/ "="'
 
 # Keywords of a translated schema that the grammar of keyword arguments does not enforce.
 _CONSTRAINTS = frozenset(
@@ -40,15 +41,15 @@ _CONSTRAINTS = frozenset(
 class KeywordArguments:
     """Incremental conversion of a call's arguments from Python's syntax to JSON.
 
-    The text begins after the opening parenthesis of the call.
+    The text that it reads begins after the opening parenthesis of the call.
     """
 
     def __init__(self) -> None:
         self.found = False  # whether the closing parenthesis was read
         self._quote = ""  # quotation mark of the string that is being read; empty outside strings
-        self._escaped = False  # whether the character read last is a backslash that escapes
-        self._depth = 0  # number of open brackets
-        self._argument: list[str] = []  # pieces of the argument that is being read
+        self._escaped = False  # whether the next character is escaped by a backslash
+        self._depth = 0  # number of brackets that are open
+        self._argument: list[str] = []  # pieces of the text of the argument that is being read
         self._names: set[str] = set()  # names of the arguments that are complete
 
     def read(self, text: str, at: int) -> tuple[int, str]:
@@ -240,7 +241,7 @@ class _Arguments:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> _Arguments:
-        """Read the arguments from the translated schema of an object."""
+        """Return the arguments that the translated schema of an object allows."""
         shared = {key: schema[key] for key in ("$defs", "x-guidance") if key in schema}
         root = {key: value for key, value in schema.items() if key not in shared}
         while {*root} <= {"type", "$ref"} and "$ref" in root:
@@ -269,7 +270,10 @@ class _Arguments:
 
 
 def _is_possible(schema: Any, shared: Mapping[str, Any]) -> bool:
-    """Return whether some value matches the schema of a property."""
+    """Return whether some value matches a property's schema; llguidance compiles it to find out.
+
+    ``shared`` are the definitions and options that the schema needs as well.
+    """
     return schema is not False and accepts(_with_shared(schema, shared))
 
 

@@ -22,7 +22,7 @@ from pronk.text.chat.keywords import write_call
 
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
-TemplateOptions = Mapping[str, object]  # further variables of a chat template by name; JSON values
+TemplateOptions = Mapping[str, object]  # further variables of a chat template: JSON values by name
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Role names of other APIs, each with the role of OpenAI's API that an error message suggests.
@@ -151,7 +151,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
         if message.get("tool_calls"):
             return message
         if message.get("reasoning_content"):
-            return {**message, "content": ""}  # some templates would write None
+            return {**message, "content": ""}  # some templates would write the text "None"
     if isinstance(content, str):
         return message
     if not isinstance(content, (list, tuple)):
@@ -212,7 +212,8 @@ def _read_object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text, parse_constant=_refuse_constant) if text.strip() else {}
     except (ValueError, RecursionError):
-        # The text is no JSON, has a number of too many digits, or is nested too deeply.
+        # The text is no JSON, has a number of too many digits, or is nested too deeply; it is
+        # refused below.
         value = None
     if not isinstance(value, dict):
         refuse(
@@ -259,7 +260,7 @@ def _describe(value: object) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return the beginning of a text in one line."""
+    """Return the beginning of a text, on one line, for error messages."""
     return f"{' '.join(text.split()):.40}"
 
 
@@ -283,7 +284,8 @@ def thinking_options(effort: str | None, enabled: bool | None = None) -> dict[st
     return options
 
 
-_PRIVATE = range(0xF0000, 0xFFFFE)  # supplementary private use area A, which texts rarely contain
+# Unicode's supplementary private use area A, whose characters texts rarely contain
+_PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 def disguise(
@@ -310,8 +312,8 @@ def disguise(
     name_pattern, prefixes, longest = _patterns(frozenset(names))
     texts = list[str]()
     _map_texts(messages, texts.append, texts.append)
-    used = set[str]()  # names in the messages
-    taken = set[str]()  # private characters in the messages
+    used = set[str]()  # names of special tokens that occur in the messages
+    taken = set[str]()  # private characters that occur in the messages, and are not used
     for text in texts:
         used.update(name_pattern.findall(text))
         taken.update(character for character in text if ord(character) in _PRIVATE)
@@ -336,7 +338,7 @@ def disguise(
         return f"{stripped}{characters['']}{text[len(stripped) :]}"
 
     def hide_key(text: str) -> str:
-        """Replace names in a key of a mapping.
+        """Replace names of special tokens in a key of a mapping.
 
         Templates may look up a key that is an identifier, so such a key gets no character at its
         end.

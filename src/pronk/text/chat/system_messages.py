@@ -36,7 +36,7 @@ def has_system_role_anywhere(tokenizer: Tokenizer) -> bool:
 
 
 def _renders(tokenizer: Tokenizer, turns: Sequence[tuple[str, str]]) -> bool:
-    """Return whether the template renders the texts of all turns, in their order.
+    """Return whether the template renders the texts of all ``turns``, in their order.
 
     Each turn is a role and a text.
     """

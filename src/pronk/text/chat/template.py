@@ -70,7 +70,7 @@ class Renderer:
         return json.loads(reply.line.decode("utf-8", "surrogatepass"))
 
     def close(self) -> None:
-        """End the child process; the next request starts another one."""
+        """End the child process; the next request of a caller starts another one."""
         self._process.close()
 
 
@@ -84,12 +84,16 @@ def _to_dict(value: object) -> dict[Any, Any]:
 default_renderer = Renderer()
 
 
-# Efforts of OpenAI's API that gpt-oss does not know, each with the nearest one that gpt-oss knows.
+# Efforts of thinking in OpenAI's API that gpt-oss does not know, each with the nearest one that it
+# knows.
 _NEAREST_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def in_channels(source: str) -> bool:
-    """Return whether a template writes the harmony format of gpt-oss."""
+    """Return whether a template writes gpt-oss's format harmony, whose messages name a channel.
+
+    ``source`` is the Jinja source of the template.
+    """
     return "<|channel|>" in source and "<|message|>" in source
 
 
@@ -173,7 +177,7 @@ def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
 _LFM2_CALLS = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
 _UNWRITTEN_CALLS = (
     ("<|tool_list_start|>", _LFM2_CALLS, True),
-    ("List of tools: [", _LFM2_CALLS, True),  # LFM2.5
+    ("List of tools: [", _LFM2_CALLS, True),  # for LFM2.5
     ("<|tool_call|>", ("<|tool_call|>[", ", ", "]"), False),
     ("</tool_call>", ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"), False),
 )
@@ -290,7 +294,10 @@ class ChatTemplate:
         return reply["text"]
 
     def _check_options(self, options: TemplateOptions) -> None:
-        """Raise an OptionError if an option is a variable that the conversation or model sets."""
+        """Raise an OptionError if an option has the name of a variable that is set otherwise.
+
+        Such variables are those of the conversation, such as ``messages``, and the special tokens.
+        """
         if not isinstance(options, Mapping):
             msg = f"template_options: expected names with a value each, found {options!r:.60}"
             raise OptionError(msg)

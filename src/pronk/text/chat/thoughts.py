@@ -44,9 +44,11 @@ class ThoughtReader:
         self._end = symbols.of_text(reasoning.end) if reasoning else ""
         self.in_thought = bool(reasoning) and opened
         self._may_begin = bool(reasoning) and not opened
-        self._space: list[str] = []  # white space at the beginning of the answer
+        # white space at the beginning of the answer, which is dropped if thoughts follow
+        self._space: list[str] = []
         self._held = ""  # symbols that may be the beginning of a marker
-        # Whether the thoughts, or the text after them, have only line breaks so far.
+        # Whether the current part, the thoughts or the text after them, has only line breaks so
+        # far.
         self._at_start = opened
         # Number of line breaks at the end of the thoughts so far. They are emitted only if further
         # thoughts follow.
@@ -97,7 +99,7 @@ class ThoughtReader:
         return self._emit(thought.removesuffix(self._held))
 
     def _emit(self, symbols: str) -> list[Thought | str]:
-        """Return thoughts without the line breaks at their beginning and end."""
+        """Return the next thoughts; line breaks at the beginning and end of all are left out."""
         text = plain_text(symbols)
         if self._at_start:
             text = text.lstrip("\n")
@@ -111,7 +113,7 @@ class ThoughtReader:
         return [Thought("\n" * lines + stripped)]
 
     def _after(self, symbols: str) -> list[Thought | str]:
-        """Return text after the thoughts, without the line breaks at its beginning."""
+        """Return the next text after the thoughts, without the line breaks at its beginning."""
         if self._at_start:
             symbols = symbols.lstrip("\n")
             self._at_start = not symbols
@@ -147,11 +149,12 @@ class ChannelReader:
         # Symbols that end a message of the answer.
         self._ends = (text("<|end|>"), text("<|start|>"), self._channel)
         self._analysis = f"{self._channel}analysis"
-        self._held = ""  # symbols that are not parsed yet
+        # symbols that are not parsed yet, because the next ones decide their meaning
+        self._held = ""
         self._kind: Literal["header", "thought", "text", "call"] = "header"
         self._num_calls = 0
         self._arguments = JsonEnd()
-        # Whether the call's arguments begin like a JSON object; None before the arguments.
+        # Whether the call's arguments begin like a JSON object; None until they begin.
         self._is_object: bool | None = None
 
     @property

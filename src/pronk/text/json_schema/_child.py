@@ -15,8 +15,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Stack size in bytes. Threads of pronk have larger stacks, so a grammar that compiles here does not
-# overflow theirs.
+# Stack size in bytes of the thread that compiles. Threads of pronk have larger stacks, so a grammar
+# that compiles here does not overflow theirs.
 _STACK_SIZE = 4 << 20
 
 
@@ -44,7 +44,7 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
 
 def _main() -> None:
     if hasattr(os, "nice"):
-        os.nice(10)  # a lower priority than the running requests
+        os.nice(10)  # run with a lower priority than the running requests
     request = json.load(sys.stdin)
     results = list[dict[str, Any]]()
     threading.stack_size(_STACK_SIZE)

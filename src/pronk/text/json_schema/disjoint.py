@@ -11,9 +11,10 @@ _MAX_COMPARISONS = 10_000
 
 
 def are_disjoint(options: Sequence[Any], definitions: Mapping[str, Any]) -> bool:
-    """Return whether provably no value matches two of the schemas.
+    """Return whether it is proved that no value matches two of the schemas ``options``.
 
-    ``definitions`` are the schemas to which ``#/$defs/…`` refers, by their names.
+    ``definitions`` are the schemas to which ``#/$defs/…`` refers, by their names. False means that
+    no proof was found.
     """
     comparison = _Comparison(definitions)
     return all(comparison.differ(one, other) for one, other in combinations(options, 2))
@@ -30,7 +31,10 @@ class _Comparison:
         self._left = _MAX_COMPARISONS
 
     def differ(self, one: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
-        """Return whether provably no value matches both schemas."""
+        """Return whether it is proved that no value matches both schemas.
+
+        ``depth`` is the number of nested levels that are still compared.
+        """
         self._left -= 1
         if one is False or other is False:
             return True
@@ -50,7 +54,10 @@ class _Comparison:
         )
 
     def _members_differ(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
-        """Return whether both schemas are of objects, and a required property's schemas differ."""
+        """Return whether both schemas are of objects with a required property that always differs.
+
+        The property differs if no value matches its schemas in both.
+        """
         if {*_types(one), *_types(other)} != {"object"}:
             return False
         for name in sorted({*one.get("required", []), *other.get("required", [])}):

@@ -24,7 +24,7 @@ def is_finite(schema: Any) -> bool:
     finite = set[str]()
     for _ in range(_MAX_PASSES):
         known = len(finite)
-        names.reverse()  # a definition usually refers to later definitions
+        names.reverse()  # a definition usually refers to later ones, so these are checked first
         for name in names:
             if name not in finite and _ends(definitions[name], finite):
                 finite.add(name)

@@ -88,13 +88,13 @@ class _Translation:
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._at = 0  # offset of the next character
+        self._at = 0  # offset in the pattern of the next character
 
     def expression(self) -> str:
         """Return the whole pattern in Rust's syntax."""
         written = list[str]()
         depth = 0
-        repeatable = False  # whether a quantifier may follow
+        repeatable = False  # whether a quantifier may follow what was read last
         while self._at < len(self._pattern):
             quantifier = _QUANTIFIER.match(self._pattern, self._at)
             if quantifier is not None:
@@ -229,7 +229,10 @@ class _Translation:
         return f"{_literal(first)}-{_literal(last)}"
 
     def _element(self) -> str:
-        r"""Return one character of a set, or the translation of a set within it, such as ``\d``."""
+        r"""Return one character of a set, or the translation of a set within it, such as ``\d``.
+
+        The result has several characters only in the second case.
+        """
         name = self._pattern[self._at : self._at + 2]
         if name in {"\\d", "\\w", "\\s", "\\D", "\\W", "\\S", "\\p", "\\P"}:
             return self._escape()

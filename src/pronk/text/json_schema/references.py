@@ -34,7 +34,7 @@ class SchemaPart:
 
 
 def base_within(schema: Any, base: str) -> str:
-    """Return the base URI of references in a schema: ``base``, unless the schema has an ``$id``."""
+    """Return the base URI of references in a schema: ``base``, or its ``$id`` if it has one."""
     ident = schema.get("$id") if isinstance(schema, Mapping) else None
     return urldefrag(_join(base, ident))[0] if isinstance(ident, str) else base
 
@@ -55,7 +55,7 @@ class References:
                     self._anchors[target.base, anchor] = target
 
     def resolve(self, reference: str, base: str) -> SchemaPart | None:
-        """Return the target of a reference; ``None`` for a target outside the schema.
+        """Return the part of the schema that a reference means; ``None`` if it is elsewhere.
 
         ``base`` is the base URI of the schema that contains the reference.
         """

@@ -31,8 +31,8 @@ _MAX_SAFE_SIZE = 2**14
 # escapes of one letter in JSON strings; those such as ``\u0003`` are not among them
 _ESCAPES = 'nrbtf\\"'
 _MAX_SHOWN = 200  # maximum characters of a path in an error message
-# Keywords in the order in which they are left out of a schema that llguidance refuses: the least
-# important first.
+# Keywords in the order in which they are left out of a schema that llguidance refuses, the least
+# important one first.
 _LEAST_IMPORTANT = (
     "minProperties", "maxProperties", "pattern", "format", "multipleOf", "minLength", "maxLength",
     "minItems", "maxItems", "exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum",
@@ -179,7 +179,7 @@ def _is_accepted(target: SchemaPart, references: References, left_out: set[Path]
 
 
 def _can_be_followed(found: TranslatedSchema) -> bool:
-    """Return whether llguidance accepts a translated schema, after a trial if need be."""
+    """Return whether llguidance accepts a translated schema; compile it on trial if it is risky."""
     if not found.is_risky and _size(found) <= _MAX_SAFE_SIZE:
         return True
     return is_finite(found.schema) and accepts(_with_options(found))

@@ -37,7 +37,7 @@ from pronk.text.json_schema.values import (
 )
 
 Schema = dict[str, Any] | bool
-Given = Mapping[str, Any]  # keywords of one schema
+Given = Mapping[str, Any]  # the keywords of a schema that are not left out, with their values
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 _NUMBERS = frozenset({"number", "integer"})
@@ -147,7 +147,7 @@ def referenced(
 
 
 def parts(target: SchemaPart) -> Iterator[SchemaPart]:
-    """Yield the schemas directly within a schema, without definitions."""
+    """Yield the schemas that are directly within a schema, except its definitions."""
     if not isinstance(target.schema, Mapping):
         return
     base = base_within(target.schema, target.base)
@@ -164,8 +164,8 @@ def parts(target: SchemaPart) -> Iterator[SchemaPart]:
             yield SchemaPart(value, path, base)
 
 
-# Maximum number of optional properties of an object. Each takes several items of llguidance's
-# parser.
+# Maximum number of optional properties of an object. llguidance's parser needs several items for
+# each.
 _MAX_OPTIONAL = 400
 
 # Maximum characters of a property's name in an expression that matches all other names. The
@@ -194,24 +194,28 @@ class _Translator:
         *,
         names_by_pattern: bool,
     ) -> None:
-        self.targets = list[SchemaPart]()  # targets of references, in order of discovery
+        # targets of references so far, in the order in which they were found
+        self.targets = list[SchemaPart]()
         self._references = references
         self._left_out = left_out
         self._multiple = multiple
         self._names_by_pattern = names_by_pattern
-        self._names = dict[Path, str]()  # name of the definition of each target
+        # name of the definition of each target, by the target's path
+        self._names = dict[Path, str]()
         self._faults = dict[Fault, None]()  # an ordered set
-        self._alternatives = list[tuple[Path, list[Schema]]]()  # path and schemas of each oneOf
+        # path of each oneOf, and its translated schemas
+        self._alternatives = list[tuple[Path, list[Schema]]]()
         self._is_risky = False
-        self._has_open_names = False  # whether an object has named and additional properties
+        self._has_open_names = False  # whether an object has both named and additional properties
         # whether a value must match several schemas of objects at once
         self._has_intersections = False
 
     def run(self, root: SchemaPart) -> TranslatedSchema:
-        """Translate a schema with its definitions."""
+        """Return the translation of a schema, with the definitions to which it refers."""
         schema = self._translate(root.schema, root.path, root.base)
         definitions = dict[str, Schema]()
-        for target in self.targets:  # the list grows while definitions refer to further ones
+        # translating a definition may append further targets to this list
+        for target in self.targets:
             name = self._names[target.path]
             definitions[name] = self._translate(target.schema, target.path, target.base)
         for path, options in self._alternatives:
@@ -255,7 +259,7 @@ class _Translator:
         return self._translate_object(schema, path, base_within(schema, base))
 
     def _translate_all(self, schemas: Sequence[Any], path: Path, base: str) -> list[Schema]:
-        """Return the translations of a list of schemas at a path."""
+        """Return the translations of a list of schemas, whose path is ``path``."""
         translated = list[Schema]()
         for place, schema in enumerate(schemas):
             translated.append(self._translate(schema, (*path, str(place)), base))
@@ -318,7 +322,7 @@ class _Translator:
         return plain, [{"pattern": pattern} for pattern in patterns[1:]]
 
     def _types(self, given: Given, path: Path) -> tuple[str, ...]:
-        """Return the allowed types: those of ``type``, or all types of JSON schemas."""
+        """Return the types of values that ``type`` allows; all types without that keyword."""
         value = given.get("type", [*TYPES])
         names = [value] if isinstance(value, str) else value
         if not isinstance(names, list) or not names or any(name not in TYPES for name in names):
@@ -400,7 +404,7 @@ class _Translator:
         return found
 
     def _patterns(self, given: Given, path: Path) -> list[str]:
-        """Return the expressions of ``pattern`` and ``format``; a string must match all of them."""
+        """Return expressions for ``pattern`` and ``format``; a string must match all of them."""
         found = list[str]()
         if "pattern" in given:
             pattern = self._pattern(given["pattern"], (*path, "pattern"))
@@ -433,7 +437,10 @@ class _Translator:
             return None
 
     def _array(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
-        """Return the keywords for arrays; ``given`` is ``schema`` without left-out keywords."""
+        """Return the translated keywords that constrain arrays.
+
+        ``given`` are the keywords of ``schema`` that are not left out.
+        """
         found = self._counts(given, path, "minItems", "maxItems")
         # before draft 2020-12, ``items`` may be a list of schemas
         in_list = isinstance(schema.get("items"), list)
@@ -454,7 +461,10 @@ class _Translator:
         return found
 
     def _object(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
-        """Return the keywords for objects; ``given`` is ``schema`` without left-out keywords."""
+        """Return the translated keywords that constrain objects.
+
+        ``given`` are the keywords of ``schema`` that are not left out.
+        """
         properties = self._schemas(given, "properties", path, base)
         by_pattern = self._schemas(given, "patternProperties", path, base)
         patterns = {
@@ -608,7 +618,7 @@ class _Translator:
             self._fault(path, "a reference to a schema within the schema", reference)
             return {}
         if target.path in self._names:
-            self._is_risky = True  # the references may form a circle
+            self._is_risky = True  # references may form a circle, which llguidance may refuse
         else:
             self._names[target.path] = f"d{len(self._names)}"
             self.targets.append(target)
@@ -638,7 +648,7 @@ class _Translator:
         return {"const": values[0]} if keyword == "const" else {"enum": values}
 
     def _leave_out_not_checkable(self, given: Given, types: Collection[str], path: Path) -> None:
-        """Record a fault for each keyword without a counterpart, unless it constrains nothing."""
+        """Record a fault for each keyword that llguidance cannot follow and that has an effect."""
         found = list[str]()
         for keyword, (kind, nothing) in _NOT_CHECKABLE.items():
             if keyword not in given or (kind and kind not in types):

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from math import inf, isfinite, nextafter
 from typing import Any
 
-MAX_EXACT = 2**53  # integers up to this bound are exact as floating-point numbers
+MAX_EXACT = 2**53  # integers up to this bound are exact as 64-bit floating-point numbers
 MAX_INTEGER = 2**63 - 1
-# Control characters without a short escape such as \n.
+# Control characters that JSON has no short escape for, such as the \n of a line feed.
 _CONTROLS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
@@ -56,7 +56,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_exact(value: float, limit: int) -> bool:
-    """Return whether llguidance, which reads floating-point numbers, uses the exact value.
+    """Return whether llguidance, which reads numbers as 64-bit floats, uses exactly ``value``.
 
     ``limit`` is the largest absolute value that counts as exact.
     """
@@ -85,7 +85,7 @@ def has_controls(value: Any) -> bool:
 
 
 def plain_value(value: Any) -> Any:
-    """Return an equal JSON value with integers in place of floats such as ``1.0``."""
+    """Return an equal JSON value in which floats such as ``1.0`` are integers."""
     if isinstance(value, Mapping):
         return {name: plain_value(inner) for name, inner in value.items()}
     if isinstance(value, list):
