@@ -126,7 +126,7 @@ def _conversation_size(messages: Messages) -> int:
     A conversation with contents that are not texts, such as lists of parts, counts as large.
     """
     if not isinstance(messages, Sequence):
-        return 0  # the value is refused later
+        return 0  # the value is no list of messages, and is refused later
     contents = [each.get("content") if isinstance(each, Mapping) else None for each in messages]
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) < len(contents):
@@ -178,7 +178,11 @@ class AdmissionLimit:
             admission.leave()
 
     def _admit(self, count: int, tenant: str) -> None:
-        """Add samples of a tenant to those in progress, or raise an error if they are too many."""
+        """Count samples of a tenant as in progress, unless there would be too many.
+
+        Raise an OverloadedError if they are too many now, and an OptionError if one request may
+        never have ``count`` samples.
+        """
         if count > self.max_per_request:
             most = count_text(self.max_per_request, "sample")
             msg = f"n: expected at most {most} at a time, found {count}; ask for fewer"
@@ -275,7 +279,7 @@ def _scheduled(method: Method) -> Method:
 
 @asynccontextmanager
 async def time_limit(deadline: float | None) -> AsyncGenerator[None]:
-    """Cancel the block after ``deadline`` seconds and raise a DeadlineError.
+    """Cancel the ``async with`` block after ``deadline`` seconds and raise a DeadlineError.
 
     ``None`` sets no limit.
     """
@@ -349,7 +353,8 @@ class AsyncLLM:
         self._owns_executor = executor is None
         self.executor = executor or FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._thread = EngineThread(llm.engine)
-        # The thread keeps the model in memory. Stop it when an AsyncLLM is dropped without close().
+        # The engine thread keeps the model in memory. Stop it when an AsyncLLM is dropped without
+        # close().
         weakref.finalize(self, self._thread.stop)
 
     @property
@@ -643,7 +648,7 @@ class AsyncLLM:
     def _create_embeddings(
         self, texts: Sequence[Prompt], options: EmbeddingOptions, adapter: str | None
     ) -> list[Request]:
-        """Return a request for the embedding of each text."""
+        """Return the requests that compute the embeddings of texts, one per text."""
         llm = self.llm
         create = llm.request_factory.create_embeddings
         return create(texts, options, llm.engine.runner, llm.adapters.find(adapter))
@@ -657,7 +662,10 @@ class AsyncLLM:
         given: Mapping[int, Sequence[Piece]],
         calls: AnswerCalls | None,
     ) -> dict[int, Request]:
-        """Return a request for each sample that is not complete, by the sample's index."""
+        """Return a request for each sample of the prompts, by the sample's index.
+
+        Samples that ``given`` already completes get no request.
+        """
         options = params_per_prompt(params, len(prompts))
         found = self.llm.adapters.find(adapter)
         proposer = self.llm.get_proposer(drafter, adapter)
@@ -676,7 +684,7 @@ class AsyncLLM:
 
 
 async def _collect(pieces: AsyncGenerator[Piece]) -> Completion:
-    """Return the completion of the first sample, with those of the other samples in ``others``."""
+    """Return the completion of the first sample; ``others`` of it has those of further samples."""
     completions = dict[int, Completion]()
     async with aclosing(pieces):
         async for piece in pieces:

@@ -203,7 +203,7 @@ def _places(config: ModelConfig, names: TensorNames) -> dict[str, _Place]:
     for part in plan_tensors(config, names):
         module = part.target.split(".")[2:]
         if part.kind != "linear" or len(module) != 1 or module == ["router"]:
-            continue  # an embedding, a norm, the LM head, an expert or a router
+            continue  # an embedding, a norm, the LM head, an expert or a router has no adapter
         start = 0
         for tensor in part.weight:
             outputs, inputs = tensor.shape[::-1] if part.transposed else tensor.shape
@@ -292,7 +292,7 @@ def _pattern_value(options: Mapping[str, Any], key: str, name: str, default: Any
 
 
 def _read(checkpoint: Checkpoint, tensor: str) -> Array:
-    """Return a tensor as float32; raise a CheckpointError if a number is not finite."""
+    """Return an adapter's tensor as float32; raise a CheckpointError if a number is not finite."""
     checkpoint.check_dtype(tensor)
     values = checkpoint.tensor(tensor).astype(FLOAT32)
     if not np.isfinite(values).all():
@@ -304,10 +304,10 @@ def _read(checkpoint: Checkpoint, tensor: str) -> Array:
 
 
 class Adapter(NamedTuple):
-    """An adapter of a model."""
+    """An adapter of a loaded model, which a request selects by name."""
 
     name: str
-    number: int  # index in ``Linear.adapters``
+    number: int  # index of this adapter in ``Linear.adapters``
     digest: bytes  # hash of the adapter's files; part of the keys of its blocks in the prefix cache
 
 
@@ -332,7 +332,11 @@ class Adapters(dict[str, Adapter]):
     def __init__(
         self, folders: Mapping[str, str | Path] | None, config: ModelConfig, workers: int = 1
     ) -> None:
-        """Read the adapters; :meth:`attach` adds them to a loaded model."""
+        """Read the adapters in ``folders``, by name; :meth:`attach` adds them to the model.
+
+        ``config`` is that of the model, and ``workers`` the number of processes that compute it;
+        more than one cannot have adapters.
+        """
         if folders and workers > 1:
             msg = (
                 f"adapters: expected one process (workers=1), found workers={workers}; leave one "
@@ -376,7 +380,8 @@ class Adapters(dict[str, Adapter]):
                 by_target.setdefault(module.target, []).append(module)
             for target, found in by_target.items():
                 start = 0
-                for linear in decoder.get(target).parts:  # a stacked layer has several matrices
+                # a layer such as qkv may consist of several matrices
+                for linear in decoder.get(target).parts:
                     stop = start + linear.out_features
                     slices = [_slice(each, start, stop) for each in found]
                     parts = [part for part in slices if part is not None]

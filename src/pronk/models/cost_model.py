@@ -53,13 +53,17 @@ _LASTS = 256  # number of passes with draft tokens after which a pass without an
 
 
 class CostCurve(NamedTuple):
-    """Seconds of a forward pass by its number of rows, at one context."""
+    """Seconds of a forward pass as a function of its number of rows, for a given cached context.
+
+    For :class:`CostModel`'s formula, ``speed · (max(bytes, b + c · rows) + d · context)``.
+    """
 
     speed: float  # seconds of a pass of one row without context
-    start: float = 1.0 - _ROW  # b of the formula above, in passes of one row
-    slope: float = _ROW  # c of the formula above: time of each row, in passes of one row
+    # b of the formula: part that does not depend on rows, in passes of one row
+    start: float = 1.0 - _ROW
+    slope: float = _ROW  # c of the formula: time of each row, in passes of one row
     context: float = 0.0  # d times the number of cached tokens, in passes of one row
-    experts: float = 0.0  # share of the bytes of a pass of one row that are experts
+    experts: float = 0.0  # share of experts in the bytes of weights that a pass of one row reads
     overlap: float = 1.0  # probability that two rows choose the same expert
 
     def at(self, rows: int, experts_read: float | None = None) -> float:
@@ -99,7 +103,7 @@ class CostCurve(NamedTuple):
 
 @dataclass
 class _Regression:
-    """Regression line of y on x: sums of 1, x, y, x², x·y, each with the weights of the points."""
+    """Weighted linear regression of y on x, stored as the weighted sums of 1, x, y, x² and x·y."""
 
     count: float = 0.0
     x: float = 0.0
@@ -108,7 +112,7 @@ class _Regression:
     xy: float = 0.0
 
     def add(self, x: float, y: float, weight: float = 1.0, *, keep: float = 1.0) -> None:
-        """Multiply the weights of all points by ``keep``, and add a point."""
+        """Add a point; multiply the weights of earlier points by ``keep``, so that they fade."""
         self.count = keep * self.count + weight
         self.x = keep * self.x + weight * x
         self.y = keep * self.y + weight * y
@@ -135,7 +139,7 @@ class _Regression:
 
 @dataclass
 class _Level:
-    """Durations of recent passes over one number of rows, divided by the bytes that they read."""
+    """Durations of recent passes with one number of rows, divided by the bytes that they read."""
 
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     middle: float = 0.0  # level: median of ``costs``

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pronk.models.backend import AnyMatrix, Backend, Matrix
 
 
-# a weight ``[outputs, inputs]`` in a form that checkpoints have
+# Weight ``[outputs, inputs]`` of a linear layer as a checkpoint has it: floats, or quantized.
 AnyWeight = Array | QuantizedMatrix | BlockMatrix
 
 
@@ -51,7 +51,7 @@ class Norm:
     """A norm over the features of a row: RMSNorm, or LayerNorm with ``bias``."""
 
     weight: Array  # float32 ``[features]``
-    bias: Array | None  # float32 ``[features]``; ``None`` means RMSNorm
+    bias: Array | None  # float32 ``[features]``; LayerNorm has a bias, RMSNorm has none (``None``)
     eps: float
 
     @classmethod
@@ -85,8 +85,9 @@ class Linear:
         self.in_features: int = weight.shape[1]
         self.backend = backend
         self.layout = layout
-        self.scale: float = 1.0  # factor of the outputs
-        self.cap: float | None = None  # soft cap of the outputs
+        self.scale: float = 1.0  # number by which the outputs are multiplied
+        # c in ``c · tanh(output / c)``, which limits the outputs; ``None``: no limit
+        self.cap: float | None = None
         # For each adapter of the model, by the adapter's number: what the adapter adds to this
         # layer, packed. ``None``: the adapter leaves this layer unchanged.
         self.adapters: list[Any] = []
@@ -104,7 +105,7 @@ class Linear:
         return (self,)
 
     def logits(self, x: Array) -> Array:
-        """Return ``y``, float32 ``[rows, out]``, for ``x`` ``[rows, in]``."""
+        """Return the layer's outputs, float32 ``[rows, out]``, for inputs ``x`` ``[rows, in]``."""
         runs_alone = self.layout.unit is None and not self.layout.gated
         assert runs_alone, (
             "expected a layout without heads and gate, found that of a qkv or gated up projection"
@@ -152,7 +153,7 @@ class Experts:
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """The layer of each expert."""
+        """The layer of each expert, in the order of the experts' numbers."""
         return [self._linears[number] for number in range(len(self._linears))]
 
     def set(self, number: int, linear: Linear) -> None:

@@ -253,13 +253,13 @@ class Fingerprint:
 
     @classmethod
     def of(cls, folder: Path) -> Fingerprint:
-        """Compute the fingerprint of a model folder or a GGUF file."""
+        """Compute the fingerprint of the model in a folder or a GGUF file."""
         architecture = describe_architecture(read_config(folder))
         checkpoint = open_checkpoint(folder)
         digest = sha256(architecture.encode())
         for name in sorted(checkpoint):
             if isinstance(checkpoint, GgufCheckpoint):
-                values = checkpoint.raw_bytes(name)  # without dequantization
+                values = checkpoint.raw_bytes(name)  # quantized blocks as they are, not dequantized
             else:
                 values = checkpoint.tensor(name).reshape(-1)
             sample = values[:: max(1, len(values) // _SAMPLES)].astype(FLOAT32)

@@ -73,7 +73,7 @@ class WeightPlacer:
         if part.kind == "table":
             setattr(parent, name, self._table(part.weight[0]))
         elif not part.weight and self.decoder.table is not None:
-            # an LM head tied to a quantized embedding
+            # the LM head is tied to a quantized embedding, so it is the same linear layer
             setattr(parent, name, self.decoder.table)
         elif isinstance(parent, Experts):
             self._set_expert(parent, int(name), part)
@@ -283,8 +283,8 @@ class WeightPlacer:
         dtype = dtype or self.dtype
         if isinstance(single, np.ndarray) and single.dtype == dtype:
             return single
-        # Quantized matrices are ``[outputs, inputs]`` even if the checkpoint's other matrices are
-        # transposed.
+        # Quantized matrices are always ``[outputs, inputs]``, even if the checkpoint stores its
+        # other matrices as ``[inputs, outputs]``.
         weights = [
             weight.T if transposed and isinstance(weight, np.ndarray) else weight
             for weight in weights

@@ -138,7 +138,7 @@ def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def get_architecture(checkpoint: GgufCheckpoint) -> Architecture:
-    """Return the family and the architecture of a GGUF file.
+    """Return the family and the architecture of the model in a GGUF file.
 
     A ConfigError is raised if the architecture is not supported.
     """
