@@ -25,7 +25,8 @@ class DenseAttention:
     # Sliding window of each layer in tokens, ``None`` for full attention. An empty tuple: all
     # layers have full attention.
     windows: tuple[int | None, ...] = ()
-    cap: float | None = None  # soft cap of the scores
+    # c in ``c · tanh(score / c)``, which limits attention scores; ``None``: no limit
+    cap: float | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the output ``[rows, heads * d]`` of the attention of layer ``layer`` (from 0).
@@ -101,7 +102,7 @@ class DelayedAttention(DenseAttention):
 def dense_logits(
     decoder: DecoderModule, tokens: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return the logits ``[batch * length, vocab]`` of ``tokens`` ``[batch, length]``."""
+    """Return a decoder's logits ``[batch * length, vocab]`` for ``tokens [batch, length]``."""
     return decoder.logits(dense_hidden(decoder, tokens, dtype))
 
 

@@ -1,4 +1,4 @@
-"""Batches of token sequences, addressed by number: a resumed run continues exactly in place."""
+"""Batches of token sequences, addressed by number, so that a run resumes exactly where it ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pronk.train.corpus.encoder import token_dtype
 
 
 class Batches(Protocol):
-    """Endless series of training sequences of ``length`` tokens, numbered from 0."""
+    """Endless series of training sequences of ``length`` tokens, each with a number from 0 on."""
 
     @property
     def length(self) -> int:
@@ -63,7 +63,7 @@ class Sequences:
         return len(self._starts)
 
     def check(self) -> None:
-        """Raise OptionError if the part is shorter than one sequence."""
+        """Raise OptionError if the part of the token file is shorter than one sequence."""
         if not len(self):
             msg = (
                 f"text: expected at least {self.length + 1} tokens for sequences of {self.length}, "

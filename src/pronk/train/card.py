@@ -148,7 +148,10 @@ def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, 
 
 
 def _losses(figures: Mapping[str, float], length: int) -> str:
-    """Return a language model's losses as one line, or an empty text without losses."""
+    """Return the losses of a language model as one line of the card; empty without losses.
+
+    ``length`` is the number of tokens of the sequences on which the losses were measured.
+    """
     losses = [f"{name} {loss:.3f}" for name, loss in figures.items() if not is_served(name)]
     if not losses:
         return ""

@@ -1,4 +1,7 @@
-"""Checkpoints of a training run: one file, replaced atomically, and read without executing code."""
+"""Checkpoints of a training run.
+
+A checkpoint is one file, which is replaced atomically, and is read without executing code from it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pronk import CheckpointError, OptionError
 from pronk.base import convert_write_errors, describe_error, refuse, replace_file
 from pronk.train.options import option_name
 
-CHECKPOINT = "checkpoint.pt"  # name of the file in the run's folder
+CHECKPOINT = "checkpoint.pt"  # file name of the checkpoint in the run's folder
 
 _FORMAT = "pronk-train-1"
 
@@ -30,13 +33,13 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Read a checkpoint, with memory-mapped tensors if ``mapped``.
+    """Read a checkpoint; if ``mapped``, its tensors are memory-mapped.
 
     Raises CheckpointError if the file is missing, damaged, or of another format.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # torch raises exceptions of many types
+    except Exception as error:  # torch raises exceptions of many types for a damaged file
         msg = (
             f"{path}: expected a training checkpoint, found a file that cannot be read "
             f"({describe_error(error)})"

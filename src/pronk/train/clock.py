@@ -40,7 +40,7 @@ class Clock:
     def __init__(self, minutes: float | None) -> None:
         self.limit = inf if minutes is None else 60 * minutes  # in seconds
         self.has_limit = minutes is not None
-        self.earlier = 0.0  # duration in seconds before the run was resumed
+        self.earlier = 0.0  # duration in seconds of the run's parts before it was resumed
         self._began = time.monotonic()
 
     @property
@@ -63,7 +63,7 @@ class Clock:
         write_json(folder / "clock.json", {"seconds": self.seconds})
 
     def restore(self, folder: Path) -> None:
-        """Set ``earlier`` to the duration that :meth:`save` wrote to ``folder``, if any."""
+        """Add the duration that :meth:`save` wrote to ``folder``, if any, to this one."""
         file = folder / "clock.json"
         if file.exists():
             self.earlier = json.loads(file.read_text(encoding="utf-8"))["seconds"]

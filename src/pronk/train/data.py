@@ -75,7 +75,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             "fewer or add text"
         )
         raise OptionError(msg)
-    # Text such as "<|end|>" is encoded as ordinary text, never as the special token.
+    # Encode text such as "<|end|>" as ordinary text, never as the special token.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -118,7 +118,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the tokenizers library raises plain Exception
+    except Exception as error:  # the package tokenizers raises plain Exceptions
         msg = f"{path}: expected a tokenizer, found {describe_error(error)}"
         raise TokenizerError(msg) from error
     # as in train_tokenizer, text such as "<|end|>" is ordinary text
@@ -200,7 +200,7 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         size = min(options.tokenizer_bytes, num_bytes)
         beginning = _until(mix(collection.pools, options.seed), size)
         tokenizer = train_tokenizer(beginning, options.vocab_size)
-        # The library tokenizers raises a plain Exception.
+        # The package tokenizers raises plain Exceptions.
         with convert_write_errors(folder, "the tokenizer", Exception):
             save_tokenizer(tokenizer, folder, context)
         encoder = Encoder.of_run(tokenizer)
@@ -243,7 +243,7 @@ def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: i
 def _write_held_out(
     collection: Collection, options: DataOptions, encoder: Encoder, folder: Path
 ) -> None:
-    """Write the held-out text of each source, and of each file of ``options.valid``."""
+    """Write the held-out token files: one for each source, and for each of ``options.valid``."""
     held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
     for file in options.valid:
         name = json_lines_name(file)
@@ -285,7 +285,7 @@ def _readable(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _until(texts: Iterator[str], size: int) -> Iterator[str]:
-    """Yield texts until they have ``size`` bytes together."""
+    """Yield texts until they have ``size`` bytes of UTF-8 together."""
     for text in texts:
         if size <= 0:
             return

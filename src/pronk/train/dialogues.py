@@ -34,9 +34,9 @@ class Mark(IntEnum):
     """Kind of a token in a training sequence; it decides whether the token is learned."""
 
     PADDING = -1
-    START = 0  # first token of a dialogue
+    START = 0  # first token of a dialogue, by which dialogues in a sequence are told apart
     PROMPT = 1
-    GREEDY = 2  # the model's likeliest token
+    GREEDY = 2  # token that the model generated greedily
     SAMPLED = 3
 
 
@@ -63,7 +63,7 @@ class Dialogues:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of an epoch, without padding."""
+        """Number of tokens of an epoch: of all dialogues, each cut to ``length`` tokens."""
         return sum(min(len(dialogue.ids), self.length) for dialogue in self._dialogues)
 
     @property
@@ -134,7 +134,10 @@ def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def hold_out(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Return the dialogues for training and those for evaluation, every 49th dialogue by number."""
+    """Split dialogues into those for training and those for evaluation.
+
+    Every 49th dialogue, by its number, is for evaluation.
+    """
     training: list[Dialogue] = []
     held_out: list[Dialogue] = []
     for dialogue in dialogues:

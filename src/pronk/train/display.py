@@ -22,7 +22,7 @@ _FIGURE = re.compile(r"(?P<subject>.+?) (?P<measure>(KL|same|alpha|CTAR|S)\b.*)"
 
 
 class _Bar(Progress):
-    """A progress bar, hidden unless the console is a terminal."""
+    """A progress bar; it is hidden if the console is not a terminal."""
 
     what = "training"
 
@@ -60,10 +60,10 @@ class WritingDisplay(_Bar):
         self._twentieths = 0
 
     def show(self, done: int) -> None:
-        """Show that ``done`` tokens have been generated so far."""
+        """Show that ``done`` tokens of the text exist, in this run and before it was resumed."""
         now = time.monotonic()
         if self._first is None:
-            # Tokens generated before the run was resumed do not count for the speed.
+            # The speed counts only tokens that this process has seen being generated.
             self._first = done
             self._began = now
         speed = (done - self._first) / max(now - self._began, 1e-9)
@@ -99,7 +99,7 @@ class TrainingDisplay(_Bar):
         self.console.print(line, **PLAIN)
 
     def show(self, news: Report) -> None:
-        """Show the figures of a report, and the remaining time."""
+        """Show the figures of the report ``news``, and the remaining time."""
         seconds_left = news.seconds * (1 - news.progress) / max(news.progress, 1e-9)
         left = f"{_duration(seconds_left)} left"
         parts = [f"step {news.step}", f"{news.progress:6.1%}", f"loss {news.loss:.4f}"]
@@ -116,7 +116,7 @@ class TrainingDisplay(_Bar):
         self._left = left
 
     def show_pass(self, step: int, done: int, passes: int) -> None:
-        """Show that ``done`` of the ``passes`` forward passes of step ``step`` are done."""
+        """Show progress within a step: ``done`` of its ``passes`` forward passes are done."""
         self._first_step = self._first_step or step
         self._estimate.update(step - self._first_step + done / passes, self._steps)
         within = f"step {step}: {done} of {passes} passes"
@@ -124,7 +124,7 @@ class TrainingDisplay(_Bar):
 
 
 def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each validation text, with its figures."""
+    """Yield a line for each subject of the figures, such as a validation text, with its figures."""
     lines: dict[str, list[str]] = {}
     for name, value in figures.items():
         match = _FIGURE.fullmatch(name)

@@ -43,7 +43,7 @@ class ProcessGroup:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process prints, evaluates and writes."""
+        """Whether this process is the one that prints, evaluates and writes."""
         return self.rank == 0
 
     def from_main(self, compute: Callable[[], T]) -> T:
@@ -86,9 +86,9 @@ class ProcessGroup:
         return torch.stack(parts, dim=1).flatten(0, 1).tolist()
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Replace each gradient by its sum over the processes.
+        """Replace each gradient of ``module`` by its sum over the processes.
 
-        A parameter without a gradient in any process keeps ``None``.
+        The gradient of a parameter stays ``None`` if no process has one.
         """
         if self.count == 1:
             return

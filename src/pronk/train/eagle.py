@@ -60,7 +60,8 @@ class _Rows(Comparison):
         super().__init__()
         # for each chunk of rows: acceptance of each row, the sum of min(p, q)
         self.overlaps: list[Tensor] = []
-        self.likeliest: list[Tensor] = []  # for each chunk of rows: the head's likeliest tokens
+        # for each chunk of rows: the likeliest token of each row, by the head
+        self.likeliest: list[Tensor] = []
 
     def add(self, log_p: Tensor, log_q: Tensor, divergence: Tensor) -> None:
         super().add(log_p, log_q, divergence)
@@ -76,18 +77,18 @@ class _Batch:
     row of ``logits``: the target's distribution at a position that is learned.
     """
 
-    hidden: Tensor  # ``[rows, sources * size]``, outputs of the target's layers
+    hidden: Tensor  # ``[rows, sources * size]``, outputs of the target's layers, side by side
     ids: Tensor  # token ids of all dialogues; each dialogue has two more than rows
     tokens: Tensor  # ``[rows]``, index in ``ids`` of the token after the row's position
     positions: Tensor  # ``[rows]``, position of the row in its dialogue, from 0
-    active: Tensor  # indices of the rows that draft
+    active: Tensor  # indices of the rows that draft tokens of an answer
     # ``[active]``, number of tokens of the answer that follow, the first draft token included
     rest: Tensor
     # ``[active]``, index in ``logits`` of the target's distribution of the first draft token
     teacher: Tensor
-    logits: Tensor  # ``[targets, draft_vocab]``, the target's logits of the draft vocabulary
+    logits: Tensor  # ``[targets, draft_vocab]``, the target's logits for the draft vocabulary
     inside: Tensor  # ``[targets]``, whether the target's likeliest token is in the draft vocabulary
-    greedy: Tensor  # ``[active]``, whether the answer was generated greedily
+    greedy: Tensor  # ``[active]``, whether the answer was generated greedily, not sampled
     attend: ChainAttention
 
 
@@ -340,7 +341,10 @@ class EagleTraining(Objective[EagleModule]):
             chains[name][1] += int(chosen.sum())
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the card has them
-        """Write the head to ``folder`` in the layout of the library speculators."""
+        """Write the head to ``folder`` in the layout speculators, which vLLM reads, too.
+
+        ``card`` is the content of ``README.md``.
+        """
         documents = {"config.json": self.config.document(self.options.num_tokens)}
         export_tensors(folder, self.module.exported(), documents, card)
 

@@ -120,7 +120,7 @@ def export_tensors(
 
 
 def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
-    """Return the weights under their Hugging Face names, with the fused projections split."""
+    """Return the weights by their names in transformers; fused matrices such as qkv are split."""
     names = get_family("llama").names
     tensors = dict[str, Tensor]()
     for part in plan_tensors(decoder.config, names):
@@ -136,7 +136,7 @@ def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
 
 
 def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the ``config.json`` of a Llama with the sizes of ``config``."""
+    """Return the content of ``config.json`` for a Llama with the sizes of ``config``."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -196,7 +196,7 @@ class InitialModel:
 
     @property
     def shape(self) -> ModelShape:
-        """Sizes of the model."""
+        """Sizes of the model, as the options of a new model state them."""
         c = self.config
         return ModelShape(
             hidden=c.hidden_size,
@@ -235,12 +235,12 @@ class InitialModel:
         return replace(self.heads, num_heads=tokens - 1)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights of the decoder in float32, by their names in ``DecoderModule``."""
+        """Return the decoder's weights in float32, by the names that ``DecoderModule`` has."""
         module = load_module(self.folder, self.config, torch.float32, torch.device("cpu"))
         return dict(module.state_dict())
 
     def load_heads(self, heads: HeadsModule) -> None:
-        """Copy the checkpoint's heads into ``heads``, as many as both have."""
+        """Copy the checkpoint's heads into ``heads``, as many as exist in both."""
         if self.heads is None:
             return
         kept = min(self.heads.num_heads, heads.shape.num_heads)
@@ -264,7 +264,10 @@ def _head_number(tensor: str) -> int:
 
 
 def _check_exportable(name: str, config: ModelConfig) -> None:
-    """Raise OptionError unless the export can describe a model of this configuration."""
+    """Raise OptionError if an export cannot describe a model of this configuration.
+
+    Exports are Llamas; ``name`` is the model's name in the message.
+    """
     written = parse_config(hugging_face_config(config))
     differences: list[str] = []
     for field in fields(ModelConfig):

@@ -174,9 +174,9 @@ class FutureModel(nn.Module):
         return [(0, own_head), *stages]
 
     def norm_and_unembedding(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``x`` after the norm of a head, and the head's unembedding ``[vocab, hidden]``.
+        """Return ``x`` after a head's norm, and the head's unembedding ``[vocab, hidden]``.
 
-        Head 0 is the model's own.
+        ``number`` is that of the head; head 0 is the model's own.
         """
         unembedding = self.decoder.head.get_parameter("weight")
         if not number:

@@ -62,7 +62,11 @@ def head_config(
     verifier: str | None,
     fingerprint: Fingerprint | None,
 ) -> EagleConfig:
-    """Return the configuration of a head with the sizes of a layer of the target."""
+    """Return the configuration of a head for a target.
+
+    Its layer has the sizes of the target's layers, except as the options say. ``verifier`` is the
+    target's name, and ``fingerprint`` that of its weights, both stored in the head's file.
+    """
     if target.norm != "rms" or not target.gated or target.activation != "silu":
         msg = (
             "model: expected a target of a Llama's kind, with RMSNorm and SwiGLU, found "

@@ -48,7 +48,10 @@ class HeadsStudent(Student[HeadsModule]):
     title = "Multi-token heads"
 
     def build(self, generator: torch.Generator) -> HeadsModule:
-        """Build heads that nearly copy their input, with the target's norm and unembedding."""
+        """Build heads that at first nearly copy their input.
+
+        Their norms and unembeddings start as copies of the target's.
+        """
         self.hidden = (self.options.shape.layer,)
         heads = HeadsModule(self.options.shape, self.teacher.llm.config)
         heads.initialize(generator, self.teacher.decoder.norm, self.teacher.unembedding)
@@ -78,7 +81,7 @@ class HeadsStudent(Student[HeadsModule]):
 
 
 def describe(shape: HeadsShape) -> str:
-    """Return the heads' sizes in words, for a model card."""
+    """Return the sizes of multi-token heads in words, for a model card."""
     layer = "a linear layer"
     if shape.kind == "transformer":
         layer = f"a transformer layer with an MLP of {shape.mlp}"
@@ -122,7 +125,8 @@ def head_by_head(
         for number, apply in sorted(stages, key=lambda stage: stage[0]):
             yield number, apply(z)
         return
-    outputs: list[tuple[int, Tensor, Tensor]] = []  # head number, output, detached output
+    # number of each head, its output, and its output detached from the graph
+    outputs: list[tuple[int, Tensor, Tensor]] = []
     leaf = z
     for number, apply in stages:
         out = apply(leaf)
@@ -148,12 +152,15 @@ def shifted_rows(
 
 @dataclass(frozen=True)
 class MedusaOptions(HeadsOptions):
-    """Options of the training of Medusa heads; a resumed run may change ``tree_size``."""
+    """Options of the training of Medusa heads.
+
+    A resumed run may change ``tree_size``, which affects only the export.
+    """
 
     FREE: ClassVar[frozenset[str]] = HeadsOptions.FREE | {"tree_size"}
 
     shape: MedusaShape = field(default_factory=MedusaShape)
-    tree_size: int = 15  # number of draft tokens of the exported tree
+    tree_size: int = 15  # number of draft tokens of the token tree in the exported files
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,7 +198,7 @@ class MedusaStudent(Student[MedusaModule]):
             last = self.teacher.decoder.norm(features.last).float()
         for index, head in enumerate(self.module.layers):
             rows, target_rows = shifted_rows(count, length, index + 1, tokens.device)
-            if not len(rows):  # the held-out sequence is too short for this head
+            if not len(rows):  # there are none if the held-out sequence is too short for this head
                 return
             weight = head_weight(self.module, index, self.teacher.unembedding)
             yield Branch(self._run(head, last[rows]), weight, target_rows)
@@ -202,13 +209,13 @@ class MedusaStudent(Student[MedusaModule]):
         return super().backward(inputs, targets, scale)
 
     def exported_shape(self) -> MedusaShape:
-        """Return the heads' shape, with the token tree chosen by their current accuracies."""
+        """Return the sizes of the heads, and the token tree that suits their current accuracies."""
         self._accuracies = self._accuracies or self.measure_ranks()
         tree = best_paths(self._accuracies, self.options.tree_size)
         return replace(self.options.shape, tree=tree, accuracies=self._accuracies)
 
     def prompts(self) -> list[list[int]]:
-        """Return the held-out prompts that are not used to choose the token tree."""
+        """Return the half of the held-out prompts by which the token tree is not chosen."""
         halves = held_out_halves(self.data, self.vocab_size)
         return held_out_prompts(self.data) if halves is None else halves[1]
 

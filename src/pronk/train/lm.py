@@ -63,16 +63,19 @@ class TextModel(Objective[Module]):
 
     @abstractmethod
     def build(self) -> Module:
-        """Return the module with its initial weights."""
+        """Return the module to train, with its initial weights."""
 
     @property
     @abstractmethod
     def decoder(self) -> DecoderModule:
-        """The decoder that :meth:`export` writes as a checkpoint."""
+        """The part of the module that :meth:`export` writes as a checkpoint."""
 
     @abstractmethod
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Return mean losses in nats per token: of the next token, then of later ones, if any."""
+        """Return the mean losses in nats per token: of the next token, then of later ones, if any.
+
+        ``inputs`` and ``targets`` are ``[count, length]``.
+        """
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
@@ -108,7 +111,7 @@ class TextModel(Objective[Module]):
 
 
 class LanguageModel(TextModel[DecoderModule]):
-    """A model trained with the cross-entropy of the next token."""
+    """Training of a language model with the cross-entropy of the next token."""
 
     def build(self) -> DecoderModule:
         decoder = DecoderModule(self.config)
@@ -129,9 +132,12 @@ class LanguageModel(TextModel[DecoderModule]):
         return PassResult(float(loss.detach()))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss in nats per token; both arguments are ``[count, length]``."""
-        # The residual stream is float32; matrix products and attention are bfloat16 where bfloat16
-        # is fast.
+        """Return the mean loss in nats per token.
+
+        ``inputs`` and ``targets`` are token ids ``[count, length]``.
+        """
+        # The residual stream is float32. Matrix products and attention are bfloat16, unless
+        # bfloat16 is emulated.
         with autocast(self.device):
             logits = dense_logits(self.module, inputs.to(self.device))
         return F.cross_entropy(logits.float(), targets.to(self.device).reshape(-1))
@@ -168,5 +174,5 @@ def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[st
 
 
 def model_config(shape: ModelShape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:
-    """Return the configuration of a decoder of this shape."""
+    """Return the configuration of a Llama with the sizes ``shape``."""
     return replace(llama_config(**asdict(shape), eos_ids=eos_ids), bos_id=bos_id)

@@ -45,20 +45,20 @@ Module = TypeVar("Module", bound=nn.Module)
 class PassResult:
     """Result of one forward and backward pass over a part of a step's batch."""
 
-    loss: float  # mean loss in nats per token
+    loss: float  # mean loss of the rows in nats per token
     # For each branch (prediction head) of a drafter, the fraction of rows in which its most likely
     # token is the target's. Empty for a language model.
     same: tuple[float, ...] = ()
 
 
 class Objective(ABC, Generic[Module]):
-    """A module with its loss, its text and its evaluation."""
+    """What a :class:`Trainer` trains: a module with its loss, training text and evaluation."""
 
     folder: Path  # folder of the run
     options: LoopOptions
     # the module to train; the optimizer ``muon`` updates the matrices in ``module.layers``
     module: Module
-    # Training sequences of the two phases: short sequences, then long ones.
+    # Training sequences of the two phases of a run: short sequences, then long ones.
     phases: tuple[Batches, Batches]
     # Values that must be unchanged when a run is resumed, in addition to the options of the loop.
     identity: dict[str, Any]
@@ -75,7 +75,8 @@ class Objective(ABC, Generic[Module]):
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
         """Return figures by name, measured on held-out sequences for about ``seconds``.
 
-        The sequences have up to ``length`` tokens.
+        The sequences have up to ``length`` tokens, and a figure such as "prose KL" has the name of
+        the held-out text.
         """
 
     def judge(self, figures: Mapping[str, float]) -> float:
@@ -89,7 +90,10 @@ class Objective(ABC, Generic[Module]):
 
     @abstractmethod
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write the current module, ``card`` and ``facts`` (as JSON) in place of ``folder``."""
+        """Write the current module to ``folder``, in place of its contents.
+
+        ``card`` becomes ``README.md``, and ``facts`` are stored as JSON.
+        """
 
     def serve(
         self, llm: LLM, spec: str, prompts: Sequence[list[int]], seconds: float
@@ -123,12 +127,12 @@ class Report:
     progress: float  # fraction of the training that is done, 0..1
     loss: float  # mean loss since the last report, in nats per token
     rate: float  # learning rate
-    norm: float  # norm of the last gradient
+    norm: float  # norm of the last gradient before clipping
     tokens: int  # number of tokens trained on so far
-    seconds: float  # training time so far
+    seconds: float  # training time so far, in seconds
     speed: float  # tokens per second in the median step since the last report
     same: tuple[float, ...] = ()  # means of :class:`PassResult`'s ``same`` since the last report
-    # Figures of an evaluation; empty if there was none.
+    # Figures of an evaluation by name; empty if there was none at this step.
     valid: dict[str, float] = field(default_factory=dict)
 
 
@@ -165,7 +169,7 @@ class Trainer(Generic[Trained]):
         # Seconds of training by the first process's clock, including those before a resumption.
         self.seconds = 0.0
         self.step = 0  # number of steps made
-        self.step_seconds = 0.0  # duration of the last step
+        self.step_seconds = 0.0  # duration of the last step in seconds
         self.phase_steps = [0, 0]  # number of steps made in each phase
         # Loss and ``same`` (see PassResult) of each step since the last report.
         self.step_results: list[tuple[float, ...]] = []
@@ -178,7 +182,7 @@ class Trainer(Generic[Trained]):
         self.schedule = Schedule(options, self._minutes())
 
     def _minutes(self) -> float | None:
-        """Return the time limit of the training in minutes; ``None`` without a limit."""
+        """Return the time limit of the training alone in minutes; ``None`` without a limit."""
         if not self.clock.has_limit:
             return None
         left = TRAINED_BY * self.clock.limit - self.seconds_before
@@ -193,7 +197,7 @@ class Trainer(Generic[Trained]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended: all steps are done, no time is left, or early stopping."""
+        """Whether the run has ended: all steps are done, time is over, or it was stopped early."""
         progress = self.schedule.progress(self.step, self.seconds + self.step_seconds)
         return progress >= 1.0 or self.stopped_early
 
@@ -231,7 +235,7 @@ class Trainer(Generic[Trained]):
         self.history = list(state["history"])
 
     def save(self) -> None:
-        """Write the checkpoint; only the first process does."""
+        """Write the checkpoint of the run; only the first process does."""
         state = {
             "options": self._defining,
             "model": self.objective.module.state_dict(),
@@ -385,7 +389,7 @@ class Trainer(Generic[Trained]):
 
 
 def find_device(name: str) -> torch.device:
-    """Return a torch device by name; ``cuda`` is the GPU of this process.
+    """Return the torch device ``name``; ``cuda`` is the GPU of this process.
 
     Raises OptionError if the device does not exist.
     """

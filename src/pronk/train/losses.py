@@ -27,11 +27,11 @@ _ROWS = 128
 _SIZE = 512
 # Maximum number of logits (rows times vocabulary) of a chunk, unless _MIN_ROWS rows have more.
 _MAX_LOGITS = 1 << 21
-# Minimum number of rows of a chunk, because each chunk reads and writes the whole gradient of the
-# head's weight.
+# Minimum number of rows of a chunk. Each chunk reads and writes the whole gradient of the LM head's
+# weight, so small chunks would be slow.
 _MIN_ROWS = 128
 
-# Function from a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
+# Function that returns the teacher's logits ``[rows of the slice, vocab]`` for a slice of the rows.
 TeacherLogits = Callable[[slice], Tensor]
 
 
@@ -59,7 +59,7 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 class Comparison:
-    """Comparison of student and teacher, summed over the rows."""
+    """Sums by which student and teacher are compared, over all rows added."""
 
     def __init__(self) -> None:
         self.rows = 0  # number of rows compared
@@ -126,7 +126,7 @@ def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Autograd function that computes loss and gradients in one loop over chunks of rows."""
+    """Autograd function of the loss: one loop over chunks of rows computes loss and gradients."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes arguments by position

@@ -38,7 +38,7 @@ from pronk.train.options import OnPolicyOptions
 from pronk.train.own_text import continuation_params
 from pronk.train.teacher import Teacher
 
-_MIN_PROMPT = 8  # minimum length of a prompt in tokens
+_MIN_PROMPT = 8  # minimum number of tokens of a prompt
 # Maximum number of characters per token: for a prompt of n tokens, 16 n characters of a long
 # document are encoded.
 _CHARACTERS_PER_TOKEN = 16
@@ -46,14 +46,14 @@ _CHARACTERS_PER_TOKEN = 16
 # have the maximum length. With 4, the prompts suffice if the mean length is at least 1/4 of the
 # maximum.
 _PROMPT_FACTOR = 4
-# Minimum number of prompts per batch under a time limit. The first batch has this size, because the
-# speed is unknown.
+# Number of prompts of the first batch under a time limit, when the speed is unknown; later batches
+# have at least as many.
 _MIN_BATCH = 8
 _RELIABLE_AFTER = 3  # number of batches after which the measured speed is reliable
 # Fraction of the writing time that the held-out prompts may take; they are continued first.
 _HELD_OUT_SHARE = 0.5
 
-# Token ids of a prompt, and of the text that the target wrote after the prompt.
+# Token ids of a prompt, and token ids of the text that the target wrote after it.
 Continuation = tuple[list[int], list[int]]
 
 
@@ -254,7 +254,10 @@ class _Writer:
         return list(zip(prompts, texts, strict=True))
 
     def is_complete(self, state: dict[str, Any]) -> bool:
-        """Return whether the text is complete; ``state`` is the content of ``on-policy.json``."""
+        """Return whether the target has written all of its text.
+
+        ``state`` is the content of ``on-policy.json``.
+        """
         if state["tokens"] >= self._options.tokens:
             return True
         if self._options.at_most and state.get("whole"):
@@ -296,7 +299,7 @@ class _Writer:
 
     @property
     def _speed(self) -> float:
-        """Tokens per second so far; 0 before the first batch."""
+        """Tokens per second that the target has written so far; 0 before the first batch."""
         return self._tokens / max(self._seconds, 1e-9)
 
 
@@ -336,7 +339,10 @@ def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
 
 
 def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
-    """Return the content of ``on-policy.json``; cut an incomplete batch off ``on-policy.bin``."""
+    """Return the content of ``on-policy.json``, for a run that is resumed.
+
+    An incomplete batch at the end of ``on-policy.bin`` is cut off.
+    """
     target = {"target": teacher.fingerprints}
     path = folder / "on-policy.json"
     text_path = folder / "on-policy.bin"

@@ -49,7 +49,7 @@ class Optimizers:
         self.clear()
 
     def clear(self) -> None:
-        """Remove the gradients of all parameters."""
+        """Remove the gradients of all parameters, without an update."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -63,7 +63,7 @@ class Optimizers:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Progress and learning rate of a run."""
+    """Progress and learning rate of a run, given the number of steps and the time."""
 
     options: LoopOptions  # has ``steps``, the number of steps after which the run ends
     minutes: float | None  # time limit: the run ends after it, if that is earlier
@@ -77,7 +77,7 @@ class Schedule:
         return min(1.0, max(step / self.options.steps, by_time))
 
     def rate(self, step: int, progress: float) -> float:
-        """Return the learning rate of a step (from 0).
+        """Return the learning rate of a step (from 0), given the progress 0..1.
 
         It is a linear warm-up times a cosine that falls from ``rate`` to ``floor * rate``.
         """

@@ -44,8 +44,9 @@ class DataOptions:
     """Sources of the training text, and how they are mixed."""
 
     sources: tuple[SourceSpec, ...]
-    valid: tuple[Path, ...] = ()  # files of held-out text
-    # Files of prompts: no training text shares 13 successive words with a prompt.
+    valid: tuple[Path, ...] = ()  # JSONL files of held-out text, in addition to that of the sources
+    # Files of prompts. Text that shares 13 successive words with one of the prompts is not trained
+    # on.
     exclude: tuple[Path, ...] = ()
     # Fraction of the training text that the dialogues of all sources make up.
     dialogues: float = 0.05
@@ -78,7 +79,10 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Options of the training loop; intervals and ``warmup`` are in steps."""
+    """Options of the training loop.
+
+    ``warmup`` and the fields of the form ``…_every`` are numbers of steps.
+    """
 
     # Names of options that may change when a run is resumed. The others determine the result.
     FREE: ClassVar[frozenset[str]] = frozenset(
@@ -97,10 +101,11 @@ class LoopOptions:
     # learning rate of AdamW, relative to that of Muon in the same run
     adamw_share: ClassVar[float] = 1.0
 
-    steps: int = 3000  # maximum number of optimizer steps
+    steps: int = 3000  # number of optimizer steps after which the run ends
     minutes: float | None = None  # time limit of the run in minutes
-    patience: int | None = None  # number of evaluations without improvement that end the run
-    batch: int = 8192  # tokens per step
+    # number of successive evaluations without improvement after which the run ends
+    patience: int | None = None
+    batch: int = 8192  # tokens per optimizer step
     micro: int = 4096  # tokens per forward pass; a step has ``batch / micro`` passes
     length: int = 256  # tokens of a sequence in the first phase of the run
     final_length: int = 2048  # tokens of a sequence in the last phase of the run
@@ -247,7 +252,7 @@ class DrafterOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class StudentOptions(DrafterOptions):
-    """Options of the training of a drafter that learns from text."""
+    """Options of the training of a drafter on text of sources and text of the target."""
 
     shape: Any = None  # sizes of the drafter: an object such as ``KangarooShape``
     # fraction of the training sequences that are text which the target has written
@@ -274,7 +279,7 @@ class DraftOptions(StudentOptions):
 
 @dataclass(frozen=True)
 class HeadsOptions(StudentOptions):
-    """Options of the training of heads, each of which predicts one token further ahead."""
+    """Options of the training of multi-token heads; each head predicts one token further ahead."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -324,13 +329,13 @@ class EagleOptions(DrafterOptions):
 
 @dataclass(frozen=True)
 class OnPolicyOptions:
-    """Amount and sampling of the target's own text."""
+    """Amount of the text that the target writes, and how it is sampled."""
 
     tokens: int = 1_000_000  # number of tokens that the target writes
     prompt: int = 192  # maximum tokens of a prompt
     length: int = 192  # maximum tokens of the continuation of a prompt
     batch: int = 96  # prompts that are continued together; an interruption loses at most one batch
-    held_out: int = 24  # number of prompts for evaluation
+    held_out: int = 24  # number of prompts that are held out for evaluation
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)  # the prompts have these temperatures in turn
     seed: int = 0
     at_most: bool = False  # whether the time limit may end the text before it has ``tokens`` tokens
@@ -374,7 +379,7 @@ def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
 
 
 def _largest(limit: int, is_valid: Callable[[int], bool]) -> int:
-    """Return the largest valid number in ``limit // 2 + 1 .. limit``; without any, ``limit``."""
+    """Return the largest valid number in ``limit // 2 + 1 .. limit``, or else ``limit``."""
     return next((n for n in range(limit, limit // 2, -1) if is_valid(n)), limit)
 
 

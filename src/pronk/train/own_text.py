@@ -30,7 +30,7 @@ _MAX_SKIPPED = 10_000
 def answers_header(
     llm: LLM, sources: list[SourceSpec], max_tokens: int, seed: int
 ) -> AnswersHeader:
-    """Return the header of a file of answers by ``llm``."""
+    """Return the header of a file of answers that ``llm`` gives to questions from ``sources``."""
     fingerprint = Fingerprint.of(llm.path)
     return AnswersHeader(
         target=llm.path.resolve().name,
@@ -45,14 +45,14 @@ def answers_header(
 
 
 def temperature_of(number: int) -> float:
-    """Return the temperature of a dialogue's answers."""
+    """Return the temperature of the answers in dialogue number ``number``."""
     return _TEMPERATURES[number % len(_TEMPERATURES)]
 
 
 def continuation_params(
     llm: LLM, prompt: list[int], max_tokens: int, temperature: float, seed: int, number: int
 ) -> SamplingParams:
-    """Return the parameters with which ``llm`` continues ``prompt`` within its context.
+    """Return the sampling parameters with which ``llm`` continues ``prompt`` within its context.
 
     The request's seed is derived from ``seed`` and ``number``.
     """
@@ -133,7 +133,10 @@ def _askable(ask: Callable[[int], list[str]], first: int) -> Iterator[tuple[int,
 
 
 def _answer(llm: LLM, questions: dict[int, list[str]], header: AnswersHeader) -> list[Dialogue]:
-    """Answer the first question of each dialogue, then the second one of those that have two."""
+    """Return dialogues in which the target has answered the questions.
+
+    The first question of each dialogue is answered, then the second one of those that have two.
+    """
     messages = {number: [_message("user", turns[0])] for number, turns in questions.items()}
     dialogues = _turn(llm, messages, header, 0)
     followed: dict[int, list[dict[str, str]]] = {}
@@ -141,7 +144,7 @@ def _answer(llm: LLM, questions: dict[int, list[str]], header: AnswersHeader) ->
         if len(turns) > 1 and number in dialogues:
             dialogue = dialogues[number]
             start, end = dialogue.answers[0]
-            # No second question follows an answer that was cut off.
+            # An answer that was cut off is not followed by a second question.
             if dialogue.ids[end - 1] in llm.tokenizer.eos_ids:
                 text = llm.tokenizer.decode(dialogue.ids[start : end - 1])
                 more = [_message("assistant", text), _message("user", turns[1])]
@@ -167,7 +170,7 @@ def _turn(
     for number, said in messages.items():
         try:
             ids = llm.chat_ids(said)
-        except PromptError:  # the template refuses the text
+        except PromptError:  # the template refuses the messages of this dialogue
             continue
         if len(ids) + header.max_tokens <= llm.config.context:
             prompts[number] = ids

@@ -50,7 +50,7 @@ class Run:
     """
 
     folder: Path
-    name: str  # name of the model in its card
+    name: str  # name of the model in the model card
     command: str  # command of the run, shown in the model card
     console: Console
     clock: Clock  # measures the time of the run, and has its limit
@@ -183,7 +183,10 @@ def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | Non
 def _write_text(
     run: Run, data: DataOptions, own: OnPolicyOptions, options: StudentOptions, teacher: Teacher
 ) -> bool:
-    """Prepare the sources, then let the target write its text; return False if interrupted."""
+    """Read the sources, then let the target write its text.
+
+    Return False if Ctrl-C interrupted the writing.
+    """
     folder = run.folder / "data"
     if has_answers(data.sources):  # the sources are the target's own text already
         write_answers_text(data.sources, teacher, folder, own.held_out)

@@ -73,7 +73,7 @@ def measure(
 
 
 def is_served(name: str) -> bool:
-    """Return whether ``name`` is the name of a figure of :func:`measure`."""
+    """Return whether a figure of this name is one of :func:`measure`, not one on held-out text."""
     decoding, _, what = name.partition(" ")
     return decoding in _DECODINGS and (what in {"alpha", "S"} or what.startswith("CTAR("))
 

@@ -132,7 +132,7 @@ class Student(Objective[Module]):
     @property
     @abstractmethod
     def description(self) -> str:
-        """Sizes of the drafter in words, for the model card."""
+        """Sizes of the drafter in words, for its model card."""
 
     @property
     def spec(self) -> str:
@@ -361,7 +361,7 @@ class GlideStudent(Student[GlideDecoderModule]):
 
 
 class VanillaStudent(GlideStudent):
-    """Training of a GLIDE decoder without cross-attention: an ordinary draft model."""
+    """Training of GLIDE's decoder without cross-attention, as a draft model (drafter vanilla)."""
 
     kind = "vanilla"
     title = "GLIDE's twin without cross-attention, a draft model"
@@ -383,7 +383,7 @@ class KangarooStudent(Student[KangarooModule]):
     title = "A Kangaroo adapter"
 
     def build(self, generator: torch.Generator) -> KangarooModule:
-        """Build the adapter; its norm, and its head if any, start as copies of the target's."""
+        """Build the adapter; norm and LM head, if it has one, start as copies of the target's."""
         shape = self.options.shape
         teacher = self.teacher
         self.hidden = (shape.exit_layer,)

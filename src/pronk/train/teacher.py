@@ -56,10 +56,10 @@ class Teacher:
             path, drafter="autoregressive", device=deployed, max_batch=_BATCH, budget="all"
         )
         self.folder = self.llm.path  # folder of the checkpoint, or GGUF file
-        # The model's id on the Hub or its folder's name.
+        # The model's name on the Hub, or the name of its folder.
         self.name = str(model) if hub else self.folder.resolve().name
         self.encoder = Encoder.of_target(self.llm.tokenizer, self.llm.config)
-        # The dtype of the checkpoint, in which the target's distributions are computed.
+        # The dtype in which the target's distributions are computed: that of the checkpoint.
         self.dtype = torch_dtype(parse_dtype("auto", self.llm.config))
 
     @cached_property
@@ -69,7 +69,7 @@ class Teacher:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint that the files of this target's drafters store."""
+        """Identity of the target, which the files of its drafters store."""
         return Fingerprint.of(self.folder)
 
     @property
@@ -156,7 +156,7 @@ class StateSource:
         self._folder = folder and folder / f"{weights}-layers-{'-'.join(map(str, layers))}"
 
     def check_space(self, num_tokens: int) -> int:
-        """Return the bytes that the results of ``num_tokens`` tokens take.
+        """Return the bytes that the stored outputs of ``num_tokens`` tokens take.
 
         Raises OptionError if the disk has less space.
         """

@@ -176,7 +176,10 @@ def eagle3(
 
 
 def _layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """Parse numbers of layers such as ``"2,15,27"``, from 1; raise OptionError for others."""
+    """Return the numbers in a text such as ``"2,15,27"``, the target's layers that a head reads.
+
+    Layers count from 1 to ``num_layers``; raise OptionError for other texts.
+    """
     parts = [part.strip() for part in text.split(",")]
     numbers = [int(part) if part.isdecimal() else 0 for part in parts]
     if not all(1 <= number <= num_layers for number in numbers):

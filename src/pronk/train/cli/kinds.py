@@ -273,7 +273,7 @@ class HeadsKind(DrafterKind):
         return HeadsStudent, HeadsOptions(**fields, shape=shape)
 
 
-# Kinds of drafters, by the name of the command that trains them, in the order of the help.
+# Kinds of drafters, by the command that trains them, in the order in which the help lists them.
 KINDS: dict[str, type[DrafterKind]] = {
     "draft": DraftKind,
     "kangaroo": KangarooKind,

@@ -181,7 +181,7 @@ def lm(
 
 
 def _command(kind: type[DrafterKind]) -> Callable[..., None]:
-    """Return the command that trains a kind of drafter."""
+    """Return the function of the command that trains a kind of drafter."""
 
     @shares(
         kind=kind, text=text_options, student=StudentRun, loop=LoopSettings, without=kind.without

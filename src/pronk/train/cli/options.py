@@ -1,4 +1,7 @@
-"""Options that the commands of ``pronk train`` share, for :func:`~pronk.cli.options.shares`."""
+"""Options that several commands of ``pronk train`` have in common.
+
+The decorator :func:`~pronk.cli.options.shares` adds them to a command.
+"""
 
 import shlex
 from collections.abc import Mapping
@@ -141,7 +144,7 @@ class LoopSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StudentRun:
-    """Options of a run that trains a drafter on the output distribution of a target."""
+    """Options of commands that train a drafter on the output distribution of a target."""
 
     out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")]
     target: Annotated[
@@ -224,7 +227,10 @@ def command_line(context: typer.Context) -> str:
 
 
 def _panel_number(parameter: object) -> int:
-    """Return 0 for options in the panel "Text", 1 for those without a panel, 2 for the others."""
+    """Return a sort key for the options of a command: those about the text first.
+
+    0 for options in the panel "Text", 1 for those without a panel, 2 for the others.
+    """
     return {"Text": 0, None: 1}.get(getattr(parameter, "rich_help_panel", None), 2)
 
 

@@ -13,7 +13,7 @@ from pronk.commands import announce, interruptible, option, status_bar
 if TYPE_CHECKING:
     from pronk.train.quantization.checkpoint import QuantizedCheckpoint
 
-_PLAIN_BITS = 16  # value of --bits that exports a quantized head as bfloat16
+_PLAIN_BITS = 16  # with this value of --bits, a quantized head is written as bfloat16
 
 
 def quantize(

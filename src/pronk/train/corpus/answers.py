@@ -39,12 +39,12 @@ _CHECK = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class AnswersHeader:
-    """Origin of the answers: the model, its tokenizer, the files of the questions, and the seed."""
+    """Header of a file of answers: the model and settings with which the dialogues were made."""
 
-    target: str  # name of the model's file or folder
+    target: str  # name of the file or folder of the model that answered
     architecture: str
     weights: str  # fingerprint of the model's weights (``pronk.models.loader.Fingerprint.weights``)
-    tokenizer: str  # fingerprint of the tokenizer
+    tokenizer: str  # fingerprint of that model's tokenizer
     vocab_size: int
     sources: tuple[str, ...]
     max_tokens: int  # maximum number of tokens of an answer
@@ -58,13 +58,13 @@ class Dialogue:
 
     number: int
     temperature: float  # sampling temperature of the answers; 0 means greedy decoding
-    ids: list[int]  # the whole dialogue, chat template included
+    ids: list[int]  # token ids of the whole dialogue, those of the chat template included
     # ranges of ``ids``, without their ends, that the model has generated
     answers: list[tuple[int, int]]
 
     @property
     def num_answered(self) -> int:
-        """Number of tokens that the model wrote."""
+        """Number of tokens of the dialogue that the model wrote."""
         return sum(end - start for start, end in self.answers)
 
 
@@ -88,13 +88,13 @@ class AnswersWriter:
             write_text(path, json.dumps(asdict(header)) + "\n", "answers")
 
     def append(self, dialogues: list[Dialogue]) -> None:
-        """Write the dialogues at the end of the file."""
+        """Write dialogues to the end of the file of answers."""
         data = b"".join(map(self._pack, dialogues))
         with convert_write_errors(self.path, "answers"), self.path.open("ab") as file:
             file.write(data)
 
     def _pack(self, d: Dialogue) -> bytes:
-        """Return the record of a dialogue."""
+        """Return a dialogue as the bytes of a record in the file."""
         body = _RECORD.pack(d.number, len(d.ids), len(d.answers), round(100 * d.temperature))
         for span in d.answers:
             body += _SPAN.pack(*span)

@@ -69,7 +69,7 @@ def _join(words: list[str], start: int, count: int) -> str:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a JSON value, keys of objects left out."""
+    """Yield all strings in a JSON value, without the keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -97,8 +97,9 @@ class Pool:
 
     name: str
     weight: float  # fraction of the training text, 0..1
-    documents: list[str] = field(default_factory=list)  # documents to train on
-    held_out: list[str] = field(default_factory=list)  # documents for validation
+    documents: list[str] = field(default_factory=list)  # documents for training
+    # documents for validation, which are not trained on
+    held_out: list[str] = field(default_factory=list)
 
 
 @dataclass

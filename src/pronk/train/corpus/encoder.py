@@ -25,7 +25,8 @@ END_OF_TEXT = "<|endoftext|>"
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 END = "<|end|>"
-SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, END)  # in the order of their ids
+# special tokens of a tokenizer that the run trains, in the order of their ids
+SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, END)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -75,7 +76,10 @@ def user_turns(text: str) -> list[str]:
 
 
 def _split(text: str) -> Turns:
-    """Split a text at labels such as "User:"; the text before the first label is left out."""
+    """Split a text at labels such as "User:", and return role and content of each part.
+
+    The text before the first label is left out.
+    """
     parts = _LABEL.split(text)[1:]
     labelled = zip(parts[::2], parts[1::2], strict=True)
     return [(_ROLES[label], content.strip()) for label, content in labelled]
@@ -92,7 +96,10 @@ def dialogue_ids(tokenizer: tokenizers.Tokenizer, turns: Turns) -> list[int]:
 
 
 def special_ids(tokenizer: tokenizers.Tokenizer) -> list[int]:
-    """Return the ids of :data:`SPECIAL_TOKENS`; raise a ``TokenizerError`` if one is missing."""
+    """Return the ids of :data:`SPECIAL_TOKENS` in a tokenizer.
+
+    Raise a ``TokenizerError`` if one is missing.
+    """
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     missing = [token for token, number in ids.items() if number is None]
     if missing:
@@ -121,7 +128,7 @@ class Encoder:
 
     @classmethod
     def of_run(cls, backend: tokenizers.Tokenizer) -> Encoder:
-        """Return an encoder with the run's own tokenizer, trained by :mod:`pronk.train.data`."""
+        """Return an encoder with the tokenizer that the run itself has trained."""
 
         def plain(texts: list[str]) -> list[list[int]]:
             encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -135,7 +142,7 @@ class Encoder:
 
     @classmethod
     def of_target(cls, tokenizer: Tokenizer, config: ModelConfig) -> Encoder:
-        """Return an encoder with the target's tokenizer, its special tokens and chat template."""
+        """Return an encoder with the target's tokenizer, special tokens and chat template."""
         backend = load_backend(tokenizer.backend.to_str())
         backend.encode_special_tokens = True
 
@@ -156,7 +163,7 @@ class Encoder:
         return cls(plain, dialogue, end, config.vocab_size, tokenizer.fingerprint)
 
     def encode(self, texts: list[str]) -> Iterator[list[int]]:
-        """Yield the token ids of each text; a dialogue is encoded in the chat format."""
+        """Yield the token ids of each text; dialogues are encoded in the chat format."""
         for text, ids in zip(texts, self.encode_plain(texts), strict=True):
             turns = parse_dialogue(text)
             yield ids if turns is None else self.encode_dialogue(turns)

@@ -29,7 +29,7 @@ from pronk.train.corpus.sources import SourceSpec, read_source
 
 # Number of dialogues of each pool in 100. The share of a pool without documents goes to the others.
 WEIGHTS = {"math": 17, "chat": 20, "shop": 5, "topic": 25, "text": 25, "code": 8}
-_SECOND_TURN = 0.35  # share of dialogues with a second question
+_SECOND_TURN = 0.35  # fraction of dialogues in which the user asks a second question
 # Range of an excerpt's length in words; the logarithm of the length is uniformly distributed.
 _MIN_WORDS = 30
 _MAX_WORDS = 450

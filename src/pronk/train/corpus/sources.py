@@ -44,7 +44,7 @@ _CLASSIFIER = re.compile(
     r"License :: OSI Approved :: (MIT|BSD|Apache Software|ISC|Python Software Foundation)\b.*"
 )
 
-# Names of folders whose files are left out: tests, vendored copies, tables of data.
+# Names of folders whose Python files are left out: tests, vendored copies, tables of data.
 _SKIP_PARTS = frozenset(
     "test tests testing _testing test_utils idle_test _vendor vendor vendored _vendored "
     "_vendored_packages third_party thirdparty extern externals _extern _bundled _distutils "
@@ -171,7 +171,7 @@ def _license_of(distribution: Distribution) -> str | None:
 
 
 def is_permissive(expression: str) -> bool:
-    """Return whether permissive licences alone satisfy an expression such as ``A OR (B AND C)``."""
+    """Return whether permissive licences alone satisfy an expression: ``MIT OR (A AND B)``, …."""
     if _FREE_FORM.fullmatch(expression.strip().lower()):
         return True
     flat = expression.replace("(", " ").replace(")", " ").lower()
@@ -187,10 +187,10 @@ def is_permissive(expression: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A source of training text: ``WHAT=WEIGHT`` on the command line."""
+    """A source of training text, given as ``WHAT=WEIGHT`` on the command line."""
 
     name: str  # name of the source in messages and the model card
-    kind: str  # ``jsonl``, ``text``, ``answers``, or ``python``
+    kind: str  # ``jsonl``, ``text``, ``answers`` or ``python``
     path: Path | None  # file or folder; for ``python``, a folder of further packages or ``None``
     weight: float  # share in the mixture, relative to the weights of the other sources
 
@@ -243,7 +243,7 @@ def spec_of(path: Path, option: str) -> SourceSpec:
 
 
 def json_lines_name(file: Path) -> str:
-    """Return the file name without ``.jsonl`` or ``.jsonl.gz``."""
+    """Return the name of a JSON Lines file without ``.jsonl`` or ``.jsonl.gz``."""
     return file.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
@@ -295,5 +295,5 @@ def _read_plain_texts(path: Path, name: str) -> Iterator[SourceText]:
 
 
 def _read_text(file: Path) -> str:
-    """Return the text of a file; all its line breaks become line feeds."""
+    """Return the text of a file, with a line feed for each of its line breaks."""
     return read_text(file).replace("\r\n", "\n").replace("\r", "\n")

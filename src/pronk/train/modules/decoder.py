@@ -92,7 +92,7 @@ class ModuleLayer(nn.Module):
         return self._add(x, self.attention_output_norm(self.out(attend(index, q, k, v))))
 
     def apply_mlp(self, x: Tensor) -> Tensor:
-        """Return ``x`` ``[rows, hidden]`` plus the output of the MLP."""
+        """Return ``x`` ``[rows, hidden]`` plus the output of the MLP or the mixture of experts."""
         normed = self.mlp_norm(x)
         if self.router is None:
             branch = self._compute_mlp(normed, self.up, self.down)
@@ -226,7 +226,7 @@ class DecoderModule(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Set random weights, as in :func:`initialize_parameters`."""
+        """Set random weights as GPT-2 does (:func:`initialize_parameters`)."""
         initialize_parameters(self.named_parameters(), generator, self.config.num_layers)
 
 
@@ -252,7 +252,7 @@ def initialize_parameters(
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """Return a norm layer of the model's type over its hidden size."""
+    """Return a norm over the hidden size, of the type in ``config``: RMSNorm or LayerNorm."""
     norm = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return norm(config.hidden_size, config.norm_eps)
 
@@ -287,7 +287,7 @@ class Rotations:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _look_up(self, positions: Tensor) -> Tensor:
-        """Return the cosines and sines of the positions, float32 ``[rows, 2, head_dim / 2]``."""
+        """Return cosines and sines for ``positions``, float32 ``[rows, 2, head_dim / 2]``."""
         stop = int(positions.max()) + 1
         device = positions.device
         table = self._table
@@ -308,7 +308,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     ``d`` is below ``head_dim``, only the first ``d`` coordinates are rotated.
     """
     size = cos.shape[-1]
-    if size < x.shape[-1]:  # the other coordinates are not rotated
+    if size < x.shape[-1]:  # coordinates from ``size`` on are not rotated
         return torch.cat((apply_rope(x[..., :size], cos, sin), x[..., size:]), dim=-1)
     half = size // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
@@ -366,7 +366,7 @@ def load_module(
 
 
 def _read(inventory: Inventory, source: CheckpointTensor, *, transposed: bool) -> Array:
-    """Return a tensor of the checkpoint, dequantized.
+    """Return a tensor of the checkpoint, dequantized; a matrix is ``[outputs, inputs]``.
 
     ``transposed``: the checkpoint stores the matrix as ``[inputs, outputs]``.
     """

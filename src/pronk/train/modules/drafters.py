@@ -58,7 +58,8 @@ class HeadsModule(nn.Module):
         layer = self.layers[index]
         is_transformer = self.shape.kind == "transformer"
         out: Tensor = layer(x, rope, index, attend) if is_transformer else layer(x)
-        return out.to(x.dtype)  # with autocast, a linear layer returns a narrower dtype
+        # under autocast, a linear layer returns a narrower dtype than that of its input
+        return out.to(x.dtype)
 
     def initialize(
         self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None
@@ -143,7 +144,7 @@ class KangarooModule(nn.Module):
         return self.norm(self.layers[0](x, rope, 0, attend))
 
     def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
-        """Set random weights of the layer; copy the target's ``norm`` and ``head``."""
+        """Set random weights of the adapter's layer; copy the target's final norm and LM head."""
         initialize_parameters(self.layers.named_parameters(), generator)
         self.norm.load_state_dict(norm.state_dict())
         if self.head is not None:
@@ -151,7 +152,7 @@ class KangarooModule(nn.Module):
 
 
 class _Attention(ModuleLayer):
-    """The first half of a decoder layer: ``x + attention(norm(x))``."""
+    """A decoder layer without its MLP: ``x + attention(norm(x))``."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -184,7 +185,10 @@ _BLOCKS: dict[str, type[nn.Module]] = {
 
 
 class MedusaHeadModule(nn.Module):
-    """The residual blocks of one Medusa head, whose weights are zeros at first."""
+    """The residual blocks of one Medusa head.
+
+    Their first weights are zeros, so that a new head returns its input.
+    """
 
     def __init__(self, size: int, blocks: int) -> None:
         super().__init__()
@@ -193,7 +197,10 @@ class MedusaHeadModule(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the input of the unembedding for rows ``[rows, hidden]`` after the final norm."""
+        """Return the input of the head's unembedding ``[rows, hidden]``.
+
+        ``hidden``, of the same shape, is the target's last output after the final norm.
+        """
         for block in self.blocks:
             hidden = hidden + F.silu(block(hidden))
         return hidden
@@ -216,6 +223,6 @@ class MedusaModule(nn.Module):
         )
 
     def initialize(self, unembedding: Tensor) -> None:
-        """Copy the target's unembedding ``[vocab, hidden]`` to those of the heads, if any."""
+        """Copy the target's unembedding ``[vocab, hidden]`` to heads that have one of their own."""
         for own_unembedding in self.unembeddings:
             own_unembedding.load_state_dict({"weight": unembedding})

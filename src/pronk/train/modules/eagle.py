@@ -49,10 +49,10 @@ class LinearStart(NamedTuple):
     (:mod:`pronk.train.head_plan`).
     """
 
-    from_hidden: Tensor  # A, ``[size, sources * size]``
-    from_embedding: Tensor  # B, ``[size, size]``
+    from_hidden: Tensor  # the matrix A, ``[size, sources * size]``
+    from_embedding: Tensor  # the matrix B, ``[size, size]``
     embeddings: Tensor  # mean of ``e e^T`` over the data, ``[size, size]``
-    scale: float  # root mean square of the prediction
+    scale: float  # root mean square of ``A x + B e``
 
 
 class _EagleBlock(nn.Module):

@@ -40,8 +40,8 @@ _MAX_ROWS = 4096
 _DAMPING = 0.01
 # Number of attempts to invert H; each adds ten times as much to the diagonal as the one before.
 _MAX_ATTEMPTS = 8
-# Maximum number of columns per block; the errors of a block are applied to the later columns in one
-# matrix product.
+# Maximum number of columns in a block of GPTQ. The errors of a block are applied to all later
+# columns in one matrix product.
 _BLOCK_COLUMNS = 128
 # Values of ``α`` that the search tries in addition to 0.
 _POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
@@ -124,13 +124,19 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
 
 
 def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
-    """Return the sum of the squared errors of the outputs, ``tr((W - Q) H (W - Q)ᵀ)``."""
+    """Return the squared error of a layer's outputs after rounding, ``tr((W - Q) H (W - Q)ᵀ)``.
+
+    ``weight`` is W, ``quantized`` is Q (dequantized), and ``hessian`` is H.
+    """
     error = weight - quantized
     return float((error @ hessian).mul_(error).sum(dtype=torch.float64))
 
 
 def _inverse_factor(hessian: Tensor) -> Tensor:
-    """Return the upper triangular ``U`` with ``H⁻¹ = Uᵀ U``, float32, for the damped ``H``."""
+    """Return the upper triangular ``U`` with ``H⁻¹ = Uᵀ U``, float32.
+
+    A number is added to the diagonal of H before, so that H can be inverted.
+    """
     if not bool(hessian.isfinite().all()):
         msg = (
             "expected finite products of the inputs, found NaN or inf; quantize without a "

@@ -52,7 +52,7 @@ Status = Callable[[str, int, int], None]
 class QuantizedCheckpoint(NamedTuple):
     """Result of :func:`quantize`: rounding, sizes and perplexities, for the model card."""
 
-    rule: RoundingRule  # rounding rule of the matrices
+    rule: RoundingRule  # how the matrices were rounded
     method: str  # method of quantization whose weights were written
     # perplexity after quantization, by method, of all methods that were tried
     perplexities: Mapping[str, float]
@@ -125,7 +125,8 @@ def quantize(
             method=method,
             perplexities=perplexities,
             source_perplexity=source_perplexity,
-            num_tokens=texts.evaluation[:, 1:].size,  # a sequence's first token is not predicted
+            # the first token of a sequence is not predicted
+            num_tokens=texts.evaluation[:, 1:].size,
             num_bytes=num_bytes,
             source_bytes=sum(map(source.inventory.nbytes, source.parts)),
         )
@@ -184,7 +185,10 @@ def _quantize_with_all_methods(
 
 
 def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
-    """Return the method with the lowest perplexity; raise CheckpointError if none is finite."""
+    """Return the method whose perplexity is lowest.
+
+    Raise a CheckpointError about ``folder``, the original model, if no perplexity is finite.
+    """
     finite = [method for method, value in perplexities.items() if math.isfinite(value)]
     if not finite:
         found = ", ".join(f"{value} by {method}" for method, value in perplexities.items())
@@ -218,7 +222,8 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
 def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[CheckpointTensor], Array]:
     """Return a function that reads a tensor of the new checkpoint.
 
-    Quantized layers are in ``folder``, the other tensors in the source.
+    It reads tensors of layers from ``folder``, where they were quantized, and all others from the
+    original checkpoint.
     """
     layers = [Checkpoint(layer_folder(folder, index)) for index in range(source.config.num_layers)]
     quantized = {name: layer for layer in layers for name in layer}
@@ -231,7 +236,7 @@ def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[Checkpoi
     return read
 
 
-METHODS = {  # description of each quantization method in the model card
+METHODS = {  # for the model card: a description of each method of quantization
     "nearest": (
         "nearest code of each weight, with the clipping of each group that has the smallest "
         "squared error"

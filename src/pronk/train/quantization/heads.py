@@ -1,4 +1,4 @@
-"""Quantization of an EAGLE-3 or MTP head in the format compressed-tensors, and the way back."""
+"""Quantization of an EAGLE-3 or MTP head to the format compressed-tensors, and back to bfloat16."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 class QuantizedHead(NamedTuple):
-    """Result of :func:`quantize_head`."""
+    """Sizes and error of a head that :func:`quantize_head` has written."""
 
     rule: RoundingRule
-    num_bytes: int  # size of the quantized weights
-    source_bytes: int  # size of the weights before
-    error: float  # relative error: √(sum of squared errors / sum of squared weights)
+    num_bytes: int  # size of the quantized weights in bytes
+    source_bytes: int  # size of the weights before quantization in bytes
+    error: float  # relative error of the weights: √(sum of squared errors / sum of squared weights)
 
 
 def find_head_kind(folder: Path) -> str | None:
@@ -151,7 +151,7 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
 
 
 def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
-    """Return the weights of a head, its ``config.json``, and the parsed configuration."""
+    """Return the tensors of a head, its ``config.json``, and the parsed configuration."""
     kind = find_head_kind(folder)
     if kind is None:
         refuse(

@@ -45,7 +45,7 @@ class CalibrationTexts(NamedTuple):
     """Token ids ``[sequences, length]`` of the texts of a quantization."""
 
     evaluation: Array  # text on which perplexity is measured
-    calibration: Array | None = None  # text to calibrate with, if any
+    calibration: Array | None = None  # text to calibrate with; ``None``: round to the nearest
 
     @property
     def methods(self) -> Sequence[str]:
@@ -136,7 +136,10 @@ def _check_finite(name: str, *, finite: bool) -> None:
 def _write_layer(
     path: Path, tensors: Iterable[tuple[str, Array | QuantizedMatrix]], dtype: DType
 ) -> None:
-    """Write the tensors of a layer to a new folder; ``dtype`` is that of the scales."""
+    """Write the tensors of a quantized layer to the new folder ``path``.
+
+    ``dtype`` is that of the scales.
+    """
     arrays: dict[str, Array] = {}
     for name, value in tensors:
         if isinstance(value, QuantizedMatrix):

@@ -27,7 +27,7 @@ _KERNEL_WHOLE_ROW = 1 << 20  # group size for the kernel that means all inputs: 
 
 
 class RoundingRule(NamedTuple):
-    """Rounding of the matrices of a model: ``weight ≈ scale * code`` with signed codes."""
+    """How the matrices of a model are rounded: to ``scale * code`` with signed codes."""
 
     kernels: Kernels  # compiled kernels, which choose the scales
     bits: Bits  # number of bits per code
@@ -52,11 +52,14 @@ class RoundingRule(NamedTuple):
         return np.clip(scale, -largest, largest).astype(self.dtype).astype(FLOAT32)
 
     def nearest(self, weight: Array) -> QuantizedMatrix:
-        """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes for :meth:`scales`."""
+        """Quantize ``weight`` ``[outputs, inputs]``: each weight gets the nearest code.
+
+        The scales are those of :meth:`scales`.
+        """
         scale = self.scales(weight)
         group = self.group or weight.shape[1]
         codes = self.codes(weight, np.repeat(scale, group, axis=1)) + self.zero
-        with np.errstate(invalid="ignore"):  # NaN, which QuantizedMatrix refuses
+        with np.errstate(invalid="ignore"):  # NaN becomes a code that QuantizedMatrix refuses
             return QuantizedMatrix(codes.astype(UINT8), scale, None, self.bits, group)
 
     def codes(self, weight: Array, scale: Array) -> Array:
@@ -64,7 +67,7 @@ class RoundingRule(NamedTuple):
 
         Weights with scale 0 have the code 0.
         """
-        with np.errstate(all="ignore"):  # the inverse of a tiny scale is infinite
+        with np.errstate(all="ignore"):  # the inverse of a tiny scale may be infinite
             codes = weight * np.where(scale == 0, np.float32(0), 1 / scale)
         np.rint(codes, out=codes)
         return np.clip(codes, -self.zero, self.zero - 1, out=codes)
@@ -102,15 +105,15 @@ def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[B
 
 
 def matrix_inputs(config: ModelConfig) -> list[int]:
-    """Return the different numbers of inputs of a layer's matrices, in increasing order."""
+    """Return the different numbers of inputs that a layer's matrices have, in increasing order."""
     attention_size = config.num_heads * config.head_dim
     return sorted({config.hidden_size, attention_size, config.intermediate_size})
 
 
 _VERSION = "0.20.0"  # version of compressed-tensors with which reading the output was tested
 
-_WORD = np.dtype(np.int32)  # type of packed codes in the file
-_SIZE = np.dtype(np.int64)  # type of shapes in the file
+_WORD = np.dtype(np.int32)  # type of the words into which codes are packed in the file
+_SIZE = np.dtype(np.int64)  # type of the shapes of matrices in the file
 
 
 def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: DType) -> dict[str, Array]:

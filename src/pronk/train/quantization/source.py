@@ -45,7 +45,8 @@ _BLOCK_SIZE = 16  # number of tokens in a block of the KV cache with which layer
 # Maximum number of tokens of the sequences that a layer computes together. A longer sequence is
 # computed alone.
 _MAX_ROWS = 4096
-# Maximum number of logits (rows times vocabulary) at a time, unless _MIN_ROWS rows have more.
+# Maximum number of logits (rows times vocabulary) that are computed at a time, unless _MIN_ROWS
+# rows have more.
 _MAX_LOGITS = 1 << 21
 _MIN_ROWS = 128
 
@@ -83,7 +84,8 @@ class SourceCheckpoint:
             )
         self.dtype = parse_dtype("auto", self.config)
         self.checkpoint = Checkpoint(folder)
-        self.parts = list(plan_tensors(self.config))  # modules of the model, with their tensors
+        # parts of the model, each with its tensors in the checkpoint
+        self.parts = list(plan_tensors(self.config))
         self.inventory = Inventory(self.checkpoint, self.config, self.parts)
 
     def stored_name(self, name: str) -> str:
@@ -181,7 +183,10 @@ class LayerStream:
         self._tree = TokenTree.chain([0] * self.length)
 
     def run_layer(self, layer: Layer) -> None:
-        """Replace :attr:`rows` by the output of a layer that :func:`build_layer` returned."""
+        """Run a layer on :attr:`rows`, which its output replaces.
+
+        The layer is one that :func:`build_layer` returned.
+        """
         program = self.backend.program(self.rows.shape[1], FLOAT32, self._cache)
         layer.compile(program, 0)
         step = len(self._tables) * self.length
@@ -217,7 +222,7 @@ class LayerStream:
         mean = total / len(rows)
         if not math.isfinite(mean):
             return mean
-        return math.exp(min(mean, 700.0))  # math.exp(710) overflows
+        return math.exp(min(mean, 700.0))  # larger values overflow: math.exp(710)
 
 
 def build_layer(
@@ -239,7 +244,7 @@ def build_layer(
 
 
 def _cross_entropy(logits: Array, labels: Array) -> float:
-    """Return the sum of ``-log softmax(logits)[label]`` over the rows; overwrite the logits."""
+    """Return the sum of ``-log softmax(logits)[label]`` over the rows; overwrite ``logits``."""
     with np.errstate(all="ignore"):  # after an overflow, the sum is NaN or infinite
         logits -= logits.max(axis=1, keepdims=True)
         of_labels = logits[np.arange(len(labels)), labels].astype(np.float64)
