@@ -163,9 +163,9 @@ class Features:
     last: Tensor  # output of the last layer before the final norm, ``[rows, hidden]``
     # Outputs of layers, ``[rows, hidden]``, by number of the layer.
     hidden: dict[int, Tensor] = field(default_factory=dict)
-    # Keys of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
+    # Attention keys of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
     keys: dict[int, Tensor] = field(default_factory=dict)
-    # Values of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
+    # Attention values of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
     values: dict[int, Tensor] = field(default_factory=dict)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Maximum number of passes over all definitions. A schema that needs more counts as infinite.
+# Maximum number of passes over all definitions in search of finite ones. If more would be needed,
+# the schema counts as one that no finite text matches.
 _MAX_PASSES = 20
 
 

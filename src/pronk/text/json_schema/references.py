@@ -20,7 +20,7 @@ _VALUES = frozenset({"const", "enum", "default", "example", "examples"})
 
 @dataclass(frozen=True)
 class SchemaPart:
-    """Part of a schema.
+    """A part of a JSON schema, with its place in the whole schema.
 
     Attributes:
         schema: the part itself; any JSON value if the schema is invalid there.
