@@ -52,7 +52,7 @@ class PassResult:
 
 
 class Objective(ABC, Generic[Module]):
-    """What a :class:`Trainer` trains: a module with its loss, training text and evaluation."""
+    """A module to train, with its loss, training text and evaluation; see :class:`Trainer`."""
 
     folder: Path  # folder of the run
     options: LoopOptions
