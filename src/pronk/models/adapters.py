@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# Keys of the config that must have one of these values; all others change the model in ways that
-# are not supported.
+# Keys of ``adapter_config.json`` with their supported values. Any other value changes the model in
+# a way that is not supported, and is refused.
 _EXPECTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -64,24 +64,29 @@ _EXPECTED: dict[str, tuple[object, ...]] = {
     "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
 }
-# Values of ``init_lora_weights`` with which PEFT also changes the weights of the base model.
+# Values of ``init_lora_weights`` with which PEFT also changes the weights of the base model. Such
+# an adapter does not fit the base model's own weights.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-# Keys of ``rank_pattern`` and ``alpha_pattern`` are regular expressions. Those without repetition
-# match in linear time.
+# Keys of ``rank_pattern`` and ``alpha_pattern`` are regular expressions. Only those without
+# repetition are accepted, because they match in linear time.
 _PATTERN = re.compile(r"[\w.\\^$-]+")
 
 
 class AdapterModule(NamedTuple):
-    """The two matrices of an adapted module, which adds ``(x downᵀ) upᵀ`` to some outputs."""
+    """Matrices of an adapter for one linear module: ``(x downᵀ) upᵀ`` is added to its outputs."""
 
     target: str  # attribute path of the linear layer in the decoder, such as ``layers.0.qkv``
-    start: int  # first of the outputs of this layer
+    start: int  # index of the first output in ``target`` to which the product is added
     down: Array  # float32 ``[rank, inputs]``
-    up: Array  # float32 ``[outputs, rank]``, times the scale
+    up: Array  # float32 ``[outputs, rank]``, already multiplied by the adapter's scale
 
 
 class _Place(NamedTuple):
-    """Place of a module of transformers in the decoder, and its sizes."""
+    """The linear layer of the decoder that has a module of transformers, and the module's sizes.
+
+    ``start`` is the index of the module's first output within the layer: ``k_proj`` is in the
+    middle of ``qkv``.
+    """
 
     target: str
     start: int
@@ -107,7 +112,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     names = get_family(config.family).names
     places = _places(config, names)
     pairs = _pairs(folder, checkpoint)
-    # As the checkpoint's: tensors of image encoders are not used.
+    # Leave out tensors of image encoders, as in the model's own checkpoint.
     pairs = {
         name: pair
         for name, pair in pairs.items()
@@ -190,12 +195,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _places(config: ModelConfig, names: TensorNames) -> dict[str, _Place]:
-    """Return where adapters can be, by module names without the family's prefix."""
+    """Return the linear modules that an adapter may change, by their names in transformers.
+
+    The names are without the family's prefix.
+    """
     places = {}
     for part in plan_tensors(config, names):
         module = part.target.split(".")[2:]
         if part.kind != "linear" or len(module) != 1 or module == ["router"]:
-            continue  # an embedding, a norm, the LM head, an expert or a router
+            continue  # an embedding, a norm, the LM head, an expert or a router has no adapter
         start = 0
         for tensor in part.weight:
             outputs, inputs = tensor.shape[::-1] if part.transposed else tensor.shape
@@ -207,7 +215,7 @@ def _places(config: ModelConfig, names: TensorNames) -> dict[str, _Place]:
 
 
 def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
-    """Return the names of each module's two tensors, by its name in transformers."""
+    """Return the names of each module's tensors ``lora_A`` and ``lora_B``, by the module's name."""
     ends = (".lora_A.weight", ".lora_B.weight")
     for tensor in checkpoint:
         if not (tensor.startswith(_PREFIX) and tensor.endswith(ends)):
@@ -231,7 +239,11 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
 def _check_modules(
     folder: Path, options: Mapping[str, Any], found: set[str], places: Mapping[str, _Place]
 ) -> None:
-    """Raise a CheckpointError if the model or the adapter lacks a module that it names."""
+    """Raise a CheckpointError if the adapter and the model have not the same modules.
+
+    Either the adapter has tensors of a module that the model lacks, or tensors are missing of a
+    module that ``target_modules`` names.
+    """
     unknown = sorted(found - places.keys())
     if unknown:
         expected = (
@@ -240,7 +252,8 @@ def _check_modules(
         )
         refuse(folder, f"{expected}, found {unknown[0]}; use an adapter of this model without it")
     if options.get("layers_to_transform") is not None or options.get("exclude_modules"):
-        return  # the config names no layers of which all modules are adapted
+        # such an adapter need not have tensors of every module that target_modules names
+        return
     missing = [
         name
         for name in places
@@ -255,9 +268,9 @@ def _check_modules(
 
 
 def _is_target(targets: object, name: str) -> bool:
-    """Return whether the value of ``target_modules`` names a module.
+    """Return whether ``target_modules``, the value ``targets``, names a module.
 
-    Regular expressions name none.
+    A regular expression counts as naming none, because it is not evaluated.
     """
     if isinstance(targets, str):
         return targets == "all-linear"
@@ -267,7 +280,11 @@ def _is_target(targets: object, name: str) -> bool:
 
 
 def _pattern_value(options: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
-    """Return the value of the first pattern that ends a module's name, as PEFT matches them."""
+    """Return the value in ``options[key]`` of the first pattern that matches the end of ``name``.
+
+    ``key`` is ``rank_pattern`` or ``alpha_pattern``, and ``name`` is that of a module. Patterns
+    match as in PEFT. If none does, the result is ``default``.
+    """
     for pattern, value in (options.get(key) or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", name):
             return value
@@ -275,7 +292,7 @@ def _pattern_value(options: Mapping[str, Any], key: str, name: str, default: Any
 
 
 def _read(checkpoint: Checkpoint, tensor: str) -> Array:
-    """Return a tensor as float32; raise a CheckpointError if a number is not finite."""
+    """Return an adapter's tensor as float32; raise a CheckpointError if a number is not finite."""
     checkpoint.check_dtype(tensor)
     values = checkpoint.tensor(tensor).astype(FLOAT32)
     if not np.isfinite(values).all():
@@ -287,15 +304,18 @@ def _read(checkpoint: Checkpoint, tensor: str) -> Array:
 
 
 class Adapter(NamedTuple):
-    """An adapter of a model."""
+    """An adapter of a loaded model, which a request selects by name."""
 
     name: str
-    number: int  # index in ``Linear.adapters``
-    digest: bytes  # of the adapter's files; blocks of the prefix cache depend on it
+    number: int  # index of this adapter in ``Linear.adapters``
+    digest: bytes  # hash of the adapter's files; part of the keys of its blocks in the prefix cache
 
 
 def cache_salt(adapter: Adapter | None, salt: bytes = b"") -> bytes:
-    """Return the salt of the keys of prefix caches: requests of two adapters share no blocks."""
+    """Return a salt for the keys of the prefix cache: ``salt``, mixed with the adapter's digest.
+
+    Keys and values depend on the adapter, so requests with different adapters share no blocks.
+    """
     return salt if adapter is None else sha256(adapter.digest + salt).digest()
 
 
@@ -312,7 +332,11 @@ class Adapters(dict[str, Adapter]):
     def __init__(
         self, folders: Mapping[str, str | Path] | None, config: ModelConfig, workers: int = 1
     ) -> None:
-        """Read the adapters; :meth:`attach` adds them to a loaded model."""
+        """Read the adapters in ``folders``, by name; :meth:`attach` adds them to the model.
+
+        ``config`` is that of the model, and ``workers`` the number of processes that compute it;
+        more than one cannot have adapters.
+        """
         if folders and workers > 1:
             msg = (
                 f"adapters: expected one process (workers=1), found workers={workers}; leave one "
@@ -332,9 +356,9 @@ class Adapters(dict[str, Adapter]):
             self._modules.append(modules)
 
     def find(self, name: str | None) -> Adapter | None:
-        """Return the adapter with a name.
+        """Return the adapter called ``name``; ``None`` if ``name`` is ``None``.
 
-        ``None`` for ``None``; raise an OptionError if there is none.
+        Raise an OptionError if the model has no adapter of this name.
         """
         if name is None:
             return None
@@ -356,7 +380,8 @@ class Adapters(dict[str, Adapter]):
                 by_target.setdefault(module.target, []).append(module)
             for target, found in by_target.items():
                 start = 0
-                for linear in decoder.get(target).parts:  # a stacked layer has several matrices
+                # a layer such as qkv may consist of several matrices
+                for linear in decoder.get(target).parts:
                     stop = start + linear.out_features
                     slices = [_slice(each, start, stop) for each in found]
                     parts = [part for part in slices if part is not None]
@@ -368,9 +393,9 @@ class Adapters(dict[str, Adapter]):
 
 
 def _slice(module: AdapterModule, start: int, stop: int) -> LowRank | None:
-    """Return the part of a module for the outputs ``start .. stop - 1``.
+    """Return the part of a module that changes the outputs ``start .. stop - 1`` of its layer.
 
-    ``None``: there is none.
+    The result is ``None`` if the module changes none of these outputs.
     """
     first = max(module.start, start)
     end = min(module.start + len(module.up), stop)
