@@ -546,7 +546,6 @@ class AsyncLLM:
         ``branch_positions`` has those of each prompt (:mod:`pronk.text.chat.branches`); empty if no
         prompt is a conversation.
         """
-        """
         (params,) = params_per_prompt(params, 1)
         scheduling = _schedule(**schedule)
         deadline = schedule.get("deadline")

@@ -365,24 +365,7 @@ class Tokenizer:
         messages and tools become these tokens, as in transformers. Names in untrusted messages are
         encoded as ordinary text (:func:`pronk.text.chat.messages.disguise`).
         """
-<<<<<<< HEAD
         hidden = self._hide_names(messages, tools, trusted=trusted)
-=======
-        # private characters in the messages, each with the name that it stands for
-        placeholders: dict[str, str] = {}
-        if not trusted:
-            checked = check_messages(messages)
-            try:
-                disguised, placeholders = disguise([*checked, *(tools or ())], self._special_names)
-            except RecursionError as error:
-                msg = (
-                    "messages, tools: expected values of a few hundred levels at most, found more; "
-                    "make them flatter"
-                )
-                raise PromptError(msg) from error
-            messages = disguised[: len(checked)]
-            tools = None if tools is None else disguised[len(checked) :]
->>>>>>> main
         text = self.chat(
             hidden.messages,
             add_generation_prompt=add_generation_prompt,

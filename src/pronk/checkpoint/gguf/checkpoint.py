@@ -165,7 +165,7 @@ class GgufCheckpoint:
         Args:
             name: name of the tensor.
             expert: number of the expert, if the tensor has the matrices of all experts.
-            permuted_heads: number of heads whose rows are permuted; 0 if the rows are in order.
+            rows: rows of each head to take, and their order in the file; ``None``: all, in order.
         """
         info = self._infos[name][1]
         if info.type.name not in PACKED_BLOCKS:
