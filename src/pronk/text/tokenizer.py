@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -421,22 +421,19 @@ class Tokenizer:
             placeholders: private characters of both texts (:meth:`_hide_names`).
         """
         shared = common_length(text, other)
-        start = max((text.rfind(name, 0, shared) for name in self._special_names), default=-1)
+        places = [place for place, token in enumerate(ids) if token in self.special_ids]
+        # The vocabulary may have thousands of special tokens; a conversation has a few of them.
+        names = {self.token_name(ids[place]) for place in places}
+        start = max((text.rfind(name, 0, shared) for name in names), default=-1)
         if start >= 0:
-            before = sum(text.count(name, 0, start) for name in self._special_names)
-            places = [place for place, token in enumerate(ids) if token in self.special_ids]
-            part = self._encode_revealed(self._up_to_special(text, start, shared), placeholders)
+            before = sum(text.count(name, 0, start) for name in names)
+            part = self._encode_revealed(_up_to(names, text, start, shared), placeholders)
             first = places[before] if before < len(places) else len(ids)
             if part and ids[first : first + len(part)] == part:
-                other_part = self._up_to_special(other, start, shared)
+                other_part = _up_to(names, other, start, shared)
                 other_ids = self._encode_revealed(other_part, placeholders)
                 return first + common_length(part, other_ids)
         return common_length(ids, self._encode_revealed(other, placeholders))
-
-    def _up_to_special(self, text: str, start: int, stop: int) -> str:
-        """Return a text from ``start`` up to the first special token at ``stop`` or later."""
-        places = [text.find(name, stop) for name in self._special_names]
-        return text[start : min((place for place in places if place >= 0), default=len(text))]
 
     def _hide_names(
         self, messages: Messages, tools: Tools | None, *, trusted: bool
@@ -496,6 +493,12 @@ class Tokenizer:
     def _id_of(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
         return None if token is None else self.backend.token_to_id(token)
+
+
+def _up_to(names: Collection[str], text: str, start: int, stop: int) -> str:
+    """Return a text from ``start`` up to the first of ``names`` at ``stop`` or later."""
+    places = [text.find(name, stop) for name in names]
+    return text[start : min((place for place in places if place >= 0), default=len(text))]
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
