@@ -151,7 +151,6 @@ class KVBudget:
         fixed_bytes = 0 if counts is None else count_state_bytes(config, counts)
         num_blocks = self._resize_pools(kv_bytes + state_bytes(config, dtype), fixed_bytes)
         options = {
-            "state_counts": counts,
             "num_blocks": num_blocks,
             "block_size": BLOCK_SIZE,
             "dtype": dtype,
@@ -162,6 +161,8 @@ class KVBudget:
         except MemoryError as error:
             msg = f"kv_memory: {error}; set less"
             raise OptionError(msg) from error
+        if counts is not None:
+            pool.resize_states(counts)
         self._pools.add(pool)
         return pool
 

@@ -222,7 +222,7 @@ class StatePool:
         table = block_table.states
         assert table is not None
         committed = block_table.length
-        self._drop_taken_over(table, committed)
+        self._drop_taken_over(table)
         absorbed = max(0, table.length - committed)
         if absorbed > num_computed or not self.is_complete(block_table, committed + absorbed):
             raise StateError
@@ -292,6 +292,7 @@ class StatePool:
         table = block_table.states
         if table is None:
             return
+        self._drop_taken_over(table)
         committed = block_table.length
         for index, node in enumerate(offsets):
             position = committed + index
@@ -376,13 +377,12 @@ class StatePool:
         if slot is not None:
             self._free_slot(slot)
 
-    def _drop_taken_over(self, table: StateTable, committed: int) -> None:
+    def _drop_taken_over(self, table: StateTable) -> None:
         """Free the updates of committed tokens that the state has taken over."""
-        num_left = min(len(table.path), max(0, committed - table.length))
-        num_taken = len(table.path) - num_left
+        num_taken = min(len(table.path), max(0, table.length - table.path_start))
         self._free_updates += table.path[:num_taken]
         del table.path[:num_taken]
-        table.path_start = committed - num_left
+        table.path_start += num_taken
 
     def _resize_nodes(self, table: StateTable, first: int, count: int) -> None:
         """Give each node from ``first`` on an update slot, and the nodes before none."""

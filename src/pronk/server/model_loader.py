@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 # Bytes of the tokenizer and its tables per token of the vocabulary. SmolLM2 (49,152 tokens) and
 # Qwen2.5 (151,936) need 450 to 550.
 _VOCABULARY_BYTES = 512
-# Largest fraction of the memory of all models that a KV cache of the default size may have.
+# Maximum size of one model's KV cache, as a fraction of the memory for all models; only if the
+# size of the KV cache was not set.
 _MAX_KV_FRACTION = 0.25
 
 
@@ -34,12 +35,12 @@ _MAX_KV_FRACTION = 0.25
 class MemoryEstimate:
     """Bytes of memory that a loaded model needs, without draft models and adapters."""
 
-    weights: int  # weights and tokenizer
-    kv: int  # KV cache, when it is full
+    weights: int  # bytes of the weights and the tokenizer
+    kv: int  # bytes of the KV cache when it is full
 
     @property
     def total(self) -> int:
-        """Sum of all parts."""
+        """Bytes of weights, tokenizer and full KV cache together."""
         return self.weights + self.kv
 
     def check_fits(self, name: str, memory: int, taken: int, kind: str) -> None:
@@ -72,12 +73,12 @@ class ModelLoader:
 
     path: Path
     options: Mapping[str, Any]  # arguments of :class:`pronk.LLM` without ``model``
-    settings: ServerSettings  # settings of the server with the name of this model
+    settings: ServerSettings  # settings of the server; ``name`` is the name of this model
     moderation_template: str = MODERATION_TEMPLATE
     memory: int | None = None  # bytes for all models of the server; ``None`` sets no limit
 
     def estimate(self) -> MemoryEstimate:
-        """Estimate the memory that the model needs from the headers of its files.
+        """Read the headers of the model's files, and estimate the memory that the model needs.
 
         Raises:
             CheckpointError: the files cannot be read.
@@ -109,7 +110,8 @@ class ModelLoader:
         """Load the model and start its engine.
 
         Args:
-            metrics: metrics of an earlier load, to go on with; ``None`` makes new ones.
+            metrics: metrics of this model from before an unload, whose counters go on; ``None``
+                makes new metrics.
             progress: called with the number of bytes loaded so far, and the total.
             executor: threads of the :class:`~pronk.async_llm.AsyncLLM`; ``None`` makes new ones.
 
@@ -138,7 +140,7 @@ class ModelLoader:
     def finish(service: Service) -> None:
         """Save the drafters' acceptance statistics and close the model of a service.
 
-        The service's engine thread has ended before.
+        Call it after the service's engine thread has ended.
         """
         llm = service.engine.llm
         assert isinstance(llm, LLM), "expected the LLM of load(), found another model"

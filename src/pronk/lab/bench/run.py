@@ -200,7 +200,7 @@ def resumable_records(
     start = records[0]
     assert isinstance(start, Start)
     hardware = describe_hardware(str(arguments["device"]))
-    # The number of threads is set only when a model is loaded.
+    # The number of threads is not compared, because it is set only when a model is loaded.
     is_same_machine = all(
         start.hardware.get(name) == value for name, value in hardware.items() if name != "threads"
     )
