@@ -349,3 +349,13 @@ def test_torch_refuses_a_draft_model(checkpoint: MakeCheckpoint) -> None:
     backend = open_torch("cpu", BFLOAT16, "tests")
     with pytest.raises(OptionError, match="recurrent layers of qwen3_5_text, found torch on cpu"):
         backend.for_model(read_config(checkpoint("qwen3_5_text")), BFLOAT16)
+
+
+def test_layers_of_drafters_are_plain() -> None:
+    """A drafter that takes over the target's sizes has attention without gates."""
+    config = parse("qwen3_next")
+    drafter = config.plain_layers(0, 2)
+    assert drafter.is_plain
+    assert not config.is_plain
+    assert [drafter.has_attention(layer) for layer in range(2)] == [True, True]
+    assert (drafter.norm_offset, drafter.rope) == (0.0, config.rope)
