@@ -156,12 +156,3 @@ def read_token(pool: StatePool, slot: int) -> int:
     tokens = [array[slot, 0] for array in pool.updates.values()]
     assert not np.isnan(tokens[0]), "expected an update, found a freed slot"
     return int(tokens[0])
-
-
-def assert_all_free(pool: StatePool) -> None:
-    """Check that each slot is free once, or that of a checkpoint."""
-    requests = range(pool.counts.requests)
-    taken = pool.checkpoints.slots()
-    assert sorted(pool._free_requests) == [*requests]
-    assert sorted([*pool._free_checkpoints, *taken]) == [*range(len(requests), pool.num_slots)]
-    assert sorted(pool._free_updates) == [*range(pool.num_updates)]

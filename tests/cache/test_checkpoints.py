@@ -6,7 +6,6 @@ import pytest
 
 from cache.recurrent_passes import (
     SIZE,
-    assert_all_free,
     pool_of,
     read_text,
     recurrent_cache,
@@ -17,6 +16,7 @@ from pronk.cache.checkpoints import Checkpoints
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts
 from pronk.sampling.tree import TokenTree
+from tiny_models import assert_states_free
 
 MANY = StateCounts(requests=3, checkpoints=12, updates=24)
 PROMPT = [number % 50 for number in range(200)]
@@ -83,7 +83,7 @@ def test_the_end_of_the_last_full_block(length: int) -> None:
     assert positions(cache, PROMPT[:length]) == ([last] if last else [])
     cache.release(text.table)
     assert hit(cache, PROMPT[:length]) == last
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
 
 
 def test_wanted_positions() -> None:
@@ -109,7 +109,7 @@ def test_wanted_positions() -> None:
         ):
             assert hit(cache, [*PROMPT[:cut], 49]) >= expected
             assert hit(cache, PROMPT[:cut]) <= cut - 1
-        assert_all_free(pool_of(cache))
+        assert_states_free(pool_of(cache))
 
 
 def test_old_checkpoints_are_thinned_out() -> None:
@@ -161,7 +161,7 @@ def test_copies_of_an_interrupted_pass(runs: bool) -> None:
     text.commit(tree, [0])
     assert positions(cache, text.tokens) == [16]
     cache.release(text.table)
-    assert_all_free(pool)
+    assert_states_free(pool)
 
 
 def test_digests_that_are_not_known_yet() -> None:
@@ -176,7 +176,7 @@ def test_digests_that_are_not_known_yet() -> None:
     cache.cache_blocks(text.table, PROMPT[:40], num_committed=40)
     assert positions(cache, PROMPT[:40]) == [32]
     cache.release(text.table)
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
 
 
 def test_the_least_recently_used_makes_room() -> None:
@@ -187,14 +187,14 @@ def test_the_least_recently_used_makes_room() -> None:
     assert hit(cache, others[0]) == SIZE
     cache.release(read(cache, PROMPT[:20]).table)
     assert [hit(cache, tokens) for tokens in (*others, PROMPT[:20])] == [SIZE, 0, SIZE]
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
 
 
 def test_without_room_for_checkpoints() -> None:
     cache = recurrent_cache(StateCounts(2, 0, 24))
     cache.release(read(cache, PROMPT[:50], (20, 40)).table)
     assert hit(cache, PROMPT[:50]) == 0
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
 
 
 def test_equal_prompts_have_one_checkpoint() -> None:
@@ -204,7 +204,7 @@ def test_equal_prompts_have_one_checkpoint() -> None:
     for text in texts:
         cache.release(text.table)
     assert hit(cache, PROMPT[:40]) == 32
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
 
 
 def test_a_checkpoint_belongs_to_its_salt() -> None:
@@ -222,7 +222,7 @@ def test_a_checkpoint_leaves_with_its_block() -> None:
     assert len(pool_of(cache).checkpoints) == 1
     assert hit(cache, PROMPT[:60]) == 0
     assert hit(cache, [1] * 60) == 48
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
 
 
 def test_a_new_pool_has_no_checkpoints() -> None:
@@ -230,7 +230,7 @@ def test_a_new_pool_has_no_checkpoints() -> None:
     cache.release(read(cache, PROMPT[:60]).table)
     cache.resize(30)
     assert len(pool_of(cache).checkpoints) == 0
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
     assert hit(cache, PROMPT[:60]) == 0
 
 

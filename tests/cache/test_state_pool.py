@@ -13,7 +13,6 @@ import pytest
 from cache.recurrent_passes import (
     SIZE,
     Pass,
-    assert_all_free,
     pool_of,
     read_text,
     recurrent_cache,
@@ -23,6 +22,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts, StateError
 from pronk.sampling.tree import TokenTree
+from tiny_models import assert_states_free
 
 COUNTS = StateCounts(requests=2, checkpoints=3, updates=24)
 TREE = TokenTree((7, 8, 9, 10, 11), (-1, 0, 1, 0, 3))
@@ -216,7 +216,7 @@ def test_a_pass_that_did_not_run_changes_nothing(cache: PagedCache) -> None:
     text.run(TREE)
     text.commit(TREE, [0, 1, 2])
     cache.release(text.table)
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
 
 
 @pytest.mark.parametrize("length", range(6))
@@ -233,7 +233,7 @@ def test_rollback_to_a_prefix(length: int, cache: PagedCache) -> None:
     text.run(TREE)
     text.commit(TREE, [0, 1])
     cache.release(text.table)
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
 
 
 def test_updates_are_limited() -> None:
@@ -252,7 +252,7 @@ def test_updates_are_limited() -> None:
     text.run(TREE)
     for each in (text, other):
         cache.release(each.table)
-    assert_all_free(pool_of(cache))
+    assert_states_free(pool_of(cache))
 
 
 def test_states_are_limited(cache: PagedCache) -> None:
@@ -291,7 +291,7 @@ def test_reset_frees_all_but_checkpoints(cache: PagedCache) -> None:
     pool = pool_of(cache)
     assert len(pool.checkpoints) == 1
     pool.reset()
-    assert_all_free(pool)
+    assert_states_free(pool)
     found = cache.match_prefix([*range(20)])
     assert found is not None
     assert found.length == SIZE
@@ -348,7 +348,7 @@ class Script:
             self.operate(self.dice.choice(self.texts))
         for text in self.texts:
             self.cache.release(text.table)
-        assert_all_free(self.pool)
+        assert_states_free(self.pool)
 
     def start(self) -> None:
         """Begin a text that may have a cached prefix: one of two prompts, cut at any place."""
