@@ -22,7 +22,7 @@ from pronk.base.arrays import FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.cache.layout import PoolLayout, fill_poison
 from pronk.cache.paged import PagedCache
-from pronk.cache.states import StateCounts
+from pronk.cache.states import StateCounts, StatePool
 from pronk.checkpoint.config import (
     ConvolutionConfig,
     MixtureConfig,
@@ -500,6 +500,7 @@ def make_engine(
     costs: CostCurve | None = None,
     kind: type[PagedCache] = PagedCache,
     runner: Callable[[Decoder, PagedCache], ModelRunner] | None = None,
+    state_counts: StateCounts | None = None,
     **options: Any,
 ) -> Engine:
     """Return an engine with its own KV cache in the decoder's dtype.
@@ -509,6 +510,7 @@ def make_engine(
             all draft tokens.
         kind: class of the KV cache.
         runner: makes the model runner; ``None``: a runner in this process.
+        state_counts: numbers of states of recurrent layers.
         options: options of the engine, of :class:`BatchOptions` and of :class:`Target`.
     """
     dtype = decoder.embedding.dtype
@@ -518,6 +520,7 @@ def make_engine(
         "block_size": block_size,
         "kv_dtype": kv_dtype,
         "kind": kind,
+        "state_counts": state_counts,
     }
     pool = make_cache(
         decoder.config, dtype, **shape, poison=poison, packed=packed, share_prefixes=share_prefixes
@@ -704,3 +707,14 @@ def assert_idle(engine: Engine) -> None:
     assert not engine.scheduler.waiting
     assert allocator.num_free == allocator.num_blocks
     assert not any(allocator.references)
+    if engine.cache.states is not None:
+        assert_states_free(engine.cache.states)
+
+
+def assert_states_free(pool: StatePool) -> None:
+    """Check that each slot of recurrent layers is free once, or that of a checkpoint."""
+    requests = range(pool.counts.requests)
+    taken = pool.checkpoints.slots()
+    assert sorted(pool._free_requests) == [*requests]
+    assert sorted([*pool._free_checkpoints, *taken]) == [*range(len(requests), pool.num_slots)]
+    assert sorted(pool._free_updates) == [*range(pool.num_updates)]

@@ -215,7 +215,8 @@ class StatePool:
             num_extra: number of update slots for further nodes, a chain below the last one.
 
         Raises:
-            StateError: the state has taken over a row of this pass.
+            StateError: the state has taken over a row of this pass, or lacks tokens, or the updates
+                of computed nodes are missing.
             CacheFullError: update slots or states are missing.
         """
         self.reserve(block_table)
@@ -232,6 +233,9 @@ class StatePool:
             longest = tree.main_chain if num_computed + 1 < len(tree) else len(tree)
             certain = max(0, min(num_final - committed, longest) - absorbed)
         first = absorbed + certain
+        computed = table.nodes[first:num_computed]
+        if -1 in computed or len(computed) < num_computed - first:
+            raise StateError
         self._resize_nodes(table, first, len(tree) + num_extra)
         slots = np.array([*table.path, *table.nodes[first:]], np.int32)
         copies = np.empty((0, 2), np.int32)
@@ -322,7 +326,7 @@ class StatePool:
             self.release(block_table)
             return 0
         num_kept = max(0, length - table.path_start)
-        self._free_updates += table.path[num_kept:]
+        self._free_update_slots(table.path[num_kept:])
         del table.path[num_kept:]
         return length
 
@@ -333,7 +337,7 @@ class StatePool:
             return
         block_table.states = None
         self._free_nodes(table, 0)
-        self._free_updates += table.path
+        self._free_update_slots(table.path)
         for _, slot in table.copies:
             self._free_slot(slot)
         self._free_slot(table.slot)
@@ -380,7 +384,7 @@ class StatePool:
     def _drop_taken_over(self, table: StateTable) -> None:
         """Free the updates of committed tokens that the state has taken over."""
         num_taken = min(len(table.path), max(0, table.length - table.path_start))
-        self._free_updates += table.path[:num_taken]
+        self._free_update_slots(table.path[:num_taken])
         del table.path[:num_taken]
         table.path_start += num_taken
 
@@ -390,7 +394,7 @@ class StatePool:
         table.nodes += [-1] * (count - len(table.nodes))
         for node in range(first):
             if table.nodes[node] >= 0:
-                self._free_updates.append(table.nodes[node])
+                self._free_update_slots([table.nodes[node]])
                 table.nodes[node] = -1
         missing = [node for node in range(first, count) if table.nodes[node] < 0]
         if len(missing) > len(self._free_updates):
@@ -404,7 +408,7 @@ class StatePool:
 
     def _free_nodes(self, table: StateTable, first: int) -> None:
         """Free the update slots of the nodes from ``first`` on."""
-        self._free_updates += [slot for slot in table.nodes[first:] if slot >= 0]
+        self._free_update_slots([slot for slot in table.nodes[first:] if slot >= 0])
         del table.nodes[first:]
 
     def _plan_copies(self, table: StateTable, length: int) -> Array:
@@ -443,6 +447,12 @@ class StatePool:
         if self._free_checkpoints:
             return self._free_checkpoints.pop()
         return self.checkpoints.remove_oldest()
+
+    def _free_update_slots(self, slots: Sequence[int]) -> None:
+        if self.poison is not None:
+            for array in self.updates.values():
+                array[slots] = self.poison
+        self._free_updates += slots
 
     def _free_slot(self, slot: int) -> None:
         if self.poison is not None:
