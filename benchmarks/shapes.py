@@ -501,6 +501,7 @@ class Models:
             ours, theirs = spawn.Pipe()
             arguments = (str(path), threads, context, theirs)
             spawn.Process(target=serve, args=arguments, daemon=True).start()
+            theirs.close()  # so that the end of the process ends a wait for its answer
             self.pipes[name] = ours
             self.about[name] = ours.recv()
 
