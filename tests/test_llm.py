@@ -2,6 +2,7 @@
 transformers.
 """
 
+import asyncio
 import json
 import math
 import shutil
@@ -28,9 +29,12 @@ from pronk import (
     SamplingParams,
     TokenTree,
 )
+from pronk.async_llm import AsyncLLM
 from pronk.base.arrays import DTYPES
 from pronk.base.errors import CacheFullError
+from pronk.checkpoint.config import RecurrentConfig
 from pronk.drafting import DraftContext, Outcome, Proposer
+from pronk.engine.request import Request
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -498,6 +502,42 @@ def test_chat_answers_the_rendered_conversation(tmp_path: Path) -> None:
         }
     ]
     assert llm.tokenizer.decode(llm.chat_ids(parts)) == "user: Hello\nyou\nbot:"
+
+
+def test_conversations_have_branch_positions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The samples have them if the model has recurrent layers, in both APIs; prompts have none."""
+    llm = with_template(
+        tmp_path, "{% for m in messages %}{{ m.role }}: {{ m.content }}.{% endfor %}"
+    )
+    layers = (True,) * llm.config.num_layers
+    config = replace(llm.config, recurrent=RecurrentConfig(layers, 1, 1, 8, 8, 4))
+    monkeypatch.setattr(llm.request_factory, "config", config)
+    added = list[Request]()
+    add = llm.engine.add
+
+    def record(request: Request) -> None:
+        added.append(request)
+        add(request)
+
+    monkeypatch.setattr(llm.engine, "add", record)
+    messages = [{"role": "user", "content": "Hello"}]
+    params = SamplingParams(max_tokens=2, n=2)
+    done = llm.chat(messages, params)
+    assert [*llm.stream_chat(messages, params)]
+
+    async def ask() -> Completion:
+        async with AsyncLLM(llm) as made:
+            return await made.chat(messages, params)
+
+    assert asyncio.run(ask()).token_ids == done.token_ids
+    (positions,) = {request.branch_positions for request in added}
+    texts = [llm.tokenizer.decode(done.prompt_token_ids[:at]) for at in positions]
+    assert texts == ["user:", "user: Hello."]
+    assert len(added) == 6
+    llm.generate(done.prompt_token_ids, params)
+    assert added[-1].branch_positions == ()
 
 
 def test_options_of_the_chat_template(tmp_path: Path) -> None:

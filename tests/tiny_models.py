@@ -22,7 +22,13 @@ from pronk.base.arrays import FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.cache.layout import PoolLayout, fill_poison
 from pronk.cache.paged import PagedCache
-from pronk.checkpoint.config import ConvolutionConfig, MixtureConfig, ModelConfig
+from pronk.cache.states import StateCounts
+from pronk.checkpoint.config import (
+    ConvolutionConfig,
+    MixtureConfig,
+    ModelConfig,
+    RecurrentConfig,
+)
 from pronk.checkpoint.rope import RopeConfig
 from pronk.drafting import Proposer
 from pronk.drafting.autoregressive import Autoregressive
@@ -114,7 +120,10 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     - ``experts``: a mixture of experts in all layers but the second.
     - ``convolutions``: a short convolution in all layers but the second.
 
-    :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``.
+    - ``recurrent``: a recurrence in all layers but the second, which has gated attention.
+
+    :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``
+    nor ``recurrent``.
     """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":
@@ -151,6 +160,12 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     if name == "convolutions":
         layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
         return {"convolution": ConvolutionConfig(taps=3, layers=layers_with, bias=True)}
+    if name == "recurrent":
+        layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
+        recurrent = RecurrentConfig(
+            layers_with, key_heads=2, value_heads=4, key_dim=8, value_dim=24, taps=4
+        )
+        return {"recurrent": recurrent, "gated_attention": True}
     return {"query_growth": (0.3, 32)} if name == "growth" else {}
 
 
@@ -225,8 +240,14 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
     for index, (own, layer) in enumerate(zip(module.layers, decoder.layers, strict=True)):
         for name in ("attention_norm", "mlp_norm", "attention_output_norm", "mlp_output_norm"):
             setattr(layer, name, norm(getattr(own, name)))
+        if config.recurrent_of(index) is not None:
+            set_linears(layer, own, linear, "up", "down")
+            add_recurrence(layer, linear, own.out.weight)
+            continue
         if config.convolution_of(index) is None:
             set_linears(layer, own, linear, "qkv", "out", "up", "down")
+            if config.gated_attention:
+                add_attention_gate(layer, linear, own.out.weight)
             continue
         set_linears(layer, own, linear, "up", "down")
         add_convolution(layer, linear, own.out.weight)
@@ -293,6 +314,42 @@ def add_convolution(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> 
     )
 
 
+def add_recurrence(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
+    """Set a random recurrence, with the dtype of ``like`` and a seed made from ``like``."""
+    config = layer.recurrent
+    assert config is not None
+    dice = np.random.default_rng(np.frombuffer(to_array(like).tobytes()[:64], np.uint32))
+    hidden = layer.config.hidden_size
+    dtype = to_array(like).dtype
+
+    def draw(*shape: int, scale: float) -> Array:
+        return (scale * dice.standard_normal(shape)).astype(dtype)
+
+    def project(name: str, outputs: int) -> Linear:
+        weight = draw(outputs, hidden, scale=hidden**-0.5)
+        return linear(weight, None, layer.layout(name))
+
+    layer.mixer_in = StackedLinear(
+        [project("mixer_in", config.num_channels), project("mixer_in", config.num_outputs)]
+    )
+    layer.mixer_gates = project("mixer_gates", 2 * config.value_heads)
+    layer.filter = draw(config.num_channels, 1, config.taps, scale=0.7)
+    layer.decay_rate = -np.exp(dice.uniform(-0.5, 2.0, config.value_heads)).astype(np.float32)
+    layer.decay_bias = draw(config.value_heads, scale=0.5).astype(np.float32)
+    layer.mixer_norm = Norm.of(layer.config, 1 + draw(config.value_dim, scale=0.2))
+    outputs = config.num_outputs
+    layer.out = linear(draw(hidden, outputs, scale=outputs**-0.5), None, layer.layout("out"))
+
+
+def add_attention_gate(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
+    """Set random gates of attention, with the dtype of ``like`` and a seed made from ``like``."""
+    dice = np.random.default_rng(np.frombuffer(to_array(like).tobytes()[:64], np.uint32))
+    queries, _, _ = layer.config.qkv_sizes
+    hidden = layer.config.hidden_size
+    weight = (dice.standard_normal((queries, hidden)) * hidden**-0.5).astype(to_array(like).dtype)
+    layer.attention_gate = linear(weight, None, layer.layout("attention_gate"))
+
+
 def several_forms(layer: DenseLayer, by: Kernels) -> list[tuple[AnyWeight, Array | None]]:
     """Return weights and biases of the query, key and value projections in three forms.
 
@@ -345,7 +402,9 @@ def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Arr
     if cache.kernels is None:
         index = torch.from_numpy(slots)
         return to_array(cache.keys[layer][:, index]), to_array(cache.values[layer][:, index])
-    key_layout, _ = [*cache._layouts_and_pools()][layer]
+    key_layout = next(
+        layout for layout, pool in cache._layouts_and_pools() if pool is cache.keys[layer]
+    )
     return _numbers(key_layout, cache.keys[layer], slots), _numbers(
         cache._value_layout, cache.values[layer], slots
     )
@@ -376,6 +435,7 @@ def make_cache(
     kv_dtype: DType | None = None,
     share_prefixes: bool = False,
     kind: type[PagedCache] = PagedCache,
+    state_counts: StateCounts | None = None,
 ) -> PagedCache:
     """Return a KV cache filled with ``poison``, for the kernels or for torch."""
     if not packed and poison is not None:
@@ -384,8 +444,14 @@ def make_cache(
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype}
     shape |= {"cache_class": kind} if packed else {}
     made = backend.make_cache(
-        config, **shape, kv_dtype=kv_dtype, poison=poison, share_prefixes=share_prefixes
+        config,
+        **shape,
+        kv_dtype=kv_dtype,
+        poison=poison,
+        share_prefixes=share_prefixes,
     )
+    if state_counts is not None and config.recurrent is not None:
+        made.resize_states(state_counts)
     for pool in (*made.keys, *made.values):
         if poison is not None and packed:
             fill_poison(pool, poison)

@@ -22,6 +22,7 @@ from pronk.engine.engine import Engine, prefill_size
 from pronk.engine.options import LLMOptions
 from pronk.engine.outputs import Choice, Completion, Piece
 from pronk.engine.pooling import EmbeddingOptions, Pooling
+from pronk.engine.request import Request
 from pronk.engine.request_factory import RequestFactory, params_per_prompt
 from pronk.engine.scoring import score
 from pronk.engine.workers import is_launched, start_workers
@@ -78,7 +79,7 @@ class LLM:
         set_threads(options.threads, workers, divide=not is_launched(workers))
         self.drafter = make_drafter(options.drafter)
         self.path = resolve_model(options.model, progress=options.progress)
-        # Opened once for config, tokenizer and weights.
+        # One open file serves config, tokenizer and weights.
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None
         config = add_known_sampling(read_config(self.path, opened, options.context))
         options = replace(options, prefill_chunk=prefill_size(options.prefill_chunk, config))
@@ -146,13 +147,13 @@ class LLM:
             self.target = self.engine.target
             self.exact = self.engine.exact
             self._proposers = ProposerCache(self.target, self.drafter)
-            on_error.pop_all()  # without an error, the workers keep running
+            on_error.pop_all()  # loading has succeeded: the workers keep running
 
     def close(self) -> None:
-        """Stop the worker processes, and finish writing the prompt cache.
+        """Stop the worker processes, and finish writing the prompt cache to disk.
 
-        Without worker processes that split the weights (``parallel="tensor"``), this process can
-        still decode.
+        The model can still decode in this process afterwards, unless worker processes had parts of
+        the weights (``parallel="tensor"``).
         """
         self._team.end()
         if self._prompt_cache is not None:
@@ -209,17 +210,11 @@ class LLM:
         is_list = isinstance(prompts, (list, tuple))
         single = not is_list or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
-        options = params_per_prompt(params, len(batch))
-        found = self.adapters.find(adapter)
-        proposer = self.get_proposer(drafter, adapter)
-        groups = self.request_factory.create_batch(batch, options, proposer, found)
+        groups = self._create_requests(batch, params, drafter, adapter)
         requests = [request for group in groups for request in group]
         report = None if progress is None else lambda finished: progress(finished, len(requests))
         self.engine.run(requests, report)
-        completions = list[Completion]()
-        for first, *others in groups:
-            samples = tuple(map(Completion.of, others))
-            completions.append(Completion.of(first, samples))
+        completions = [_complete(samples) for samples in groups]
         return completions[0] if single else completions
 
     def stream(
@@ -234,10 +229,7 @@ class LLM:
 
         Closing the iterator aborts the request. Arguments and errors are those of :meth:`generate`.
         """
-        options = params_per_prompt(params, 1)
-        found = self.adapters.find(adapter)
-        proposer = self.get_proposer(drafter, adapter)
-        (requests,) = self.request_factory.create_batch([prompt], options, proposer, found)
+        (requests,) = self._create_requests([prompt], params, drafter, adapter)
         return Piece.stream(self.engine.stream(requests), requests)
 
     def chat(
@@ -266,9 +258,9 @@ class LLM:
             TokenizerError: the chat template is missing or damaged.
             PronkError: see :meth:`generate`.
         """
-        ids = self.chat_ids(messages, template_options=template_options)
-        params = self.get_default_sampling_params() if params is None else params
-        return self.generate(ids, params, drafter=drafter, adapter=adapter)
+        requests = self._create_chat(messages, params, drafter, adapter, template_options)
+        self.engine.run(requests)
+        return _complete(requests)
 
     def stream_chat(
         self,
@@ -283,9 +275,8 @@ class LLM:
 
         Closing the iterator aborts the request. Arguments and errors are those of :meth:`chat`.
         """
-        ids = self.chat_ids(messages, template_options=template_options)
-        params = self.get_default_sampling_params() if params is None else params
-        return self.stream(ids, params, drafter=drafter, adapter=adapter)
+        requests = self._create_chat(messages, params, drafter, adapter, template_options)
+        return Piece.stream(self.engine.stream(requests), requests)
 
     def get_default_sampling_params(self, **options: Any) -> SamplingParams:
         """Return the default sampling parameters of :meth:`chat`: those that the model recommends.
@@ -306,8 +297,8 @@ class LLM:
             llm.choose("It broke on day one. A review that is", [" good", " bad"]).best
 
         An option is tokenized with the prompt, or alone if its first characters would merge with
-        the prompt's last token. The end of the text is not scored, so that an option is at least as
-        likely as a continuation of it.
+        the prompt's last token. The end of the text is not scored. Therefore an option is at least
+        as likely as a longer option that begins with it.
 
         Args:
             prompt: text or token ids, at least two tokens.
@@ -336,8 +327,17 @@ class LLM:
     ) -> Array:
         """Return the embeddings of texts, ``[texts, dimensions]`` float32.
 
-        ``pooling``, ``dimensions`` and ``normalize`` are the fields of
-        :class:`~pronk.engine.pooling.EmbeddingOptions`. Errors are those of :meth:`generate`.
+        Args:
+            texts: texts or lists of token ids.
+            pooling: how a text's embedding is computed from the outputs of its tokens
+                (:class:`~pronk.engine.pooling.EmbeddingOptions`).
+            dimensions: number of first dimensions to keep; by default, all.
+            normalize: whether to scale each embedding to length 1.
+            adapter: name of the adapter that computes the embeddings; by default, the model without
+                an adapter.
+
+        Raises:
+            PronkError: see :meth:`generate`.
         """
         options = EmbeddingOptions(pooling, dimensions, normalize)
         found = self.adapters.find(adapter)
@@ -351,9 +351,15 @@ class LLM:
         tools: Tools | None = None,
         template_options: TemplateOptions | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation, with ``tools`` in OpenAI's format.
+        """Return the token ids of a conversation, rendered with the chat template.
 
-        The other arguments and the errors are those of :meth:`chat`.
+        Args:
+            messages: conversation in OpenAI's format.
+            tools: tools in OpenAI's format that the template describes to the model.
+            template_options: variables of the template.
+
+        Raises:
+            PronkError: see :meth:`chat`.
         """
         return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
@@ -365,8 +371,9 @@ class LLM:
         A call before :meth:`generate` loads the draft model and reports errors early. Equal
         drafters share one proposer until the files of their model change. Besides the default
         proposer, the 64 most recently used ones without a draft model are kept, and the 4 most
-        recently used ones with a draft model. Drafters that keep texts have a proposer for each
-        adapter.
+        recently used ones with a draft model. A drafter that proposes from texts of earlier
+        requests, such as ``suffix``, has a proposer for each adapter, because adapters write
+        different texts.
 
         Args:
             spec: drafter, or its name with options; by default, the drafter of the model.
@@ -377,3 +384,39 @@ class LLM:
             CheckpointError: the draft model cannot be loaded.
         """
         return self._proposers.get_proposer(spec, adapter)
+
+    def _create_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None,
+        drafter: str | Drafter | None,
+        adapter: str | None,
+        template_options: TemplateOptions | None,
+    ) -> list[Request]:
+        """Return the samples of a conversation; the arguments are those of :meth:`chat`."""
+        prompt = self.request_factory.encode_chat(messages, options=template_options)
+        params = self.get_default_sampling_params() if params is None else params
+        branches = [prompt.branch_positions]
+        (requests,) = self._create_requests([prompt.token_ids], params, drafter, adapter, branches)
+        return requests
+
+    def _create_requests(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        drafter: str | Drafter | None,
+        adapter: str | None,
+        branch_positions: Sequence[Sequence[int]] = (),
+    ) -> list[list[Request]]:
+        """Return the samples of each prompt; the arguments are those of :meth:`generate`."""
+        options = params_per_prompt(params, len(prompts))
+        found = self.adapters.find(adapter)
+        proposer = self.get_proposer(drafter, adapter)
+        create = self.request_factory.create_batch
+        return create(prompts, options, proposer, found, branch_positions)
+
+
+def _complete(samples: Sequence[Request]) -> Completion:
+    """Return the completion of a prompt's first sample, with those of its other samples."""
+    first, *others = samples
+    return Completion.of(first, tuple(map(Completion.of, others)))

@@ -23,6 +23,7 @@ from own_process import in_own_process
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is_finite
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
+from pronk.cache.states import StateCounts
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
@@ -74,6 +75,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "hidden": 50,
         "head_dim": 10,
     },
+    "recurrent": {"special": "recurrent", "windows": (None, None, None)},
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
@@ -142,6 +144,7 @@ class Texts:
             "num_blocks": blocks,
             "block_size": block_size,
             "kv_dtype": kv_dtype,
+            "state_counts": StateCounts(requests=40, checkpoints=1, updates=3 * MOST_ROWS),
         }
         self.cache = make_cache(decoder.config, dtype, **shape, packed=packed)
         self.cache.allocator = (ScatteredBlocks if scattered else StrictAllocator)(
@@ -150,21 +153,39 @@ class Texts:
         self.runner = make(decoder, self.cache)
         self.window = decoder.config.window
 
-    def entry(self, block_table: BlockTable, tree: TokenTree, computed: int = 0) -> BatchEntry:
+    def entry(
+        self, block_table: BlockTable, tree: TokenTree, computed: int = 0, *, final: bool = False
+    ) -> BatchEntry:
         """Return the entry for all nodes of a tree from number ``computed`` on; their KV slots are
-        reserved.
+        reserved. ``final``: the nodes are a part of the text.
         """
-        self.cache.prepare(block_table, block_table.length + len(tree))
+        stop = block_table.length + len(tree)
+        self.cache.prepare(block_table, stop)
         return BatchEntry(
-            block_table, tree, range(computed, len(tree)), num_computed=computed, prompt_length=1
+            block_table,
+            tree,
+            range(computed, len(tree)),
+            num_computed=computed,
+            prompt_length=1,
+            num_final=stop if final else 0,
         )
 
-    def compute(self, block_table: BlockTable, tree: TokenTree, cuts: Sequence[int] = ()) -> Array:
+    def compute(
+        self,
+        block_table: BlockTable,
+        tree: TokenTree,
+        cuts: Sequence[int] = (),
+        *,
+        final: bool = False,
+    ) -> Array:
         """Return logits ``[nodes, vocab]`` of a tree, in one pass or in several passes that end at
         ``cuts``.
         """
         steps = pairwise(sorted({0, *cuts, len(tree)}))
-        entries = (self.entry(block_table, tree.keep(range(stop)), start) for start, stop in steps)
+        entries = (
+            self.entry(block_table, tree.keep(range(stop)), start, final=final)
+            for start, stop in steps
+        )
         return np.concatenate(
             [self.runner.forward(ForwardBatch([entry])).logits[0] for entry in entries]
         )
@@ -183,7 +204,8 @@ class Texts:
         rows = list[Array]()
         start = 0
         for count in chunks or [1] * len(tokens):
-            rows.append(self.compute(block_table, TokenTree.chain(tokens[start : start + count])))
+            tree = TokenTree.chain(tokens[start : start + count])
+            rows.append(self.compute(block_table, tree, final=True))
             self.commit(block_table, range(count))
             start += count
         assert start == len(tokens)
@@ -192,7 +214,9 @@ class Texts:
     def held(self, block_table: BlockTable) -> list[Array]:
         """Return the keys and values of the text that are still held, layer by layer."""
         layers = [
-            index for index, layer in enumerate(self.runner.decoder.layers) if layer.reads is None
+            index
+            for index, layer in enumerate(self.runner.decoder.layers)
+            if layer.reads is None and layer.recurrent is None
         ]
         return [each for layer in layers for each in read_kv(self.cache, layer, block_table)]
 
@@ -276,6 +300,14 @@ def paths_alone(texts: Texts, block_table: BlockTable, tree: TokenTree) -> Array
     committed text.
     """
     rows: list[Array] = [np.empty(0)] * len(tree)
+    if texts.cache.states is not None:  # a state cannot go back to a parent: read whole paths
+        for node in range(len(tree)):
+            path = [node]
+            while tree.parents[path[0]] >= 0:
+                path.insert(0, tree.parents[path[0]])
+            tokens = [tree.tokens[each] for each in path]
+            rows[node] = texts.compute(block_table, TokenTree.chain(tokens))[-1]
+        return np.stack(rows)
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node, parent in enumerate(tree.parents[1:], 1):
         children[parent].append(node)
@@ -602,9 +634,9 @@ def test_planted_defects_are_detected(defect: str, dtype: DType) -> None:
 @EACH
 def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: DType) -> None:
     """The reference of this file is compared with dense passes in float64 and by torch."""
-    if variant.startswith("convolutions"):
+    if variant.startswith(("convolutions", "recurrent")):
         pytest.skip(
-            "the oracle has no convolutions; tests/models/test_logits.py compares transformers"
+            "the oracle has attention only; tests/models/test_logits.py compares transformers"
         )
     decoder = tiny_decoder(dtype, **VARIANTS[variant])
     module = tiny_module(dtype, **VARIANTS[variant])

@@ -241,6 +241,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "windows": (None, None, None),
         "kv_dtype": INT8,
     },
+    "recurrent": {"special": "recurrent", "windows": (None, None, None)},
+    "recurrent, int4": {
+        "special": "recurrent",
+        "weights": "int4",
+        "windows": (None, None, None),
+        "kv_dtype": INT8,
+    },
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
     "int8 cache": {"kv_dtype": INT8},
@@ -264,7 +271,9 @@ def test_other_models(variant: str, options: str, dtype: DType) -> None:
     assert total(got, "moved") > 0
 
 
-DEVIATING = pytest.mark.parametrize("variant", ["gemma", "other deviations", "convolutions"])
+DEVIATING = pytest.mark.parametrize(
+    "variant", ["gemma", "other deviations", "convolutions", "recurrent"]
+)
 
 
 @DEVIATING
@@ -292,7 +301,7 @@ def test_preemption_in_deviating_models(variant: str) -> None:
     """Each request is more urgent than the earlier ones."""
     shape = VARIANTS[variant]
     want = plain(BFLOAT16, "temperature", **shape)
-    engine = make_engine(tiny_decoder(BFLOAT16, **shape), max_batch=2)
+    engine = make_engine(tiny_decoder(BFLOAT16, **shape), max_batch=1)
     proposer = drafter("oracle", want).bind(engine.target)
     got = [ask(prompt, params("temperature", i), proposer) for i, prompt in enumerate(PROMPTS)]
     for priority, request in enumerate(got):
@@ -310,13 +319,12 @@ def test_preemption_in_deviating_models(variant: str) -> None:
 @pytest.mark.parametrize(
     "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str
 )
+@pytest.mark.parametrize("variant", ["convolutions", "recurrent"])
 @pytest.mark.parametrize("name", ["recycling", "suffix", "eagle3 tree", "auto"])
-def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) -> None:
+def test_drafters_of_a_model_with_states(name: str, variant: str, dtype: DType) -> None:
     """Trees, chains, first layers and kept features."""
-    want = plain(dtype, "temperature", **VARIANTS["convolutions"])
-    engine = make_engine(
-        tiny_decoder(dtype, **VARIANTS["convolutions"]), max_batch=4, prefill_chunk=48
-    )
+    want = plain(dtype, "temperature", **VARIANTS[variant])
+    engine = make_engine(tiny_decoder(dtype, **VARIANTS[variant]), max_batch=4, prefill_chunk=48)
     got = decode(engine, [drafter(name, want)], "temperature")
     assert_same(got, want)
     assert total(got, "drafted") > 0

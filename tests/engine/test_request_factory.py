@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import Array
+from pronk.checkpoint.config import ModelConfig, RecurrentConfig
+from pronk.engine.request_factory import RequestFactory
+from pronk.text.tokenizer import Tokenizer
 
 
 class Steps:
@@ -69,3 +73,34 @@ def test_processors_do_not_see_given_output(llm: LLM) -> None:
     assert made[0].tokens == request.output[2:]
     assert request.output[:2] == [9, 9]
     assert {3, 4} & {*request.output} == {3, 4}  # logit_bias applies as well
+
+
+MESSAGES = [{"role": "user", "content": "Hi?"}]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant><think>"
+
+
+def recurrent(config: ModelConfig) -> ModelConfig:
+    """Return a config whose layers are all recurrent."""
+    layers = (True,) * config.num_layers
+    return replace(config, recurrent=RecurrentConfig(layers, 1, 1, 8, 8, 4))
+
+
+def test_conversations_have_branch_positions_with_recurrent_layers(llm: LLM) -> None:
+    tokenizer = Tokenizer(llm.tokenizer.backend, chat_template=TEMPLATE)
+    plain = RequestFactory(llm.config, tokenizer, None).encode_chat(MESSAGES)
+    found = RequestFactory(recurrent(llm.config), tokenizer, None).encode_chat(MESSAGES)
+    assert plain.token_ids == found.token_ids == tokenizer.chat_ids(MESSAGES)
+    assert plain.branch_positions == ()
+    texts = [tokenizer.decode(found.token_ids[:at]) for at in found.branch_positions]
+    assert texts == ["<user>", "<user>Hi?<assistant>"]
+
+
+def test_branch_positions_belong_to_all_samples_of_a_prompt(llm: LLM) -> None:
+    factory = llm.request_factory
+    proposer = llm.get_proposer()
+    params = [SamplingParams(max_tokens=2, n=2), SamplingParams(max_tokens=2)]
+    groups = factory.create_batch([[1, 2, 3], [4, 5]], params, proposer, None, [(1, 2), ()])
+    positions = [[request.branch_positions for request in group] for group in groups]
+    assert positions == [[(1, 2), (1, 2)], [()]]
+    (group,) = factory.create_batch([[1, 2, 3]], params[:1], proposer, None)
+    assert [request.branch_positions for request in group] == [(), ()]

@@ -66,6 +66,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"targets": ("in_proj", "out_proj", "w1", "w2", "w3", "q_proj"), "rank": 4},
     ),
     "experts": ("mixtral", {}, {"targets": ATTENTION, "rank": 4}),
+    "gated attention": ("qwen3_5_text", {}, {"rank": 4}),
+    "recurrent layers": (
+        "qwen3_5_text",
+        {},
+        {"targets": ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"), "rank": 4},
+    ),
+    "interleaved projections": (
+        "qwen3_next",
+        {},
+        {"targets": ("in_proj_qkvz", "in_proj_ba", "q_proj", "shared_expert_gate"), "rank": 4},
+    ),
     "float16": ("llama", {}, {"dtype": np.float16}),
 }
 

@@ -268,7 +268,7 @@ def test_dtypes_and_layouts_of_loaded_weights(checkpoint: MakeCheckpoint) -> Non
         )
     layer = decoder.layers[0]
     for linear, layout in (
-        (layer.qkv, WeightLayout(unit=12)),
+        (layer.qkv, WeightLayout(unit=12, several=True)),
         (layer.out, WeightLayout()),
         (layer.up, WeightLayout()),
         (layer.down, WeightLayout()),

@@ -31,10 +31,11 @@ def test_the_server_has_the_defaults_of_the_library(
     assert described["sampling"] == sampling_values(want)
     for body in ({"prompt": "x"}, {"messages": MESSAGES}):
         request_class = CompletionRequest if "prompt" in body else ChatRequest
-        _, params, _ = asyncio.run(service.prepare(request_class.model_validate(body)))
-        assert sampling_values(params) == sampling_values(want)
-        _, params, _ = asyncio.run(
+        prepared = asyncio.run(service.prepare(request_class.model_validate(body)))
+        assert sampling_values(prepared.inputs.params) == sampling_values(want)
+        prepared = asyncio.run(
             service.prepare(request_class.model_validate({**body, "temperature": 0.9}))
         )
-        assert sampling_values(params) == sampling_values(replace(want, temperature=0.9))
+        warmer = replace(want, temperature=0.9)
+        assert sampling_values(prepared.inputs.params) == sampling_values(warmer)
     service.close()

@@ -14,6 +14,7 @@ from pronk.server.protocol.chat import ChatMessage, ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.request import Reply, TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
+from pronk.text.chat.branches import ChatPrompt
 
 FRAME = {"model": "tiny"}
 PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\ndef mean(values):\n"
@@ -79,12 +80,11 @@ def ask_of(kind: str, options: dict[str, Any]) -> TextRequest:
 def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
     ids = model.request_factory.encode_prompt(PROMPT)
     if kind == "completions":
-        _, params, reply = ask.prepare([ids], model.tokenizer, FRAME)
+        prepared = ask.prepare([ids], model.tokenizer, FRAME)
     else:
-        _, params, reply = ask.prepare(
-            ids, ask.requested_max_tokens, model.request_factory.answer_format, FRAME
-        )
-    return reply, params
+        answers = model.request_factory.answer_format
+        prepared = ask.prepare(ChatPrompt(ids), ask.requested_max_tokens, answers, FRAME)
+    return prepared.reply, prepared.inputs.params
 
 
 def cut(pieces: list[Piece], random_: random.Random) -> list[list[Piece]]:

@@ -47,6 +47,10 @@ LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
@@ -88,6 +92,7 @@ SPLITS = {
     "llama3": split(by(LLAMA3)),
     "llama-v3": split(by(LLAMA3)),
     "qwen2": split(by(QWEN2)),
+    "qwen35": split(by(QWEN35)),
     "refact": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
     "smaug-bpe": split(by(LLAMA3)),
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
@@ -103,7 +108,7 @@ def trained(pre: str) -> tokenizers.Tokenizer:
     )
     tokenizer.pre_tokenizer = SPLITS[pre]
     tokenizer.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
@@ -146,6 +151,34 @@ def test_ids_equal_those_of_the_original(pre: str, tmp_path: Path) -> None:
     plain = Tokenizer(theirs)
     assert mine.fingerprint == plain.fingerprint
     assert mine.special_ids == plain.special_ids == {0, 1}
+
+
+def test_marks_belong_to_words_of_qwen35(tmp_path: Path) -> None:
+    """Vowel signs of Thai and Hindi and accents without a composed letter do not split a word.
+
+    The words are those that the rules of llama.cpp give. The original vocabulary is not at hand.
+    """
+    words = {
+        "สวัสดีครับ ผมชื่อ": ["สวัสดีครับ", " ผมชื่อ"],
+        "नमस्ते दुनिया": ["नमस्ते", " दुनिया"],
+        "x\u0304q\u0304 = 12": ["x\u0304q\u0304", " =", " ", "1", "2"],
+        "_\u0304j e\u0301": ["_\u0304j", " é"],
+        "it's\n\n  I'LL": ["it", "'s", "\n\n", " ", " I", "'LL"],
+    }
+    pieces = {}
+    for pre in ("qwen35", "qwen2"):
+        theirs = trained(pre)
+        path = write(tmp_path / f"{pre}.gguf", lambda w: write_bytes_bpe(w, theirs, pre))  # noqa: B023
+        backend = Tokenizer.load(path, 701).backend
+        assert isinstance(backend, tokenizers.Tokenizer)
+        for text in words:
+            normalized = backend.normalizer.normalize_str(text)
+            split_text = backend.pre_tokenizer.pre_tokenize_str(normalized)
+            pieces[pre, text] = [normalized[start:stop] for _, (start, stop) in split_text]
+    assert {text: pieces["qwen35", text] for text in words} == words
+    assert [pieces["qwen2", text] != split_words for text, split_words in words.items()] == [
+        True, True, True, True, False,
+    ]  # fmt: skip
 
 
 def test_the_vocabulary_of_pronk_tiny(tmp_path: Path) -> None:

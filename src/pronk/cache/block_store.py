@@ -107,6 +107,16 @@ class BlockStore:
                     return start + index
         return len(keys)
 
+    def find_last(self, keys: Sequence[bytes]) -> int:
+        """Return the number of leading keys up to the last one that is stored; 0 if none is."""
+        for start in reversed(range(0, len(keys), _MAX_KEYS)):
+            part = keys[start : start + _MAX_KEYS]
+            found = {key for (key,) in self._select("SELECT key FROM blocks", part)}
+            for index in reversed(range(len(part))):
+                if part[index] in found:
+                    return start + index + 1
+        return 0
+
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the contents of at most 500 blocks; ``None`` for a missing or damaged block."""
         found: dict[bytes, bytes] = {}

@@ -25,6 +25,10 @@ class Checkpoints:
         """Return the slots of all checkpoints."""
         return list(self._slots.values())
 
+    def slot_of(self, digest: bytes) -> int | None:
+        """Return the slot of the checkpoint of a digest; ``None`` if there is none."""
+        return self._slots.get(digest)
+
     def find(self, digests: Sequence[bytes]) -> tuple[int, int] | None:
         """Return number of blocks and slot of the longest prefix with a checkpoint.
 

@@ -91,7 +91,7 @@ def kv_bytes_per_token(config: ModelConfig, kv_dtype: DType) -> int:
     return 2 * num_layers * config.num_kv_heads * head_bytes
 
 
-def convolution_bytes_per_token(config: ModelConfig, dtype: DType) -> int:
+def state_bytes(config: ModelConfig, dtype: DType) -> int:
     """Return the number of bytes of one token's states in all layers with a short convolution."""
     return _num_convolutions(config) * config.hidden_size * dtype.itemsize
 

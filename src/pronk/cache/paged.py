@@ -30,9 +30,9 @@ from pronk.cache.layout import (
     ROWS,
     PoolLayout,
     choose_layouts,
-    convolution_bytes_per_token,
     fill_poison,
     kv_bytes_per_token,
+    state_bytes,
 )
 from pronk.cache.prefix import PrefixCache
 from pronk.cache.prompt_cache import PromptCache
@@ -105,7 +105,6 @@ class PagedCache:
         kv_dtype: DType | None = None,
         poison: float | None = None,
         share_prefixes: bool = False,
-        state_counts: StateCounts | None = None,
     ) -> None:
         """Allocate the arrays.
 
@@ -119,8 +118,6 @@ class PagedCache:
             kv_dtype: data type of stored keys and values, ``dtype`` or int8; by default ``dtype``.
             poison: number that is written over freed blocks, so that tests detect reads of them.
             share_prefixes: whether prompts reuse blocks of earlier texts with the same prefix.
-            state_counts: numbers of states of recurrent layers, for a model that has such layers;
-                ``None``: enough for a few requests.
         """
         assert block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
@@ -138,10 +135,7 @@ class PagedCache:
         self.prompt_cache: PromptCache | None = None
         self.states: StatePool | None = None
         if config.recurrent is not None:
-            counts = state_counts or DEFAULT_COUNTS
-            self.states = StatePool(config, counts, block_size, poison)
-            if self.prefix_cache is not None:
-                self.prefix_cache.on_evict = self.states.drop_checkpoint
+            self.resize_states(DEFAULT_COUNTS)
         self.keys: list[Array]
         self.values: list[Array]
         self.features: dict[SavedFeature, Array] = {}
@@ -178,6 +172,13 @@ class PagedCache:
         for feature in features:
             self.features[feature] = self._new_feature_pool(self.feature_width(feature))
         self._on_pool_change()
+
+    def resize_states(self, counts: StateCounts) -> None:
+        """Replace the states of recurrent layers by other numbers of them; none may be in use."""
+        self.states = StatePool(self.config, counts, self.block_size, self.poison)
+        self.version += 1
+        if self.prefix_cache is not None:
+            self.prefix_cache.on_evict = self.states.drop_checkpoint
 
     def rope_table(self, rope: RopeConfig) -> RopeTable:
         """Return the table of a rotation of keys; all programs that use this cache share it."""
@@ -258,11 +259,7 @@ class PagedCache:
         """Bytes of one token: keys, values and states of all layers, and saved outputs."""
         kv_bytes = kv_bytes_per_token(self.config, self.kv_dtype)
         width = sum(map(self.feature_width, self.features))
-        return (
-            kv_bytes
-            + convolution_bytes_per_token(self.config, self.dtype)
-            + width * self.dtype.itemsize
-        )
+        return kv_bytes + state_bytes(self.config, self.dtype) + width * self.dtype.itemsize
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
         """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
@@ -472,6 +469,11 @@ class PagedCache:
         return 0 if self.states is None else self.states.nbytes
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of a request's states of recurrent layers; a pass reads and writes them once."""
+        return 0 if self.states is None else self.states.state_bytes
+
+    @property
     def max_requests(self) -> int | None:
         """Maximum number of requests with states of recurrent layers; ``None``: no limit."""
         return None if self.states is None else self.states.counts.requests
@@ -481,13 +483,20 @@ class PagedCache:
         """Number of draft tokens that recurrent layers have room for; ``None``: no limit."""
         return None if self.states is None else self.states.num_free_updates
 
-    def is_ahead(self, block_table: BlockTable) -> bool:
-        """Return whether states have taken over tokens that are not committed.
+    def want_checkpoints(self, block_table: BlockTable, positions: tuple[int, ...]) -> None:
+        """Ask for checkpoints of the states at the ends of the last blocks before ``positions``.
 
-        An interrupted step leaves a table so; the text must be read again.
+        The positions are numbers of tokens, from the beginning of the text.
         """
-        states = block_table.states
-        return states is not None and states.length > block_table.length
+        if block_table.states is not None:
+            block_table.states.wanted = positions
+
+    def has_states(self, block_table: BlockTable) -> bool:
+        """Return whether the states of recurrent layers are those of the committed tokens.
+
+        An interrupted step can leave others; then the text must be read again.
+        """
+        return self.states is None or self.states.is_complete(block_table)
 
     def match_prefix(
         self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
@@ -526,6 +535,15 @@ class PagedCache:
         """Return whether the prefix cache holds a block with this digest."""
         return self.prefix_cache is not None and self.prefix_cache.contains(digest)
 
+    def write_state(self, block_table: BlockTable, data: bytes) -> None:
+        """Give a table the state after all its tokens, read from disk.
+
+        See :meth:`StatePool.read_state`. The table's own state, if it has one, is dropped.
+        """
+        assert self.states is not None
+        self.states.release(block_table)
+        self.states.write_state(block_table, data)
+
     def cache_blocks(
         self,
         block_table: BlockTable,
@@ -563,6 +581,8 @@ class PagedCache:
     def release(self, block_table: BlockTable) -> None:
         """Release all blocks and states of a request."""
         if self.states is not None:
+            if self.prompt_cache is not None:
+                self.prompt_cache.store_states(block_table)
             self.states.release(block_table)
         self._poison_blocks(self.allocator.release(block_table))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pronk.cache.block_store import BlockStore
 from pronk.cache.blocks import BlockTable
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 # Bytes of blocks per read: limits the memory for copies, and the time of a part of :meth:`load`.
 _READ_BYTES = 16 << 20
 _MAX_BLOCKS_PER_READ = 500  # limit of ``BlockStore.read``
+
+
+class _Reading(NamedTuple):
+    """Blocks of a text to read, from ``start`` to ``stop``, and the state after them."""
+
+    start: int
+    stop: int
+    # Whether a first part is of use without the rest. Not under a sliding window, and not for
+    # recurrent layers, whose state is that after the last block.
+    in_parts: bool
+    state: bytes | None = None  # state of recurrent layers, if the model has such layers
 
 
 class PromptCache:
@@ -82,6 +93,27 @@ class PromptCache:
         if table.num_stored > before:
             self.store.write(keys[: table.num_stored], new)
 
+    def store_states(self, block_table: BlockTable) -> None:
+        """Store the checkpoints of a text that later prompts may need, before its table is freed.
+
+        These are the wanted ones, and the last one.
+        """
+        states = self._cache.states
+        table = block_table.states
+        if states is None or table is None or not table.own_checkpoints:
+            return
+        size = self._cache.block_size
+        needed = {position // size for position in table.wanted}
+        needed.add(max(table.own_checkpoints))
+        for number in sorted(needed.intersection(table.own_checkpoints)):
+            digest = block_table.digests[number - 1]
+            (key,) = self._state_keys([digest])
+            slot = states.checkpoints.slot_of(digest)
+            if slot is None or self.store.is_known(key):
+                continue
+            if self.store.has_room(states.state_bytes):
+                self.store.write([key], {0: states.read_state(slot)})
+
     def load(
         self,
         block_table: BlockTable,
@@ -108,37 +140,31 @@ class PromptCache:
             The number of tokens that are left to read, after each part but the last.
         """
         cache = self._cache
-        size = self._cache.block_size
-        length = block_table.length
-        # A table with a part of a block is a fork of another sample's table, with the whole prompt.
-        if length % size or cache.prefix_cache is None:
+        size = cache.block_size
+        reading = self._plan_reading(block_table, tokens, salt, digests, seconds_per_token)
+        if reading is None:
             return
-        first = length // size
-        digests = cache.prefix_cache.extend_digests(tokens, salt, digests)
-        keys = self._keys(digests)
-        stop = first + self.store.count_leading(keys[first:])
-        if stop == first:
-            return
-        start = self._first_needed(first, stop)
-        if not self._pays(stop - start, (stop - first) * size, seconds_per_token):
-            return
-        skips_blocks = start > first
-        blocks_per_part = self._blocks_per_read
-        if skips_blocks:
-            blocks_per_part = stop - start
+        first = block_table.length // size
+        start = reading.start
+        stop = reading.stop
+        blocks_per_part = self._blocks_per_read if reading.in_parts else stop - start
+        if start > first:
             cache.release(block_table)
             block_table.num_released = start
             block_table.length = start * size
+        keys = self._keys(digests[:stop])
         before = self._seconds_per_block
         seconds = 0.0
         for begin in range(start, stop, blocks_per_part):
             end = min(begin + blocks_per_part, stop)
             start_time = perf_counter()
             reached = self._read(block_table, tokens, keys, begin, end)
-            if skips_blocks and reached < stop:  # a part of the window is missing
+            if reached < stop and not reading.in_parts:
                 cache.release(block_table)
                 return
             block_table.length = reached * size
+            if reading.state is not None:
+                cache.write_state(block_table, reading.state)
             cache.cache_blocks(block_table, tokens, salt)
             if begin == start and reached > start:
                 self.num_hits += 1
@@ -149,6 +175,46 @@ class PromptCache:
             self._seconds_per_block = per_block if before is None else (before + per_block) / 2
             if end < stop:
                 yield (stop - end) * size
+
+    def _plan_reading(
+        self,
+        block_table: BlockTable,
+        tokens: Sequence[int],
+        salt: bytes,
+        digests: list[bytes],
+        seconds_per_token: float | None,
+    ) -> _Reading | None:
+        """Return what to read after a table's cached prefix; ``None`` if nothing pays.
+
+        The arguments are those of :meth:`load`.
+        """
+        cache = self._cache
+        size = cache.block_size
+        length = block_table.length
+        # A table with a part of a block is a fork of another sample's table, with the whole prompt.
+        if length % size or cache.prefix_cache is None:
+            return None
+        first = length // size
+        digests = cache.prefix_cache.extend_digests(tokens, salt, digests)
+        stop = first + self.store.count_leading(self._keys(digests)[first:])
+        states = cache.states
+        num_state_blocks = 0
+        if states is not None:
+            # The text goes on from the last state on disk.
+            stop = first + self.store.find_last(self._state_keys(digests[first:stop]))
+            num_state_blocks = -(-states.state_bytes // self._block_bytes)
+        if stop == first:
+            return None
+        start = self._first_needed(first, stop)
+        num_read = stop - start + num_state_blocks
+        if not self._pays(num_read, (stop - first) * size, seconds_per_token):
+            return None
+        if states is None:
+            return _Reading(start, stop, in_parts=start == first)
+        (state,) = self.store.read(self._state_keys(digests[stop - 1 : stop]))
+        if state is None or len(state) != states.state_bytes or not states.has_free_state:
+            return None
+        return _Reading(start, stop, in_parts=False, state=state)
 
     def _first_needed(self, first: int, stop: int) -> int:
         """Return the first of blocks ``first .. stop - 1`` that is in the attention window."""
@@ -210,6 +276,11 @@ class PromptCache:
     @property
     def _block_bytes(self) -> int:
         return self._cache.block_size * self._cache.bytes_per_token
+
+    def _state_keys(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Return the keys on disk of the states at the ends of blocks with these digests."""
+        key = b"states of recurrent layers"
+        return [blake2b(digest, key=key, digest_size=32).digest() for digest in digests]
 
     def _keys(self, digests: Sequence[bytes]) -> list[bytes]:
         """Return the keys on disk of blocks with these digests.

@@ -45,7 +45,7 @@ _LANES = 16  # numbers of a vector in the kernels; rows of states are padded to 
 
 
 class StateError(Exception):
-    """A state has taken over tokens whose rows must be computed again."""
+    """A state has taken over tokens whose rows must be computed again, or lacks tokens."""
 
 
 class StateCounts(NamedTuple):
@@ -222,9 +222,9 @@ class StatePool:
         table = block_table.states
         assert table is not None
         committed = block_table.length
-        self._drop_taken_over(table, committed)
+        self._drop_taken_over(table)
         absorbed = max(0, table.length - committed)
-        if absorbed > num_computed:
+        if absorbed > num_computed or not self.is_complete(block_table, committed + absorbed):
             raise StateError
         keeps = num_final >= committed
         certain = 0
@@ -250,11 +250,49 @@ class StatePool:
         )
         return StatePass(struct, (slots, copies, table))
 
+    def is_complete(self, block_table: BlockTable, length: int | None = None) -> bool:
+        """Return whether the state and the path are those of the first ``length`` tokens.
+
+        By default, these are the committed ones. False after an interrupted step: then the text
+        must be read again.
+        """
+        length = block_table.length if length is None else length
+        table = block_table.states
+        if table is None:
+            return not length
+        num_in_path = table.path_start + len(table.path) if table.path else 0
+        return max(table.length, num_in_path) == length and table.path_start <= table.length
+
+    def read_state(self, slot: int) -> bytes:
+        """Return the bytes of the state in a slot, ``state_bytes``."""
+        arrays = (*self.states.values(), *self.inputs.values())
+        return b"".join(array[slot].tobytes() for array in arrays)
+
+    def write_state(self, block_table: BlockTable, data: bytes) -> None:
+        """Give a table the state that :meth:`read_state` returned: that of all its tokens."""
+        self.reserve(block_table)
+        table = block_table.states
+        assert table is not None
+        begin = 0
+        for arrays in (self.states, self.inputs):
+            for array in arrays.values():
+                part = array[table.slot]
+                part[...] = np.frombuffer(data, part.dtype, part.size, begin).reshape(part.shape)
+                begin += part.nbytes
+        table.c_length.value = block_table.length
+
+    @property
+    def state_bytes(self) -> int:
+        """Number of bytes of a state, over all layers."""
+        arrays = (*self.states.values(), *self.inputs.values())
+        return sum(array.nbytes for array in arrays) // self.num_slots
+
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit nodes of the last pass, by their numbers; call it before ``length`` changes."""
         table = block_table.states
         if table is None:
             return
+        self._drop_taken_over(table)
         committed = block_table.length
         for index, node in enumerate(offsets):
             position = committed + index
@@ -339,13 +377,12 @@ class StatePool:
         if slot is not None:
             self._free_slot(slot)
 
-    def _drop_taken_over(self, table: StateTable, committed: int) -> None:
+    def _drop_taken_over(self, table: StateTable) -> None:
         """Free the updates of committed tokens that the state has taken over."""
-        num_left = min(len(table.path), max(0, committed - table.length))
-        num_taken = len(table.path) - num_left
+        num_taken = min(len(table.path), max(0, table.length - table.path_start))
         self._free_updates += table.path[:num_taken]
         del table.path[:num_taken]
-        table.path_start = committed - num_left
+        table.path_start += num_taken
 
     def _resize_nodes(self, table: StateTable, first: int, count: int) -> None:
         """Give each node from ``first`` on an update slot, and the nodes before none."""
@@ -383,10 +420,10 @@ class StatePool:
         ends.add(length // size * size)
         taken = {position for position, _ in table.copies}
         planned = list[tuple[int, int]]()
-        for end in sorted(ends - taken):
-            slot = self._take_checkpoint_slot() if end > table.length else None
-            if slot is not None:
-                planned.append((end, slot))
+        for end in sorted(end for end in ends - taken if end > table.length):
+            taken_slot = self._take_checkpoint_slot()
+            if taken_slot is not None:
+                planned.append((end, taken_slot))
         table.copies += planned
         pairs = [(end - table.length, slot) for end, slot in planned]
         return np.array(pairs, np.int32).reshape(len(pairs), 2)

@@ -140,6 +140,10 @@ class Request:
     # adapter of the model that computes this request; ``None``: the model alone
     adapter: Adapter | None = None
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
+    # numbers of first tokens that a later prompt of the conversation may share, ascending
+    # (:mod:`pronk.text.chat.branches`); empty if the prompt is no conversation, or if the model
+    # has no recurrent layers
+    branch_positions: tuple[int, ...] = ()
     # set if the request computes an embedding of its prompt, and no tokens
     pooler: HiddenPooler | None = None
     # whether it must wait until the caller has read its tokens

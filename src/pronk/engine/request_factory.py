@@ -23,6 +23,8 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.thinking import ThinkingBudget
 from pronk.text.chat.answers import AnswerCalls, AnswerFormat, RepeatedCalls
+from pronk.text.chat.branches import ChatPrompt
+from pronk.text.chat.messages import Messages, TemplateOptions, Tools
 from pronk.text.guarded import TimeLimit, shared_time
 from pronk.text.stream import TextStream
 from pronk.text.tokenizer import Tokenizer
@@ -90,6 +92,29 @@ class RequestFactory:
         with shared_time(limit):
             return [self.encode_prompt(prompt) for prompt in prompts]
 
+    def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        trusted: bool = True,
+        tools: Tools | None = None,
+        options: TemplateOptions | None = None,
+    ) -> ChatPrompt:
+        """Return the token ids of a conversation, checked as by :meth:`encode_prompt`.
+
+        Only models with recurrent layers get branch positions, which take further renderings: the
+        KV cache of other models can be cut at any position. Arguments and further errors are those
+        of :meth:`~pronk.text.tokenizer.Tokenizer.chat_ids`.
+        """
+        if self.config.recurrent is None:
+            encode = self.tokenizer.chat_ids
+            prompt = ChatPrompt(encode(messages, trusted=trusted, tools=tools, options=options))
+        else:
+            prompt = self.tokenizer.chat_prompt(
+                messages, trusted=trusted, tools=tools, options=options
+            )
+        return prompt._replace(token_ids=self.encode_prompt(prompt.token_ids))
+
     def check(self, prompt: str | None, params: SamplingParams) -> None:
         """Raise the errors of a request that need no weights: of prompt, token ids and guide.
 
@@ -107,10 +132,22 @@ class RequestFactory:
         params: Sequence[SamplingParams],
         proposer: Proposer[Any],
         adapter: Adapter | None,
+        branch_positions: Sequence[Sequence[int]] = (),
     ) -> list[list[Request]]:
-        """Create the samples of several prompts, with parameters from :func:`params_per_prompt`."""
-        pairs = zip(self.encode_prompts(prompts), params, strict=True)
-        return [self.create_samples(ids, each, proposer, adapter=adapter) for ids, each in pairs]
+        """Create the samples of several prompts, with parameters from :func:`params_per_prompt`.
+
+        ``branch_positions`` has those of each prompt, in the order of the prompts; empty if no
+        prompt is a conversation.
+        """
+        positions = branch_positions or [()] * len(prompts)
+        encoded = self.encode_prompts(prompts)
+        groups = list[list[Request]]()
+        for ids, each, branches in zip(encoded, params, positions, strict=True):
+            samples = self.create_samples(ids, each, proposer, adapter=adapter)
+            for request in samples:
+                request.branch_positions = tuple(branches)
+            groups.append(samples)
+        return groups
 
     def create_samples(
         self,

@@ -120,7 +120,7 @@ class Scheduler:
         now = self.clock()
         self.fair_share.end_pass(now)
         for request in [*self.running]:
-            if request.paused or self.cache.is_ahead(request.block_table):
+            if request.paused or not self.cache.has_states(request.block_table):
                 self._preempt(request)
         self.disk_reads.read_parts()
         first = self._give_turns(now)
@@ -474,6 +474,9 @@ class Scheduler:
                 if victim is request:
                     return False
         self.cache.prepare(request.block_table, length)
+        self.cache.want_checkpoints(
+            request.block_table, (*request.branch_positions, len(request.prompt))
+        )
         return True
 
     def _next_victim(self, request: Request, first: Sequence[Request]) -> Request:

@@ -6,6 +6,7 @@ import warnings
 
 from pronk.base.arrays import DType
 from pronk.base.checks import check_choice
+from pronk.base.errors import OptionError, refuse
 from pronk.base.guests import load_guest
 from pronk.checkpoint.config import ModelConfig
 from pronk.kernels.library import CHOICES, KernelsError
@@ -24,24 +25,36 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
     """
     check_choice("kernels", kernels, CHOICES)
     if kernels == "torch" or (kernels == "auto" and device != "cpu"):
-        return open_torch(device, dtype, f"kernels={kernels!r}, device={device!r}")
+        found = f"kernels={kernels!r}, device={device!r}"
+        _check_torch(config, found)
+        return open_torch(device, dtype, found)
     reason = f"no kernels for {device}"
     if device == "cpu":
         try:
-            found = load_kernels(kernels)
+            loaded = load_kernels(kernels)
         except KernelsError as error:
             reason = str(error)
         else:
-            backend = KernelBackend(found).for_model(config, dtype)
+            backend = KernelBackend(loaded).for_model(config, dtype)
             if backend is not None:
                 return backend
             reason = f"no kernels for heads of {config.head_dim}"
+    _check_torch(config, reason)
     by_torch = open_torch(device, dtype, reason)
     # The frames are this function, the constructor of LLM, its keywords, their check, and the
     # caller.
     text = f"{reason}; torch computes instead, slower and without the promise of equal bits"
     warnings.warn(text, stacklevel=5)
     return by_torch
+
+
+def _check_torch(config: ModelConfig, found: str) -> None:
+    """Raise an OptionError for a model that torch cannot compute."""
+    if config.recurrent is not None:
+        expected = f"expected pronk's kernels for the recurrent layers of {config.family}"
+        refuse(
+            "kernels", f"{expected}, found {found}; use kernels='auto', device='cpu'", OptionError
+        )
 
 
 def open_torch(device: str, dtype: DType, reason: str) -> Backend:

@@ -143,8 +143,8 @@ class ForwardBatch:
         of later rows of a chain of draft tokens.
 
         Raises:
-            StateError: a state holds tokens that are rows of this pass, because an earlier pass was
-                interrupted before they were committed.
+            StateError: a state holds tokens that are rows of this pass, or lacks committed ones,
+                because an earlier pass was interrupted.
         """
         assert cache.states is not None
         arguments = [

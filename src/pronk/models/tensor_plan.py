@@ -217,14 +217,14 @@ def _plan_recurrence(
     else:
         # Queries, keys, values and gates of the outputs.
         values = per_key_head * recurrent.value_dim
-        sections = (recurrent.key_dim, recurrent.key_dim, values, values)
-        yield _plan_sections(f"{path}.mixer_in", inputs[0], key_heads, sections, hidden)
+        sizes = (recurrent.key_dim, recurrent.key_dim, values, values)
+        yield _plan_sections(f"{path}.mixer_in", inputs[0], key_heads, sizes, hidden)
     if len(gates) == 2:
-        part = plan_linear(f"{path}.mixer_gates", gates, (value_heads,) * 2, hidden)
+        yield plan_linear(f"{path}.mixer_gates", gates, (value_heads,) * 2, hidden)
     else:
-        sections = (per_key_head, per_key_head)
-        part = _plan_sections(f"{path}.mixer_gates", gates[0], key_heads, sections, hidden)
-    yield part
+        # Beta, then the decay.
+        numbers = (per_key_head, per_key_head)
+        yield _plan_sections(f"{path}.mixer_gates", gates[0], key_heads, numbers, hidden)
     filter_ = f"{_stored_modules(names, index, 'mixer_filter')[0]}.weight"
     shape = (recurrent.num_channels, 1, recurrent.taps)
     yield DecoderPart(f"{path}.filter", "table", (CheckpointTensor(filter_, shape),))

@@ -21,7 +21,6 @@ from pronk import (
     Piece,
     PromptError,
     PronkError,
-    SamplingParams,
     __version__,
 )
 from pronk.server.errors import ApiError, to_api_error
@@ -33,6 +32,7 @@ from pronk.server.protocol.conversation import ConversationRequest
 from pronk.server.protocol.fields import report_header
 from pronk.server.protocol.request import (
     NO_LIMIT,
+    EngineInputs,
     PreparedRequest,
     RequestBody,
     RunningUsage,
@@ -58,6 +58,7 @@ from pronk.serving import (
     split_prompts,
 )
 from pronk.text import (
+    ChatPrompt,
     TimeLimit,
     has_system_role,
     has_system_role_anywhere,
@@ -68,7 +69,8 @@ from pronk.text import (
 
 T = TypeVar("T")
 B = TypeVar("B", bound=RequestBody)
-# Work on a request that yields between its parts, so that other requests go on; returns a ``T``.
+# Generator that does work on a request. It yields between parts of the work, called turns, so that
+# other requests can run; its return value has the type ``T``.
 Turns = Generator[None, None, T]
 
 
@@ -86,10 +88,10 @@ _PUBLISHED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk pad sep cls m
 # Time of one turn of tokenizing a request's texts. Afterwards, and before the next text, the texts
 # of other requests are tokenized.
 _TURN_SECONDS = 0.1
-# Work to write the parts of a reply, in the executor's unit (bytes of a request).
-_TOKEN_SIZE = 4  # per token
-_REPORT_SIZE = 16  # per log-probability with its token
-_NUMBER_SIZE = 1  # per number of an embedding
+# Work of encoding a reply, in the unit of FairExecutor: the work of parsing one byte of a request.
+_TOKEN_SIZE = 4  # work for each token of the reply
+_REPORT_SIZE = 16  # work for each log-probability with its token
+_NUMBER_SIZE = 1  # work for each number of an embedding
 
 
 class Service:
@@ -108,7 +110,7 @@ class Service:
         Args:
             engine: runs the requests.
             settings: names, limits and features of the server.
-            moderation_prompt: prompt that classifies texts; by default of the model's tokenizer.
+            moderation_prompt: prompt that classifies texts; ``None`` means the built-in prompt.
             metrics: metrics of an earlier load of the model; ``None`` makes new ones.
         """
         self.engine = engine
@@ -119,7 +121,7 @@ class Service:
         self._select_drafter = drafter_selector(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
-        # The cache keeps repetitions from filling the log.
+        # The cache drops repeated messages, which would fill the log.
         log = partial(_log.info, "a request has parts that its answer does not follow: %s")
         self._log_ignored = lru_cache(256)(log)
 
@@ -160,9 +162,10 @@ class Service:
             PronkError: see :meth:`prepare`, or the request failed.
         """
         with self.metrics.request(arrived) as start:
-            (prompts, params, reply) = await self.prepare(request, tenant)
+            prepared = await self.prepare(request, tenant)
+            reply = prepared.reply
             done = dict[int, Completion]()
-            async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
+            async with aclosing(self._steps(prepared.inputs, request, tenant, start)) as steps:
                 async for pieces in steps:
                     reply.record(pieces)
                     done.update(_finished(pieces))
@@ -179,11 +182,12 @@ class Service:
         any chunk. Arguments and errors are those of :meth:`complete`.
         """
         with self.metrics.request(arrived) as start:
-            (prompts, params, reply) = await self.prepare(request, tenant)
+            prepared = await self.prepare(request, tenant)
+            reply = prepared.reply
             done = dict[int, Completion]()
             first = reply.start()
-            running = RunningUsage(prompts, request.n or 1)
-            async with aclosing(self._steps(prompts, params, request, tenant, start)) as steps:
+            running = RunningUsage(prepared.inputs.prompts, request.n or 1)
+            async with aclosing(self._steps(prepared.inputs, request, tenant, start)) as steps:
                 async for pieces in steps:
                     done.update(_finished(pieces))
                     chunks = reply.step(pieces)
@@ -206,9 +210,9 @@ class Service:
         with self.metrics.request(arrived) as start:
             self.names.adapter(request.model)
             prompts = await self._read_in_turns(tenant, self._moderation_prompts, request)
-            params = self.moderation_prompt.params
+            inputs = EngineInputs(prompts, self.moderation_prompt.params)
             text_request = TextRequest.model_validate({"model": request.model})
-            async with aclosing(self._steps(prompts, params, text_request, tenant, start)) as steps:
+            async with aclosing(self._steps(inputs, text_request, tenant, start)) as steps:
                 async for pieces in steps:
                     reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
         scores = [self.moderation_prompt.scores(each) for each in _sort_by_index(reports)]
@@ -263,12 +267,7 @@ class Service:
         }
 
     async def _steps(
-        self,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        request: TextRequest,
-        tenant: str,
-        arrived: float,
+        self, inputs: EngineInputs, request: TextRequest, tenant: str, arrived: float
     ) -> AsyncGenerator[list[Piece]]:
         """Run prompts on the engine; yield the new tokens of each step, and update the metrics.
 
@@ -276,14 +275,16 @@ class Service:
             ApiError: the engine's error is about a field of the request, which the message names.
             PronkError: any other error of the engine.
         """
-        observe = self.metrics.observer(prompts, params, arrived)
+        params = inputs.params
+        observe = self.metrics.observer(inputs.prompts, params, arrived)
         steps = self.engine.steps(
-            prompts,
+            inputs.prompts,
             params,
             drafter=None if request.drafter is None else self._select_drafter(request.drafter),
             adapter=self.names.adapter(request.model),
             priority=request.priority or 0,
             calls=request.answer_calls(),
+            branch_positions=inputs.branch_positions,
             **self._schedule(tenant, arrived, request.cache_salt or ""),
         )
         try:
@@ -337,7 +338,7 @@ class Service:
         """Check a request and tokenize its prompts; runs in a thread, because requests are long."""
         request.check(self.settings.limits)
         if request.drafter is not None:
-            # An error is raised here, before the prompts are tokenized.
+            # An unknown drafter raises an error here, before the prompts are tokenized.
             self._select_drafter(request.drafter)
         prepared = yield from self._tokenize_prompts(request)
         if ignored := request.ignored():
@@ -355,7 +356,7 @@ class Service:
 
         def encode(text: Any) -> list[int]:
             messages = self.moderation_prompt.messages(text, kind)
-            return self._chat_ids(messages, options=options)
+            return self._encode_chat(messages, options=options).token_ids
 
         return (yield from _encode_in_turns(texts, encode))
 
@@ -398,16 +399,17 @@ class Service:
         assert isinstance(request, ConversationRequest)
         answers = llm.request_factory.answer_format
         request.note_ignored(request.unfollowed(answers))
-        prompt = self._conversation_ids(request)
+        chat = self._encode_conversation(request, is_answered=True)
         requested = request.requested_max_tokens
-        max_tokens = self._max_tokens(requested, len(prompt), request.limit_field)
+        num_prompt = len(chat.token_ids)
+        max_tokens = self._max_tokens(requested, num_prompt, request.limit_field)
         conversation = request.model_copy(update=missing)
-        return conversation.prepare(prompt, max_tokens, answers, shared_fields)
+        return conversation.prepare(chat, max_tokens, answers, shared_fields)
 
     def _count_tokens(self, request: ConversationRequest) -> int:
         with naming_fields_of(request):
             request.check(self.settings.limits)
-            return len(self._conversation_ids(request))
+            return len(self._encode_conversation(request).token_ids)
 
     def _decode(self, request: DetokenizeRequest) -> str:
         size = self.engine.llm.config.vocab_size
@@ -415,12 +417,12 @@ class Service:
             raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
         return self.engine.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)
 
-    def _conversation_ids(
-        self, request: ConversationRequest, *, begins_answer: bool = True
-    ) -> list[int]:
+    def _encode_conversation(
+        self, request: ConversationRequest, *, begins_answer: bool = True, is_answered: bool = False
+    ) -> ChatPrompt:
         """Return the token ids of a conversation with its tools and the server's system prompt.
 
-        The ids end with the header of an answer if ``begins_answer``.
+        The other arguments are those of :meth:`_encode_chat`.
         """
         # Check the tools before the template is rendered, so that an unsupported format raises its
         # own error.
@@ -430,10 +432,15 @@ class Service:
         messages = self._place_system(add_system_prompt(conversation, self.settings.guardrails))
         if not request.continues_answer:
             options = request.template_options()
-            return self._chat_ids(messages, tools, options, begins_answer=begins_answer)
+            return self._encode_chat(
+                messages, tools, options, begins_answer=begins_answer, is_answered=is_answered
+            )
         begun = join_parts(messages.pop())["content"]
         self._check_length(begun)
-        return self._continue(self._chat_ids(messages, tools, request.template_options()), begun)
+        prompt = self._encode_chat(
+            messages, tools, request.template_options(), is_answered=is_answered
+        )
+        return prompt._replace(token_ids=self._continue(prompt.token_ids, begun))
 
     def _continue(self, prompt: list[int], begun: str) -> list[int]:
         """Append the beginning of an answer to the token ids of a prompt.
@@ -448,18 +455,30 @@ class Service:
         ids = [*prompt, *closing, *tokenizer.encode_plain(begun)]
         return self.engine.llm.request_factory.encode_prompt(ids)
 
-    def _chat_ids(
+    def _encode_chat(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
         *,
         begins_answer: bool = True,
-    ) -> list[int]:
-        """Check the length of a conversation; return its token ids in the model's chat template."""
+        is_answered: bool = False,
+    ) -> ChatPrompt:
+        """Check the length of a conversation; return its token ids in the model's chat template.
+
+        Args:
+            messages: messages of the conversation.
+            tools: tools that the model may call.
+            options: further variables of the template.
+            begins_answer: whether the ids end with the header of an answer.
+            is_answered: whether an answer follows, so that branch positions are of use.
+        """
         self._check_conversation(messages)
         descriptions = [tool["function"].get("description") for tool in tools or ()]
         self._check_length(*descriptions)
+        factory = self.engine.llm.request_factory
+        if is_answered:
+            return factory.encode_chat(messages, trusted=False, tools=tools, options=options)
         ids = self.engine.llm.tokenizer.chat_ids(
             messages,
             add_generation_prompt=begins_answer,
@@ -467,7 +486,7 @@ class Service:
             tools=tools,
             options=options,
         )
-        return self.engine.llm.request_factory.encode_prompt(ids)
+        return ChatPrompt(factory.encode_prompt(ids))
 
     def _tokenize(self, request: TokenizeRequest) -> list[int]:
         with naming_fields_of(request):
@@ -478,10 +497,13 @@ class Service:
             with_special = request.add_special_tokens is not False
             return tokenizer.encode(request.prompt, add_special_tokens=with_special)
         begins_answer = request.add_generation_prompt is not False
-        return self._conversation_ids(request, begins_answer=begins_answer)
+        return self._encode_conversation(request, begins_answer=begins_answer).token_ids
 
     def _check_conversation(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ``ApiError`` if a conversation exceeds the context in any chat template."""
+        """Raise ``ApiError`` if a conversation is too long for the model, whatever its template.
+
+        The check is fast, and comes before the chat template is rendered.
+        """
         context = self.engine.llm.config.context
         if len(messages) > context:  # each message has at least the token of its role
             problem = (
@@ -502,7 +524,7 @@ class Service:
         self._check_length(*texts)
 
     def _check_length(self, *texts: str | list[int] | None) -> None:
-        """Raise ``ApiError`` if texts exceed the context even with tokens of the greatest length.
+        """Raise ``ApiError`` if texts are longer than a context full of the longest tokens.
 
         A text is a string or a list of token ids; ``None`` has length 0.
         """
@@ -630,7 +652,10 @@ def _take_turn(turns: Turns[T]) -> tuple[T] | None:
 
 
 def _size_of(completions: Sequence[Completion]) -> int:
-    """Return the work to write a reply, in the executor's unit (bytes of a request)."""
+    """Return the work of encoding a reply, in the unit of :class:`FairExecutor`.
+
+    The unit is the work of parsing one byte of a request.
+    """
     num_tokens = 0
     num_reported = 0
     for completion in completions:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Text of tokens in which each special token is a lone surrogate, a character that no decoded text
-# contains.
+# Text of tokens in which a lone surrogate stands for each special token. No decoded text contains
+# this character, so a marker that is a special token differs from the same marker in ordinary text.
 Symbols = str
-# Number of tokens at the end of a prompt in which the begin marker is searched.
+# Number of tokens at the end of a prompt that are searched for the begin marker.
 _PROMPT_TAIL = 16
 
 
@@ -35,5 +35,14 @@ class ThinkingMarkers:
 
         The tokens generated after such a prompt are thoughts.
         """
-        tail = "".join(map(self.symbols, prompt[-_PROMPT_TAIL:]))
-        return tail.rstrip().endswith(self.begin)
+        return self._tail(prompt).endswith(self.begin)
+
+    def closed_by(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends with the end marker, apart from white space.
+
+        The header of the answer then has empty thoughts, and no thoughts follow.
+        """
+        return not self.repeats and self._tail(prompt).endswith(self.end)
+
+    def _tail(self, prompt: Sequence[int]) -> Symbols:
+        return "".join(map(self.symbols, prompt[-_PROMPT_TAIL:])).rstrip()

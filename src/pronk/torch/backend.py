@@ -99,8 +99,17 @@ class TorchBackend:
         return dtype
 
     def for_model(self, config: ModelConfig, dtype: DType) -> TorchBackend:
-        """Return a backend on the same device for weights in ``dtype``, with any config."""
-        del config
+        """Return a backend on the same device for weights in ``dtype``.
+
+        Raises:
+            OptionError: the model has recurrent layers.
+        """
+        if config.recurrent is not None:
+            msg = (
+                f"kernels: expected pronk's kernels for the recurrent layers of {config.family}, "
+                f"found {self}; use kernels='auto', device='cpu'"
+            )
+            raise OptionError(msg)
         return TorchBackend(self.device, dtype)
 
     def quantize(self, weight: Array, bits: Bits, release: Callable[[], None]) -> CodedRows:

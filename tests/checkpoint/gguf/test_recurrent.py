@@ -31,7 +31,9 @@ def test_full_precision(
     path = write_gguf(folder, tmp_path / "a.gguf")
     expected = transformers_logits(folder, TOKENS)
     assert expected.std() > 0.4, "logits too flat to show anything"
-    assert np.abs(text_logits(load(path), TOKENS) - expected).max() < TOLERANCE * max(1.0, expected.std())
+    assert np.abs(text_logits(load(path), TOKENS) - expected).max() < TOLERANCE * max(
+        1.0, expected.std()
+    )
 
 
 OPTIONS = ["fused_experts", "older", "next_layer"]

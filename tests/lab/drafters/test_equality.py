@@ -36,9 +36,10 @@ def test_batch_of_one(name: str, options: str, dtype: DType) -> None:
 @pytest.mark.parametrize(
     "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str
 )
+@pytest.mark.parametrize("variant", ["convolutions", "recurrent"])
 @pytest.mark.parametrize("name", ["lookahead", "medusa", "kangaroo", "auto"])
-def test_drafters_of_a_model_with_short_convolutions(name: str, dtype: DType) -> None:
-    equality.test_drafters_of_a_model_with_short_convolutions(spec(name), dtype)
+def test_drafters_of_a_model_with_states(name: str, variant: str, dtype: DType) -> None:
+    equality.test_drafters_of_a_model_with_states(spec(name), variant, dtype)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from pronk.base.errors import (
 from pronk.cache.budget import BLOCK_SIZE
 from pronk.drafting import Suffix
 from pronk.engine.outputs import Piece
+from pronk.engine.request import Request
 from pronk.server.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
 from pronk.server.replicas.messages import (
     GenerateRequest,
@@ -76,6 +77,7 @@ class DyingReplicas:
             "drafter": request.drafter,
             "adapter": request.adapter,
             "given": request.given,
+            "branch_positions": request.branch_positions,
         }
         steps = self.engine.steps(request.prompts, request.params, **options)
         try:
@@ -169,6 +171,23 @@ def test_text_is_independent_of_deaths(llm: LLM, options: dict[str, Any]) -> Non
             assert made.num_requests == 0
 
     asyncio.run(main())
+
+
+def test_replicas_get_the_branch_positions(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    added = list[Request]()
+    add = llm.engine.add
+
+    def record(request: Request) -> None:
+        added.append(request)
+        add(request)
+
+    monkeypatch.setattr(llm.engine, "add", record)
+    replicas = DyingReplicas(llm, [4])
+    made = dispatcher(llm, replicas)
+    asyncio.run(collect(made, params, branch_positions=[(1, 2)]))
+    assert [request.branch_positions for request in replicas.requests] == [[(1, 2)]] * 2
+    assert [request.branch_positions for request in added] == [(1, 2)] * 2
 
 
 def test_request_without_a_seed_keeps_one_seed(llm: LLM) -> None:

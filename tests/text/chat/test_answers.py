@@ -16,7 +16,7 @@ from pronk.text.guide import Guide
 from pronk.text.stream import TextStream
 from pronk.text.tokenizer import Tokenizer
 from text.chat.test_tools import cut, pieces_of, random_text
-from text.chat.tool_templates import TEMPLATES, TOKENS, thinking_tokenizer
+from text.chat.tool_templates import QWEN35, SMALL_QWEN35, TEMPLATES, TOKENS, thinking_tokenizer
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 NAMES = ("get_weather", "search")
@@ -244,10 +244,20 @@ def test_thought_tokens_are_known_while_they_are_read() -> None:
         ("smollm3", {}, False),
         ("smollm3", {"enable_thinking": False}, False),
         ("open", {}, True),
+        ("qwen3.5", {}, True),
+        ("qwen3.5", {"enable_thinking": True}, True),
+        ("qwen3.5", {"enable_thinking": False}, False),
+        ("small qwen3.5", {"enable_thinking": True}, True),
+        ("small qwen3.5", {}, False),
+        ("small qwen3.5", {"enable_thinking": False}, False),
     ],
 )
 def test_prompts_that_open_thoughts(name: str, options: dict[str, Any], opened: bool) -> None:
-    if name == "open":
+    """Or that close them: small models of Qwen 3.5 do not think unless they are told to."""
+    own = {"qwen3.5": QWEN35, "small qwen3.5": SMALL_QWEN35}
+    if name in own:
+        source = own[name]
+    elif name == "open":
         source = (
             "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor "
             "%}<|Assistant|><think>\n"
@@ -259,10 +269,29 @@ def test_prompts_that_open_thoughts(name: str, options: dict[str, Any], opened: 
     assert form.reasoning is not None
     assert form.reasoning.name == "think"
     prompt = tokenizer.chat([{"role": "user", "content": "Say <think>"}], options=options)
-    assert form.opened_by(tokenizer.encode(prompt, add_special_tokens=False)) == opened
-    assert prompt.endswith(("</think>\n\n", "</think>\n")) == (
-        options == {"enable_thinking": False}
-    )
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    assert form.opened_by(ids) == opened
+    closed = options == {"enable_thinking": False} or (name in own and not opened)
+    assert prompt.endswith(("</think>\n\n", "</think>\n")) == closed
+    assert form.closed_by(ids) == closed
+
+
+@pytest.mark.parametrize("template", [QWEN35, SMALL_QWEN35])
+def test_earlier_thoughts_of_qwen35_are_left_out(template: str) -> None:
+    """An answer is read as thoughts and text, and becomes a message of the next prompts."""
+    tokenizer = Tokenizer(byte_tokenizer(), chat_template=template)
+    form = AnswerFormat(tokenizer)
+    reader = form.reader((), opened=True)
+    parts = [*reader.push("I add.\n</think>\n\nFour."), *reader.flush()]
+    assert parts == [Thought("I add."), "Four."]
+    question = {"role": "user", "content": "2 + 2?"}
+    answer = {"role": "assistant", "content": "Four.", "reasoning_content": "I add."}
+    options = {"enable_thinking": True}
+    last = tokenizer.chat([question, answer], options=options, add_generation_prompt=False)
+    assert last.endswith("<think>\nI add.\n</think>\n\nFour.<|im_end|>\n")
+    following = tokenizer.chat([question, answer, question], options=options)
+    assert "I add." not in following
+    assert following.endswith("<|im_start|>assistant\n<think>\n")
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "mistral-nemo", "phi-4", "phi-3.5"])

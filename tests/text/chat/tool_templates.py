@@ -186,6 +186,57 @@ LFM2 = """{%- set tool_list = '' %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
+# Rules of Qwen 3.5, in words of our own: an answer before the last user message has no thoughts, an
+# answer after it always has a block of thoughts, and the header of an answer opens or closes this
+# block. Small models close it by default: their template tests ``not enable_thinking``.
+QWEN35 = """{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content | trim + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set found = namespace(query=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{%- set found.query = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- if found.query < 0 %}{{- raise_exception('No user query found in messages.') }}{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else message.content[0].text %}
+    {%- set content = content | trim %}
+    {%- if message.role == 'user' %}
+        {{- '<|im_start|>user\\n' + content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > found.query %}
+            {{- '<think>\\n' + (message.reasoning_content or '') | trim + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content }}
+        {%- for call in message.tool_calls or () %}
+            {{- '\\n' if not loop.first else '\\n\\n' if content else '' }}
+            {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+            {%- for name, value in call.function.arguments | items %}
+                {{- '<parameter=' + name + '>\\n' ~ value ~ '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- else %}
+        {{- '<think>\\n' }}
+    {%- endif %}
+{%- endif %}"""
+SMALL_QWEN35 = QWEN35.replace(
+    "enable_thinking is defined and enable_thinking is false", "not enable_thinking"
+)
+
 TEMPLATES = {
     "hermes": HERMES,
     "granite": GRANITE,

@@ -1,9 +1,9 @@
 """Qwen3.5 and its successors, and Qwen3-Next: Gated DeltaNet in most layers, gated attention.
 
 Every fourth layer has attention, whose outputs are gated, and rotates a quarter of each head. The
-weights of norms are stored as ``weight - 1``, in GGUF files as ``weight``, except those of the norms
-of recurrent layers. Images are not supported: for a text, the three positions of a token
-(``mrope_section``) are equal, so that the rotation is the ordinary one.
+weights of norms are stored as ``weight - 1``, in GGUF files as ``weight``; those of the norms of
+recurrent layers are stored as they are. Images are not supported: for a text, the three positions
+of a token (``mrope_section``) are equal, so that the rotation is the ordinary one.
 
 A GGUF file of Qwen3.5 has the value heads of recurrent layers in another order than a safetensors
 file, in all of their tensors: :attr:`~pronk.checkpoint.config.RecurrentConfig.tiled_heads`.

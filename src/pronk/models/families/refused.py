@@ -1,6 +1,6 @@
-"""Families that are refused by name, with the reason and a family to use instead.
+"""Families that pronk refuses by name, with the reason and a family to use instead.
 
-A family that becomes supported is removed here.
+A config of another unknown family gets a general error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _refuse(names: str, reason: str, remedy: str) -> tuple[RefusedFamily, ...]:
 FAMILIES = (
     *_refuse(
         _RECURRENT,
-        "this kind of recurrent layers is not supported (docs/families.md)",
+        "layers with a recurrent state of this kind are not supported (docs/families.md)",
         "use a model with attention, Qwen3.5 or LFM2",
     ),
     *_refuse(

@@ -109,10 +109,11 @@ class GlideShape:
             raise OptionError(msg)
         numbers = tuple(range(first, first + self.layers))
         for number in numbers:
-            if target.convolution_of(number - 1) is not None:
+            if not target.has_attention(number - 1):
+                kind = "recurrence" if target.recurrent_of(number - 1) else "short convolution"
                 msg = (
-                    "cache-layer: expected target layers with attention, found a short "
-                    f"convolution in layer {number}"
+                    f"cache-layer: expected target layers with attention, found a {kind} in layer "
+                    f"{number}"
                 )
                 raise OptionError(msg)
         return numbers
