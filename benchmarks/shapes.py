@@ -584,11 +584,14 @@ def show(
     multiples = ratios(plain, floors)
     print(f"plain      {median(in_ms(plain), 2)} ms a token, {median(multiples, 2)} x floor")
     passes = took[f"{name} passes"]
+    dense_passes = took[f"{dense} passes"]
     first = [seconds[0] for seconds in passes]
+    dense_first = [seconds[0] for seconds in dense_passes]
     for number, rows in enumerate(ROWS):
         each = [seconds[number] for seconds in passes]
-        times = f"{median(in_ms(each), 2)} ms"
-        print(f"{rows:2} rows    {times}, {median(ratios(each, first), 2)} x one row")
+        of_dense = ratios([seconds[number] for seconds in dense_passes], dense_first)
+        times = f"{median(in_ms(each), 2)} ms, {median(ratios(each, first), 2)} x one row"
+        print(f"{rows:2} rows    {times}; dense {median(of_dense, 2)} x")
     # The LM head multiplies the last row of a prompt only.
     speeds = {}
     for each, its_shape in ((name, shape), (dense, dense_like(shape))):
